@@ -1,0 +1,77 @@
+# make demo   trains a model sharded over two processes, beside one device
+# make test   runs everything that CI runs
+# Both create what they need: .venv (everything) and .venv-core (no torch, no Keras).
+
+PYTHON ?= python3
+VENV := .venv
+CORE_VENV := .venv-core
+PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
+
+# What cannot be imported without torch; every other test and doctest must pass in .venv-core.
+NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding tests/unit/adapters tests/unit/binding
+
+.NOTPARALLEL:
+.PHONY: demo test lint checks unit unit-core unit-torch distributed clean
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/python examples/demo.py
+
+test: lint checks unit distributed
+
+lint: $(VENV)/.installed
+	$(call headline,ruff check)
+	$(VENV)/bin/ruff check .
+	$(call headline,ruff format --check)
+	$(VENV)/bin/ruff format --check .
+	$(call headline,mypy --strict)
+	$(VENV)/bin/mypy --strict src
+	$(call headline,import-linter)
+	$(VENV)/bin/lint-imports --no-logo
+
+checks: $(VENV)/.installed
+	$(call headline,the linters bite; the wheel works elsewhere)
+	$(VENV)/bin/python -m pytest tests/checks
+
+unit: unit-core unit-torch
+
+unit-core: $(CORE_VENV)/.installed
+	$(call headline,unit tests and doctests without torch and Keras)
+	$(CORE_VENV)/bin/python tests/checks/assert_absent.py torch keras
+	$(CORE_VENV)/bin/python -m pytest tests/unit src --doctest-modules $(NEEDS_TORCH:%=--ignore=%)
+
+unit-torch: $(VENV)/.installed
+	$(call headline,unit tests and doctests with torch and Keras)
+	$(VENV)/bin/python -m pytest tests/unit src --doctest-modules
+
+distributed: $(VENV)/.installed
+	$(call headline,distributed tests on real ranks)
+	$(VENV)/bin/python -m pytest tests/distributed
+
+clean:
+	rm -rf $(VENV) $(CORE_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(call headline,installing shardcore with torch and Keras into $(VENV))
+	$(create_venv)
+	$(VENV)/bin/python $(PIP_INSTALL) -e '.[torch,dev]'
+	@touch $@
+
+$(CORE_VENV)/.installed: pyproject.toml constraints.txt
+	$(call headline,installing shardcore alone into $(CORE_VENV))
+	$(create_venv)
+	$(CORE_VENV)/bin/python $(PIP_INSTALL) -e . pytest hypothesis numpy
+	@touch $@
+
+# A command on a line of its own that names the step.
+define headline
+@printf '\n== %s ==\n' '$(1)'
+endef
+
+# Creates the environment that holds the target's stamp file.
+define create_venv
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "shardcore needs Python 3.11 or newer, and '$(PYTHON)' is not: $$($(PYTHON) --version 2>&1)."; \
+	echo "Name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; } >&2
+$(PYTHON) -m venv $(@D)
+endef

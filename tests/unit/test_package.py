@@ -1,0 +1,22 @@
+"""What `import shardcore` does, and what it leaves alone."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import shardcore
+
+
+def test_version_is_the_installed_one() -> None:
+    assert shardcore.__version__ == version("shardcore")
+
+
+def test_import_loads_no_framework() -> None:
+    program = (
+        "import sys, shardcore\n"
+        "print(*sorted({'torch', 'keras', 'numpy', 'rich', 'pluggy'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == []
