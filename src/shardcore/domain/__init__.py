@@ -1,0 +1,1 @@
+"""What sharding is: meshes, placements, layouts and redistribution, as pure data."""

@@ -1,0 +1,29 @@
+"""Every error that shardcore raises on purpose, under one root."""
+
+
+class ShardcoreError(Exception):
+    """The root of all errors of this package."""
+
+
+class MeshError(ShardcoreError, ValueError):
+    """A mesh, an axis name or a rank that cannot be."""
+
+
+class LayoutError(ShardcoreError, ValueError):
+    """A layout that cannot be, or that does not fit its tensor."""
+
+
+class RuleError(ShardcoreError, ValueError):
+    """A path rule that cannot be read, or rules that contradict each other."""
+
+
+class StrategyError(ShardcoreError, RuntimeError):
+    """A strategy that does not exist or cannot be used here."""
+
+
+class EnvironmentProblem(ShardcoreError, RuntimeError):  # noqa: N818, EnvironmentError is Python's
+    """The wrong Keras backend, or a missing or unknown version of Keras or torch."""
+
+
+class RankMismatchError(ShardcoreError, RuntimeError):
+    """Ranks that should agree do not."""

@@ -1,0 +1,141 @@
+"""The device mesh as arithmetic: named axes, and rank to coordinate and back."""
+
+import math
+from collections.abc import Iterable
+from itertools import product
+from operator import index
+
+import attrs
+
+from shardcore.domain.errors import MeshError
+
+
+def _tuple(value: Iterable[object], what: str) -> tuple[object, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise MeshError(f"Mesh {what} must be a sequence, got {value!r}.")
+    return tuple(value)
+
+
+def _sizes(value: Iterable[int]) -> tuple[int, ...]:
+    sizes = _tuple(value, "shape")
+    for size in sizes:
+        if isinstance(size, bool) or not hasattr(size, "__index__") or index(size) < 1:
+            raise MeshError(f"Mesh shape {sizes} has size {size!r}: give integers of 1 or more.")
+    return tuple(index(size) for size in sizes)  # type: ignore[arg-type]
+
+
+def _names(value: Iterable[str]) -> tuple[str, ...]:
+    names = _tuple(value, "axis_names")
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise MeshError(f"Mesh axis name {name!r} in {names}: give non-empty strings.")
+        if names.count(name) > 1:
+            raise MeshError(f"Mesh axis name {name!r} occurs twice in {names}: give each once.")
+    return names  # type: ignore[return-value]
+
+
+@attrs.frozen
+class Mesh:
+    """A grid of ranks with named axes. It knows no device.
+
+    A rank here is a position in the mesh, from 0 to `size - 1`, in row-major order: the last
+    axis varies fastest.
+
+    Args:
+        shape: The number of ranks along each axis, each 1 or more.
+        axis_names: One name per axis, all different.
+
+    Raises:
+        MeshError: If a size is not a positive integer, a name is empty or repeated, or the two
+            lengths differ or are zero.
+
+    Example:
+        >>> mesh = Mesh((2, 3), ("data", "model"))
+        >>> mesh.size, mesh.coordinate(4), mesh.rank((1, 1))
+        (6, (1, 1), 4)
+        >>> mesh.axis_group("data", 4)
+        (1, 4)
+    """
+
+    shape: tuple[int, ...] = attrs.field(converter=_sizes)
+    axis_names: tuple[str, ...] = attrs.field(converter=_names)
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.shape) != len(self.axis_names):
+            raise MeshError(
+                f"Mesh shape {self.shape} has {len(self.shape)} axes but axis_names "
+                f"{self.axis_names} has {len(self.axis_names)}: give one name per axis."
+            )
+        if not self.shape:
+            raise MeshError("A mesh has at least one axis, got none.")
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    def axis_index(self, axis: str) -> int:
+        """The position of `axis` among the axes.
+
+        Raises:
+            MeshError: If the mesh has no such axis.
+        """
+        if axis not in self.axis_names:
+            raise MeshError(f"Mesh has no axis {axis!r}: its axes are {self.axis_names}.")
+        return self.axis_names.index(axis)
+
+    def axis_size(self, axis: str) -> int:
+        """The number of ranks along `axis`."""
+        return self.shape[self.axis_index(axis)]
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Where `rank` is along each axis.
+
+        Raises:
+            MeshError: If the mesh has no such rank.
+        """
+        if isinstance(rank, bool) or not hasattr(rank, "__index__"):
+            raise MeshError(f"A rank is an integer, got {rank!r}.")
+        if not 0 <= rank < self.size:
+            raise MeshError(f"Mesh {self} has ranks 0 to {self.size - 1}, got {rank}.")
+        coordinate = []
+        for size in reversed(self.shape):
+            rank, position = divmod(rank, size)
+            coordinate.append(position)
+        return tuple(reversed(coordinate))
+
+    def rank(self, coordinate: Iterable[int]) -> int:
+        """The rank at `coordinate`, one position per axis.
+
+        Raises:
+            MeshError: If the mesh has no such coordinate.
+        """
+        positions = tuple(coordinate)
+        fits = len(positions) == self.ndim
+        if not fits or not all(0 <= p < n for p, n in zip(positions, self.shape, strict=True)):
+            raise MeshError(f"Mesh {self} has no coordinate {positions}.")
+        rank = 0
+        for position, size in zip(positions, self.shape, strict=True):
+            rank = rank * size + position
+        return rank
+
+    def axis_group(self, axis: str, rank: int) -> tuple[int, ...]:
+        """The ranks that differ from `rank` only along `axis`, itself included, in axis order."""
+        i = self.axis_index(axis)
+        at = self.coordinate(rank)
+        return tuple(self.rank((*at[:i], p, *at[i + 1 :])) for p in range(self.shape[i]))
+
+    def axis_groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
+        """All the groups along `axis`, ordered by their first rank."""
+        i = self.axis_index(axis)
+        positions = [range(1 if j == i else size) for j, size in enumerate(self.shape)]
+        return tuple(self.axis_group(axis, self.rank(at)) for at in product(*positions))
+
+    def __str__(self) -> str:
+        axes = zip(self.axis_names, self.shape, strict=True)
+        return "(" + ", ".join(f"{name}={size}" for name, size in axes) + ")"

@@ -1,0 +1,282 @@
+"""From one layout to another: an ordered list of steps along one axis each, as data.
+
+Every step is an edge in the graph of layouts, drawn from the table `TRANSITIONS`; `plan` takes
+the cheapest path, where a step costs the bytes that each rank sends when the split is even, and a
+collective `START_BYTES` more. Only axes that must move do. An axis can leave a dim only when it is
+the last (minor) one that splits it, and enters one as the last: only so are the pieces chunks of
+chunks.
+
+Bytes are those of the bandwidth-optimal algorithms in which nothing is forwarded: a rank sends
+each other rank of its axis group the elements of its local tensor that this rank needs. For `n`
+ranks along the axis, and `B` bytes that the group holds together (each rank, when the values are
+partial), an even split gives per rank `B(n-1)/n` for all-gather and reduce-scatter, `B(n-1)/n²`
+for all-to-all and `2B(n-1)/n` for all-reduce, which is a reduce-scatter and an all-gather of flat
+chunks. Uneven shards are counted exactly, in whole elements. An axis of one rank needs no
+collective: its steps are slices.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import count
+from typing import Literal, TypeAlias
+
+import attrs
+
+from shardcore.domain.errors import LayoutError
+from shardcore.domain.layout import Layout
+from shardcore.domain.placements import Partial, Placement, Replicate, Shard
+
+Kind: TypeAlias = Literal["slice", "all_gather", "all_to_all", "all_reduce", "reduce_scatter"]
+
+TRANSITIONS: dict[tuple[type[Placement], type[Placement]], Kind] = {
+    (Replicate, Shard): "slice",
+    (Shard, Replicate): "all_gather",
+    (Shard, Shard): "all_to_all",
+    (Partial, Replicate): "all_reduce",
+    (Partial, Shard): "reduce_scatter",
+}
+
+# What could be sent in the time that a collective takes to start, for example 10 µs at 13 GB/s.
+START_BYTES = 128 * 1024
+
+# Bytes and starts of a path; equal ones are told apart by the number of steps.
+_Cost: TypeAlias = tuple[int, int]
+
+
+def transition(source: Placement, target: Placement) -> Kind | None:
+    """The step along one axis from one placement to another; None when they are equal.
+
+    Raises:
+        LayoutError: If no step leads there: nothing becomes partial, or partial with another op.
+
+    Example:
+        >>> transition(Partial("sum"), Shard(0))
+        'reduce_scatter'
+    """
+    if source == target:
+        return None
+    kind = TRANSITIONS.get((type(source), type(target)))
+    if kind is None:
+        raise LayoutError(
+            f"No step leads from {source} to {target}: only values that are already pending "
+            "with the same reduction can stay so. Ask for a layout that is reduced."
+        )
+    return kind
+
+
+@attrs.frozen
+class Step:
+    """One move along one axis, of a tensor of global shape `shape`.
+
+    Args:
+        axis: The mesh axis along which ranks take part.
+        source: The layout before.
+        target: The layout after. It differs from `source` in what `axis` does.
+        shape: The global shape of the tensor.
+        itemsize: The bytes of one element.
+    """
+
+    axis: str
+    source: Layout
+    target: Layout
+    shape: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def kind(self) -> Kind:
+        """What the ranks do."""
+        kind = transition(self.source.placement(self.axis), self.target.placement(self.axis))
+        assert kind is not None, "a step changes the placement of its axis"
+        return kind if self.source.mesh.axis_size(self.axis) > 1 else "slice"
+
+    @property
+    def source_dim(self) -> int | None:
+        """The tensor dim that `axis` splits before, None if it splits none."""
+        return _shard_dim(self.source.placement(self.axis))
+
+    @property
+    def target_dim(self) -> int | None:
+        """The tensor dim that `axis` splits after, None if it splits none."""
+        return _shard_dim(self.target.placement(self.axis))
+
+    @property
+    def op(self) -> str | None:
+        """The reduction, None if nothing is reduced."""
+        before = self.source.placement(self.axis)
+        return before.op if isinstance(before, Partial) else None
+
+    def part(self, rank: int, peer: int) -> tuple[slice, ...]:
+        """The part of what `rank` holds before, that `peer` holds after, as a local index.
+
+        Both are in one axis group; they may be the same rank.
+        """
+        mine = self.source.slices(self.shape, rank)
+        needed = self.target.slices(self.shape, peer)
+        return tuple(_overlap(a, b) for a, b in zip(mine, needed, strict=True))
+
+    def bytes_sent(self, rank: int) -> int:
+        """The bytes that `rank` sends to other ranks."""
+        ranks = self.source.mesh.axis_size(self.axis)
+        held = math.prod(self.source.local_shape(self.shape, rank))
+        match self.kind:
+            case "slice":
+                return 0
+            case "all_gather":
+                return (ranks - 1) * held * self.itemsize
+            case "all_reduce":
+                (chunk,) = Layout(self.source.mesh, (self.axis,)).local_shape((held,), rank)
+                return (held - chunk + (ranks - 1) * chunk) * self.itemsize
+            case "all_to_all" | "reduce_scatter":
+                kept: int = math.prod(part.stop - part.start for part in self.part(rank, rank))
+                return (held - kept) * self.itemsize
+
+    def __str__(self) -> str:
+        before, after = self.source.placement(self.axis), self.target.placement(self.axis)
+        return f"{self.kind} over {self.axis!r}: {before} -> {after}"
+
+
+def plan(source: Layout, target: Layout, shape: Iterable[int], itemsize: int) -> tuple[Step, ...]:
+    """The steps that take a tensor from one layout to another.
+
+    Args:
+        source: The layout the tensor has.
+        target: The layout it shall have. It may keep a pending reduction of `source`.
+        shape: The global shape of the tensor.
+        itemsize: The bytes of one element.
+
+    Returns:
+        The steps in order, none when the layouts are equal. Every rank gets the same list.
+
+    Raises:
+        LayoutError: If the layouts are of different meshes or numbers of dims, `shape` does not
+            fit them, or `target` has a pending reduction that `source` has not.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> mesh = Mesh((2, 2), ("data", "model"))
+        >>> source = Layout(mesh, ("model", None), partial={"data": "sum"})
+        >>> for step in plan(source, Layout(mesh, (None, "data")), (4, 4), itemsize=4):
+        ...     print(step, step.bytes_sent(rank=0))
+        reduce_scatter over 'data': P(sum) -> S(1) 16
+        all_gather over 'model': S(0) -> R 16
+    """
+    sizes = tuple(shape)
+    _check(source, target, sizes)
+    return _cheapest(source, target, sizes, itemsize)
+
+
+def _check(source: Layout, target: Layout, shape: tuple[int, ...]) -> None:
+    if source.mesh != target.mesh:
+        raise LayoutError(f"Both layouts must be of one mesh, got {source.mesh} and {target.mesh}.")
+    for layout in (source, target):
+        layout.local_shape(shape, rank=0)
+    for axis in source.mesh.axis_names:
+        try:
+            transition(source.placement(axis), target.placement(axis))
+        except LayoutError as error:
+            raise LayoutError(f"From {source} to {target}, axis {axis!r}: {error}") from None
+
+
+@lru_cache(maxsize=4096)
+def _cheapest(
+    source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int
+) -> tuple[Step, ...]:
+    """The path of least cost by A*: known cost so far plus what is missing at the least."""
+    movable = _movable(source, target)
+    entry = count()  # ties are taken in the order found, so that all ranks agree
+    queue: list[tuple[_Cost, int, _Cost, Layout, tuple[Step, ...]]] = []
+    heappush(queue, (_missing(source, target), next(entry), (0, 0), source, ()))
+    done: set[Layout] = set()
+    while queue:
+        _, _, cost, layout, steps = heappop(queue)
+        if layout == target:
+            return steps
+        if layout in done:
+            continue
+        done.add(layout)
+        for axis in movable:
+            for after in _moves(layout, axis):
+                step = Step(axis, layout, after, shape, itemsize)
+                so_far = _sum(cost, _cost(step))
+                least = _sum(so_far, _missing(after, target))
+                heappush(queue, (least, next(entry), so_far, after, (*steps, step)))
+    raise AssertionError("an axis can always be gathered or reduced, then sliced")
+
+
+def _moves(layout: Layout, axis: str) -> Iterator[Layout]:
+    """The layouts that one step along `axis` gives."""
+    before = layout.placement(axis)
+    if isinstance(before, Shard) and layout.dim_axes(before.dim)[-1] != axis:
+        return
+    afters: list[Replicate | Shard] = [Replicate(), *map(Shard, range(layout.ndim))]
+    for after in afters:
+        if after != before:
+            yield _moved(layout, axis, after)
+
+
+def _moved(layout: Layout, axis: str, after: Replicate | Shard) -> Layout:
+    """`layout` with `axis` taken from where it was and splitting its new dim last."""
+    split = list(layout.without(axis).spec)
+    if isinstance(after, Shard):
+        axes = (a for a in layout.dim_axes(after.dim) if a != axis)
+        split[after.dim] = (*axes, axis)
+    pending = tuple((a, op) for a, op in layout.partial if a != axis)
+    return Layout(layout.mesh, tuple(split), pending)
+
+
+def _cost(step: Step) -> _Cost:
+    """The start of the step, and the bytes that each rank would send if all shards were even."""
+    if step.kind == "slice":
+        return (0, 1)
+    ranks = step.source.mesh.axis_size(step.axis)
+    together = step.source.without(step.axis).local_shape(step.shape, rank=0)
+    sent = math.prod(together) * step.itemsize * (ranks - 1) // ranks
+    if step.kind == "all_reduce":
+        sent *= 2
+    elif step.kind == "all_to_all":
+        sent //= ranks
+    return (START_BYTES + sent, 1)
+
+
+def _missing(layout: Layout, target: Layout) -> _Cost:
+    """What any path from `layout` to `target` costs at the least."""
+    leave, enter = _leaving(layout, target), _leaving(target, layout)
+    collectives = sum(layout.mesh.axis_size(axis) > 1 for axis in leave)
+    return (START_BYTES * collectives, len(leave | enter))
+
+
+def _movable(source: Layout, target: Layout) -> tuple[str, ...]:
+    moving = _leaving(source, target) | _leaving(target, source)
+    return tuple(axis for axis in source.mesh.axis_names if axis in moving)
+
+
+def _leaving(layout: Layout, target: Layout) -> set[str]:
+    """The axes that must leave where they are in `layout`, because `target` has them elsewhere."""
+    leaving = {axis for axis, _ in layout.partial} - {axis for axis, _ in target.partial}
+    for dim in range(layout.ndim):
+        have, want = layout.dim_axes(dim), target.dim_axes(dim)
+        leaving.update(have[_common_prefix(have, want) :])
+    return leaving
+
+
+def _common_prefix(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    same = 0
+    while same < min(len(a), len(b)) and a[same] == b[same]:
+        same += 1
+    return same
+
+
+def _sum(a: _Cost, b: _Cost) -> _Cost:
+    return (a[0] + b[0], a[1] + b[1])
+
+
+def _overlap(mine: slice, needed: slice) -> slice:
+    start = max(mine.start, needed.start)
+    stop = max(start, min(mine.stop, needed.stop))
+    return slice(start - mine.start, stop - mine.start)
+
+
+def _shard_dim(placement: Placement) -> int | None:
+    return placement.dim if isinstance(placement, Shard) else None

@@ -1,0 +1,341 @@
+"""How paths are spelled, how keys are read, and which rule decides a path."""
+
+import ast
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from shardcore.domain import path_key, path_report, path_rules, paths
+from shardcore.domain.errors import RuleError
+from shardcore.domain.path_key import PathKey
+from shardcore.domain.path_report import RulesReport
+from shardcore.domain.path_rules import Match, PathRules
+from shardcore.domain.paths import spellings
+
+RULES_MD = Path(__file__).parents[3] / "docs" / "rules.md"
+
+# The oracle: the definition of docs/rules.md, written slowly and again.
+EQUIVALENT_LEAVES = {
+    ("keras", "kernel"): {"kernel", "weight"},
+    ("keras", "embeddings"): {"embeddings", "weight"},
+    ("keras", "gamma"): {"gamma", "weight"},
+    ("keras", "beta"): {"beta", "bias"},
+    ("keras", "moving_mean"): {"moving_mean", "running_mean"},
+    ("keras", "moving_variance"): {"moving_variance", "running_var"},
+    ("keras", "recurrent_kernel"): {"recurrent_kernel", "weight_hh"},
+    ("torch", "weight"): {"weight", "kernel", "embeddings", "gamma"},
+    ("torch", "bias"): {"bias", "beta"},
+    ("torch", "running_mean"): {"running_mean", "moving_mean"},
+    ("torch", "running_var"): {"running_var", "moving_variance"},
+    ("torch", "weight_hh"): {"weight_hh", "recurrent_kernel"},
+}
+
+
+def naive_spellings(path):
+    *heads, leaf = re.split(r"[/.]", path)
+    leaves = {leaf} | EQUIVALENT_LEAVES.get(("keras", leaf), set())
+    if "/" not in path:
+        leaves |= EQUIVALENT_LEAVES.get(("torch", leaf), set())
+    joined = {separator.join([*heads, name]) for separator in "/." for name in leaves}
+    return joined | {path}
+
+
+def naive_match(keys, path):
+    """The set of keys that match `path`, and how."""
+    names = naive_spellings(path)
+    literal = {key for key in keys if not re.search(r"[\\^$*+?{}\[\]()|]", key)}
+    exact = {key for key in literal if key.replace(".", "/") in names} | (set(keys) & names)
+    if exact:
+        return exact, "exact"
+    own = {path, path.replace("/", ".")} if "/" in path else set()
+    patterns = naive_patterns(set(keys) - literal, own) or naive_patterns(set(keys) - literal, names)
+    return patterns, "pattern"
+
+
+def naive_patterns(keys, names):
+    patterns = set()
+    for key in keys:
+        slash, dot = "/" in key, r"\." in key
+        allowed = {
+            name
+            for name in names
+            if slash == dot or ("/" if slash else ".") in name or not set("/.") & set(name)
+        }
+        if any(re.fullmatch(key, name) for name in allowed):
+            patterns.add(key)
+    return patterns
+
+
+KERAS_LEAVES = [leaf for way, leaf in EQUIVALENT_LEAVES if way == "keras"]
+TORCH_LEAVES = [leaf for way, leaf in EQUIVALENT_LEAVES if way == "torch"]
+NAMES = st.sampled_from(["a", "b", "dense", "dense_1", "block_0", "0"])
+LEAVES = st.sampled_from([*KERAS_LEAVES, *TORCH_LEAVES, "output", "scale"])
+PATHS = st.builds(
+    lambda heads, leaf, separator: separator.join([*heads, leaf]),
+    st.lists(NAMES, max_size=3),
+    LEAVES,
+    st.sampled_from("/."),
+)
+PIECES = st.one_of(
+    NAMES,
+    LEAVES,
+    st.sampled_from([".*", r"\d+", r"\w+", "[^/]+", "(a|b)", "/", ".", r"\.", ".", "_1?"]),
+)
+KEYS = st.one_of(PATHS, st.lists(PIECES, min_size=1, max_size=6).map("".join))
+KERAS_TORCH_PAIRS = st.tuples(st.lists(NAMES, max_size=3), st.sampled_from(KERAS_LEAVES)).map(
+    lambda parts: (
+        "/".join([*parts[0], parts[1]]),
+        ".".join([*parts[0], *EQUIVALENT_LEAVES["keras", parts[1]] - {parts[1]}]),
+    )
+)
+
+
+@given(PATHS)
+def test_spellings_are_those_of_the_definition(path):
+    assert set(spellings(path)) == naive_spellings(path)
+    assert spellings(path)[0] == path
+    assert len(set(spellings(path))) == len(spellings(path))
+
+
+@given(st.lists(KEYS, max_size=5, unique=True), PATHS)
+def test_match_follows_the_definition(keys, path):
+    expected, how = naive_match(keys, path)
+    rules = PathRules((key, position) for position, key in enumerate(keys))
+    if len(expected) > 1:
+        with pytest.raises(RuleError) as caught:
+            rules.match(path)
+        assert repr(path) in str(caught.value)
+        assert all(repr(key) in str(caught.value) for key in expected)
+    elif expected:
+        (key,) = expected
+        assert rules.match(path) == Match(key, keys.index(key), how)
+    else:
+        assert rules.match(path) is None
+
+
+@given(KEYS, KERAS_TORCH_PAIRS)
+def test_a_key_that_matches_a_keras_path_matches_its_torch_spelling(key, pair):
+    keras_path, torch_path = pair
+    rules = PathRules({key: None})
+    if rules.match(keras_path):
+        assert rules.match(torch_path) == rules.match(keras_path)
+
+
+@given(KEYS, st.lists(NAMES, max_size=3), st.sampled_from(TORCH_LEAVES))
+def test_both_ways_give_one_answer_where_the_leaf_has_one_meaning(key, heads, torch_leaf):
+    keras_leaves = EQUIVALENT_LEAVES["torch", torch_leaf] - {torch_leaf}
+    assume(len(keras_leaves) == 1 and torch_leaf != "bias")
+    rules = PathRules({key: None})
+    keras_path, torch_path = "/".join([*heads, *keras_leaves]), ".".join([*heads, torch_leaf])
+    assert rules.match(keras_path) == rules.match(torch_path)
+
+
+@given(PATHS, PATHS)
+def test_a_literal_key_means_the_same_with_slashes_and_with_dots(key, path):
+    slashed, dotted = key.replace(".", "/"), key.replace("/", ".")
+    with_slashes, with_dots = PathRules({slashed: 1}), PathRules({dotted: 1})
+    assert (with_slashes.match(path) is None) == (with_dots.match(path) is None)
+
+
+# keras.distribution.LayoutMap's docstring, Keras 3.15: keys, and the key that each path finds.
+KERAS_KEYS = [".*dense.*kernel", ".*dense.*bias", ".*conv2d.*kernel", ".*conv2d.*bias"]
+KERAS_DOCUMENTED = {
+    "dense_1.kernel": ".*dense.*kernel",
+    "dense_1.bias": ".*dense.*bias",
+    "dense_2.kernel": ".*dense.*kernel",
+    "dense_2.bias": ".*dense.*bias",
+    "my_model/conv2d_123/kernel": ".*conv2d.*kernel",
+    "my_model/conv2d_123/bias": ".*conv2d.*bias",
+    "my_model/conv3d_1/kernel": None,
+    "my_model/conv3d_1/bias": None,
+}
+
+
+def keras_layout_map_key(keys, path):
+    """What Keras 3.15's `LayoutMap.__getitem__` does."""
+    if path in keys:
+        return path
+    (found,) = [key for key in keys if re.fullmatch(key, path)] or [None]
+    return found
+
+
+@pytest.mark.parametrize(("path", "key"), KERAS_DOCUMENTED.items())
+def test_the_documented_examples_of_keras_hold(path, key):
+    match = PathRules(dict.fromkeys(KERAS_KEYS)).match(path)
+    assert (match.key if match else None) == key == keras_layout_map_key(KERAS_KEYS, path)
+
+
+@given(
+    st.lists(st.sampled_from(["my_model", "dense", "dense_1", "conv2d_123", "conv3d"]), min_size=1),
+    st.sampled_from(["kernel", "bias", "gamma", "output", "moving_mean"]),
+)
+def test_keras_keys_match_what_keras_matches(heads, leaf):
+    path = "/".join([*heads, leaf])
+    for key in KERAS_KEYS:
+        found = PathRules({key: None}).match(path)
+        assert (found is not None) == (re.fullmatch(key, path) is not None)
+
+
+def test_a_pattern_given_as_the_path_finds_itself():
+    keys = ["(key|query)/kernel", "(key|query)/weight"]  # as paths, these are two spellings of one
+    rules = PathRules(zip(keys, range(2), strict=True))
+    assert [rules.match(key).value for key in keys] == [0, 1]
+
+
+def test_a_path_with_metacharacters_is_matched_exactly():
+    assert PathRules({"conv+bn.weight": 1}).match("conv+bn/kernel") == Match(
+        "conv+bn.weight", 1, "exact"
+    )
+
+
+def test_two_exact_keys_on_one_path_are_ambiguous():
+    rules = PathRules({"dense/kernel": 1, "dense.weight": 2, ".*": 3})
+    with pytest.raises(RuleError, match=r"'dense/kernel', 'dense\.weight'.*keep one"):
+        rules.match("dense/kernel")
+
+
+def test_several_patterns_on_one_path_say_how_to_choose():
+    rules = PathRules({".*kernel": 1, ".*dense.*": 2, ".*bias": 3})
+    with pytest.raises(RuleError) as caught:
+        rules.match("dense/kernel")
+    assert str(caught.value) == (
+        "One rule at most may match a path, but 'dense/kernel' matches 2: '.*kernel', "
+        "'.*dense.*'. Make all but one narrower, or add a rule with the exact key 'dense/kernel'."
+    )
+
+
+def test_the_exact_key_wins_over_patterns():
+    rules = PathRules({".*kernel": 1, ".*dense.*": 2, "dense.weight": 3})
+    assert rules.match("dense/kernel") == Match("dense.weight", 3, "exact")
+
+
+@pytest.mark.parametrize("character", r"\^$*+?{}[]()|")
+def test_every_character_of_regular_expressions_makes_a_pattern(character):
+    assert PathKey(f"a\\{character}").is_pattern
+    assert not path_key.METACHARACTERS.isdisjoint(character)
+
+
+@pytest.mark.parametrize("key", ["*dense", "(dense", "dense)", "dense[", "a{99999999999999999999}"])
+def test_a_broken_pattern_is_refused_at_once(key):
+    with pytest.raises(RuleError, match=r"not a valid regular expression.*Write") as caught:
+        PathRules({key: None})
+    assert repr(key) in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["", None, 3, ("a", "b")])
+def test_a_key_must_be_text(key):
+    with pytest.raises(RuleError, match="non-empty string"):
+        PathKey(key)
+
+
+def test_a_key_given_twice_is_refused():
+    with pytest.raises(RuleError, match="'a/b' is given twice: 1 and 2"):
+        PathRules([("a/b", 1), ("a/b", 2)])
+
+
+def test_rules_are_a_mapping_of_their_keys():
+    rules = PathRules({".*kernel": 1, "dense/bias": 2})
+    assert dict(rules) == {".*kernel": 1, "dense/bias": 2}
+    assert len(rules) == 2
+    with pytest.raises(KeyError):
+        rules["dense.bias"]
+
+
+def test_a_report_accounts_for_every_rule_and_path():
+    rules = PathRules({".*dense.*kernel": 1, "norm/gamma": 2, "conv/kernel": 3})
+    report = rules.report(["a/dense/kernel", "b.dense.weight", "norm/gamma", "norm/beta"])
+    assert report.matched == {
+        "a/dense/kernel": ".*dense.*kernel",
+        "b.dense.weight": ".*dense.*kernel",
+        "norm/gamma": "norm/gamma",
+    }
+    assert report.unused_rules == ("conv/kernel",)
+    assert report.unmatched_paths == ("norm/beta",)
+
+
+@given(st.lists(KEYS, max_size=4, unique=True), st.lists(PATHS, unique=True, max_size=4))
+def test_a_report_loses_nothing_and_its_suggestions_work(keys, asked):
+    expected = {path: naive_match(keys, path)[0] for path in asked}
+    assume(all(len(found) <= 1 for found in expected.values()))
+    report = PathRules.report(PathRules(dict.fromkeys(keys)), asked)
+    assert {path: {key} for path, key in report.matched.items()} == {
+        path: found for path, found in expected.items() if found
+    }
+    assert set(report.unmatched_paths) == {path for path in asked if not expected[path]}
+    assert set(report.unused_rules) == set(keys) - set(report.matched.values())
+    for text in report.hints.values():
+        for meant in re.findall(r"did you mean ('.*')\? It", text):
+            assert any(naive_match([ast.literal_eval(meant)], path)[0] for path in asked)
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "hint"),
+    [
+        ("dense", "a/dense_1/kernel", "did you mean '.*dense.*'?"),
+        ("dense.kernel", "a/dense/kernel", "did you mean '.*dense/kernel.*'?"),
+        ("conv|dense", "a/dense/kernel", "did you mean '.*(conv|dense).*'?"),
+        (".*dens.*krnel", "a/dense/kernel", "the closest path is 'a/dense/kernel'"),
+        ("a.dense.weigth", "a/dense/kernel", "the closest path is 'a.dense.weight'"),
+        ("(?i)DENSE", "zzzz", None),
+    ],
+)
+def test_an_unused_rule_gets_the_hint_that_helps(key, path, hint):
+    text = PathRules({key: None}).report([path]).hints.get(key)
+    assert (text is None) if hint is None else hint in text
+
+
+def test_a_rule_that_an_exact_key_overrules_is_told_so():
+    report = PathRules({"a/kernel": 1, ".*kernel": 2}).report(["a/kernel"])
+    assert report.hints == {".*kernel": "the exact key 'a/kernel' has precedence on 'a/kernel'"}
+
+
+def test_a_report_prints_aligned():
+    report = RulesReport(
+        matched={"dense/kernel": ".*kernel", "a": "a"},
+        unused_rules=("x", "longer"),
+        unmatched_paths=("b",),
+        hints={"x": "why"},
+    )
+    assert str(report) == (
+        "Paths that a rule matched:\n"
+        "  dense/kernel  .*kernel\n"
+        "  a             a\n"
+        "Rules that matched nothing:\n"
+        "  x       why\n"
+        "  longer\n"
+        "Paths that no rule matched:\n"
+        "  b"
+    )
+    assert str(RulesReport(matched={})) == "No rules and no paths."
+
+
+def documented_examples():
+    section = RULES_MD.read_text(encoding="utf-8").split("## Examples")[1].split("##")[0]
+    return re.findall(r"^\| `(.+)` \| `(.+)` \| (exact|pattern|no) \|$", section, re.MULTILINE)
+
+
+def test_the_documented_examples_are_all_read():
+    section = RULES_MD.read_text(encoding="utf-8").split("## Examples")[1].split("##")[0]
+    assert len(documented_examples()) == len(re.findall(r"^\| `", section, re.MULTILINE)) >= 20
+
+
+@pytest.mark.parametrize(("key", "path", "how"), documented_examples())
+def test_the_documented_examples_hold(key, path, how):
+    match = PathRules({key.replace(r"\|", "|"): None}).match(path)
+    assert (match.how if match else "no") == how
+
+
+def test_the_documented_report_is_what_is_printed():
+    result = doctest.testfile(str(RULES_MD), module_relative=False)
+    assert (result.failed, result.attempted) == (0, 2)
+
+
+@pytest.mark.parametrize("module", [paths, path_key, path_rules, path_report])
+def test_docstring_examples_run(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
