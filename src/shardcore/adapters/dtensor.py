@@ -1,0 +1,208 @@
+"""Sharded tensors by `torch.distributed.tensor`."""
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, cast
+
+import attrs
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.dtensor_operators import OPERATORS
+from shardcore.domain import placements as domain
+from shardcore.domain.errors import LayoutError, StrategyError
+from shardcore.domain.layout import Layout
+from shardcore.ports.world import World
+
+
+@lru_cache(maxsize=64)
+def device_mesh(world: World) -> DeviceMesh:
+    """The torch mesh of `world`. Made once: every new one makes process groups."""
+    ranks = torch.tensor(world.processes).reshape(world.mesh.shape)
+    return DeviceMesh(world.device_type, ranks, mesh_dim_names=world.mesh.axis_names)
+
+
+def to_torch(layout: Layout) -> tuple[Placement, ...]:
+    """The DTensor placements of `layout`."""
+    placements = tuple(_to_torch(placement) for placement in layout.placements)
+    return torch_compat.ordered_placements(placements, layout.shard_order, layout.mesh)
+
+
+def _to_torch(placement: domain.Placement) -> Placement:
+    match placement:
+        case domain.Shard(dim):
+            return Shard(dim)
+        case domain.Partial(op):
+            return Partial(op)
+        case _:
+            return Replicate()
+
+
+def from_torch(world: World, tensor: DTensor) -> Layout:
+    """The layout of `tensor`."""
+    placements, order = torch_compat.plain_placements(tensor, world.mesh)
+    return Layout.from_placements(
+        world.mesh, [_from_torch(placement) for placement in placements], tensor.ndim, order
+    )
+
+
+def _from_torch(placement: Placement) -> domain.Placement:
+    if isinstance(placement, Shard):
+        return domain.Shard(placement.dim)
+    if isinstance(placement, Partial):
+        return domain.Partial(placement.reduce_op)  # type: ignore[arg-type]
+    return domain.Replicate()
+
+
+@attrs.frozen
+class DTensors:
+    """The port `ShardedTensors` over one mesh.
+
+    Args:
+        world: The mesh and the processes under it.
+    """
+
+    world: World
+
+    @property
+    def _mesh(self) -> DeviceMesh:
+        return device_mesh(self.world)
+
+    def layout(self, tensor: Any) -> Layout | None:
+        """The layout of `tensor`, or None if it is no DTensor of this mesh."""
+        if not isinstance(tensor, DTensor) or tensor.device_mesh != self._mesh:
+            return None
+        return from_torch(self.world, tensor)
+
+    def shard(self, value: torch.Tensor, layout: Layout) -> DTensor:
+        """This rank's part of `value`, copied so that the whole can be freed."""
+        if isinstance(value, DTensor):
+            return self.redistribute(value, layout)
+        shape = tuple(value.shape)
+        _check_order(layout, shape)
+        part = value[layout.slices(shape, self.world.position)]
+        if layout.is_replicated:
+            return self.join(part, layout, shape)
+        return self.join(part.clone(memory_format=torch.contiguous_format), layout, shape)
+
+    def join(self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> DTensor:
+        """The DTensor of global `shape`, which is given since ranks may hold unequal parts."""
+        expected = layout.local_shape(shape, self.world.position)
+        assert tuple(part.shape) == expected, f"{tuple(part.shape)} is not {expected} of {layout}"
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(
+            part.contiguous(),
+            self._mesh,
+            to_torch(layout),
+            run_check=False,
+            shape=torch.Size(shape),
+            stride=stride,
+        )
+
+    def redistribute(self, tensor: DTensor, layout: Layout) -> DTensor:
+        """`tensor` in `layout`, differentiable."""
+        _check_order(layout, tuple(tensor.shape))
+        return tensor.redistribute(self._mesh, to_torch(layout))
+
+    def settle(self, tensor: Any) -> Any:
+        """`tensor` with pending reductions done, in the forward and in the backward pass."""
+        if not isinstance(tensor, DTensor):
+            return tensor
+        settled = _reduced(tensor)
+        if settled.grad_fn is not None:
+            settled.register_hook(_reduced)  # type: ignore[no-untyped-call]
+        return settled
+
+    def whole(self, tensor: Any) -> torch.Tensor:
+        """The whole value, gathered if need be.
+
+        Raises:
+            StrategyError: If it needs a collective and this is not the main thread.
+        """
+        detached: Any = tensor.detach()
+        if not isinstance(detached, DTensor):
+            return cast(torch.Tensor, detached)
+        if all(isinstance(placement, Replicate) for placement in detached.placements):
+            return detached.to_local()
+        if threading.current_thread() is not threading.main_thread():
+            raise StrategyError(
+                f"A sharded tensor of shape {tuple(tensor.shape)} was read on thread "
+                f"{threading.current_thread().name!r}: a collective there would meet those of "
+                "the main thread in another order on each rank. Read it on the main thread "
+                "(for a callback: set `async_safe = False`)."
+            )
+        return detached.full_tensor()
+
+    def local(self, tensor: Any) -> torch.Tensor:
+        """What this rank stores; it shares the memory of `tensor`, and is differentiable."""
+        local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return local
+
+    def copy_into(self, stored: DTensor, value: Any) -> None:
+        """Overwrite `stored` in place."""
+        layout = from_torch(self.world, stored)
+        with torch.no_grad():
+            if isinstance(value, DTensor):
+                part = self.local(self.redistribute(value, layout))
+            else:
+                part = value[layout.slices(tuple(stored.shape), self.world.position)]
+            self.local(stored).copy_(part)
+
+    def on_gradient(self, stored: torch.Tensor, layout: Layout) -> None:
+        """Redistribute each gradient once it is accumulated."""
+        placements = to_torch(layout)
+
+        def redistribute(parameter: torch.Tensor) -> None:
+            gradient = parameter.grad
+            if isinstance(gradient, DTensor) and gradient.placements != placements:
+                parameter.grad = gradient.redistribute(self._mesh, placements)
+
+        stored.register_post_accumulate_grad_hook(redistribute)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def promotion(self) -> Iterator[None]:
+        """Promote plain tensors to replicated ones, and run operators that have no rule.
+
+        The backward pass runs on this thread: that of CUDA tensors otherwise runs on threads of
+        its own, which the promotion does not reach.
+        """
+        before = torch_compat.set_promotion(True)
+        OPERATORS.enter()
+        try:
+            with torch.autograd.set_multithreading_enabled(False):
+                yield
+        finally:
+            OPERATORS.leave()
+            torch_compat.set_promotion(before)
+
+
+def _check_order(layout: Layout, shape: tuple[int, ...]) -> None:
+    """Refuse what `_StridedShard` would place elsewhere than `Layout.slices` says.
+
+    torch 2.13: a dim that is split by several axes in another order than that of the mesh axes,
+    and that they do not divide, is cut by another rule.
+    """
+    for dim, axes in layout.shard_order:
+        parts = math.prod(layout.mesh.axis_size(axis) for axis in axes)
+        if shape[dim] % parts:
+            raise LayoutError(
+                f"Layout {layout} splits dim {dim} of shape {shape} by {axes}, which is not the "
+                f"order of the mesh axes {layout.mesh.axis_names}: DTensor can do that only where "
+                f"{parts} divides {shape[dim]}. Name the axes in mesh order, or pad the dim."
+            )
+
+
+def _reduced(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` with each pending reduction done by an all-reduce."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if not any(isinstance(placement, Partial) for placement in tensor.placements):
+        return tensor
+    placements = [Replicate() if isinstance(p, Partial) else p for p in tensor.placements]
+    return tensor.redistribute(tensor.device_mesh, placements)

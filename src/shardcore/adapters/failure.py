@@ -1,0 +1,264 @@
+"""A rank that fails ends all ranks, soon, and with its own error first.
+
+Every rank watches a :class:`~shardcore.adapters.job_board.JobBoard` from a thread. An uncaught
+exception is published there; the others, whatever they are doing, show it and leave. A process of
+this host that is gone without a word (killed, out of memory) is noticed too; one of another host
+is noticed by its launcher, or by the next collective.
+
+Orderly ends are told apart from deaths: a rank says that it has ended. Rank 0, which holds the
+store when there is no launcher, leaves last, or when all others know that the store will go.
+"""
+
+import atexit
+import contextlib
+import itertools
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+from attrs import frozen
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.job_board import Failure, JobBoard
+from shardcore.adapters.process_group import ProcessGroup
+
+_POLL_SECONDS = 1.0
+# A failing rank stays until the others have seen why, at most so long.
+_SHOW_SECONDS = 3.0
+# The others stay a little longer, so that a launcher sees the failing rank leave first.
+_YIELD_SECONDS = 1.5
+# Rank 0 stays at an orderly end until the others need its store no more, at most so long.
+_LEAVE_SECONDS = 30.0
+
+_starts = itertools.count()
+
+
+@frozen
+class _Process:
+    """A process, and the set of processes among which its number is unique."""
+
+    host: str
+    pid: int
+
+    def is_gone(self) -> bool:
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return state in "ZX"
+
+
+class FailureWatch:
+    """The watch of this rank. Started once after the process group, by all ranks alike.
+
+    Example:
+        >>> watch = FailureWatch.start(ProcessGroup.start(None))  # alone: there is nobody to watch
+        >>> watch.stop()
+    """
+
+    def __init__(self, rank: int, world_size: int, neighbours: dict[int, _Process]) -> None:
+        key = f"shardcore/failure/{next(_starts)}"
+        self._rank = rank
+        self._world_size = world_size
+        self._neighbours = neighbours
+        self._pid = os.getpid()
+        # Both now: to connect to a store that is gone takes minutes.
+        self._board = JobBoard(torch_compat.store_for_thread(key), rank)
+        watchers_board = JobBoard(torch_compat.store_for_thread(key), rank)
+        self._thread = threading.Thread(
+            target=self._watch, args=(watchers_board,), name="shardcore-failure-watch", daemon=True
+        )
+        # Taken by the one thread that ends this rank, and then never given back.
+        self._ending = threading.Lock()
+        self._stopped = threading.Event()
+        # Set once rank 0 has ended in order: its store may go, and is not asked any more.
+        self._let_go = threading.Event()
+        self._previous_hook = sys.excepthook
+        sys.excepthook = self._on_uncaught
+        atexit.register(self.stop)
+        self._thread.start()
+
+    @classmethod
+    def start(cls, group: ProcessGroup) -> "FailureWatch | None":
+        """Starts to watch. A collective: every rank of the group calls it.
+
+        From here to :meth:`stop`, which an orderly end of the interpreter calls by itself, an
+        uncaught exception ends this process with exit code 1 (130 for a KeyboardInterrupt)
+        without ``atexit`` functions, since the end of an interpreter can hang on its peers. The
+        ``finally`` blocks on the way of the exception have run by then. A process that leaves
+        by ``os._exit`` while others work must call :meth:`stop` before.
+
+        Args:
+            group: the ranks to watch.
+
+        Returns:
+            The watch; None for a process alone, where there is nobody to watch.
+        """
+        rank, world_size = group.rank(), group.world_size()
+        if world_size == 1:
+            return None
+        processes = group.gather_objects(_Process(_host(), os.getpid()))
+        here = {
+            each: process
+            for each, process in enumerate(processes)
+            if each != rank and process.host == processes[rank].host != ""
+        }
+        return cls(rank, world_size, here)
+
+    def stop(self) -> None:
+        """The orderly end of this rank's part in the job. Does nothing the second time.
+
+        Rank 0 waits here, at most 30 seconds, until every other rank has ended too or knows that
+        rank 0 has; a failure that comes to light meanwhile ends this rank like any other.
+        """
+        if self._stopped.is_set() or os.getpid() != self._pid:
+            return
+        self._ending.acquire()
+        self._stopped.set()
+        self._thread.join(5 * _POLL_SECONDS)
+        with _store_may_be_gone():
+            self._leave()
+        if sys.excepthook == self._on_uncaught:
+            sys.excepthook = self._previous_hook
+        atexit.unregister(self.stop)
+        self._ending.release()
+
+    def _leave(self) -> None:
+        if self._let_go.is_set():
+            return
+        self._board.end()
+        if self._rank != 0:
+            self._release(self._board)
+            return
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        while self._board.count_let_go() < self._world_size - 1 and time.monotonic() < deadline:
+            failure = self._look(self._board)
+            if failure is not None:
+                self._end_after(failure, self._board)
+            time.sleep(0.05)
+
+    def _release(self, board: JobBoard) -> None:
+        # Noted first: rank 0 may be gone before the reply is here.
+        self._let_go.set()
+        board.let_go()
+
+    def _watch(self, board: JobBoard) -> None:
+        while not self._stopped.wait(_POLL_SECONDS) and not self._let_go.is_set():
+            failure = self._look(board)
+            if failure is not None:
+                self._ending.acquire()
+                self._end_after(failure, board)
+
+    def _look(self, board: JobBoard) -> Failure | None:
+        """One look at the others: the first failure, if there is one."""
+        # Before the board is read: what a process says before it is gone is on the board then.
+        gone = [rank for rank, process in self._neighbours.items() if process.is_gone()]
+        if 0 in gone:
+            # It waits for us at an orderly end. Its store may be gone with it.
+            return _silent(0)
+        try:
+            failure = board.first()
+            if failure is None and self._rank != 0 and board.has_ended(0):
+                self._release(board)
+            elif failure is None:
+                failure = self._first_silent(gone, board)
+        except RuntimeError:
+            return None if self._let_go.is_set() else _silent(0)
+        return failure
+
+    def _first_silent(self, gone: list[int], board: JobBoard) -> Failure | None:
+        for rank in gone:
+            if not board.has_ended(rank):
+                return board.claim(_silent(rank))
+            del self._neighbours[rank]
+        return None
+
+    def _on_uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._pid:
+            self._previous_hook(kind, error, trace)
+            return
+        self._ending.acquire()
+        headline = traceback.format_exception_only(kind, error)[-1].strip()
+        report = "".join(traceback.format_exception(kind, error, trace))
+        first, ended = self._publish(Failure(self._rank, headline, report))
+        if first.rank != self._rank:
+            _say(f"[rank {self._rank}] failed after rank {first.rank} did: {headline}\n")
+            self._end_after(first, self._board)
+        before = f" after rank {', '.join(map(str, ended))} had ended" if ended else ""
+        _say(f"[rank {self._rank}] failed{before}:\n")
+        self._previous_hook(kind, error, trace)
+        self._let_others_see()
+        _exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    def _publish(self, own: Failure) -> tuple[Failure, list[int]]:
+        """The first failure of all, maybe this one, and the ranks that had ended in order."""
+        # A peer's death may have caused this error; its process is gone a moment later.
+        time.sleep(0.1)
+        with _store_may_be_gone():
+            if not self._let_go.is_set():
+                first = self._look(self._board) or self._board.claim(own)
+                ended = [each for each in range(self._world_size) if self._board.has_ended(each)]
+                return first, ended
+        return own, []
+
+    def _let_others_see(self) -> None:
+        deadline = time.monotonic() + _SHOW_SECONDS
+        with _store_may_be_gone():
+            while not self._let_go.is_set() and time.monotonic() < deadline:
+                if self._board.count_informed() >= self._world_size - 1:
+                    return
+                time.sleep(0.05)
+
+    def _end_after(self, failure: Failure, board: JobBoard) -> NoReturn:
+        """Ends this rank because of another's failure."""
+        # The failing rank writes first.
+        time.sleep(0.2)
+        detail = f"\n{failure.report}" if self._rank == 0 else f" {failure.headline}"
+        _say(f"[rank {self._rank}] ends, as rank {failure.rank} failed first:{detail.rstrip()}\n")
+        if failure != _silent(0):
+            with _store_may_be_gone():
+                board.acknowledge()
+        time.sleep(_YIELD_SECONDS)
+        _exit(1)
+
+
+def _silent(rank: int) -> Failure:
+    text = "its process ended without a word (killed, out of memory, os._exit?)"
+    return Failure(rank, text, text)
+
+
+def _host() -> str:
+    """Names the processes among which a process number is unique; empty where that is unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+@contextlib.contextmanager
+def _store_may_be_gone() -> Iterator[None]:
+    # torch reports a lost store by RuntimeErrors, DistNetworkError among them.
+    with contextlib.suppress(RuntimeError):
+        yield
+
+
+def _say(text: str) -> None:
+    # One write, so that the lines of several ranks do not mix.
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _exit(code: int) -> NoReturn:
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

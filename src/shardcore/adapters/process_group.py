@@ -1,0 +1,199 @@
+"""The process group of ``torch.distributed``: one process per device, joined once.
+
+gloo on CPU; on CUDA NCCL for tensors and gloo for small host objects. Launching and meeting are
+torch's own: this module only calls ``init_process_group``.
+"""
+
+import os
+import threading
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from shardcore.domain.errors import EnvironmentProblem
+from shardcore.domain.job import Job
+
+TIMEOUT_VARIABLE = "SHARDCORE_TIMEOUT"
+DEFAULT_TIMEOUT = 600.0
+
+_T = TypeVar("_T")
+
+
+class ProcessGroup:
+    """The default group of this process, and whether it is ours to end.
+
+    Example:
+        >>> group = ProcessGroup.start(None)
+        >>> group.rank(), group.world_size(), group.gather_objects("a")
+        (0, 1, ['a'])
+        >>> group.stop()
+    """
+
+    def __init__(self, *, ours: bool) -> None:
+        self._ours = ours
+
+    @classmethod
+    def start(
+        cls, job: Job | None, timeout: float | None = None, *, init_method: str | None = None
+    ) -> "ProcessGroup":
+        """Joins the job's group, or adopts the one that the user has already started.
+
+        Args:
+            job: this process's place; None for a process alone, which starts nothing.
+            timeout: seconds that a collective may wait for the other ranks; by default the
+                environment variable ``SHARDCORE_TIMEOUT``, else 600.
+            init_method: where the ranks meet, as a URL that torch knows; by default
+                ``tcp://`` the job's address and port.
+
+        Returns:
+            The group. Only a group started here is ended by its :meth:`stop`.
+
+        Raises:
+            EnvironmentProblem: if a group exists already and is of another rank or size, if this
+                host has no device for the local rank, or if the other ranks did not come.
+        """
+        if dist.is_initialized():
+            _check_same(job)
+            return cls(ours=False)
+        if job is None:
+            return cls(ours=False)
+        _init(job, seconds(timeout), init_method or _meeting(job))
+        return cls(ours=True)
+
+    def stop(self) -> None:
+        """Ends the group if it was started here; the user's own group is left alone."""
+        if self._ours and dist.is_initialized():
+            dist.destroy_process_group()
+        self._ours = False
+
+    def rank(self) -> int:
+        """This process's rank; 0 for a process alone."""
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    def world_size(self) -> int:
+        """The number of processes; 1 for a process alone."""
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    def device_type(self) -> str:
+        """``"cuda"`` or ``"cpu"``: where the tensors of this process live."""
+        return device_type()
+
+    def gather_objects(self, value: _T) -> list[_T]:
+        """The value of every rank, in the order of ranks. A collective: every rank calls it.
+
+        Raises:
+            RuntimeError: if called outside the main thread.
+        """
+        _require_main_thread("gather_objects")
+        if self.world_size() == 1:
+            return [value]
+        values: list[_T | None] = [None] * self.world_size()
+        dist.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
+
+    def broadcast_seed(self, seed: int) -> int:
+        """Rank 0's seed, on every rank. A collective: every rank calls it.
+
+        Raises:
+            RuntimeError: if called outside the main thread.
+        """
+        _require_main_thread("broadcast_seed")
+        if self.world_size() == 1:
+            return seed
+        box = [seed]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+def device_type() -> str:
+    """``"cuda"`` where torch sees a CUDA device, else ``"cpu"``."""
+    if dist.is_initialized() and "cuda" not in str(dist.get_backend_config()):
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def single_threaded() -> None:
+    """Makes this process compute on one CPU thread, for many ranks on few cores."""
+    torch.set_num_threads(1)
+
+
+def seconds(timeout: float | None) -> float:
+    """The timeout to use, in seconds: the argument, else ``SHARDCORE_TIMEOUT``, else 600.
+
+    Example:
+        >>> seconds(30)
+        30
+    """
+    if timeout is not None:
+        return timeout
+    text = os.environ.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT))
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise EnvironmentProblem(
+            f"Expected {TIMEOUT_VARIABLE} to be a positive number of seconds, got {text!r}. "
+            f"Unset it for {DEFAULT_TIMEOUT:.0f} seconds, or set it to a number such as 120."
+        )
+    return value
+
+
+def _init(job: Job, timeout: float, init_method: str) -> None:
+    backend = "gloo"
+    if torch.cuda.is_available():
+        if job.local_rank >= torch.cuda.device_count():
+            raise EnvironmentProblem(
+                f"Expected a CUDA device for local rank {job.local_rank} (rank {job.rank}), but "
+                f"this host shows {torch.cuda.device_count()}. Start at most that many processes "
+                "on this host, or hide the devices with CUDA_VISIBLE_DEVICES='' to use the CPU."
+            )
+        torch.cuda.set_device(job.local_rank)
+        backend = "cpu:gloo,cuda:nccl"
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=init_method,
+            rank=job.rank,
+            world_size=job.world_size,
+            timeout=timedelta(seconds=timeout),
+        )
+    except dist.DistError as error:
+        raise EnvironmentProblem(
+            f"Rank {job.rank} of {job.world_size} could not join its group at {init_method} within "
+            f"{timeout:.0f} seconds: {error}. Check that all {job.world_size} processes were "
+            "started, with the same address, and that rank 0's port can be reached and is free."
+        ) from error
+
+
+def _meeting(job: Job) -> str:
+    host = f"[{job.master_address}]" if ":" in job.master_address else job.master_address
+    return f"tcp://{host}:{job.master_port}"
+
+
+def _check_same(job: Job | None) -> None:
+    if job is None:
+        return
+    found = (dist.get_rank(), dist.get_world_size())
+    if found != (job.rank, job.world_size):
+        raise EnvironmentProblem(
+            f"Expected rank {job.rank} of {job.world_size} (from {dict(job.source)}), but the "
+            f"process group that is already initialized is rank {found[0]} of {found[1]}. Remove "
+            "one of the two: do not call init_process_group, or do not give the job."
+        )
+
+
+def _require_main_thread(name: str) -> None:
+    # Collectives of two threads interleave in another order on each rank, and then hang.
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError(
+            f"Expected {name} on the main thread, was called on thread "
+            f"{threading.current_thread().name!r}. Do it before handing work to a thread."
+        )
+
+
+def is_started() -> bool:
+    """Whether this process has a process group, whoever started it."""
+    return dist.is_available() and dist.is_initialized()

@@ -1,0 +1,71 @@
+"""The port `Processes` by `torch.distributed`: joined once, watched from then on."""
+
+import os
+from typing import Any
+
+import attrs
+
+from shardcore.adapters.failure import FailureWatch
+from shardcore.adapters.process_group import ProcessGroup, is_started
+from shardcore.domain.job import resolve_job
+
+
+@attrs.define
+class TorchProcesses:
+    """The job of this process. Joining outlives an uninstall: a process joins once."""
+
+    _group: ProcessGroup | None = attrs.field(default=None, init=False)
+
+    def initialize(
+        self,
+        job_addresses: str | None = None,
+        num_processes: int | None = None,
+        process_id: int | None = None,
+    ) -> bool:
+        """Join the job that the arguments, Keras' variables or torchrun's describe.
+
+        Arguments win over `KERAS_DISTRIBUTION_*`, which win over torchrun's. A process group
+        that the user has started is adopted. Without any of these, nothing is done.
+
+        Returns:
+            Whether this call joined the job.
+
+        Raises:
+            EnvironmentProblem: If the description is incomplete, contradicts itself or the group
+                that is there, or the other processes did not come.
+        """
+        given = (job_addresses, num_processes, process_id)
+        if self._group is not None and given == (None, None, None):
+            return False
+        job = resolve_job(*given, environ=os.environ)
+        if job is None and not is_started():
+            return False
+        group = ProcessGroup.start(None if is_started() and given == (None,) * 3 else job)
+        if self._group is not None:
+            return False
+        self._group = group
+        FailureWatch.start(group)
+        return True
+
+    @property
+    def _joined(self) -> ProcessGroup:
+        return self._group or ProcessGroup(ours=False)
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self._joined.rank()
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes."""
+        return self._joined.world_size()
+
+    @property
+    def device_type(self) -> str:
+        """What tensors live on here: "cpu" or "cuda"."""
+        return self._joined.device_type()
+
+    def gather(self, fact: Any) -> list[Any]:
+        """`fact` of every process, in rank order."""
+        return self._joined.gather_objects(fact)

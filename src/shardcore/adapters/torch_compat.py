@@ -1,0 +1,180 @@
+"""Every private torch name that shardcore touches, with the versions it is known in and why.
+
+Known for torch 2.13.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+from torch.distributed.tensor.placement_types import Placement, Replicate
+from torch.utils import _pytree as pytree
+
+from shardcore.domain.layout import ShardOrder
+from shardcore.domain.mesh import Mesh
+
+# torch 2.13: operators that have no public name, as the dispatcher meets them.
+ITEM = torch.ops.aten._local_scalar_dense.default
+CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def set_promotion(enabled: bool) -> bool:
+    """Switch the promotion of plain tensors for this thread; gives what it was before.
+
+    torch 2.13: the public `implicit_replication()` is not nestable, it leaves with False.
+    """
+    before: bool = torch._C._get_dtensor_allow_implicit_replication()
+    torch._C._set_dtensor_allow_implicit_replication(enabled)
+    return before
+
+
+def ordered_placements(
+    placements: tuple[Placement, ...], order: ShardOrder, mesh: Mesh
+) -> tuple[Placement, ...]:
+    """`placements` such that the dims in `order` are split in that order of axes.
+
+    torch 2.13: an order other than that of the mesh axes is said by `_StridedShard`, which has
+    no public constructor for it.
+    """
+    for dim, axes in order:
+        entry = ShardOrderEntry(tensor_dim=dim, mesh_dims=tuple(map(mesh.axis_index, axes)))
+        placements = DTensorSpec._convert_shard_order_to_StridedShard(
+            (entry,), placements, cast(DeviceMesh, _Sizes(mesh))
+        )
+    return placements
+
+
+def plain_placements(tensor: DTensor, mesh: Mesh) -> tuple[tuple[Placement, ...], ShardOrder]:
+    """The placements of `tensor` without `_StridedShard`, and the order that it stood for."""
+    placements, order = DTensorSpec._normalize_placements_into_shard_order(
+        tuple(tensor.placements), tensor.device_mesh
+    )
+    named = tuple(
+        (entry.tensor_dim, tuple(mesh.axis_names[i] for i in entry.mesh_dims)) for entry in order
+    )
+    return placements, named
+
+
+class _Sizes:
+    """What `_convert_shard_order_to_StridedShard` reads of a mesh."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._shape = mesh.shape
+
+    def size(self, axis: int) -> int:
+        return self._shape[axis]
+
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class OperatorTable:
+    """What DTensor does with an operator, changed while at least one scope asks for it.
+
+    torch 2.13: `DTensor._op_dispatcher` has no public way to say what happens where an operator
+    has no sharding rule (`_propagate_op_sharding_dispatch_slow_path` raises), nor to replace one
+    whose result is wrong (`_custom_op_handlers`).
+
+    Args:
+        handlers: Operators that are run by these functions instead.
+        on_fallback: Told of each operator call that has no rule and is run on replicated operands.
+    """
+
+    def __init__(
+        self, handlers: dict[Any, Handler], on_fallback: Callable[[Any, list[Any]], None]
+    ) -> None:
+        self._handlers = handlers
+        self._on_fallback = on_fallback
+        self._users = 0
+
+    def enter(self) -> None:
+        """Put the changes in place, unless another scope has."""
+        self._users += 1
+        if self._users > 1:
+            return
+        dispatcher: Any = DTensor._op_dispatcher
+        dispatcher._custom_op_handlers.update(self._handlers)
+        dispatcher._propagate_op_sharding_dispatch_slow_path = self._propagate
+
+    def leave(self) -> None:
+        """Take the changes back when the last scope leaves."""
+        self._users -= 1
+        if self._users:
+            return
+        dispatcher: Any = DTensor._op_dispatcher
+        for operator in self._handlers:
+            del dispatcher._custom_op_handlers[operator]
+        del dispatcher._propagate_op_sharding_dispatch_slow_path
+
+    def _propagate(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], info: Any, cached: bool
+    ) -> Any:
+        dispatcher: Any = DTensor._op_dispatcher
+        rule = type(dispatcher)._propagate_op_sharding_dispatch_slow_path
+        try:
+            return rule(dispatcher, operator, args, kwargs, info, cached)
+        except (NotImplementedError, RuntimeError):
+            replicated = _replicated_sharding(info)
+            if replicated is None:
+                raise
+            operands = [arg for arg in pytree.tree_leaves(args) if isinstance(arg, DTensor)]
+            self._on_fallback(operator, operands)
+            return replicated
+
+
+def _replicated_sharding(info: Any) -> OutputSharding | None:
+    """The sharding that replicates every operand; None where the operator cannot be run so."""
+    schema = info.schema
+    if schema.is_inplace_op() or schema.is_out_variant_op():
+        return None
+    if any(_is_split(value) for value in schema.kwargs_schema.values()):
+        return None
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    try:
+        meta = propagator._propagate_tensor_meta_non_cached(schema)
+    except Exception:  # noqa: BLE001 - a fake run of any operator; whatever it raises, no shape
+        return None
+
+    def replicate(leaf: Any) -> Any:
+        return _replicated_spec(info, leaf.tensor_meta) if isinstance(leaf, DTensorSpec) else leaf
+
+    operands = pytree.tree_map(
+        replicate, schema.args_schema, is_leaf=lambda leaf: isinstance(leaf, DTensorSpec)
+    )
+    if meta is None or isinstance(meta, TensorMeta):
+        output: Any = _replicated_spec(info, meta)
+    else:
+        output = type(meta)(_replicated_spec(info, each) for each in meta)
+    return OutputSharding(
+        output,
+        OpSchema(schema.op, tuple(operands), schema.kwargs_schema),
+        needs_redistribute=True,
+    )
+
+
+def _replicated_spec(info: Any, meta: TensorMeta | None) -> DTensorSpec | None:
+    if meta is None:  # an output that is no tensor
+        return None
+    mesh = info.compute_mesh
+    return DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta)
+
+
+def _is_split(value: Any) -> bool:
+    return isinstance(value, DTensorSpec) and not value.is_replicated()
+
+
+def store_for_thread(prefix: str) -> Store:
+    """A connection of its own to the store of the default group, its keys under `prefix`.
+
+    torch 1.13 to 2.13: `distributed_c10d._get_default_store` has no public counterpart, and a
+    store of our own would need a second address. A wait on a shared connection blocks every
+    other thread; `clone` makes another.
+    """
+    store: Any = _get_default_store()  # the stubs of torch do not know `clone`
+    return PrefixStore(prefix, store.clone())

@@ -1,0 +1,1 @@
+"""What the inside needs from outside, as protocols. Adapters and plug-ins implement them."""

@@ -1,0 +1,98 @@
+"""How a distributed variable lives: the contract of every strategy, ours and third parties'."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import attrs
+
+from shardcore.domain.layout import Layout
+from shardcore.ports.world import World
+
+
+class Strategy(Protocol):
+    """The life of variables, batches and activations over one mesh.
+
+    A strategy is opened on a `World` by its `StrategyEntry` and serves all the distributions of
+    that mesh. Values are tensors of the strategy's own library; a plain tensor is whole and
+    equal on every rank.
+    """
+
+    def create(self, value: Any, storage: Layout) -> Any:
+        """What a variable holds: this rank's part of `value`, which is plain and whole.
+
+        Args:
+            value: The initial value, equal on all ranks. It is not kept.
+            storage: The layout that the variable keeps between uses.
+
+        Returns:
+            A tensor of the global shape that stores only the local part.
+        """
+        ...
+
+    def track(self, stored: Any, storage: Layout) -> None:
+        """Bring every gradient of the parameter `stored` into its storage layout."""
+        ...
+
+    def assign(self, stored: Any, value: Any) -> None:
+        """Overwrite the variable in place with `value`, plain or in any layout."""
+        ...
+
+    def join(self, part: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
+        """The tensor of which this rank brings `part`, a batch for instance.
+
+        Args:
+            part: This rank's part, a plain tensor of the local shape.
+            layout: The layout of the tensor.
+            shape: Its global shape.
+        """
+        ...
+
+    def activation(self, tensor: Any, layout: Layout | None) -> Any:
+        """An activation at a layer's edge: in `layout`, or with its pending sums done."""
+        ...
+
+    def whole(self, tensor: Any) -> Any:
+        """The whole value as a plain tensor, on every rank. All ranks call it together."""
+        ...
+
+    def local(self, tensor: Any) -> Any:
+        """What this rank stores of `tensor`, as a plain tensor that shares its memory."""
+        ...
+
+    def layout(self, tensor: Any) -> Layout | None:
+        """The layout of `tensor`, or None if it is plain."""
+        ...
+
+    def scope(self) -> AbstractContextManager[None]:
+        """The scope in which plain tensors and the strategy's own mix."""
+        ...
+
+
+def _available() -> str | None:
+    return None
+
+
+@attrs.frozen
+class StrategyEntry:
+    """A strategy as a plug-in offers it.
+
+    Args:
+        name: What `shardcore.install(strategy=name)` takes.
+        summary: One line for people.
+        open: Makes the strategy for one mesh. Imports what it needs only when it is called.
+        why_unavailable: None where the strategy can be used, else the reason with its remedy.
+        preference: `strategy="auto"` takes the available entry with the highest; None is never
+            taken by "auto".
+
+    Example:
+        >>> entry = StrategyEntry("mine", "An example.", open=lambda world: None)
+        >>> entry.why_unavailable() is None, entry.preference is None
+        (True, True)
+    """
+
+    name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9_-]*"))
+    summary: str
+    open: Callable[[World], Strategy]
+    why_unavailable: Callable[[], str | None] = _available
+    preference: int | None = None

@@ -1,0 +1,62 @@
+"""Strategy `dtensor`: variables are sharded tensors that know their layout."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import attrs
+
+from shardcore.domain.layout import Layout
+from shardcore.ports.tensors import ShardedTensors
+
+
+@attrs.frozen
+class DTensorStrategy:
+    """The life of a variable whose library computes with layouts by itself.
+
+    The library knows every tensor's layout and moves what an operator needs. What is left to
+    decide is when: variables are cut at creation, gradients brought into the storage layout once,
+    and sums left pending by a layer are reduced at its edge, so that the choice is not made anew,
+    and paid for again, by every later operator.
+    """
+
+    tensors: ShardedTensors
+
+    def create(self, value: Any, storage: Layout) -> Any:
+        """This rank's part of `value`."""
+        return self.tensors.shard(value, storage)
+
+    def track(self, stored: Any, storage: Layout) -> None:
+        """Gradients usually arrive as pending sums: they are reduced once, as they arrive."""
+        self.tensors.on_gradient(stored, storage)
+
+    def assign(self, stored: Any, value: Any) -> None:
+        """The value in the variable's layout, in place."""
+        self.tensors.copy_into(stored, value)
+
+    def join(self, part: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
+        """The parts as they are: no communication."""
+        return self.tensors.join(part, layout, shape)
+
+    def activation(self, tensor: Any, layout: Layout | None) -> Any:
+        """Relaid where a rule asks for it, else with its pending sums done."""
+        if layout is None:
+            return self.tensors.settle(tensor)
+        if self.tensors.layout(tensor) is None:
+            return self.tensors.shard(tensor, layout)
+        return self.tensors.redistribute(tensor, layout)
+
+    def whole(self, tensor: Any) -> Any:
+        """The whole value on every rank."""
+        return self.tensors.whole(tensor)
+
+    def local(self, tensor: Any) -> Any:
+        """What this rank stores."""
+        return self.tensors.local(tensor)
+
+    def layout(self, tensor: Any) -> Layout | None:
+        """The layout of `tensor`, or None if it is plain."""
+        return self.tensors.layout(tensor)
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Plain tensors count as replicated in it."""
+        return self.tensors.promotion()

@@ -1,0 +1,250 @@
+"""Real ranks for a test: forked from this process, joined in a gloo group, ended together.
+
+Forking keeps the modules that the parent has imported, so a case takes a second or two and not the
+time of importing torch and Keras again. Needs a system with ``fork`` (Linux, macOS).
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+_LAUNCH_VARIABLES = ("KERAS_DISTRIBUTION_", "TORCHELASTIC_")
+# How long the parent listens for other ranks' news once one has failed.
+_GRACE_SECONDS = 0.3
+
+
+class RankFailed(AssertionError):
+    """A rank of :func:`run_ranks` raised, died or did not end in time.
+
+    Attributes:
+        rank: the first rank that failed.
+    """
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+@frozen
+class _Failure:
+    rank: int
+    at: float
+    report: str
+
+
+@frozen
+class _Rank:
+    rank: int
+    process: BaseProcess
+    pipe: Connection
+    stacks: Path
+
+
+def run_ranks(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 60,
+    init: bool = True,
+) -> list[Any]:
+    """Runs ``fn(rank, *args)`` on ``world_size`` real ranks and returns what each returned.
+
+    The ranks are forked from this process, so ``fn`` and ``args`` may be anything, closures
+    included; import torch and Keras once before, and compute nothing with them in this process:
+    thread pools do not survive a fork. A reference run on one device is ``run_ranks(fn, 1)``. In
+    each rank the environment is as ``torchrun`` sets it, torch uses one thread, Keras has a fresh
+    session, and what the rank registers with ``atexit`` is run when ``fn`` has returned.
+
+    Args:
+        fn: called as ``fn(rank, *args)``; its result must be picklable.
+        world_size: number of ranks, at least 1.
+        *args: further arguments of ``fn``.
+        timeout: seconds for everything, after which all ranks are killed.
+        init: whether the gloo group is there before ``fn`` is called; if False, ``fn`` may start
+            one itself from the environment.
+
+    Returns:
+        The results in the order of ranks.
+
+    Raises:
+        RankFailed: if a rank raised, died or did not end in time; the message begins with the
+            first failing rank's traceback, or holds every rank's stack. All ranks are gone then.
+
+    Example:
+        >>> run_ranks(lambda rank, base: base + rank, 2, 10, init=False)
+        [10, 11]
+    """
+    assert world_size >= 1, f"expected world_size of at least 1, got {world_size}"
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcore-ranks-") as folder,
+        _forked(fn, args, world_size, Path(folder), timeout, init) as ranks,
+    ):
+        return _collect(ranks, timeout)
+
+
+@contextlib.contextmanager
+def _forked(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    world_size: int,
+    folder: Path,
+    timeout: float,
+    init: bool,
+) -> Iterator[list[_Rank]]:
+    """Forks the ranks; on leaving, none of them is left, not even as a zombie."""
+    environment = {
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
+    meet = f"file://{folder / 'store'}" if init else None
+    context = multiprocessing.get_context("fork")
+    ranks: list[_Rank] = []
+    # What is buffered here would be written once more by every rank.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        for rank in range(world_size):
+            receiver, sender = context.Pipe(duplex=False)
+            stacks = folder / f"stacks-{rank}"
+            child = (fn, args, rank, environment, meet, timeout, sender, stacks)
+            process = context.Process(target=_child, args=child, daemon=True)
+            with warnings.catch_warnings():
+                # Python 3.12 warns of forking beside threads, which is documented above.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            sender.close()
+            ranks.append(_Rank(rank, process, receiver, stacks))
+        yield ranks
+    finally:
+        for each in ranks:
+            each.process.kill()
+        for each in ranks:
+            each.process.join()
+            each.process.close()
+            each.pipe.close()
+
+
+def free_port() -> int:
+    """A TCP port of this host that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _child(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    rank: int,
+    environment: dict[str, str],
+    meet: str | None,
+    timeout: float,
+    sender: Connection,
+    stacks: Path,
+) -> None:
+    """One rank, from fork to its end: sends ``("result", ...)`` or ``("failure", ...)``."""
+    atexit._clear()
+    dump = stacks.open("w")
+    faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True)
+    try:
+        _become_rank(rank, environment, meet, timeout)
+        message = pickle.dumps(("result", fn(rank, *args)))
+        atexit._run_exitfuncs()
+    except BaseException:
+        report = f"rank {rank} failed:\n{traceback.format_exc()}"
+        message = pickle.dumps(("failure", _Failure(rank, time.monotonic(), report)))
+    # The parent kills this rank once it has every message.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sender.send_bytes(message)
+    # Stay until killed: a rank that leaves breaks the connections of those still at work, and
+    # their errors would blur what was first.
+    time.sleep(timeout)
+
+
+def _become_rank(rank: int, environment: dict[str, str], meet: str | None, timeout: float) -> None:
+    for name in [n for n in os.environ if n.startswith(_LAUNCH_VARIABLES)]:
+        del os.environ[name]
+    os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.clear_session()
+    if meet is None and "torch" not in sys.modules:
+        return
+    # Here, as only this needs torch.
+    from shardcore.adapters import process_group
+    from shardcore.domain.job import resolve_job
+
+    process_group.single_threaded()
+    if meet is not None:
+        job = resolve_job(environ=os.environ)
+        process_group.ProcessGroup.start(job, timeout, init_method=meet)
+
+
+def _collect(ranks: list[_Rank], timeout: float) -> list[Any]:
+    deadline = time.monotonic() + timeout
+    waiting = {each.pipe: each for each in ranks}
+    results: dict[int, Any] = {}
+    failures: list[_Failure] = []
+    while waiting:
+        ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            break
+        for pipe in ready:
+            each = waiting.pop(pipe)  # type: ignore[call-overload]
+            kind, value = _receive(each)
+            if kind == "result":
+                results[each.rank] = value
+            else:
+                failures.append(value)
+                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+    if failures:
+        raise _first(failures)
+    if waiting:
+        raise _timed_out(list(waiting.values()), timeout)
+    return [results[rank] for rank in range(len(ranks))]
+
+
+def _receive(each: _Rank) -> tuple[str, Any]:
+    try:
+        kind, value = pickle.loads(each.pipe.recv_bytes())
+        return kind, value
+    except EOFError:
+        each.process.join()
+        report = f"rank {each.rank} ended without a result, exit code {each.process.exitcode}\n"
+        # Time 0: what the other ranks then raise is a consequence.
+        return "failure", _Failure(each.rank, 0.0, report)
+
+
+def _first(failures: list[_Failure]) -> RankFailed:
+    ordered = sorted(failures, key=lambda failure: failure.at)
+    return RankFailed(ordered[0].rank, "\n".join(failure.report for failure in ordered))
+
+
+def _timed_out(late: list[_Rank], timeout: float) -> RankFailed:
+    for each in late:
+        os.kill(each.process.pid or 0, signal.SIGUSR1)
+    time.sleep(_GRACE_SECONDS)
+    stacks = "\n".join(f"rank {each.rank} was here:\n{each.stacks.read_text()}" for each in late)
+    names = ", ".join(str(each.rank) for each in late)
+    return RankFailed(
+        late[0].rank, f"rank {names} did not end within {timeout:g} seconds\n{stacks}"
+    )

@@ -1,0 +1,249 @@
+"""A rank that fails ends all ranks within 15 seconds, its own error first; an orderly end is quiet.
+
+Whole programs in processes of their own, as the exit codes and the printed lines are the subject.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shardcore.testing import run_ranks
+from shardcore.testing.ranks import free_port
+
+PROGRAM = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+from shardcore.adapters.failure import FailureWatch
+from shardcore.adapters.process_group import ProcessGroup
+from shardcore.domain.job import resolve_job
+
+failing, how, meanwhile, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+group = ProcessGroup.start(resolve_job(environ=os.environ))
+FailureWatch.start(group)
+dist.barrier()
+
+
+def fail():
+    open(f"{folder}/failed", "w").write(str(time.time()))
+    try:
+        if how == "raise":
+            raise ValueError("the cause")
+        if how == "interrupt":
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.raise_signal(signal.SIGINT)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "exit":
+            sys.exit(3)
+    finally:
+        open(f"{folder}/cleaned", "w").close()
+
+
+if group.rank() == failing:
+    fail()
+elif meanwhile == "collective":
+    dist.all_reduce(torch.ones(1))
+elif meanwhile == "loop":
+    while True:
+        pass
+elif meanwhile == "sleep":
+    time.sleep(100)
+elif meanwhile == "swallow":
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError:
+        pass
+elif meanwhile == "rank 0 first":
+    time.sleep(2.5 * group.rank())
+elif meanwhile == "rank 0 last":
+    time.sleep(2.5 * (group.rank() == 0))
+"""
+
+
+class Outcome:
+    """Exit codes and stderr of a job by rank, or of its launcher; seconds from failure to end."""
+
+    def __init__(self, processes, folder):
+        outputs = [process.communicate(timeout=90) for process in processes]
+        self.ended = time.time()
+        self.codes = [process.returncode for process in processes]
+        self.errors = [error for _, error in outputs]
+        self.folder = folder
+
+    @property
+    def seconds(self):
+        return self.ended - float((self.folder / "failed").read_text())
+
+
+def environment(**variables):
+    inherited = {name: value for name, value in os.environ.items() if "KERAS_DIST" not in name}
+    return inherited | {"OMP_NUM_THREADS": "1", **variables}
+
+
+def popen(command, environ):
+    return subprocess.Popen(
+        [sys.executable, *command],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def by_hand(program: Path, *arguments: object, world_size: int = 2) -> Outcome:
+    address = f"127.0.0.1:{free_port()}"
+    command = [str(program), *map(str, arguments), str(program.parent)]
+    environs = [
+        environment(
+            KERAS_DISTRIBUTION_JOB_ADDRESSES=address,
+            KERAS_DISTRIBUTION_NUM_PROCESSES=str(world_size),
+            KERAS_DISTRIBUTION_PROCESS_ID=str(rank),
+        )
+        for rank in range(world_size)
+    ]
+    return Outcome([popen(command, environ) for environ in environs], program.parent)
+
+
+def torchrun(program: Path, *arguments: object) -> Outcome:
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master-port={free_port()}"]
+    command = [*launcher, str(program), *map(str, arguments), str(program.parent)]
+    return Outcome([popen(command, environment())], program.parent)
+
+
+@pytest.mark.parametrize(
+    ("failing", "meanwhile"),
+    [(1, "collective"), (0, "collective"), (1, "loop"), (1, "sleep"), (0, "sleep")],
+)
+def test_by_hand_an_exception_ends_all_ranks_and_all_name_it(program, failing, meanwhile):
+    outcome = by_hand(program, failing, "raise", meanwhile)
+    assert outcome.codes == [1, 1]
+    assert outcome.seconds < 15
+    own, other = outcome.errors[failing], outcome.errors[1 - failing]
+    assert own.startswith(f"[rank {failing}] failed:\n")
+    assert own.count("ValueError: the cause") == 1
+    assert other.startswith(f"[rank {1 - failing}] ends, as rank {failing} failed first:")
+    assert "ValueError: the cause" in other
+    # Rank 0's log alone tells the whole story.
+    assert ('raise ValueError("the cause")' in other) == (failing == 1)
+    assert (program.parent / "cleaned").exists()
+
+
+def test_by_hand_a_third_rank_hears_it_too(program):
+    outcome = by_hand(program, 2, "raise", "collective", world_size=3)
+    assert outcome.codes == [1, 1, 1]
+    assert outcome.seconds < 15
+    for rank in (0, 1):
+        assert outcome.errors[rank].startswith(f"[rank {rank}] ends, as rank 2 failed first:")
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_by_hand_a_killed_rank_is_missed(program, failing):
+    outcome = by_hand(program, failing, "kill", "sleep")
+    assert outcome.codes[failing] == -signal.SIGKILL
+    assert outcome.codes[1 - failing] == 1
+    assert outcome.seconds < 15
+    other = outcome.errors[1 - failing]
+    assert f"rank {failing} failed first:" in other
+    assert "its process ended without a word" in other
+
+
+def test_by_hand_the_death_of_a_rank_is_told_before_the_error_it_causes(program):
+    outcome = by_hand(program, 1, "kill", "collective")
+    assert outcome.codes == [1, -signal.SIGKILL]
+    assert outcome.seconds < 15
+    assert outcome.errors[0].splitlines()[0].startswith("[rank 0] ")
+    assert "rank 1 failed first:" in outcome.errors[0]
+
+
+def test_by_hand_a_rank_that_exits_is_named_by_the_rank_that_waits_for_it(program):
+    outcome = by_hand(program, 1, "exit", "collective")
+    assert outcome.codes == [1, 3]
+    assert outcome.seconds < 15
+    assert outcome.errors[0].startswith("[rank 0] failed after rank 1 had ended:\n")
+
+
+def test_by_hand_an_interrupt_ends_all_ranks(program):
+    outcome = by_hand(program, 1, "interrupt", "sleep")
+    assert outcome.codes == [1, 130]
+    assert outcome.seconds < 15
+    assert "rank 1 failed first:" in outcome.errors[0]
+    assert "KeyboardInterrupt" in outcome.errors[0]
+
+
+def test_by_hand_a_rank_that_swallows_the_consequence_fails_all_the_same(program):
+    assert by_hand(program, 1, "raise", "swallow").codes == [1, 1]
+
+
+@pytest.mark.parametrize("meanwhile", ["rank 0 first", "rank 0 last", "together"])
+def test_by_hand_an_orderly_end_is_quiet(program, meanwhile):
+    outcome = by_hand(program, -1, "never", meanwhile)
+    assert outcome.codes == [0, 0]
+    assert outcome.errors == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("failing", "meanwhile"), [(1, "collective"), (0, "loop"), (1, "sleep"), (1, "swallow")]
+)
+def test_torchrun_an_exception_ends_all_ranks_and_comes_first(program, failing, meanwhile):
+    outcome = torchrun(program, failing, "raise", meanwhile)
+    assert outcome.codes[0] != 0
+    assert outcome.seconds < 15
+    error = outcome.errors[0]
+    assert error.startswith(f"[rank {failing}] failed:\n")
+    cause = error.split("Root Cause")[1]
+    assert f"rank      : {failing} " in cause
+    assert "exitcode  : 1 " in cause
+
+
+@pytest.mark.parametrize(("how", "code"), [("kill", "-9"), ("exit", "3")])
+def test_torchrun_a_rank_that_leaves_ends_all(program, how, code):
+    outcome = torchrun(program, 1, how, "sleep")
+    assert outcome.codes[0] != 0
+    assert outcome.seconds < 15
+    assert f"exitcode  : {code} " in outcome.errors[0].split("Root Cause")[1]
+
+
+def test_torchrun_an_orderly_end_is_quiet(program):
+    outcome = torchrun(program, -1, "never", "rank 0 first")
+    assert (outcome.codes, outcome.errors) == ([0], [""])
+
+
+def test_a_stopped_watch_leaves_nothing_behind_and_can_be_started_again():
+    import threading
+
+    from shardcore.adapters.failure import FailureWatch
+    from shardcore.adapters.process_group import ProcessGroup
+
+    def program(rank):
+        hook = sys.excepthook
+        group = ProcessGroup.start(None)
+        for _ in range(2):
+            watch = FailureWatch.start(group)
+            assert sys.excepthook != hook
+            watch.stop()
+            watch.stop()
+            assert sys.excepthook == hook
+            assert threading.active_count() == 1
+        return FailureWatch.start(group) is not None
+
+    assert run_ranks(program, 2) == [True, True]
+    assert run_ranks(program_alone, 1) == [None]
+
+
+def program_alone(rank):
+    from shardcore.adapters.failure import FailureWatch
+    from shardcore.adapters.process_group import ProcessGroup
+
+    return FailureWatch.start(ProcessGroup.start(None))

@@ -1,0 +1,129 @@
+"""Joining, adopting and leaving the group of torch.distributed."""
+
+import os
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from shardcore.adapters.process_group import ProcessGroup, seconds
+from shardcore.domain.errors import EnvironmentProblem
+from shardcore.domain.job import Job, resolve_job
+from shardcore.testing import run_ranks
+from shardcore.testing.ranks import free_port
+
+
+def test_a_process_alone_starts_nothing():
+    group = ProcessGroup.start(None)
+    assert (group.rank(), group.world_size()) == (0, 1)
+    assert group.gather_objects("x") == ["x"]
+    assert group.broadcast_seed(7) == 7
+    group.stop()
+    assert not dist.is_initialized()
+
+
+def test_started_from_the_environment_and_ended():
+    def program(rank):
+        group = ProcessGroup.start(resolve_job(environ=os.environ), timeout=30)
+        facts = (group.rank(), group.world_size(), dist.get_backend(), group.device_type())
+        group.stop()
+        group.stop()
+        return facts, dist.is_initialized(), group.world_size()
+
+    results = run_ranks(program, 2, init=False)
+    assert results == [((rank, 2, "gloo", "cpu"), False, 1) for rank in range(2)]
+
+
+def test_started_from_addresses():
+    addresses = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+
+    def program(rank):
+        return ProcessGroup.start(resolve_job(addresses, process_id=rank, environ={})).rank()
+
+    assert run_ranks(program, 2, init=False) == [0, 1]
+
+
+def test_a_group_of_the_user_is_adopted_and_left_alone():
+    def program(rank):
+        with_job = ProcessGroup.start(resolve_job(environ=os.environ))
+        without = ProcessGroup.start(None)
+        with_job.stop()
+        without.stop()
+        return without.rank(), without.world_size(), dist.is_initialized()
+
+    assert run_ranks(program, 2) == [(0, 2, True), (1, 2, True)]
+
+
+def test_a_job_that_is_not_the_group_of_the_user_is_refused():
+    def program(rank):
+        with pytest.raises(EnvironmentProblem) as refused:
+            ProcessGroup.start(resolve_job("a:1,a:2,a:3", process_id=2, environ={}))
+        return str(refused.value)
+
+    for rank, message in enumerate(run_ranks(program, 2)):
+        assert "Expected rank 2 of 3" in message
+        assert "the argument process_id" in message
+        assert f"is rank {rank} of 2" in message
+        assert "do not call init_process_group" in message
+
+
+def test_objects_are_gathered_in_the_order_of_ranks_and_the_seed_is_rank_0_s():
+    def program(rank):
+        group = ProcessGroup.start(None)
+        return group.gather_objects({"rank": rank, "text": "x" * rank}), group.broadcast_seed(
+            100 + rank
+        )
+
+    expected = [{"rank": rank, "text": "x" * rank} for rank in range(3)]
+    assert run_ranks(program, 3) == [(expected, 100)] * 3
+
+
+def test_no_collective_leaves_the_main_thread():
+    def program(rank):
+        group = ProcessGroup.start(None)
+        messages = []
+
+        def work():
+            for collective in (group.gather_objects, group.broadcast_seed):
+                with pytest.raises(RuntimeError) as refused:
+                    collective(1)
+                messages.append(str(refused.value))
+
+        thread = threading.Thread(target=work, name="a-callback")
+        thread.start()
+        thread.join()
+        return messages
+
+    for messages in run_ranks(program, 2):
+        assert [message.split(",")[0] for message in messages] == [
+            "Expected gather_objects on the main thread",
+            "Expected broadcast_seed on the main thread",
+        ]
+        assert "'a-callback'" in messages[0]
+
+
+def test_ranks_that_never_come_are_reported_with_the_remedy():
+    def program(rank):
+        job = Job(0, 2, 0, "127.0.0.1", free_port())
+        with pytest.raises(EnvironmentProblem) as refused:
+            ProcessGroup.start(job, timeout=1)
+        return str(refused.value)
+
+    (message,) = run_ranks(program, 1, init=False)
+    assert message.startswith("Rank 0 of 2 could not join its group at tcp://127.0.0.1:")
+    assert "within 1 seconds" in message
+    assert "Check that all 2 processes were started" in message
+
+
+def test_the_timeout_is_the_argument_then_the_variable_then_ten_minutes(monkeypatch):
+    monkeypatch.delenv("SHARDCORE_TIMEOUT", raising=False)
+    assert seconds(None) == 600
+    monkeypatch.setenv("SHARDCORE_TIMEOUT", "90.5")
+    assert (seconds(None), seconds(5)) == (90.5, 5)
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf", ""])
+def test_a_timeout_that_is_none_is_refused(monkeypatch, text):
+    monkeypatch.setenv("SHARDCORE_TIMEOUT", text)
+    with pytest.raises(EnvironmentProblem, match="positive number of seconds"):
+        seconds(None)
