@@ -1,0 +1,53 @@
+"""`keras.distribution` for Keras 3 on PyTorch: any Keras model, unchanged, across devices.
+
+Importing shardcore loads neither torch nor Keras; `install()` does.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardcore.api import (
+        all_gather,
+        all_gather_variable,
+        all_reduce,
+        distribute_tensor,
+        distribute_variable,
+        ensure_dtensor,
+        ensure_dtensor_input,
+        install,
+        mesh_info,
+        rules_report,
+        status,
+        uninstall,
+        verify,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "all_gather",
+    "all_gather_variable",
+    "all_reduce",
+    "distribute_tensor",
+    "distribute_variable",
+    "ensure_dtensor",
+    "ensure_dtensor_input",
+    "install",
+    "mesh_info",
+    "rules_report",
+    "status",
+    "uninstall",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'shardcore' has no attribute {name!r}")
+    from shardcore import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

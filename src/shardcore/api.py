@@ -1,0 +1,211 @@
+"""The functions of `shardcore`: each finds what is installed and hands on."""
+
+import platform
+from typing import Any
+
+import shardcore
+from shardcore import bootstrap
+from shardcore.domain.path_report import RulesReport
+from shardcore.domain.placements import ReduceOp
+from shardcore.reporting.status import Status
+from shardcore.reporting.verification import Verification
+
+PACKAGES = ("keras", "torch", "numpy")
+
+
+def install(strategy: str = "auto") -> Status:
+    """Give Keras on PyTorch the `keras.distribution` API.
+
+    With no distribution set, Keras computes as before. Call it before the model is built; before
+    or after Keras is imported. Calling it again with the same strategy, or "auto", changes
+    nothing; another strategy needs `uninstall()` first.
+
+    Args:
+        strategy: How distributed variables live: "dtensor", "single", the name of one that
+            another package offers, or "auto" for the best that can be had here.
+
+    Returns:
+        The same as `status()`.
+
+    Raises:
+        EnvironmentProblem: If Keras runs on another backend, or Keras or torch is missing or of
+            an unknown version.
+        StrategyError: If there is no such strategy, it cannot be used here, or another is
+            installed.
+
+    Example:
+        >>> import shardcore
+        >>> shardcore.install(strategy="auto").strategy
+        'dtensor'
+        >>> shardcore.uninstall()
+    """
+    bootstrap.install(strategy)
+    return status()
+
+
+def uninstall() -> None:
+    """Give every Keras name its own value back.
+
+    A process group that was joined stays joined, and variables that were laid out stay so: build
+    the model anew.
+    """
+    bootstrap.uninstall()
+
+
+def status() -> Status:
+    """Which strategy is in use and why not the others, the mesh, the devices, the versions."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    versions["shardcore"] = shardcore.__version__
+    versions |= {package: bootstrap.package_version(package) for package in PACKAGES}
+    if not bootstrap.is_installed():
+        return Status(False, None, {}, None, None, (), 0, 1, versions)
+    installed = bootstrap.installation()
+    session = installed.binding.sessions.current()
+    return Status(
+        installed=True,
+        strategy=installed.entry.name,
+        passed_over=dict(installed.passed_over),
+        mesh_shape=session.mesh.shape if session else None,
+        axis_names=session.mesh.axis_names if session else None,
+        devices=tuple(installed.binding.library.list_devices()),
+        rank=installed.processes.rank,
+        world_size=installed.processes.world_size,
+        versions=versions,
+    )
+
+
+def verify(model: Any, batch: Any = None) -> Verification:
+    """The report to run before believing it: is every variable stored as its layout says?
+
+    All ranks call it together. Per variable: path, rule, spec, shapes, bytes here and in all,
+    whether what this rank stores is its shard of the whole value (compared on every rank), and
+    whether the last gradient arrived in the variable's layout.
+
+    Args:
+        model: A built Keras model.
+        batch: `(x, y)` or `(x, y, sample_weight)`, the global batch: its gradients are computed
+            first, and no variable is changed. Without it the gradients of the last step count.
+
+    Returns:
+        The report: print it for a table, `.to_dict()` for data, `.ok` for the verdict.
+
+    Raises:
+        EnvironmentProblem: If shardcore is not installed.
+        StrategyError: If no distribution is set.
+    """
+    from shardcore.binding.verification import verify_model
+
+    return verify_model(model, batch, bootstrap.installation().binding.sessions)
+
+
+def rules_report(model: Any) -> RulesReport | None:
+    """Which rule of the layout map each variable got, and the rules that got none.
+
+    Returns:
+        The report, or None where the distribution has no layout map.
+
+    Raises:
+        EnvironmentProblem: If shardcore is not installed.
+        StrategyError: If no distribution is set.
+    """
+    from shardcore.binding.agreement import rules_report as report
+
+    return report(model, bootstrap.installation().binding.sessions.required())
+
+
+def distribute_variable(variable: Any, layout: Any = None) -> Any:
+    """Lay a Keras variable out anew, for instance one made before the distribution was set.
+
+    All ranks call it together. The value is rank 0's.
+
+    Args:
+        variable: The Keras variable. It is changed in place.
+        layout: A `TensorLayout` or a tuple of axis names, one entry per dim; by default what
+            the distribution says.
+
+    Returns:
+        The variable.
+    """
+    from shardcore.binding import functions
+
+    return functions.distribute_variable(variable, layout, _sessions())
+
+
+def distribute_tensor(tensor: Any, layout: Any) -> Any:
+    """`tensor` in `layout`, differentiable; a plain tensor counts as equal on all ranks.
+
+    Args:
+        tensor: A tensor or array.
+        layout: A `TensorLayout` or a tuple of axis names, one entry per dim.
+    """
+    from shardcore.binding import functions
+
+    return functions.distribute_tensor(tensor, layout, _sessions())
+
+
+def all_gather_variable(variable: Any) -> Any:
+    """The whole value of a Keras variable as a plain tensor, on every rank.
+
+    All ranks call it together.
+    """
+    from shardcore.binding import functions
+
+    return functions.all_gather_variable(variable, _sessions())
+
+
+def all_reduce(tensor: Any, op: ReduceOp = "sum", axis_name: str | None = None) -> Any:
+    """`tensor` reduced over the ranks along a mesh axis, on each of them.
+
+    Args:
+        tensor: A plain tensor, of one shape on all ranks; this rank's own values.
+        op: "sum", "avg", "max", "min" or "product".
+        axis_name: The mesh axis, by default all of them.
+    """
+    from shardcore.binding import functions
+
+    return functions.all_reduce(tensor, op, axis_name, _sessions())
+
+
+def all_gather(tensor: Any, axis: int = 0, axis_name: str | None = None) -> Any:
+    """The tensors of the ranks along a mesh axis, joined along tensor dim `axis`.
+
+    Args:
+        tensor: A plain tensor, of one shape on all ranks; this rank's own values.
+        axis: The tensor dim to join along.
+        axis_name: The mesh axis, by default all of them.
+    """
+    from shardcore.binding import functions
+
+    return functions.all_gather(tensor, axis, axis_name, _sessions())
+
+
+def ensure_dtensor(tensor: Any, layout: Any = None) -> Any:
+    """`tensor` as the strategy's own kind, replicated unless a layout is given.
+
+    On a mesh of one device every tensor is plain and stays so.
+
+    Args:
+        tensor: A tensor or array; plain values count as equal on all ranks.
+        layout: A `TensorLayout` or a tuple of axis names, one entry per dim.
+    """
+    from shardcore.binding import functions
+
+    return functions.ensure_dtensor(tensor, layout, _sessions())
+
+
+def ensure_dtensor_input(data: Any) -> Any:
+    """A batch, any nest of arrays and tensors, split over the batch axis as `fit` does."""
+    from shardcore.binding import functions
+
+    return functions.ensure_dtensor_input(data, _sessions())
+
+
+def mesh_info() -> dict[str, Any]:
+    """The mesh of the distribution that is set: `shape`, `axis_names`, `devices`."""
+    from shardcore.binding import functions
+
+    return functions.mesh_info(_sessions())
+
+
+def _sessions() -> Any:
+    return bootstrap.installation().binding.sessions

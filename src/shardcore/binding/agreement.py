@@ -1,0 +1,145 @@
+"""Ranks that would do different things are found before they do them."""
+
+import hashlib
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from shardcore.binding import seams
+from shardcore.binding.layout_map import rules_of
+from shardcore.binding.session import Session
+from shardcore.binding.variable import storage_layout
+from shardcore.domain.errors import RankMismatchError, StrategyError
+from shardcore.domain.path_report import RulesReport
+
+logger = logging.getLogger("shardcore.agreement")
+
+Facts = dict[str, str]
+
+
+def check_model(model: Any, data: Any, session: Session) -> None:
+    """Compare with all ranks what the first step of `model` builds on.
+
+    Raises:
+        StrategyError: If the model was built before the distribution was set.
+        RankMismatchError: If a rank has another mesh, variable, layout or batch.
+    """
+    variables = list(variables_of(model))
+    for variable in variables:
+        if storage_layout(variable) is None:
+            raise _built_before(variable, session)
+    facts = {"mesh": f"{session.mesh} over processes {session.world.processes}"}
+    facts |= {f"variable {v.path}": _describe(v) for v in variables}
+    if session.distribution.auto_shard_dataset:
+        facts |= _batch_facts(data)
+    compare(facts, session)
+
+
+def compare(facts: Facts, session: Session) -> None:
+    """Raise on every rank if the ranks' facts differ, naming the first that does.
+
+    Raises:
+        RankMismatchError: The message names the fact and what each rank has.
+    """
+    digest = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()
+    if len(set(session.processes.gather(digest))) == 1:
+        return
+    everyone = session.processes.gather(facts)
+    names = dict.fromkeys(name for each in everyone for name in each)
+    for name in names:
+        values = [each.get(name, "nothing") for each in everyone]
+        if len(set(values)) > 1:
+            raise RankMismatchError(_difference(name, values))
+
+
+def _difference(name: str, values: list[str]) -> str:
+    usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
+    odd = {rank: value for rank, value in enumerate(values) if value != usual}
+    rank, value = next(iter(odd.items()))
+    others = [str(other) for other, each in enumerate(values) if each == usual]
+    remedy = (
+        "Give every process the same data (seed its shuffling), or its own rows with "
+        "auto_shard_dataset=False."
+        if name.startswith("batch")
+        else "Every process must run the same program with the same layout map."
+    )
+    return (
+        f"Ranks disagree on {name}: rank {rank} has {value}, rank {', '.join(others)} has {usual}. "
+        f"{remedy}"
+    )
+
+
+def variables_of(model: Any) -> Iterable[Any]:
+    """The variables of the model, of its optimizer and of its metrics, each once."""
+    optimizer = getattr(model, "optimizer", None)
+    every = [
+        *model.variables,
+        *(getattr(model, "metrics_variables", None) or []),
+        *(optimizer.variables if optimizer is not None else []),
+    ]
+    return {id(variable): variable for variable in every if variable._value is not None}.values()
+
+
+def _describe(variable: Any) -> str:
+    return f"shape {tuple(variable.shape)}, dtype {variable.dtype}, {storage_layout(variable)}"
+
+
+def _batch_facts(data: Any) -> Facts:
+    leaves: list[Any] = []
+    seams.map_leaves(leaves.append, data)
+    return {f"batch input {number}": _content(leaf) for number, leaf in enumerate(leaves)}
+
+
+def _content(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        leaf = leaf.detach().cpu().contiguous().view(torch.uint8).numpy() if leaf.ndim else leaf
+    content = hashlib.sha256(getattr(leaf, "tobytes", lambda: repr(leaf).encode())())
+    return f"shape {tuple(getattr(leaf, 'shape', ()))}, content {content.hexdigest()[:12]}"
+
+
+def _built_before(variable: Any, session: Session) -> StrategyError:
+    return StrategyError(
+        f"Variable {variable.path!r} was made before the distribution over mesh {session.mesh} was "
+        "set, so this process holds it whole. Build and compile the model after "
+        "keras.distribution.set_distribution(...), or inside distribution.scope(); or move it "
+        "first: shardcore.distribute_variable(variable) for each variable."
+    )
+
+
+def rules_report(model: Any, session: Session) -> RulesReport | None:
+    """Which rule each variable and output got; None where no layout map is used."""
+    layout_map = getattr(session.distribution, "_layout_map", None)
+    if layout_map is None:
+        return None
+    rules = rules_of(layout_map)
+    paths = [variable.path for variable in model.variables]
+    outputs = [path for path in session.output_paths if rules.match(path)]
+    return rules.report([*paths, *sorted(outputs)])
+
+
+def warn_of_rules(model: Any, session: Session) -> None:
+    """One warning for rules that match nothing and for variables without a rule."""
+    if model in session.warned:
+        return
+    session.warned.add(model)
+    report = rules_report(model, session)
+    if report is None:
+        return
+    for rule in report.unused_rules:
+        logger.warning(
+            "Layout map: rule %r matches no variable and no output of the model. %s",
+            rule,
+            report.hints.get(rule, ""),
+        )
+    unmatched = report.unmatched_paths
+    if unmatched:
+        logger.warning(
+            "Layout map: %d of %d variables match no rule and are replicated: %s%s. "
+            "shardcore.rules_report(model) lists all.",
+            len(unmatched),
+            len(model.variables),
+            ", ".join(unmatched[:4]),
+            ", ..." if len(unmatched) > 4 else "",
+        )

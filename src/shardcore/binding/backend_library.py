@@ -1,0 +1,119 @@
+"""The backend's `distribution_lib`: what `keras.distribution` calls. JAX has one of these names."""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import keras
+
+from shardcore.binding import seams
+from shardcore.binding.session import Sessions
+from shardcore.domain.errors import LayoutError
+from shardcore.domain.layout import Layout
+from shardcore.ports.processes import Processes
+from shardcore.ports.world import World
+
+# torch's device type -> Keras' name for it
+KERAS_DEVICE = {"cpu": "cpu", "cuda": "gpu"}
+
+
+@attrs.frozen
+class BackendLibrary:
+    """`keras.src.backend.jax.distribution_lib`, for torch processes.
+
+    Args:
+        processes: The job of this process.
+        sessions: The sessions of the distributions.
+        draw_seed: Gives a seed for all ranks where the user set none.
+    """
+
+    processes: Processes
+    sessions: Sessions
+    draw_seed: Callable[[], int]
+
+    def initialize(
+        self,
+        job_addresses: str | None = None,
+        num_processes: int | None = None,
+        process_id: int | None = None,
+    ) -> None:
+        """Join the job. All ranks then draw from one seed, unless the user has set one."""
+        joined = self.processes.initialize(job_addresses, num_processes, process_id)
+        if joined:
+            self._share_seed()
+
+    def _share_seed(self) -> None:
+        seeds = self.processes.gather((seams.user_seed(), self.draw_seed()))
+        if all(user is None for user, _ in seeds):
+            keras.utils.set_random_seed(seeds[0][1])
+
+    def list_devices(self, device_type: str | None = None) -> list[str]:
+        """Every device of the job, one per process: "cpu:0", "cpu:1", or "gpu:0", ..."""
+        self.initialize()
+        own = KERAS_DEVICE[self.processes.device_type]
+        wanted = device_type.lower() if device_type else own
+        if wanted not in (own, "cpu"):
+            return []
+        return [f"{wanted}:{process}" for process in range(self.processes.world_size)]
+
+    def get_device_count(self, device_type: str | None = None) -> int:
+        """The number of devices of the job."""
+        return len(self.list_devices(device_type))
+
+    def num_processes(self) -> int:
+        """The number of processes of the job."""
+        self.initialize()
+        return self.processes.world_size
+
+    def process_id(self) -> int:
+        """The rank of this process."""
+        self.initialize()
+        return self.processes.rank
+
+    def distribute_tensor(self, tensor: Any, layout: Any) -> Any:
+        """`tensor` in `layout`, a Keras `TensorLayout`.
+
+        Raises:
+            LayoutError: If no mesh is known, or the layout is of another number of dims.
+        """
+        if seams.is_symbolic():
+            return tensor
+        target: Layout = layout.backend_layout
+        if target.ndim != len(tensor.shape):
+            raise LayoutError(
+                f"A tensor of shape {tuple(tensor.shape)} cannot take layout {target}: give one "
+                "entry per dim, None where the dim is not split."
+            )
+        world: World = layout.device_mesh.backend_mesh
+        tensor = keras.ops.convert_to_tensor(tensor)
+        return self.sessions.strategy(world).activation(tensor, target)
+
+    def distribute_data_input(
+        self, per_process_batch: Any, layout: Any, batch_dim_name: str
+    ) -> Any:
+        """This rank's rows as part of the global batch: as many on every rank.
+
+        `fit` takes rows itself, uneven ones too; this is for those who call Keras below it.
+        """
+        target: Layout = layout.backend_layout
+        rows = keras.ops.convert_to_tensor(per_process_batch)
+        size = target.mesh.axis_size(batch_dim_name)
+        world: World = layout.device_mesh.backend_mesh
+        shape = (rows.shape[0] * size, *rows.shape[1:])
+        return self.sessions.strategy(world).join(rows, target, shape)
+
+    def _to_backend_device(self, device_name: str) -> str:
+        return str(device_name)
+
+    def _to_backend_mesh(self, device_mesh: Any) -> World:
+        self.initialize()
+        return self.sessions.world(device_mesh)
+
+    def _to_backend_layout(self, tensor_layout: Any) -> Layout:
+        if tensor_layout.device_mesh is None:
+            raise LayoutError(
+                f"TensorLayout {tensor_layout.axes} has no device mesh: give TensorLayout(axes, "
+                "device_mesh)."
+            )
+        world: World = tensor_layout.device_mesh.backend_mesh
+        return Layout(world.mesh, tensor_layout.axes)

@@ -1,0 +1,113 @@
+"""Puts every seam in place, and takes every one back."""
+
+import random
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import attrs
+
+from shardcore.binding import layout_map, seams
+from shardcore.binding.backend_library import BackendLibrary
+from shardcore.binding.data_adapters import OneProcess
+from shardcore.binding.layer_edges import LayerEdges
+from shardcore.binding.reading import to_numpy
+from shardcore.binding.session import Sessions
+from shardcore.binding.steps import Steps
+from shardcore.binding.variable import VariableSeam
+from shardcore.ports.processes import Processes
+from shardcore.ports.strategy import StrategyEntry
+
+
+def _draw_seed() -> int:
+    # Not the generator that the user may have seeded: each rank draws, rank 0's draw is used.
+    return random.SystemRandom().randint(1, 10**9)
+
+
+@attrs.frozen(eq=False)
+class Binding:
+    """Keras with shardcore in it, until `remove()`.
+
+    Args:
+        entry: The strategy that keeps variables.
+        processes: The job of this process.
+    """
+
+    entry: StrategyEntry
+    processes: Processes
+    sessions: Sessions = attrs.field(init=False)
+    library: BackendLibrary = attrs.field(init=False)
+    _rebinding: seams.Rebinding = attrs.field(factory=seams.Rebinding, init=False)
+    _ambient: threading.local = attrs.field(factory=threading.local, init=False)
+
+    @sessions.default
+    def _make_sessions(self) -> Sessions:
+        return Sessions(self.entry, self.processes)
+
+    @library.default
+    def _make_library(self) -> BackendLibrary:
+        return BackendLibrary(self.processes, self.sessions, _draw_seed)
+
+    def put(self) -> None:
+        """Replace every name of the seam table; all or none."""
+        replacements = self._replacements()
+        assert replacements.keys() == seams.SEAMS.keys()
+        try:
+            for name, make in replacements.items():
+                self._rebinding.replace(seams.SEAMS[name], make)
+        except BaseException:
+            self._rebinding.restore()
+            raise
+        self.follow_distribution()
+
+    def remove(self) -> None:
+        """Put every name back, and leave the scope of the distribution."""
+        self._leave_scope()
+        self._rebinding.restore()
+        self.sessions.close()
+
+    def _replacements(self) -> dict[str, Callable[[Any], Any]]:
+        variable = VariableSeam(self.sessions)
+        steps = Steps(self.sessions)
+        return {
+            "backend library": lambda _: self.library,
+            "distribution library": lambda _: self.library,
+            "set_distribution": self._set_distribution,
+            "layout axes": layout_map.validate_axes,
+            "layout map lookup": layout_map.lookup,
+            "layout map rule": layout_map.add_rule,
+            "variable initialize": variable.initialize,
+            "variable assign": variable.assign,
+            "variable repr": variable.represent,
+            "convert_to_numpy": lambda original: to_numpy(original, self.sessions),
+            "layer edges": lambda _: LayerEdges(self.sessions),
+            "data adapters": lambda _: OneProcess(),
+            "epoch": steps.epoch,
+            "train step": steps.maker("train_function"),
+            "test step": steps.maker("test_function"),
+            "predict step": steps.maker("predict_function"),
+            "progress bar": steps.progress,
+        }
+
+    def _set_distribution(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def set_distribution(value: Any) -> None:
+            original(value)
+            self.follow_distribution()
+
+        set_distribution.__doc__ = original.__doc__
+        return set_distribution
+
+    def follow_distribution(self) -> None:
+        """Be in the scope of the distribution that is set on this thread, and in no other."""
+        self._leave_scope()
+        session = self.sessions.current()
+        if session is not None:
+            self._ambient.scope = ExitStack()
+            self._ambient.scope.enter_context(session.strategy.scope())
+
+    def _leave_scope(self) -> None:
+        scope = getattr(self._ambient, "scope", None)
+        if scope is not None:
+            self._ambient.scope = None
+            scope.close()

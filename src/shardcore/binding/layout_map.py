@@ -1,0 +1,60 @@
+"""Seams: `LayoutMap` and `TensorLayout`. Rules are read by the path matcher."""
+
+from collections.abc import Callable
+from typing import Any
+
+from shardcore.domain.errors import LayoutError
+from shardcore.domain.layout import Layout
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.path_key import PathKey
+from shardcore.domain.path_rules import PathRules
+
+
+def rules_of(layout_map: Any) -> PathRules[Any]:
+    """The rules of a `LayoutMap`. Made anew when its keys have changed."""
+    keys = tuple(layout_map._layout_map)
+    cached = getattr(layout_map, "_shardcore_rules", None)
+    if cached is None or tuple(cached) != keys:
+        cached = PathRules(layout_map._layout_map)
+        layout_map._shardcore_rules = cached
+    return cached
+
+
+def lookup(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """`LayoutMap.__getitem__`: exact, then pattern; None if no rule matches."""
+
+    def __getitem__(layout_map: Any, key: str) -> Any:
+        match = rules_of(layout_map).match(key)
+        return None if match is None else match.value
+
+    __getitem__.__doc__ = original.__doc__
+    return __getitem__
+
+
+def add_rule(original: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
+    """`LayoutMap.__setitem__`: a key that cannot be read is refused, and the map is as before."""
+
+    def __setitem__(layout_map: Any, key: str, layout: Any) -> None:
+        PathKey(key)
+        original(layout_map, key, layout)
+        layout_map._shardcore_rules = None
+
+    __setitem__.__doc__ = original.__doc__
+    return __setitem__
+
+
+def validate_axes(_original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`TensorLayout._validate_axes`: several axes may split one dim, each axis once."""
+
+    def _validate_axes(tensor_layout: Any) -> None:
+        device_mesh = tensor_layout.device_mesh
+        if device_mesh is None:
+            return
+        mesh = Mesh(device_mesh.shape, device_mesh.axis_names)
+        try:
+            Layout(mesh, tensor_layout.axes)
+        except LayoutError as error:
+            # The words by which Keras' own error is known.
+            raise LayoutError(f"Invalid axis names for Layout. {error}") from None
+
+    return _validate_axes

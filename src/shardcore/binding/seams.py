@@ -1,0 +1,218 @@
+"""Every Keras name that shardcore replaces or reads, with the reason: the only such place.
+
+Known for Keras 3.15 on torch. `Rebinding` replaces names and puts each of them back.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import attrs
+from keras.src import backend, tree
+from keras.src.backend.common import global_state
+from keras.src.backend.common.name_scope import current_path
+from keras.src.backend.torch import core as torch_core
+from keras.src.distribution import distribution_lib
+from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.utils import rng_utils
+
+KERAS_VERSIONS = ("3.15",)
+
+CURRENT_DISTRIBUTION: str = distribution_lib.GLOBAL_ATTRIBUTE_NAME
+
+
+@attrs.frozen
+class Seam:
+    """A Keras name that is replaced while shardcore is installed.
+
+    Args:
+        module: The module that defines it.
+        name: The name in the module, dotted for a member of a class.
+        reason: Why it is replaced.
+        everywhere: Whether modules that imported the name for themselves get the new value too.
+    """
+
+    module: str
+    name: str
+    reason: str
+    everywhere: bool = False
+
+
+SEAMS = {
+    "backend library": Seam(
+        "keras.src.backend", "distribution_lib", "None on torch: keras.distribution calls it."
+    ),
+    "distribution library": Seam(
+        "keras.src.distribution.distribution_lib",
+        "distribution_lib",
+        "Keeps its own reference to the backend library.",
+    ),
+    "set_distribution": Seam(
+        "keras.src.distribution.distribution_lib",
+        "set_distribution",
+        "Plain tensors mix with sharded ones from here on; the mesh is made here.",
+        everywhere=True,
+    ),
+    "layout axes": Seam(
+        "keras.src.distribution.distribution_lib",
+        "TensorLayout._validate_axes",
+        "Refuses several axes on one dim; an axis used twice passes.",
+    ),
+    "layout map lookup": Seam(
+        "keras.src.distribution.distribution_lib",
+        "LayoutMap.__getitem__",
+        "Rules are matched by the path matcher, the same for Keras and PyTorch names.",
+    ),
+    "layout map rule": Seam(
+        "keras.src.distribution.distribution_lib",
+        "LayoutMap.__setitem__",
+        "A rule that cannot be read is an error where it is written.",
+    ),
+    "variable initialize": Seam(
+        "keras.src.backend.torch.core",
+        "Variable._initialize",
+        "The torch variable ignores its layout.",
+    ),
+    "variable assign": Seam(
+        "keras.src.backend.torch.core",
+        "Variable._direct_assign",
+        "A value is brought into the variable's layout.",
+    ),
+    "variable repr": Seam(
+        "keras.src.backend.common.variables",
+        "Variable.__repr__",
+        "Prints the value: a collective, where one rank prints.",
+    ),
+    "convert_to_numpy": Seam(
+        "keras.src.backend.torch.core",
+        "convert_to_numpy",
+        "NumPy gets the whole value.",
+        everywhere=True,
+    ),
+    "layer edges": Seam(
+        "keras.src.layers.layer",
+        "distribution_lib",
+        "Layer.__call__ relays a layer's output through it.",
+    ),
+    "data adapters": Seam(
+        "keras.src.trainers.data_adapters",
+        "distribution_lib",
+        "Refuses everything but tf.data in several processes; shardcore takes the rows itself.",
+    ),
+    "epoch": Seam(
+        "keras.src.backend.torch.trainer",
+        "TorchEpochIterator._get_iterator",
+        "Ranks that would make another number of steps are found before the first.",
+    ),
+    "train step": Seam(
+        "keras.src.backend.torch.trainer",
+        "TorchTrainer.make_train_function",
+        "A batch is split before the step, and logs are whole after it.",
+    ),
+    "test step": Seam(
+        "keras.src.backend.torch.trainer", "TorchTrainer.make_test_function", "As the train step."
+    ),
+    "predict step": Seam(
+        "keras.src.backend.torch.trainer",
+        "TorchTrainer.make_predict_function",
+        "As the train step.",
+    ),
+    "progress bar": Seam(
+        "keras.src.callbacks.progbar_logger",
+        "ProgbarLogger.set_params",
+        "One rank shows progress.",
+    ),
+}
+
+
+@attrs.define
+class Rebinding:
+    """Names that have been replaced, and what they were."""
+
+    _undo: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+
+    def replace(self, seam: Seam, make: Callable[[Any], Any]) -> None:
+        """Give `seam` the value `make(original)`."""
+        holder, name = _holder(seam)
+        original = vars(holder)[name]
+        value = make(original)
+        for place in _importers(original) if seam.everywhere else [holder]:
+            self._set(place, name, value, vars(place)[name])
+
+    def _set(self, holder: Any, name: str, value: Any, original: Any) -> None:
+        setattr(holder, name, value)
+        self._undo.append(lambda: setattr(holder, name, original))
+
+    def restore(self) -> None:
+        """Put every name back, the last one first."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def _holder(seam: Seam) -> tuple[Any, str]:
+    """The module or class that holds the name, and the name in it."""
+    holder: Any = importlib.import_module(seam.module)
+    *classes, name = seam.name.split(".")
+    for each in classes:
+        holder = getattr(holder, each)
+    return holder, name
+
+
+def _importers(original: Any) -> list[ModuleType]:
+    """The loaded Keras modules that hold `original` under its own name."""
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "keras"]
+    return [m for m in modules if vars(m).get(original.__name__) is original]
+
+
+def current_distribution() -> Any:
+    """The distribution that is set on this thread, or None."""
+    return global_state.get_global_attribute(CURRENT_DISTRIBUTION)
+
+
+def user_seed() -> int | None:
+    """The seed of `keras.utils.set_random_seed`, None if it was not called."""
+    seed: int | None = rng_utils.get_random_seed()
+    return seed
+
+
+def is_symbolic() -> bool:
+    """Whether Keras is working out shapes, on the meta device."""
+    return str(torch_core.get_device()) == "meta"
+
+
+def layer_path() -> str:
+    """The path of the layer that is being called."""
+    path: str = current_path()
+    return path
+
+
+def map_tensors(function: Callable[[Any], Any], structure: Any) -> Any:
+    """`structure` with `function` applied to its tensors; the rest stays."""
+    return tree.map_structure(
+        lambda leaf: function(leaf) if backend.is_tensor(leaf) else leaf, structure
+    )
+
+
+def copy_mask(source: Any, target: Any) -> None:
+    """Give `target` the Keras mask of `source`, if it has one."""
+    mask = backend.get_keras_mask(source)
+    if mask is not None:
+        backend.set_keras_mask(target, mask)
+
+
+def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
+    """`structure` with `function` applied to every leaf but None."""
+    return tree.map_structure(function, structure, none_is_leaf=False)
+
+
+def unpack(batch: Any) -> tuple[Any, Any, Any]:
+    """Inputs, targets and sample weights of a batch as `fit` takes it."""
+    parts: tuple[Any, Any, Any] = data_adapter_utils.unpack_x_y_sample_weight(batch)
+    return parts
+
+
+def torch_device() -> Any:
+    """The device on which Keras makes tensors."""
+    return torch_core.get_device()

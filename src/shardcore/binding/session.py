@@ -1,0 +1,169 @@
+"""A distribution at work on this process: its mesh, its strategy, and what was seen so far."""
+
+import logging
+import weakref
+from typing import Any
+
+import attrs
+import keras
+
+from shardcore.binding import seams
+from shardcore.domain.errors import LayoutError, MeshError, StrategyError
+from shardcore.domain.layout import Layout
+from shardcore.domain.mesh import Mesh
+from shardcore.ports.processes import Processes
+from shardcore.ports.strategy import Strategy, StrategyEntry
+from shardcore.ports.world import World
+
+logger = logging.getLogger("shardcore.session")
+
+
+@attrs.frozen(eq=False)
+class Session:
+    """What the seams need to know of the distribution that is set.
+
+    Args:
+        distribution: The Keras distribution.
+        world: Its mesh over the processes of the job.
+        strategy: The strategy, opened on that world.
+        processes: The job.
+    """
+
+    distribution: Any = attrs.field(repr=False)
+    world: World
+    strategy: Strategy
+    processes: Processes
+    output_paths: set[str] = attrs.field(factory=set, init=False, repr=False)
+    warned: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that the layouts mean."""
+        return self.world.mesh
+
+    @property
+    def batch_axis(self) -> str:
+        """The axis that splits the batch."""
+        return str(self.distribution.batch_dim_name)
+
+    def batch_layout(self, ndim: int) -> Layout:
+        """The layout of a batch with `ndim` dims: rows split over the batch axis."""
+        return Layout(self.mesh, (self.batch_axis, *(None,) * (ndim - 1)))
+
+    def keras_layout(self, layout: Layout) -> Any:
+        """`layout` as a Keras `TensorLayout` on the distribution's mesh."""
+        return keras.distribution.TensorLayout(layout.spec, self.distribution.device_mesh)
+
+    def variable_layout(self, variable: Any) -> Layout:
+        """The storage layout of `variable`, as the distribution says.
+
+        Raises:
+            LayoutError: If the rule does not fit the variable; the message names both.
+        """
+        tensor_layout = self.distribution.get_variable_layout(variable)
+        layout: Layout = tensor_layout.backend_layout
+        if layout.ndim != len(variable.shape):
+            raise _wrong_ndim(variable, layout)
+        return layout
+
+
+def _wrong_ndim(variable: Any, layout: Layout) -> LayoutError:
+    return LayoutError(
+        f"Variable {variable.path!r} has shape {tuple(variable.shape)} with "
+        f"{len(variable.shape)} dims, but its layout {layout} is of {layout.ndim}: give one entry "
+        "per dim, None where the dim is not split."
+    )
+
+
+@attrs.define
+class Sessions:
+    """The sessions of this process, one per distribution."""
+
+    entry: StrategyEntry
+    processes: Processes
+    _strategies: dict[World, Strategy] = attrs.field(factory=dict, init=False)
+    _sessions: "weakref.WeakKeyDictionary[Any, Session]" = attrs.field(
+        factory=weakref.WeakKeyDictionary, init=False
+    )
+
+    def current(self) -> Session | None:
+        """The session of the distribution that is set on this thread, or None."""
+        distribution = seams.current_distribution()
+        return None if distribution is None else self.of(distribution)
+
+    def required(self) -> Session:
+        """The session of the distribution that is set on this thread.
+
+        Raises:
+            StrategyError: If none is set.
+        """
+        session = self.current()
+        if session is None:
+            raise StrategyError(
+                "No distribution is set on this thread: call "
+                "keras.distribution.set_distribution(...) first, or work inside "
+                "distribution.scope()."
+            )
+        return session
+
+    def of(self, distribution: Any) -> Session:
+        """The session of `distribution`, made at the first call."""
+        session = self._sessions.get(distribution)
+        if session is None:
+            world = distribution.device_mesh.backend_mesh
+            session = Session(distribution, world, self.strategy(world), self.processes)
+            self._sessions[distribution] = session
+            logger.debug(
+                "distribution set: %s over mesh %s", type(distribution).__name__, world.mesh
+            )
+        return session
+
+    def strategy(self, world: World) -> Strategy:
+        """The strategy opened on `world`, once."""
+        if world not in self._strategies:
+            self._strategies[world] = self.entry.open(world)
+        return self._strategies[world]
+
+    def keeper(self, tensor: Any) -> Strategy | None:
+        """The strategy whose sharded tensor `tensor` is, None if it is plain."""
+        for strategy in self._strategies.values():
+            if strategy.layout(tensor) is not None:
+                return strategy
+        return None
+
+    def close(self) -> None:
+        """Forget every session and strategy."""
+        self._sessions.clear()
+        self._strategies.clear()
+
+    def world(self, device_mesh: Any) -> World:
+        """The world of a Keras `DeviceMesh`.
+
+        Raises:
+            MeshError: If its devices are not those of the job.
+        """
+        devices = [str(device) for device in device_mesh.devices.flatten()]
+        if len(devices) != self.processes.world_size:
+            raise MeshError(
+                f"DeviceMesh {tuple(device_mesh.shape)} has {len(devices)} devices, but the job "
+                f"has {self.processes.world_size} processes, one device each: use all of "
+                "keras.distribution.list_devices(), or start as many processes as the mesh has "
+                "devices (torchrun --nproc_per_node=N)."
+            )
+        return World(
+            Mesh(device_mesh.shape, device_mesh.axis_names),
+            tuple(_process(device) for device in devices),
+            self.processes.rank,
+            self.processes.device_type,
+        )
+
+
+def _process(device: str) -> int:
+    """The process of a device named as `list_devices` names it, such as "cpu:1"."""
+    _, _, number = device.partition(":")
+    if not number.isdigit():
+        raise MeshError(
+            f"Device {device!r} has no number: name devices as keras.distribution.list_devices() "
+            'does, such as "cpu:0" or "gpu:3".'
+        )
+    return int(number)

@@ -1,0 +1,117 @@
+"""Seam: the torch `Variable`. Under a distribution its value is kept by the strategy."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.binding.session import Session, Sessions
+from shardcore.domain.errors import StrategyError
+from shardcore.domain.layout import Layout
+
+logger = logging.getLogger("shardcore.variables")
+
+
+@attrs.frozen
+class VariableSeam:
+    """The members of `keras.src.backend.torch.core.Variable` that shardcore replaces.
+
+    Args:
+        sessions: Where the session of the distribution is found.
+    """
+
+    sessions: Sessions
+
+    def initialize(self, original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        """`_initialize`: the value is whole here and nowhere else."""
+
+        def _initialize(variable: Any, value: Any) -> None:
+            session = self.sessions.current()
+            if session is None:
+                original(variable, value)
+                return
+            if isinstance(value, torch.nn.Parameter) and session.mesh.size > 1:
+                raise _foreign_parameter(variable, session)
+            original(variable, value)
+            place(variable, session)
+
+        return _initialize
+
+    def assign(self, original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        """`_direct_assign`: the value is brought into the variable's layout."""
+
+        def _direct_assign(variable: Any, value: Any) -> None:
+            strategy = strategy_of(variable, self.sessions)
+            if strategy is None:
+                original(variable, value)
+                return
+            with torch.no_grad():
+                strategy.assign(variable._value, value)
+
+        return _direct_assign
+
+    def represent(self, original: Callable[[Any], str]) -> Callable[[Any], str]:
+        """`__repr__`: the layout in place of a value that this rank does not have whole."""
+
+        def __repr__(variable: Any) -> str:
+            layout = getattr(variable, "_shardcore_layout", None)
+            if layout is None or layout.is_replicated:
+                return original(variable)
+            return (
+                f"<Variable path={variable.path}, shape={tuple(variable.shape)}, "
+                f"dtype={variable.dtype}, layout={layout} on mesh {layout.mesh}>"
+            )
+
+        return __repr__
+
+
+def strategy_of(variable: Any, sessions: Sessions) -> Any:
+    """The strategy that keeps `variable`, None if it is kept by Keras itself."""
+    world = getattr(variable, "_shardcore_world", None)
+    return None if world is None else sessions.strategy(world)
+
+
+def storage_layout(variable: Any) -> Layout | None:
+    """The layout that `variable` is kept in, None if it is kept by Keras itself."""
+    return getattr(variable, "_shardcore_layout", None)
+
+
+def place(variable: Any, session: Session, layout: Layout | None = None) -> None:
+    """Hand the value of `variable`, whole and equal on all ranks, to the session's strategy.
+
+    Args:
+        variable: A Keras variable whose `_value` is plain.
+        session: The session that keeps it from now on.
+        layout: Its storage layout, by default the one that the distribution says.
+    """
+    variable._shape = variable._validate_shape(variable._value.shape)
+    if layout is None:
+        layout = session.variable_layout(variable)
+    whole = variable._value.detach()
+    stored = torch.nn.Parameter(
+        session.strategy.create(whole, layout), requires_grad=variable._value.requires_grad
+    )
+    if stored.requires_grad:
+        session.strategy.track(stored, layout)
+    variable._value = stored
+    variable._layout = session.keras_layout(layout)
+    variable._shardcore_layout = layout
+    variable._shardcore_world = session.world
+    logger.debug(
+        "variable %s: shape %s, spec %s, placements %s, local shape %s",
+        variable.path,
+        tuple(variable.shape),
+        layout,
+        "[" + ", ".join(map(str, layout.placements)) + "]",
+        layout.local_shape(variable.shape, session.world.position),
+    )
+
+
+def _foreign_parameter(variable: Any, session: Session) -> StrategyError:
+    return StrategyError(
+        f"Variable {variable.path!r} is the parameter of a torch module, which keeps its own "
+        f"reference to it, so it cannot be laid over mesh {session.mesh}. Write the module as a "
+        "Keras layer, or build it without a distribution."
+    )

@@ -1,0 +1,114 @@
+"""Compares what every rank stores with what the layouts say."""
+
+import hashlib
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.binding import agreement, batches, seams
+from shardcore.binding.session import Session, Sessions
+from shardcore.binding.variable import storage_layout
+from shardcore.domain.errors import StrategyError
+from shardcore.domain.layout import Layout
+from shardcore.reporting.verification import VariableCheck, Verification
+
+
+def verify_model(model: Any, batch: Any, sessions: Sessions) -> Verification:
+    """The report on the model's variables and its optimizer's. A collective."""
+    session = sessions.required()
+    if batch is not None:
+        with session.strategy.scope():
+            _backward(model, batch, session)
+    report = agreement.rules_report(model, session)
+    rules = report.matched if report else {}
+    variables = agreement.variables_of(model)
+    checks = tuple(_check(variable, rules.get(variable.path), session) for variable in variables)
+    return Verification(
+        mesh=str(session.mesh),
+        strategy=sessions.entry.name,
+        rank=session.processes.rank,
+        variables=checks,
+    )
+
+
+def _backward(model: Any, batch: Any, session: Session) -> None:
+    """The gradients of one batch. Variables that a forward pass updates are put back."""
+    x, y, sample_weight = seams.unpack(batches.distribute(batch, session))
+    state = [(v, v._value.detach().clone()) for v in model.non_trainable_variables]
+    model.zero_grad()
+    predictions = model(x, training=True)
+    loss = model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
+    loss.backward()
+    for variable, value in state:
+        variable.assign(value)
+
+
+@attrs.frozen
+class _Found:
+    """What one rank tells of one variable."""
+
+    stored: bool
+    gradient_fits: bool | None
+    value: str
+
+
+def _check(variable: Any, rule: str | None, session: Session) -> VariableCheck:
+    layout = storage_layout(variable)
+    if layout is None:
+        raise StrategyError(
+            f"Variable {variable.path!r} was made before the distribution was set, so it has no "
+            "layout to verify: build the model after set_distribution(...)."
+        )
+    with torch.no_grad():
+        local = session.strategy.local(variable._value)
+        gradient = _gradient_layout(variable, session)
+        here = _Found(
+            stored=_is_shard(variable, local, layout, session),
+            gradient_fits=None if gradient is None else gradient == layout,
+            value=_fingerprint(session.strategy.whole(variable._value)),
+        )
+    everyone = session.processes.gather(here)
+    fits = [found.gradient_fits for found in everyone]
+    return VariableCheck(
+        path=variable.path,
+        rule=rule,
+        spec=str(layout),
+        shape=tuple(variable.shape),
+        local_shape=tuple(local.shape),
+        bytes_here=_storage_bytes(local),
+        bytes_whole=local.element_size() * _elements(variable.shape),
+        stored=all(found.stored and found.value == here.value for found in everyone),
+        gradient=None if gradient is None else str(gradient),
+        gradient_fits=None if None in fits else all(fits),
+    )
+
+
+def _is_shard(variable: Any, local: Any, layout: Layout, session: Session) -> bool:
+    """Whether `local` is this rank's slice of the whole, in a storage of just that size."""
+    shape = tuple(variable.shape)
+    whole = session.strategy.whole(variable._value)
+    slices = layout.slices(shape, session.world.position)
+    size = local.element_size() * local.numel()
+    return torch.equal(local, whole[slices]) and _storage_bytes(local) <= size
+
+
+def _gradient_layout(variable: Any, session: Session) -> Layout | None:
+    gradient = variable._value.grad
+    if gradient is None:
+        return None
+    return session.strategy.layout(gradient) or Layout.replicated(session.mesh, gradient.ndim)
+
+
+def _storage_bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def _elements(shape: Any) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _fingerprint(whole: torch.Tensor) -> str:
+    # Python's own hash() is salted anew in every process.
+    data = whole.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,1 @@
+"""What a person sees: results as data, the tables that show them, and the log."""

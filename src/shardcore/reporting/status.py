@@ -1,0 +1,58 @@
+"""What `shardcore.status()` tells, and how it is shown."""
+
+from typing import Any
+
+import attrs
+from rich.table import Table
+
+from shardcore.reporting.tables import Shown
+
+
+@attrs.frozen
+class Status(Shown):
+    """Where this process stands.
+
+    Args:
+        installed: Whether shardcore is in Keras.
+        strategy: The strategy that was chosen, None where nothing is installed.
+        passed_over: Why the other strategies were not, by name.
+        mesh_shape: The shape of the mesh of the distribution that is set, None without one.
+        axis_names: The names of its axes.
+        devices: Every device of the job, in the order of the ranks.
+        rank: The rank of this process.
+        world_size: The number of processes.
+        versions: The versions of Python, shardcore, Keras and torch.
+    """
+
+    installed: bool
+    strategy: str | None
+    passed_over: dict[str, str]
+    mesh_shape: tuple[int, ...] | None
+    axis_names: tuple[str, ...] | None
+    devices: tuple[str, ...]
+    rank: int
+    world_size: int
+    versions: dict[str, str | None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, fit for JSON."""
+        return attrs.asdict(self)
+
+    def table(self) -> Table:
+        """The same as a table of two columns."""
+        table = Table("what", "value", title="shardcore")
+        table.add_row("strategy", self.strategy or "none: call shardcore.install()")
+        for name, reason in self.passed_over.items():
+            table.add_row(f"not {name}", reason)
+        table.add_row("mesh", self._mesh())
+        table.add_row("devices", ", ".join(self.devices))
+        table.add_row("rank", f"{self.rank} of {self.world_size}")
+        for package, version in self.versions.items():
+            table.add_row(package, version or "not installed")
+        return table
+
+    def _mesh(self) -> str:
+        if self.mesh_shape is None or self.axis_names is None:
+            return "none: no distribution is set"
+        axes = zip(self.axis_names, self.mesh_shape, strict=True)
+        return ", ".join(f"{name}={size}" for name, size in axes)

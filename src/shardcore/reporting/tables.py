@@ -1,0 +1,49 @@
+"""Tables for people: aligned, the same on a terminal and in a log file."""
+
+import io
+
+from rich.console import Console
+from rich.table import Table
+
+
+class Shown:
+    """A result that prints as its table."""
+
+    __slots__ = ()
+
+    def table(self) -> Table:
+        """The result as a table."""
+        raise NotImplementedError
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def __str__(self) -> str:
+        return render(self.table())
+
+
+def render(table: Table, width: int = 120) -> str:
+    """`table` as text, without colours.
+
+    Example:
+        >>> print(render(Table("a", "b")).splitlines()[0][:1])
+        ┏
+    """
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True).print(table)
+    return out.getvalue().rstrip("\n")
+
+
+def human_bytes(count: int) -> str:
+    """A number of bytes for people.
+
+    Example:
+        >>> human_bytes(999), human_bytes(1536), human_bytes(3 * 2**30)
+        ('999 B', '1.5 KiB', '3.0 GiB')
+    """
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,114 @@
+"""What `shardcore.verify()` tells, and how it is shown."""
+
+from typing import Any
+
+import attrs
+from rich.table import Table
+
+from shardcore.reporting.tables import Shown, human_bytes
+
+
+@attrs.frozen
+class VariableCheck:
+    """One variable, as it was found on this rank and confirmed on all.
+
+    Args:
+        path: The variable's path.
+        rule: The layout map's rule that decided, None if no rule did.
+        spec: The layout as text.
+        shape: The global shape.
+        local_shape: The shape of what this rank stores.
+        bytes_here: The bytes that this rank's storage takes.
+        bytes_whole: The bytes of the whole value.
+        stored: Whether every rank stores its shard of the whole value, and nothing else.
+        gradient: The layout of its gradient as text, None where there is none.
+        gradient_fits: Whether that is the layout of the variable, on every rank; None without one.
+    """
+
+    path: str
+    rule: str | None
+    spec: str
+    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    bytes_here: int
+    bytes_whole: int
+    stored: bool
+    gradient: str | None
+    gradient_fits: bool | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return self.stored and self.gradient_fits is not False
+
+
+@attrs.frozen
+class Verification(Shown):
+    """The report on a model.
+
+    Args:
+        mesh: The mesh as text.
+        strategy: The strategy's name.
+        rank: The rank that this report is of.
+        variables: One check per variable: the model's, then the optimizer's.
+    """
+
+    mesh: str
+    strategy: str
+    rank: int
+    variables: tuple[VariableCheck, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong with any variable."""
+        return all(check.ok for check in self.variables)
+
+    @property
+    def bytes_here(self) -> int:
+        """The bytes that this rank stores."""
+        return sum(check.bytes_here for check in self.variables)
+
+    @property
+    def bytes_whole(self) -> int:
+        """The bytes of all variables."""
+        return sum(check.bytes_whole for check in self.variables)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, fit for JSON."""
+        return {**attrs.asdict(self), "ok": self.ok}
+
+    def table(self) -> Table:
+        """One row per variable, and the sum."""
+        table = Table(
+            title=f"strategy {self.strategy}, mesh {self.mesh}, rank {self.rank}: "
+            + ("all as it should be" if self.ok else "WRONG, see the last columns")
+        )
+        for name in ("variable", "rule", "spec", "shape", "local shape"):
+            table.add_column(name, overflow="fold")
+        for name in ("bytes here", "bytes in all"):
+            table.add_column(name, justify="right")
+        table.add_column("stored")
+        table.add_column("gradient")
+        for check in self.variables:
+            table.add_row(*_row(check))
+        table.add_section()
+        table.add_row(
+            f"{len(self.variables)} variables", "", "", "", "",
+            human_bytes(self.bytes_here), human_bytes(self.bytes_whole), "", "",
+        )  # fmt: skip
+        return table
+
+
+def _row(check: VariableCheck) -> tuple[str, ...]:
+    gradient = "-" if check.gradient_fits is None else "ok" if check.gradient_fits else "WRONG"
+    return (
+        check.path,
+        check.rule or "-",
+        check.spec,
+        str(check.shape),
+        str(check.local_shape),
+        human_bytes(check.bytes_here),
+        human_bytes(check.bytes_whole),
+        "ok" if check.stored else "WRONG",
+        gradient if check.gradient_fits is not False else f"WRONG: {check.gradient}",
+    )
