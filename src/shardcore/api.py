@@ -44,7 +44,7 @@ def install(strategy: str = "auto") -> Status:
 
 
 def uninstall() -> None:
-    """Give every Keras name its own value back.
+    """Give every Keras name its own value back, and unset the distribution.
 
     A process group that was joined stays joined, and variables that were laid out stay so: build
     the model anew.

@@ -4,7 +4,7 @@ import importlib.util
 import logging
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any
 
 import attrs
@@ -20,6 +20,32 @@ logger = logging.getLogger("shardcore.install")
 
 # The releases that the seam table and the torch compat module are written for.
 KNOWN = {"keras": "3.15", "torch": "2.13"}
+
+
+@attrs.frozen
+class Offers:
+    """What the plug-ins offer.
+
+    Args:
+        found: Every strategy, and the package that offers it, by the strategy's name.
+        broken: Why a package offers nothing, by the package's name.
+    """
+
+    found: dict[str, tuple[StrategyEntry, str]] = attrs.field(factory=dict)
+    broken: dict[str, str] = attrs.field(factory=dict)
+
+    def add(self, entry: StrategyEntry, package: str) -> None:
+        """Take one strategy of a package.
+
+        Raises:
+            StrategyError: If another package has taken its name.
+        """
+        if entry.name in self.found:
+            raise StrategyError(
+                f"Strategy {entry.name!r} is offered by package {self.found[entry.name][1]!r} and "
+                f"by package {package!r}: uninstall one of the two, or rename its strategy."
+            )
+        self.found[entry.name] = (entry, package)
 
 
 @attrs.frozen(eq=False)
@@ -102,64 +128,97 @@ def _because(passed_over: dict[str, str]) -> str:
 
 
 def _rank() -> int:
-    if _installed is not None:
+    # The job is joined later than the first lines are logged; its launcher knows the rank.
+    if _installed is not None and _installed.processes.world_size > 1:
         return int(_installed.processes.rank)
     return int(os.environ.get("RANK", os.environ.get("KERAS_DISTRIBUTION_PROCESS_ID", "0")) or 0)
 
 
-def entries() -> dict[str, tuple[StrategyEntry, str]]:
-    """Every strategy that a plug-in offers, with the plug-in, by name.
+def entries() -> Offers:
+    """Every strategy that a plug-in offers. A package that cannot be used is logged and noted.
 
     Raises:
-        StrategyError: If a plug-in cannot be loaded or offers a name that is taken; the message
-            names the package.
+        StrategyError: If two packages offer a strategy of one name; the message names them.
     """
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    manager.register(builtin_plugins, name="shardcore")
-    manager.load_setuptools_entrypoints(hookspecs.PROJECT)
-    found: dict[str, tuple[StrategyEntry, str]] = {}
-    for name, plugin in manager.list_name_plugin():
-        for entry in _offers(plugin):
-            if entry.name in found:
-                raise StrategyError(
-                    f"Strategy {entry.name!r} is offered by {found[entry.name][1]!r} and by "
-                    f"{name!r}: uninstall one of the two packages."
-                )
-            found[entry.name] = (entry, name)
-    return found
+    offers = Offers()
+    for entry in _offered(manager, builtin_plugins):
+        offers.add(entry, "shardcore")
+    for point in entry_points(group=hookspecs.PROJECT):
+        package = _package(point)
+        try:
+            offered = _offered(manager, point.load())
+        except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything
+            offers.broken[package] = _one_line("its plug-in cannot be used", error)
+            logger.warning("package %r: %s", package, offers.broken[package])
+            continue
+        for entry in offered:
+            offers.add(entry, package)
+    return offers
 
 
-def _offers(plugin: Any) -> list[StrategyEntry]:
-    offer = getattr(plugin, "shardcore_strategies", None)
-    return [] if offer is None else list(offer())
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.module
 
 
-def choose(
-    wanted: str, found: dict[str, tuple[StrategyEntry, str]]
-) -> tuple[StrategyEntry, dict[str, str]]:
+def _offered(manager: pluggy.PluginManager, plugin: Any) -> list[StrategyEntry]:
+    """The strategies of one plug-in, which is checked against the hook."""
+    manager.register(plugin)
+    hooks: list[Any] = manager.hook.shardcore_strategies.get_hookimpls()
+    offered = [each for hook in hooks if hook.plugin is plugin for each in hook.function()]
+    for each in offered:
+        if not isinstance(each, StrategyEntry):
+            raise TypeError(f"shardcore_strategies() gave {each!r}, expected a StrategyEntry")
+    return offered
+
+
+def _one_line(what: str, error: Exception) -> str:
+    return " ".join(f"{what}: {type(error).__name__}: {error}".split())
+
+
+def choose(wanted: str, offers: Offers) -> tuple[StrategyEntry, dict[str, str]]:
     """The strategy to take, and why the others are not, by name.
 
     Raises:
         StrategyError: If there is no such strategy, or it cannot be used here.
     """
-    reasons = {name: entry.why_unavailable() for name, (entry, _) in found.items()}
+    entries = {name: entry for name, (entry, _) in offers.found.items()}
+    reasons = {name: _why_unavailable(entry) for name, entry in entries.items()}
     if wanted == "auto":
-        usable = [entry for name, (entry, _) in found.items() if not reasons[name]]
-        preferred = {e.preference: e for e in usable if e.preference is not None}
-        chosen = preferred[max(preferred)]
-    elif wanted not in found:
-        raise StrategyError(
-            f"No strategy {wanted!r}: there are {', '.join(map(repr, found))}, and 'auto'. A "
-            "third party's is offered by its package: is it installed in this environment?"
-        )
+        chosen = _preferred([entry for name, entry in entries.items() if not reasons[name]])
+    elif wanted not in entries:
+        raise _no_such(wanted, offers)
     elif reasons[wanted]:
         raise StrategyError(f"Strategy {wanted!r} cannot be used here: {reasons[wanted]}")
     else:
-        chosen = found[wanted][0]
-    others = {name: _why_not(entry, reasons[name], chosen) for name, (entry, _) in found.items()}
+        chosen = entries[wanted]
+    others = {name: _why_not(entry, reasons[name], chosen) for name, entry in entries.items()}
     del others[chosen.name]
-    return chosen, others
+    return chosen, {**others, **offers.broken}
+
+
+def _preferred(usable: list[StrategyEntry]) -> StrategyEntry:
+    ranked = [(entry.preference, entry) for entry in usable if entry.preference is not None]
+    return max(ranked, key=lambda each: each[0])[1]
+
+
+def _no_such(wanted: str, offers: Offers) -> StrategyError:
+    broken = [f"package {package!r}: {reason}" for package, reason in offers.broken.items()]
+    remedy = (
+        f"Or is it one of these: {'; '.join(broken)}"
+        if broken
+        else "A third party's is offered by its package: is it installed in this environment?"
+    )
+    names = ", ".join(map(repr, offers.found))
+    return StrategyError(f"No strategy {wanted!r}: there are {names}, and 'auto'. {remedy}")
+
+
+def _why_unavailable(entry: StrategyEntry) -> str | None:
+    try:
+        return entry.why_unavailable()
+    except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
+        return _one_line("why_unavailable() failed", error)
 
 
 def _why_not(entry: StrategyEntry, reason: str | None, chosen: StrategyEntry) -> str:

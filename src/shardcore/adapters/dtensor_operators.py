@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import dtensor_random, torch_compat
 
 logger = logging.getLogger("shardcore.operators")
 _warned: set[str] = set()
@@ -118,6 +118,7 @@ def _joined(
 
 OPERATORS = torch_compat.OperatorTable(
     handlers={
+        **dtensor_random.HANDLERS,
         torch_compat.ITEM: _item,
         torch_compat.CPU_ATTENTION: _attention,
         torch_compat.CPU_ATTENTION_BACKWARD: _attention_backward,

@@ -7,6 +7,7 @@ is noticed by its launcher, or by the next collective.
 
 Orderly ends are told apart from deaths: a rank says that it has ended. Rank 0, which holds the
 store when there is no launcher, leaves last, or when all others know that the store will go.
+They watch no longer then: what happens later is told by the next collective.
 """
 
 import atexit
@@ -58,8 +59,8 @@ class FailureWatch:
     """The watch of this rank. Started once after the process group, by all ranks alike.
 
     Example:
-        >>> watch = FailureWatch.start(ProcessGroup.start(None))  # alone: there is nobody to watch
-        >>> watch.stop()
+        >>> FailureWatch.start(ProcessGroup.start(None)) is None  # alone: nobody to watch
+        True
     """
 
     def __init__(self, rank: int, world_size: int, neighbours: dict[int, _Process]) -> None:

@@ -3,6 +3,7 @@
 Known for torch 2.13.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry,
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor.placement_types import Placement, Replicate
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.domain.layout import ShardOrder
 from shardcore.domain.mesh import Mesh
@@ -101,6 +103,9 @@ class OperatorTable:
         dispatcher: Any = DTensor._op_dispatcher
         dispatcher._custom_op_handlers.update(self._handlers)
         dispatcher._propagate_op_sharding_dispatch_slow_path = self._propagate
+        dispatcher._try_replicate_spec_for_scalar_tensor = _promoted_spec
+        for name in _CHATTY:
+            logging.getLogger(name).addFilter(_is_no_advice)
 
     def leave(self) -> None:
         """Take the changes back when the last scope leaves."""
@@ -111,6 +116,9 @@ class OperatorTable:
         for operator in self._handlers:
             del dispatcher._custom_op_handlers[operator]
         del dispatcher._propagate_op_sharding_dispatch_slow_path
+        del dispatcher._try_replicate_spec_for_scalar_tensor
+        for name in _CHATTY:
+            logging.getLogger(name).removeFilter(_is_no_advice)
 
     def _propagate(
         self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], info: Any, cached: bool
@@ -165,6 +173,23 @@ def _replicated_spec(info: Any, meta: TensorMeta | None) -> DTensorSpec | None:
     return DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta)
 
 
+def _promoted_spec(_operator: Any, tensor: torch.Tensor, mesh: DeviceMesh) -> DTensorSpec:
+    """A plain tensor counts as replicated. torch's own warns of those of shape (1,)."""
+    meta = TensorMeta(shape=tensor.shape, stride=tensor.stride(), dtype=tensor.dtype)
+    return DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta)
+
+
+# torch 2.13: advice that a user of Keras can do nothing about, given once by every rank.
+_CHATTY = {
+    "torch.distributed.tensor._collective_utils": "CPU process group does not support alltoall",
+    "torch.distributed.tensor._redistribute": "While redistributing from",
+}
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_CHATTY.get(record.name, "\0"))
+
+
 def _is_split(value: Any) -> bool:
     return isinstance(value, DTensorSpec) and not value.is_replicated()
 
@@ -178,3 +203,46 @@ def store_for_thread(prefix: str) -> Store:
     """
     store: Any = _get_default_store()  # the stubs of torch do not know `clone`
     return PrefixStore(prefix, store.clone())
+
+
+class CollectiveListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells `listen` of every collective of tensors that this thread starts.
+
+    torch 2.13: `torch.distributed.tensor.debug.CommDebugMode` counts them too, but its module
+    hooks fail on Keras layers, which call each other outside `torch.nn.Module.__call__`; and
+    `TorchDispatchMode` and the operators of functional collectives have no public names.
+
+    Args:
+        listen: Called with the name of the collective ("all_reduce") and this rank's operand.
+    """
+
+    def __init__(self, listen: Callable[[str, torch.Tensor], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._listen = listen
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # DTensor first: what it makes of the operator comes here next
+        if func.namespace in ("_c10d_functional", "c10d"):
+            name = COLLECTIVES.get(func._schema.name.partition("::")[2])
+            if name is not None:
+                tensors = (a for a in pytree.tree_leaves(args) if isinstance(a, torch.Tensor))
+                self._listen(name, next(tensors))
+        return func(*args, **(kwargs or {}))
+
+
+# torch 2.13: the operators that move tensors, with the name of the collective.
+COLLECTIVES = {
+    "all_gather_into_tensor": "all_gather",
+    "all_reduce": "all_reduce",
+    "all_to_all_single": "all_to_all",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "allreduce_": "all_reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "alltoall_base_": "all_to_all",
+    "broadcast_": "broadcast",
+}

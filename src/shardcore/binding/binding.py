@@ -1,5 +1,6 @@
 """Puts every seam in place, and takes every one back."""
 
+import functools
 import random
 import threading
 from collections.abc import Callable
@@ -62,7 +63,8 @@ class Binding:
         self.follow_distribution()
 
     def remove(self) -> None:
-        """Put every name back, and leave the scope of the distribution."""
+        """Put every name back. The distribution is unset: Keras could do nothing with it."""
+        seams.forget_distribution()
         self._leave_scope()
         self._rebinding.restore()
         self.sessions.close()
@@ -73,7 +75,8 @@ class Binding:
         return {
             "backend library": lambda _: self.library,
             "distribution library": lambda _: self.library,
-            "set_distribution": self._set_distribution,
+            "distribution attribute": self._set_global_attribute,
+            "clear_session": self._clear_session,
             "layout axes": layout_map.validate_axes,
             "layout map lookup": layout_map.lookup,
             "layout map rule": layout_map.add_rule,
@@ -90,13 +93,29 @@ class Binding:
             "progress bar": steps.progress,
         }
 
-    def _set_distribution(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        def set_distribution(value: Any) -> None:
-            original(value)
+    def _set_global_attribute(self, original: Callable[..., None]) -> Callable[..., None]:
+        def set_global_attribute(name: str, value: Any) -> None:
+            if name != seams.CURRENT_DISTRIBUTION:
+                original(name, value)
+                return
+            before = seams.current_distribution()
+            original(name, value)
+            try:
+                self.follow_distribution()
+            except BaseException:
+                original(name, before)
+                self.follow_distribution()
+                raise
+
+        return set_global_attribute
+
+    def _clear_session(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def clear_session(free_memory: bool = True) -> None:
+            original(free_memory)
             self.follow_distribution()
 
-        set_distribution.__doc__ = original.__doc__
-        return set_distribution
+        return clear_session
 
     def follow_distribution(self) -> None:
         """Be in the scope of the distribution that is set on this thread, and in no other."""

@@ -49,10 +49,16 @@ SEAMS = {
         "distribution_lib",
         "Keeps its own reference to the backend library.",
     ),
-    "set_distribution": Seam(
-        "keras.src.distribution.distribution_lib",
-        "set_distribution",
-        "Plain tensors mix with sharded ones from here on; the mesh is made here.",
+    "distribution attribute": Seam(
+        "keras.src.backend.common.global_state",
+        "set_global_attribute",
+        "set_distribution() and scope() end here, under whatever name they were imported: plain "
+        "tensors mix with sharded ones from here on; the mesh is made here.",
+    ),
+    "clear_session": Seam(
+        "keras.src.backend.common.global_state",
+        "clear_session",
+        "It drops the distribution without a word.",
         everywhere=True,
     ),
     "layout axes": Seam(
@@ -169,6 +175,11 @@ def _importers(original: Any) -> list[ModuleType]:
 def current_distribution() -> Any:
     """The distribution that is set on this thread, or None."""
     return global_state.get_global_attribute(CURRENT_DISTRIBUTION)
+
+
+def forget_distribution() -> None:
+    """Unset the distribution of this thread."""
+    global_state.set_global_attribute(CURRENT_DISTRIBUTION, None)
 
 
 def user_seed() -> int | None:

@@ -8,6 +8,7 @@ import attrs
 import keras
 
 from shardcore.binding import seams
+from shardcore.binding.layout_map import rules_of
 from shardcore.domain.errors import LayoutError, MeshError, StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
@@ -65,6 +66,12 @@ class Session:
         if layout.ndim != len(variable.shape):
             raise _wrong_ndim(variable, layout)
         return layout
+
+    def rule(self, path: str) -> str | None:
+        """The layout map's rule that matches `path`, None without one."""
+        layout_map = getattr(self.distribution, "_layout_map", None)
+        match = None if layout_map is None else rules_of(layout_map).match(path)
+        return None if match is None else match.key
 
 
 def _wrong_ndim(variable: Any, layout: Layout) -> LayoutError:

@@ -100,9 +100,10 @@ def place(variable: Any, session: Session, layout: Layout | None = None) -> None
     variable._shardcore_layout = layout
     variable._shardcore_world = session.world
     logger.debug(
-        "variable %s: shape %s, spec %s, placements %s, local shape %s",
+        "variable %s: shape %s, rule %r, spec %s, placements %s, local shape %s",
         variable.path,
         tuple(variable.shape),
+        session.rule(variable.path),
         layout,
         "[" + ", ".join(map(str, layout.placements)) + "]",
         layout.local_shape(variable.shape, session.world.position),

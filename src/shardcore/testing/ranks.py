@@ -30,7 +30,7 @@ _LAUNCH_VARIABLES = ("KERAS_DISTRIBUTION_", "TORCHELASTIC_")
 _GRACE_SECONDS = 0.3
 
 
-class RankFailed(AssertionError):
+class RankFailed(AssertionError):  # noqa: N818 - it says what happened, as a test's report
     """A rank of :func:`run_ranks` raised, died or did not end in time.
 
     Attributes:
@@ -40,6 +40,22 @@ class RankFailed(AssertionError):
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+@frozen
+class _Case:
+    """What every rank of one call is told."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    environment: dict[str, str]
+    folder: Path
+    timeout: float
+    init: bool
+
+    def stacks(self, rank: int) -> Path:
+        """The file to which the rank writes where it is, when it is asked to."""
+        return self.folder / f"stacks-{rank}"
 
 
 @frozen
@@ -54,7 +70,6 @@ class _Rank:
     rank: int
     process: BaseProcess
     pipe: Connection
-    stacks: Path
 
 
 def run_ranks(
@@ -92,23 +107,6 @@ def run_ranks(
         [10, 11]
     """
     assert world_size >= 1, f"expected world_size of at least 1, got {world_size}"
-    with (
-        tempfile.TemporaryDirectory(prefix="shardcore-ranks-") as folder,
-        _forked(fn, args, world_size, Path(folder), timeout, init) as ranks,
-    ):
-        return _collect(ranks, timeout)
-
-
-@contextlib.contextmanager
-def _forked(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    world_size: int,
-    folder: Path,
-    timeout: float,
-    init: bool,
-) -> Iterator[list[_Rank]]:
-    """Forks the ranks; on leaving, none of them is left, not even as a zombie."""
     environment = {
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
@@ -116,24 +114,29 @@ def _forked(
         "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
     }
-    meet = f"file://{folder / 'store'}" if init else None
+    with tempfile.TemporaryDirectory(prefix="shardcore-ranks-") as folder:
+        case = _Case(fn, args, environment, Path(folder), timeout, init)
+        with _forked(case, world_size) as ranks:
+            return _collect(case, ranks)
+
+
+@contextlib.contextmanager
+def _forked(case: _Case, world_size: int) -> Iterator[list[_Rank]]:
+    """Forks the ranks; on leaving, none of them is left, not even as a zombie."""
     context = multiprocessing.get_context("fork")
     ranks: list[_Rank] = []
     # What is buffered here would be written once more by every rank.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     try:
         for rank in range(world_size):
             receiver, sender = context.Pipe(duplex=False)
-            stacks = folder / f"stacks-{rank}"
-            child = (fn, args, rank, environment, meet, timeout, sender, stacks)
-            process = context.Process(target=_child, args=child, daemon=True)
+            process = context.Process(target=_child, args=(case, rank, sender), daemon=True)
             with warnings.catch_warnings():
                 # Python 3.12 warns of forking beside threads, which is documented above.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             sender.close()
-            ranks.append(_Rank(rank, process, receiver, stacks))
+            ranks.append(_Rank(rank, process, receiver))
         yield ranks
     finally:
         for each in ranks:
@@ -151,56 +154,52 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _child(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    rank: int,
-    environment: dict[str, str],
-    meet: str | None,
-    timeout: float,
-    sender: Connection,
-    stacks: Path,
-) -> None:
-    """One rank, from fork to its end: sends ``("result", ...)`` or ``("failure", ...)``."""
-    atexit._clear()
-    dump = stacks.open("w")
-    faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True)
-    try:
-        _become_rank(rank, environment, meet, timeout)
-        message = pickle.dumps(("result", fn(rank, *args)))
-        atexit._run_exitfuncs()
-    except BaseException:
-        report = f"rank {rank} failed:\n{traceback.format_exc()}"
-        message = pickle.dumps(("failure", _Failure(rank, time.monotonic(), report)))
-    # The parent kills this rank once it has every message.
+def _flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
+
+
+def _child(case: _Case, rank: int, sender: Connection) -> None:
+    """One rank, from fork to its end: sends ``("result", ...)`` or ``("failure", ...)``."""
+    # What the parent registered is the parent's to run.
+    atexit._clear()  # noqa: SLF001 - the only way, undocumented since Python 3.0
+    dump = case.stacks(rank).open("w")
+    faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True)
+    try:
+        _become_rank(case, rank)
+        message = pickle.dumps(("result", case.fn(rank, *case.args)))
+        atexit._run_exitfuncs()  # noqa: SLF001 - a forked process does not run them by itself
+    except BaseException:  # noqa: BLE001 - SystemExit too: whatever ends a rank is told
+        report = f"rank {rank} failed:\n{traceback.format_exc()}"
+        message = pickle.dumps(("failure", _Failure(rank, time.monotonic(), report)))
+    _flush()
     sender.send_bytes(message)
     # Stay until killed: a rank that leaves breaks the connections of those still at work, and
     # their errors would blur what was first.
-    time.sleep(timeout)
+    time.sleep(case.timeout)
 
 
-def _become_rank(rank: int, environment: dict[str, str], meet: str | None, timeout: float) -> None:
+def _become_rank(case: _Case, rank: int) -> None:
     for name in [n for n in os.environ if n.startswith(_LAUNCH_VARIABLES)]:
         del os.environ[name]
-    os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ.update(case.environment, RANK=str(rank), LOCAL_RANK=str(rank))
     if "keras" in sys.modules:
         sys.modules["keras"].utils.clear_session()
-    if meet is None and "torch" not in sys.modules:
+    if not case.init and "torch" not in sys.modules:
         return
     # Here, as only this needs torch.
     from shardcore.adapters import process_group
     from shardcore.domain.job import resolve_job
 
     process_group.single_threaded()
-    if meet is not None:
-        job = resolve_job(environ=os.environ)
-        process_group.ProcessGroup.start(job, timeout, init_method=meet)
+    if case.init:
+        process_group.ProcessGroup.start(
+            resolve_job(environ=os.environ), case.timeout, init_method=f"file://{case.folder}/store"
+        )
 
 
-def _collect(ranks: list[_Rank], timeout: float) -> list[Any]:
-    deadline = time.monotonic() + timeout
+def _collect(case: _Case, ranks: list[_Rank]) -> list[Any]:
+    deadline = time.monotonic() + case.timeout
     waiting = {each.pipe: each for each in ranks}
     results: dict[int, Any] = {}
     failures: list[_Failure] = []
@@ -219,7 +218,7 @@ def _collect(ranks: list[_Rank], timeout: float) -> list[Any]:
     if failures:
         raise _first(failures)
     if waiting:
-        raise _timed_out(list(waiting.values()), timeout)
+        raise _timed_out(case, list(waiting.values()))
     return [results[rank] for rank in range(len(ranks))]
 
 
@@ -239,12 +238,12 @@ def _first(failures: list[_Failure]) -> RankFailed:
     return RankFailed(ordered[0].rank, "\n".join(failure.report for failure in ordered))
 
 
-def _timed_out(late: list[_Rank], timeout: float) -> RankFailed:
+def _timed_out(case: _Case, late: list[_Rank]) -> RankFailed:
     for each in late:
-        os.kill(each.process.pid or 0, signal.SIGUSR1)
+        assert each.process.pid is not None
+        os.kill(each.process.pid, signal.SIGUSR1)
     time.sleep(_GRACE_SECONDS)
-    stacks = "\n".join(f"rank {each.rank} was here:\n{each.stacks.read_text()}" for each in late)
+    stacks = [f"rank {r.rank} was here:\n{case.stacks(r.rank).read_text()}" for r in late]
     names = ", ".join(str(each.rank) for each in late)
-    return RankFailed(
-        late[0].rank, f"rank {names} did not end within {timeout:g} seconds\n{stacks}"
-    )
+    problem = f"rank {names} did not end within {case.timeout:g} seconds"
+    return RankFailed(late[0].rank, "\n".join([problem, *stacks]))

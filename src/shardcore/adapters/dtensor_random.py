@@ -1,0 +1,68 @@
+"""Random operators on DTensors: the values are those of one device.
+
+DTensor draws each shard for itself: on CPU every shard gets the same values, on CUDA others than
+one device would draw. Here each rank draws the whole from torch's generator, which is in the same
+state on all ranks, and keeps its part. That costs each rank the drawing of the whole.
+"""
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+from shardcore.adapters import torch_compat
+
+aten = torch.ops.aten
+
+
+def _whole_like(tensor: DTensor) -> torch.Tensor:
+    """A plain tensor as `tensor` would be on one device, its values not set."""
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+
+
+def _part(whole: torch.Tensor, like: DTensor) -> DTensor:
+    """`whole`, equal on all ranks, in the placements of `like`; pending ones are replicated."""
+    placements = [Replicate() if p.is_partial() else p for p in like.placements]
+    return distribute_tensor(whole, like.device_mesh, placements, src_data_rank=None)
+
+
+def _fill(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.uniform_()` and its kind: the first operand is overwritten."""
+    tensor, *numbers = args
+    whole = operator(_whole_like(tensor), *numbers, **kwargs)
+    tensor.to_local().copy_(_part(whole, tensor).to_local())
+    return tensor
+
+
+def _draw_like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`rand_like(x)` and its kind: the first operand gives shape and placements."""
+    tensor, *numbers = args
+    return _part(operator(_whole_like(tensor), *numbers, **kwargs), tensor)
+
+
+def _bernoulli(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.bernoulli(p)`: the operand holds a probability per element."""
+    (probabilities, *rest) = args
+    return _part(operator(probabilities.full_tensor(), *rest, **kwargs), probabilities)
+
+
+def _dropout(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`native_dropout(x, p, train)`, which CUDA runs: the result and its mask."""
+    tensor, rate, train = args
+    scale, mask = operator(torch.ones_like(_whole_like(tensor)), rate, train)
+    return tensor * _part(scale, tensor), _part(mask, tensor)
+
+
+HANDLERS: dict[Any, torch_compat.Handler] = {
+    aten.bernoulli_.float: _fill,
+    aten.normal_.default: _fill,
+    aten.uniform_.default: _fill,
+    aten.rand_like.default: _draw_like,
+    aten.randn_like.default: _draw_like,
+    aten.randint_like.default: _draw_like,
+    aten.randint_like.low_dtype: _draw_like,
+    aten.bernoulli.default: _bernoulli,
+    aten.native_dropout.default: _dropout,
+}
