@@ -53,7 +53,11 @@ def uninstall() -> None:
 
 
 def status() -> Status:
-    """Which strategy is in use and why not the others, the mesh, the devices, the versions."""
+    """Which strategy is in use and why not the others, the mesh, the devices, the versions.
+
+    It does not join the job: before `keras.distribution.initialize()`, which `list_devices()` and
+    every distribution call, this process is one of one.
+    """
     versions: dict[str, str | None] = {"python": platform.python_version()}
     versions["shardcore"] = shardcore.__version__
     versions |= {package: bootstrap.package_version(package) for package in PACKAGES}
@@ -67,7 +71,7 @@ def status() -> Status:
         passed_over=dict(installed.passed_over),
         mesh_shape=session.mesh.shape if session else None,
         axis_names=session.mesh.axis_names if session else None,
-        devices=tuple(installed.binding.library.list_devices()),
+        devices=tuple(installed.binding.library.joined_devices()),
         rank=installed.processes.rank,
         world_size=installed.processes.world_size,
         versions=versions,
@@ -108,7 +112,7 @@ def rules_report(model: Any) -> RulesReport | None:
         EnvironmentProblem: If shardcore is not installed.
         StrategyError: If no distribution is set.
     """
-    from shardcore.binding.agreement import rules_report as report
+    from shardcore.binding.rules import rules_report as report
 
     return report(model, bootstrap.installation().binding.sessions.required())
 

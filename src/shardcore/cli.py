@@ -115,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _status(options: argparse.Namespace) -> int:
     api.install(options.strategy)
+    bootstrap.installation().binding.library.initialize()
     _show(api.status(), options)
     return 0
 

@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from shardcore.adapters.failure import FailureWatch
+from shardcore.adapters.process_group import ProcessGroup
 from shardcore.testing import run_ranks
 from shardcore.testing.ranks import free_port
 
@@ -221,29 +224,19 @@ def test_torchrun_an_orderly_end_is_quiet(program):
 
 
 def test_a_stopped_watch_leaves_nothing_behind_and_can_be_started_again():
-    import threading
-
-    from shardcore.adapters.failure import FailureWatch
-    from shardcore.adapters.process_group import ProcessGroup
-
     def program(rank):
         hook = sys.excepthook
         group = ProcessGroup.start(None)
         for _ in range(2):
             watch = FailureWatch.start(group)
+            if watch is None:
+                return False
             assert sys.excepthook != hook
             watch.stop()
             watch.stop()
             assert sys.excepthook == hook
             assert threading.active_count() == 1
-        return FailureWatch.start(group) is not None
+        return True
 
     assert run_ranks(program, 2) == [True, True]
-    assert run_ranks(program_alone, 1) == [None]
-
-
-def program_alone(rank):
-    from shardcore.adapters.failure import FailureWatch
-    from shardcore.adapters.process_group import ProcessGroup
-
-    return FailureWatch.start(ProcessGroup.start(None))
+    assert run_ranks(program, 1) == [False]

@@ -1,5 +1,6 @@
 """The harness itself: results in order, failures with their cause, nothing left behind."""
 
+import atexit
 import multiprocessing
 import os
 import time
@@ -77,13 +78,13 @@ def test_a_rank_that_dies_is_named_before_the_errors_that_follow_from_it():
             os.kill(os.getpid(), 9)
         dist.barrier()
 
-    with pytest.raises(RankFailed, match="^rank 1 ended without a result, exit code -9"):
+    with pytest.raises(RankFailed, match=r"^rank 1 ended without a result, exit code -9"):
         run_ranks(program, 2)
     assert multiprocessing.active_children() == []
 
 
 def test_a_result_that_cannot_be_pickled_is_a_failure_of_its_rank():
-    with pytest.raises(RankFailed, match="^rank 0 failed:\n"):
+    with pytest.raises(RankFailed, match=r"^rank 0 failed:\n"):
         run_ranks(lambda rank: lambda: rank, 1)
 
 
@@ -104,10 +105,8 @@ def test_ranks_that_hang_are_shown_where_they_hang():
 
 
 def test_what_a_rank_registers_at_exit_is_run_in_that_rank_only(tmp_path):
-    import atexit
-
     def program(rank):
-        atexit.register(lambda: (tmp_path / str(rank)).touch())
+        atexit.register((tmp_path / str(rank)).touch)
 
     run_ranks(program, 2, init=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]

@@ -25,7 +25,6 @@ from typing import NoReturn
 
 from attrs import frozen
 
-from shardcore.adapters import torch_compat
 from shardcore.adapters.job_board import Failure, JobBoard
 from shardcore.adapters.process_group import ProcessGroup
 
@@ -64,6 +63,9 @@ class FailureWatch:
     """
 
     def __init__(self, rank: int, world_size: int, neighbours: dict[int, _Process]) -> None:
+        # Here: it needs DTensor, which a process alone does without.
+        from shardcore.adapters import torch_compat
+
         key = f"shardcore/failure/{next(_starts)}"
         self._rank = rank
         self._world_size = world_size

@@ -1,5 +1,6 @@
 """The port `Processes` by `torch.distributed`: joined once, watched from then on."""
 
+import atexit
 import os
 from typing import Any
 
@@ -44,6 +45,7 @@ class TorchProcesses:
         if self._group is not None:
             return False
         self._group = group
+        atexit.register(group.stop)  # after the watch has stopped: it is registered later
         FailureWatch.start(group)
         return True
 

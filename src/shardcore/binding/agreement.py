@@ -1,20 +1,15 @@
 """Ranks that would do different things are found before they do them."""
 
 import hashlib
-import logging
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from shardcore.binding import seams
-from shardcore.binding.layout_map import rules_of
 from shardcore.binding.session import Session
 from shardcore.binding.variable import storage_layout
 from shardcore.domain.errors import RankMismatchError, StrategyError
-from shardcore.domain.path_report import RulesReport
-
-logger = logging.getLogger("shardcore.agreement")
 
 Facts = dict[str, str]
 
@@ -24,17 +19,17 @@ def check_model(model: Any, data: Any, session: Session) -> None:
 
     Raises:
         StrategyError: If the model was built before the distribution was set.
-        RankMismatchError: If a rank has another mesh, variable, layout or batch.
+        RankMismatchError: If a rank has another mesh, variable, layout, copy or batch.
     """
     variables = list(variables_of(model))
-    for variable in variables:
-        if storage_layout(variable) is None:
-            raise _built_before(variable, session)
     facts = {"mesh": f"{session.mesh} over processes {session.world.processes}"}
-    facts |= {f"variable {v.path}": _describe(v) for v in variables}
+    facts |= {f"variable {v.path}": _describe(v, session) for v in variables}
     if session.distribution.auto_shard_dataset:
         facts |= _batch_facts(data)
     compare(facts, session)
+    for variable in variables:
+        if storage_layout(variable) is None:
+            raise _built_before(variable, session)
 
 
 def compare(facts: Facts, session: Session) -> None:
@@ -59,16 +54,18 @@ def _difference(name: str, values: list[str]) -> str:
     odd = {rank: value for rank, value in enumerate(values) if value != usual}
     rank, value = next(iter(odd.items()))
     others = [str(other) for other, each in enumerate(values) if each == usual]
-    remedy = (
-        "Give every process the same data (seed its shuffling), or its own rows with "
-        "auto_shard_dataset=False."
-        if name.startswith("batch")
-        else "Every process must run the same program with the same layout map."
-    )
     return (
         f"Ranks disagree on {name}: rank {rank} has {value}, rank {', '.join(others)} has {usual}. "
-        f"{remedy}"
+        f"{_REMEDIES.get(name.split()[0], _SAME_PROGRAM)}"
     )
+
+
+_SAME_PROGRAM = "Every process must run the same program, with the same layout map and seed."
+_REMEDIES = {
+    "batch": "Give every process the same data (seed its shuffling), or its own rows with "
+    "auto_shard_dataset=False.",
+    "steps": "Give every process as many batches as the others.",
+}
 
 
 def variables_of(model: Any) -> Iterable[Any]:
@@ -82,8 +79,18 @@ def variables_of(model: Any) -> Iterable[Any]:
     return {id(variable): variable for variable in every if variable._value is not None}.values()
 
 
-def _describe(variable: Any) -> str:
-    return f"shape {tuple(variable.shape)}, dtype {variable.dtype}, {storage_layout(variable)}"
+def _describe(variable: Any, session: Session) -> str:
+    layout = storage_layout(variable)
+    if layout is None:
+        return "no layout"
+    values = f", values that sum to {_sum(variable, session)}" if layout.is_replicated else ""
+    return f"shape {tuple(variable.shape)}, dtype {variable.dtype}, layout {layout}{values}"
+
+
+def _sum(variable: Any, session: Session) -> float:
+    """Equal on all ranks that hold equal copies: the operator and its order are the same."""
+    local = session.strategy.local(variable._value.detach())
+    return float(local.to(torch.float64).sum())
 
 
 def _batch_facts(data: Any) -> Facts:
@@ -106,40 +113,3 @@ def _built_before(variable: Any, session: Session) -> StrategyError:
         "keras.distribution.set_distribution(...), or inside distribution.scope(); or move it "
         "first: shardcore.distribute_variable(variable) for each variable."
     )
-
-
-def rules_report(model: Any, session: Session) -> RulesReport | None:
-    """Which rule each variable and output got; None where no layout map is used."""
-    layout_map = getattr(session.distribution, "_layout_map", None)
-    if layout_map is None:
-        return None
-    rules = rules_of(layout_map)
-    paths = [variable.path for variable in model.variables]
-    outputs = [path for path in session.output_paths if rules.match(path)]
-    return rules.report([*paths, *sorted(outputs)])
-
-
-def warn_of_rules(model: Any, session: Session) -> None:
-    """One warning for rules that match nothing and for variables without a rule."""
-    if model in session.warned:
-        return
-    session.warned.add(model)
-    report = rules_report(model, session)
-    if report is None:
-        return
-    for rule in report.unused_rules:
-        logger.warning(
-            "Layout map: rule %r matches no variable and no output of the model. %s",
-            rule,
-            report.hints.get(rule, ""),
-        )
-    unmatched = report.unmatched_paths
-    if unmatched:
-        logger.warning(
-            "Layout map: %d of %d variables match no rule and are replicated: %s%s. "
-            "shardcore.rules_report(model) lists all.",
-            len(unmatched),
-            len(model.variables),
-            ", ".join(unmatched[:4]),
-            ", ..." if len(unmatched) > 4 else "",
-        )

@@ -8,13 +8,14 @@ import keras
 
 from shardcore.binding import seams
 from shardcore.binding.session import Sessions
-from shardcore.domain.errors import LayoutError
+from shardcore.domain.errors import LayoutError, MeshError
 from shardcore.domain.layout import Layout
 from shardcore.ports.processes import Processes
 from shardcore.ports.world import World
 
 # torch's device type -> Keras' name for it
 KERAS_DEVICE = {"cpu": "cpu", "cuda": "gpu"}
+DEVICE_TYPES = ("cpu", "gpu", "tpu")
 
 
 @attrs.frozen
@@ -48,10 +49,23 @@ class BackendLibrary:
             keras.utils.set_random_seed(seeds[0][1])
 
     def list_devices(self, device_type: str | None = None) -> list[str]:
-        """Every device of the job, one per process: "cpu:0", "cpu:1", or "gpu:0", ..."""
+        """Every device of the job, one per process: "cpu:0", "cpu:1", or "gpu:0", ...
+
+        Raises:
+            MeshError: If Keras knows no such type; one that is not here has no devices.
+        """
         self.initialize()
+        return self.joined_devices(device_type)
+
+    def joined_devices(self, device_type: str | None = None) -> list[str]:
+        """As `list_devices`, of the processes that this one has joined so far."""
         own = KERAS_DEVICE[self.processes.device_type]
         wanted = device_type.lower() if device_type else own
+        if wanted not in DEVICE_TYPES:
+            raise MeshError(
+                f"There is no device type {device_type!r}: give 'cpu', 'gpu' or 'tpu', or none for "
+                f"that of this job, {own!r}."
+            )
         if wanted not in (own, "cpu"):
             return []
         return [f"{wanted}:{process}" for process in range(self.processes.world_size)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from shardcore.binding import agreement, batches, seams
+from shardcore.binding import agreement, batches, rules, seams
 from shardcore.binding.session import Session, Sessions
 
 
@@ -82,7 +82,7 @@ class _Step:
             outputs = self.function(batches.distribute(data, session))
             if first:
                 self.checked.add(session)
-                agreement.warn_of_rules(self.trainer, session)
+                rules.warn_of_rules(self.trainer, session)
             # Callbacks read logs on a thread of their own: no collective may be left to them.
             return self._whole(outputs, session)
 

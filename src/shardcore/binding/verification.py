@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding import agreement, batches, seams
+from shardcore.binding import agreement, batches, rules, seams
 from shardcore.binding.session import Session, Sessions
 from shardcore.binding.variable import storage_layout
 from shardcore.domain.errors import StrategyError
@@ -20,10 +20,10 @@ def verify_model(model: Any, batch: Any, sessions: Sessions) -> Verification:
     if batch is not None:
         with session.strategy.scope():
             _backward(model, batch, session)
-    report = agreement.rules_report(model, session)
-    rules = report.matched if report else {}
+    report = rules.rules_report(model, session)
+    matched = report.matched if report else {}
     variables = agreement.variables_of(model)
-    checks = tuple(_check(variable, rules.get(variable.path), session) for variable in variables)
+    checks = tuple(_check(variable, matched.get(variable.path), session) for variable in variables)
     return Verification(
         mesh=str(session.mesh),
         strategy=sessions.entry.name,

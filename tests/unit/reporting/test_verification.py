@@ -1,0 +1,43 @@
+import json
+
+import pytest
+
+from shardcore.reporting.verification import VariableCheck, Verification
+
+KERNEL = dict(
+    path="dense/kernel", rule=".*kernel", spec="(None, 'model')", shape=(4, 8),
+    local_shape=(4, 4), bytes_here=64, bytes_whole=128, stored=True,
+    gradient="(None, 'model')", gradient_fits=True,
+)  # fmt: skip
+
+
+def report(**changes):
+    check = VariableCheck(**{**KERNEL, **changes})
+    return Verification("(data=1, model=2)", "dtensor", 0, (check,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "ok", "shown"),
+    [
+        ({}, True, "all as it should be"),
+        ({"gradient": None, "gradient_fits": None}, True, "all as it should be"),
+        ({"stored": False}, False, "WRONG"),
+        ({"gradient": "(None, None)", "gradient_fits": False}, False, "WRONG: (None,"),
+    ],
+)
+def test_the_verdict_is_in_the_data_and_in_the_table(changes, ok, shown):
+    found = report(**changes)
+    assert found.ok is ok
+    assert found.to_dict()["ok"] is ok
+    assert shown in " ".join(str(found).split())
+
+
+def test_bytes_are_summed():
+    found = report()
+    assert (found.bytes_here, found.bytes_whole) == (64, 128)
+    assert "64 B" in str(found)
+    assert "128 B" in str(found)
+
+
+def test_the_data_is_json():
+    assert json.loads(json.dumps(report().to_dict()))["variables"][0]["path"] == "dense/kernel"

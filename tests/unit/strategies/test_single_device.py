@@ -1,0 +1,25 @@
+import pytest
+
+from shardcore.domain.errors import StrategyError
+from shardcore.domain.layout import Layout
+from shardcore.domain.mesh import Mesh
+from shardcore.ports.world import World
+from shardcore.strategies.single_device import SingleDeviceStrategy
+
+ONE = World(Mesh((1, 1), ("data", "model")), (0,), 0, "cpu")
+
+
+def test_everything_is_itself():
+    strategy, value = SingleDeviceStrategy(ONE), object()
+    layout = Layout(ONE.mesh, ("data", "model"))
+    assert strategy.create(value, layout) is value
+    assert strategy.join(value, layout, (4, 4)) is value
+    assert strategy.activation(value, layout) is value
+    assert strategy.local(value) is value
+    assert strategy.layout(value) is None
+
+
+def test_a_mesh_of_several_ranks_is_refused_with_the_remedy():
+    world = World(Mesh((2,), ("data",)), (0, 1), 0, "cpu")
+    with pytest.raises(StrategyError, match=r"serves one device.*strategy=\"dtensor\""):
+        SingleDeviceStrategy(world)
