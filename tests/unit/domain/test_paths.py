@@ -52,7 +52,9 @@ def naive_match(keys, path):
     if exact:
         return exact, "exact"
     own = {path, path.replace("/", ".")} if "/" in path else set()
-    patterns = naive_patterns(set(keys) - literal, own) or naive_patterns(set(keys) - literal, names)
+    patterns = naive_patterns(set(keys) - literal, own) or naive_patterns(
+        set(keys) - literal, names
+    )
     return patterns, "pattern"
 
 

@@ -4,11 +4,11 @@ import pytest
 
 from shardcore.reporting.verification import VariableCheck, Verification
 
-KERNEL = dict(
-    path="dense/kernel", rule=".*kernel", spec="(None, 'model')", shape=(4, 8),
-    local_shape=(4, 4), bytes_here=64, bytes_whole=128, stored=True,
-    gradient="(None, 'model')", gradient_fits=True,
-)  # fmt: skip
+KERNEL = {
+    "path": "dense/kernel", "rule": ".*kernel", "spec": "(None, 'model')", "shape": (4, 8),
+    "local_shape": (4, 4), "bytes_here": 64, "bytes_whole": 128, "stored": True,
+    "gradient": "(None, 'model')", "gradient_fits": True,
+}  # fmt: skip
 
 
 def report(**changes):
