@@ -31,9 +31,9 @@ def warn_of_rules(model: Any, session: Session) -> None:
         return
     for rule in report.unused_rules:
         logger.warning(
-            "Layout map: rule %r matches no variable and no output of the model. %s",
+            "Layout map: rule %r matches no variable and no output of the model%s",
             rule,
-            report.hints.get(rule, ""),
+            ": " + report.hints[rule] if rule in report.hints else "",
         )
     unmatched = report.unmatched_paths
     if unmatched:

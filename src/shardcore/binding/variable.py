@@ -57,7 +57,7 @@ class VariableSeam:
 
         def __repr__(variable: Any) -> str:
             layout = getattr(variable, "_shardcore_layout", None)
-            if layout is None or layout.is_replicated:
+            if layout is None or layout.is_replicated or layout.mesh.size == 1:
                 return original(variable)
             return (
                 f"<Variable path={variable.path}, shape={tuple(variable.shape)}, "

@@ -65,7 +65,7 @@ def _check(variable: Any, rule: str | None, session: Session) -> VariableCheck:
         gradient = _gradient_layout(variable, session)
         here = _Found(
             stored=_is_shard(variable, local, layout, session),
-            gradient_fits=None if gradient is None else gradient == layout,
+            gradient_fits=None if gradient is None else _fits(gradient, layout, variable, session),
             value=_fingerprint(session.strategy.whole(variable._value)),
         )
     everyone = session.processes.gather(here)
@@ -91,6 +91,13 @@ def _is_shard(variable: Any, local: Any, layout: Layout, session: Session) -> bo
     slices = layout.slices(shape, session.world.position)
     size = local.element_size() * local.numel()
     return torch.equal(local, whole[slices]) and _storage_bytes(local) <= size
+
+
+def _fits(gradient: Layout, layout: Layout, variable: Any, session: Session) -> bool:
+    """Whether the gradient has, ready, just the part that this rank keeps of the variable."""
+    shape, position = tuple(variable.shape), session.world.position
+    same_part = gradient.slices(shape, position) == layout.slices(shape, position)
+    return same_part and not gradient.partial
 
 
 def _gradient_layout(variable: Any, session: Session) -> Layout | None:

@@ -22,16 +22,18 @@ class Shown:
         return render(self.table())
 
 
-def render(table: Table, width: int = 120) -> str:
-    """`table` as text, without colours.
+def render(table: Table) -> str:
+    """`table` as text, without colours, as wide as it needs to be.
 
     Example:
         >>> print(render(Table("a", "b")).splitlines()[0][:1])
         ┏
     """
     out = io.StringIO()
-    Console(file=out, width=width, no_color=True).print(table)
-    return out.getvalue().rstrip("\n")
+    console = Console(file=out, width=10_000, no_color=True)
+    console.width = console.measure(table).maximum
+    console.print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def human_bytes(count: int) -> str:
