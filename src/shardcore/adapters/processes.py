@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from shardcore.adapters.failure import FailureWatch
+from shardcore.adapters.meeting import Meetings
 from shardcore.adapters.process_group import ProcessGroup, is_started
 from shardcore.domain.job import resolve_job
 
@@ -16,6 +17,7 @@ class TorchProcesses:
     """The job of this process. Joining outlives an uninstall: a process joins once."""
 
     _group: ProcessGroup | None = attrs.field(default=None, init=False)
+    _meetings: Meetings | None = attrs.field(default=None, init=False)
 
     def initialize(
         self,
@@ -45,6 +47,7 @@ class TorchProcesses:
         if self._group is not None:
             return False
         self._group = group
+        self._meetings = Meetings(group.rank(), group.world_size())
         atexit.register(group.stop)  # after the watch has stopped: it is registered later
         FailureWatch.start(group)
         return True
@@ -71,3 +74,8 @@ class TorchProcesses:
     def gather(self, fact: Any) -> list[Any]:
         """`fact` of every process, in rank order."""
         return self._joined.gather_objects(fact)
+
+    def meet(self, what: str) -> None:
+        """Go on when every process has come to `what`."""
+        if self._meetings is not None and self.world_size > 1:
+            self._meetings.meet(what)

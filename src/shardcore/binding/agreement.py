@@ -27,6 +27,8 @@ def check_model(model: Any, data: Any, session: Session) -> None:
     if session.distribution.auto_shard_dataset:
         facts |= _batch_facts(data)
     compare(facts, session)
+    if not session.distribution.auto_shard_dataset:
+        _compare_rows(_batch_facts(data), session)
     for variable in variables:
         if storage_layout(variable) is None:
             raise _built_before(variable, session)
@@ -47,6 +49,24 @@ def compare(facts: Facts, session: Session) -> None:
         values = [each.get(name, "nothing") for each in everyone]
         if len(set(values)) > 1:
             raise RankMismatchError(_difference(name, values))
+
+
+def _compare_rows(facts: Facts, session: Session) -> None:
+    """Processes at the same place of the batch axis compute on the same rows."""
+    axis = session.mesh.axis_index(session.batch_axis)
+    place = session.mesh.coordinate(session.world.position)[axis]
+    first: dict[int, tuple[int, Facts]] = {}
+    for process, (at, rows) in enumerate(session.processes.gather((place, facts))):
+        other, expected = first.setdefault(at, (process, rows))
+        for name in dict.fromkeys([*expected, *rows]):
+            if rows.get(name) != expected.get(name):
+                raise RankMismatchError(
+                    f"Ranks {other} and {process} are at the same place {at} of axis "
+                    f"{session.batch_axis!r}, so they compute on the same rows, but disagree on "
+                    f"{name}: rank {other} has {expected.get(name, 'nothing')}, rank {process} has "
+                    f"{rows.get(name, 'nothing')}. With auto_shard_dataset=False, give the rows of "
+                    "shard distribution.data_shard_id."
+                )
 
 
 def _difference(name: str, values: list[str]) -> str:

@@ -14,6 +14,7 @@ from shardcore.binding.backend_library import BackendLibrary
 from shardcore.binding.data_adapters import OneProcess
 from shardcore.binding.layer_edges import LayerEdges
 from shardcore.binding.reading import to_numpy
+from shardcore.binding.saving import Saving
 from shardcore.binding.session import Sessions
 from shardcore.binding.steps import Steps
 from shardcore.binding.variable import VariableSeam
@@ -72,6 +73,7 @@ class Binding:
     def _replacements(self) -> dict[str, Callable[[Any], Any]]:
         variable = VariableSeam(self.sessions)
         steps = Steps(self.sessions)
+        saving = Saving(self.sessions)
         return {
             "backend library": lambda _: self.library,
             "distribution library": lambda _: self.library,
@@ -90,6 +92,10 @@ class Binding:
             "train step": steps.maker("train_function"),
             "test step": steps.maker("test_function"),
             "predict step": steps.maker("predict_function"),
+            "save model": saving.save_model,
+            "save weights": saving.save_weights,
+            "overwrite question": saving.ask,
+            "messages": saving.message,
             "progress bar": steps.progress,
         }
 

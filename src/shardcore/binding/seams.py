@@ -4,7 +4,9 @@ Known for Keras 3.15 on torch. `Rebinding` replaces names and puts each of them 
 """
 
 import importlib
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -15,8 +17,9 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.torch import core as torch_core
 from keras.src.distribution import distribution_lib
+from keras.src.saving import saving_lib
 from keras.src.trainers.data_adapters import data_adapter_utils
-from keras.src.utils import rng_utils
+from keras.src.utils import file_utils, rng_utils
 
 KERAS_VERSIONS = ("3.15",)
 
@@ -125,6 +128,20 @@ SEAMS = {
         "TorchTrainer.make_predict_function",
         "As the train step.",
     ),
+    "save model": Seam(
+        "keras.src.saving.saving_lib",
+        "save_model",
+        "Every rank would write the file; one does, the others bring their shards.",
+    ),
+    "save weights": Seam(
+        "keras.src.saving.saving_lib", "save_weights_only", "As for the whole model."
+    ),
+    "overwrite question": Seam(
+        "keras.src.utils.io_utils",
+        "ask_to_proceed_with_overwrite",
+        "One rank asks, all do what is answered.",
+    ),
+    "messages": Seam("keras.src.utils.io_utils", "print_msg", "One rank prints.", everywhere=True),
     "progress bar": Seam(
         "keras.src.callbacks.progbar_logger",
         "ProgbarLogger.set_params",
@@ -204,6 +221,42 @@ def map_tensors(function: Callable[[Any], Any], structure: Any) -> Any:
     return tree.map_structure(
         lambda leaf: function(leaf) if backend.is_tensor(leaf) else leaf, structure
     )
+
+
+class _NoFile(saving_lib.H5IOStore):  # type: ignore[misc]
+    """A store that brings each value to the rank that writes, and keeps none."""
+
+    def __init__(self) -> None:
+        self.archive = None
+
+    def __bool__(self) -> bool:
+        return True
+
+    def make(self, path: str, metadata: Any = None) -> "_NoFile":
+        return self
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        backend.convert_to_numpy(value)
+
+    def close(self) -> None:
+        pass
+
+
+def gather_state(model: Any, objects_to_skip: Any = None) -> None:
+    """Visit the state of `model` as saving does, in the same order, and write nothing."""
+    with tempfile.TemporaryDirectory() as scratch:
+        saving_lib._save_state(
+            model,
+            weights_store=_NoFile(),
+            assets_store=saving_lib.DiskIOStore(os.path.join(scratch, "assets"), mode="w"),
+            inner_path="",
+            visited_saveables={id(each) for each in objects_to_skip or ()},
+        )
+
+
+def is_remote(path: str) -> bool:
+    """Whether Keras writes `path` by a remote file system."""
+    return bool(file_utils.is_remote_path(path)) or path.startswith("hf://")
 
 
 def copy_mask(source: Any, target: Any) -> None:

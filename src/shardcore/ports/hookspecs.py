@@ -26,7 +26,8 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:  # type: ignore[empty-bod
     entry imports what it needs when it is opened.
 
     Returns:
-        The entries. A name that another plug-in has taken is an error that names both.
+        The entries. A name that another plug-in has taken is an error that names both; a plug-in
+        that fails to load or to answer is passed over with a warning.
 
     Example:
         >>> @hookimpl

@@ -33,3 +33,14 @@ class Processes(Protocol):
     def gather(self, fact: Any) -> list[Any]:
         """`fact` of every process, in rank order. All processes call it, on their main thread."""
         ...
+
+    def meet(self, what: str) -> None:
+        """Go on when every process has come to the same place, in a minute at most.
+
+        Args:
+            what: The place, for the error: "model.save('a.keras')".
+
+        Raises:
+            RankMismatchError: If a process did not come, or came to another place.
+        """
+        ...

@@ -1,0 +1,131 @@
+"""Files: what a mesh saves is what one device would have saved, and one rank writes it."""
+
+import os
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import shardcore
+from shardcore.testing import RankFailed, run_ranks
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(20, 6)).astype("float32")
+Y = RNG.integers(0, 4, 20)
+MESHES = [(1, 2), (2, 1), (2, 2)]
+
+
+def distribute(shape):
+    shardcore.install("dtensor")
+    mesh = keras.distribution.DeviceMesh(shape, ("data", "model"))
+    rules = keras.distribution.LayoutMap(mesh)
+    rules[".*hidden/kernel"] = (None, "model")
+    rules[".*digits/kernel"] = ("model", None)
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="data")
+    )
+
+
+def build():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, "relu", name="hidden"),
+            keras.layers.Dense(4, name="digits"),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    return model
+
+
+def losses(model, epochs):
+    return model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0).history["loss"]
+
+
+def reference(folder):
+    """One device: trains, saves, trains on."""
+    model = build()
+    losses(model, 2)
+    model.save(folder / "one.keras")
+    return model.get_weights(), losses(model, 1)
+
+
+@pytest.mark.parametrize("shape", MESHES)
+def test_plain_keras_reads_what_a_mesh_saved_and_a_mesh_resumes(shape, tmp_path):
+    weights, further = run_ranks(lambda _: reference(tmp_path), 1)[0]
+
+    def save(rank):
+        distribute(shape)
+        model = build()
+        losses(model, 2)
+        model.save(tmp_path / "mesh.keras")
+        model.save_weights(tmp_path / "mesh.weights.h5")
+        return sorted(os.listdir(tmp_path))
+
+    for names in run_ranks(save, shape[0] * shape[1]):
+        assert names == ["mesh.keras", "mesh.weights.h5", "one.keras"]
+
+    def read_plain(rank):
+        model = keras.saving.load_model(tmp_path / "mesh.keras")
+        other = build()
+        other.optimizer.build(other.trainable_variables)  # Keras reads its state too
+        other.load_weights(tmp_path / "mesh.weights.h5")
+        return model.get_weights(), losses(model, 1), other.get_weights()
+
+    whole, resumed, only_weights = run_ranks(read_plain, 1)[0]
+    for mine, theirs, third in zip(whole, weights, only_weights, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+        np.testing.assert_array_equal(mine, third)
+    np.testing.assert_allclose(resumed, further, rtol=1e-5)
+
+    def resume(rank):
+        distribute(shape)
+        model = keras.saving.load_model(tmp_path / "one.keras")
+        sharded = model.get_layer("hidden").kernel
+        assert shardcore.verify(model).ok
+        return losses(model, 1), model.get_weights()[0].shape, str(sharded)
+
+    for resumed, shape_of_kernel, shown in run_ranks(resume, shape[0] * shape[1]):
+        np.testing.assert_allclose(resumed, further, rtol=1e-5)
+        assert shape_of_kernel == (6, 8)
+        assert shape[1] == 1 or "(None, 'model')" in shown
+
+
+def test_saving_on_one_rank_alone_is_an_error_and_no_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr("shardcore.adapters.meeting.PATIENCE_SECONDS", 2.0)
+
+    def save(rank):
+        distribute((1, 2))
+        model = build()
+        if rank == 0:
+            model.save(tmp_path / "alone.keras")
+        else:
+            time.sleep(30)
+
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match=r"rank 1 did not within 2 seconds.*every rank"):
+        run_ranks(save, 2)
+    assert time.monotonic() - began < 20
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    def save(rank):
+        distribute((1, 2))
+        model = build()
+        model.save_weights(tmp_path / "kept.weights.h5")
+        before = (tmp_path / "kept.weights.h5").read_bytes()
+        if rank == 0:
+            model.layers[0].save_own_variables = lambda store: 1 / 0
+        try:
+            model.save_weights(tmp_path / "kept.weights.h5")
+        except ZeroDivisionError:
+            assert (tmp_path / "kept.weights.h5").read_bytes() == before
+            assert os.listdir(tmp_path) == ["kept.weights.h5"]
+            raise
+
+    with pytest.raises(RankFailed, match="ZeroDivisionError"):
+        run_ranks(save, 2)
