@@ -4,7 +4,6 @@ import time
 
 import attrs
 
-from shardcore.adapters import torch_compat
 from shardcore.domain.errors import RankMismatchError
 
 PATIENCE_SECONDS = 60.0
@@ -29,6 +28,9 @@ class Meetings:
         Raises:
             RankMismatchError: If one did not within a minute, or came to another place.
         """
+        # Here: it needs DTensor, which a process alone does without.
+        from shardcore.adapters import torch_compat
+
         self._count += 1
         store = torch_compat.store_for_thread(f"shardcore/meeting/{self._count}")
         store.set(str(self.rank), what)
@@ -49,6 +51,6 @@ class Meetings:
     def _missing(self, what: str, missing: list[str]) -> RankMismatchError:
         return RankMismatchError(
             f"Rank {self.rank} came to {what}, but rank {', '.join(missing)} did not within "
-            f"{PATIENCE_SECONDS:.0f} seconds. Sharded values are gathered from all ranks, so call it on "
-            "every rank, not on one: rank 0 writes the file."
+            f"{PATIENCE_SECONDS:.0f} seconds. Sharded values are gathered from all ranks, so call "
+            "it on every rank, not on one: rank 0 writes the file."
         )

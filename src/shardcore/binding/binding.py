@@ -11,6 +11,7 @@ import attrs
 
 from shardcore.binding import layout_map, seams
 from shardcore.binding.backend_library import BackendLibrary
+from shardcore.binding.callback_files import OneWriter
 from shardcore.binding.data_adapters import OneProcess
 from shardcore.binding.layer_edges import LayerEdges
 from shardcore.binding.reading import to_numpy
@@ -95,6 +96,11 @@ class Binding:
             "save model": saving.save_model,
             "save weights": saving.save_weights,
             "overwrite question": saving.ask,
+            **{
+                name: lambda file_utils: OneWriter(file_utils, self.sessions)
+                for name in seams.SEAMS
+                if name.startswith("files of ")
+            },
             "messages": saving.message,
             "progress bar": steps.progress,
         }

@@ -141,6 +141,14 @@ SEAMS = {
         "ask_to_proceed_with_overwrite",
         "One rank asks, all do what is answered.",
     ),
+    **{
+        f"files of {module}": Seam(
+            f"keras.src.callbacks.{module}",
+            "file_utils",
+            "Every rank would write the callback's files; one does.",
+        )
+        for module in ("backup_and_restore", "csv_logger", "model_checkpoint")
+    },
     "messages": Seam("keras.src.utils.io_utils", "print_msg", "One rank prints.", everywhere=True),
     "progress bar": Seam(
         "keras.src.callbacks.progbar_logger",
