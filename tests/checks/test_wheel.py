@@ -1,12 +1,33 @@
 """The built wheel is complete, and works where the repository is not."""
 
 import email
+import json
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.checks.tree import ROOT, Tree, python
+
+TRAINING = """
+import shardcore
+shardcore.install()
+import json
+import keras
+import numpy as np
+mesh = keras.distribution.DeviceMesh((1, 2), ("data", "model"))
+layout_map = keras.distribution.LayoutMap(mesh)
+layout_map["wide/kernel"] = (None, "model")
+keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layout_map))
+inputs = keras.Input((4,))
+model = keras.Model(inputs, keras.layers.Dense(6, name="wide")(inputs))
+model.compile("sgd", "mse")
+losses = model.fit(np.ones((8, 4)), np.ones((8, 6)), epochs=2, verbose=0).history["loss"]
+report = shardcore.verify(model)
+if report.rank == 0:
+    local = report.variables[0].local_shape
+    print(json.dumps([shardcore.__file__, local, report.ok, losses[0] > losses[1]]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +99,18 @@ def test_installed_wheel_imports_outside_the_repository(installed: Path, tmp_pat
 def test_installed_command_answers(installed: Path, tmp_path: Path) -> None:
     script = installed / "bin" / "shardcore"
     assert "usage" in python(str(script), "--help", cwd=tmp_path, PYTHONPATH=str(installed)).lower()
+
+
+def test_installed_wheel_trains_on_two_ranks(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    torchrun = ("-m", "torch.distributed.run", "--nproc_per_node=2")
+    printed = python(*torchrun, "train.py", cwd=tmp_path, PYTHONPATH=str(installed))
+    file, *result = json.loads(printed)
+    assert Path(file).is_relative_to(installed)
+    assert result == [[4, 3], True, True]
+
+
+def test_installed_module_is_the_command(installed: Path, tmp_path: Path) -> None:
+    words = ("-m", "shardcore", "status", "--json")
+    status = json.loads(python(*words, cwd=tmp_path, PYTHONPATH=str(installed)))
+    assert (status["strategy"], status["devices"]) == ("dtensor", ["cpu:0"])

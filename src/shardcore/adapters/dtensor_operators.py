@@ -5,6 +5,7 @@ on each rank, the result is right, and one warning names the operator.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +17,12 @@ from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from shardcore.adapters import dtensor_random, torch_compat
 
 logger = logging.getLogger("shardcore.operators")
+FALLBACKS: Counter[str] = Counter()  # calls, by operator
 _warned: set[str] = set()
 
 
 def _warn_of_fallback(operator: Any, operands: list[DTensor]) -> None:
+    FALLBACKS[str(operator)] += 1
     if str(operator) in _warned:
         return
     _warned.add(str(operator))
@@ -96,8 +99,11 @@ def _part(tensor: torch.Tensor, mesh: DeviceMesh, placements: list[Placement]) -
 
 
 def _parts(kwargs: dict[str, Any], mesh: DeviceMesh, placements: list[Placement]) -> dict[str, Any]:
+    """The mask's part. A mask of (length, length) is one over no batch and no heads."""
     return {
-        name: _part(value, mesh, placements) if isinstance(value, torch.Tensor) else value
+        name: _part(value[(None,) * (4 - value.ndim)], mesh, placements)
+        if isinstance(value, torch.Tensor)
+        else value
         for name, value in kwargs.items()
     }
 

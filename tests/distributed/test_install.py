@@ -1,0 +1,355 @@
+"""install(), uninstall() and status() on the real Keras."""
+
+import importlib
+import io
+import logging
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from torch.distributed.tensor import DTensor
+
+import shardcore
+from shardcore.binding.seams import SEAMS
+from shardcore.domain.errors import EnvironmentProblem, StrategyError
+from shardcore.testing import run_ranks
+
+
+def python(program, **env):
+    """Runs a program in a fresh interpreter, with nothing of this one's choices."""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("KERAS_BACKEND", "SHARDCORE_LOG")}
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=inherited | env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def in_one_process(program, *args):
+    """Runs `program(*args)` in a process of its own, which no other test sees."""
+    return run_ranks(lambda rank: program(*args), 1, init=False)[0]
+
+
+# --- once, twice, away ----------------------------------------------------------------------------
+
+
+def test_install_is_idempotent():
+    def program():
+        first = shardcore.install("dtensor")
+        before = keras_names()
+        assert shardcore.install("dtensor") == shardcore.install("auto") == first
+        assert keras_names() == before
+        shardcore.uninstall()
+        shardcore.uninstall()
+        return shardcore.status().installed
+
+    assert in_one_process(program) is False
+
+
+def test_another_strategy_needs_an_uninstall_first():
+    def program():
+        shardcore.install("dtensor")
+        with pytest.raises(StrategyError, match=r"'dtensor', so .*'single': call shardcore\.unin"):
+            shardcore.install("single")
+        kept = shardcore.status().strategy
+        shardcore.uninstall()
+        return kept, shardcore.install("single").strategy
+
+    assert in_one_process(program) == ("dtensor", "single")
+
+
+def test_status_tells_what_is_in_use():
+    def program(rank):
+        before = shardcore.status()
+        shardcore.install()
+        mesh = keras.distribution.DeviceMesh((1, 2), ("data", "model"))
+        keras.distribution.set_distribution(
+            keras.distribution.ModelParallel(layout_map=keras.distribution.LayoutMap(mesh))
+        )
+        return before, shardcore.status()
+
+    for rank, (before, status) in enumerate(run_ranks(program, 2)):
+        assert (before.installed, before.strategy, before.devices) == (False, None, ())
+        assert (status.installed, status.strategy) == (True, "dtensor")
+        assert status.passed_over == {"single": "'dtensor' goes before it."}
+        assert (status.mesh_shape, status.axis_names) == ((1, 2), ("data", "model"))
+        assert (status.devices, status.rank, status.world_size) == (("cpu:0", "cpu:1"), rank, 2)
+        assert status.versions["keras"] == keras.__version__
+        assert "data=1, model=2" in str(status)
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def keras_names():
+    """Every name in Keras' modules and in the classes that they define, and its value."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != "keras" or module is None:
+            continue
+        for key, value in vars(module).items():
+            found[f"{name}:{key}"] = id(value)
+            if isinstance(value, type) and value.__module__ == name:
+                members = vars(value).items()
+                found |= {f"{name}:{key}.{k}": id(v) for k, v in members if k != "__doc__"}
+    return found
+
+
+def importers(module, name):
+    """Where else Keras has the value of `module.name`, under that name."""
+    value = getattr(importlib.import_module(module), name)
+    return {
+        f"{other}:{name}"
+        for other, each in sys.modules.items()
+        if other.partition(".")[0] == "keras" and getattr(each, name, None) is value
+    }
+
+
+def test_install_replaces_the_names_of_the_table_and_uninstall_restores_every_one():
+    def program():
+        expected = {f"{seam.module}:{seam.name}" for seam in SEAMS.values()}
+        for seam in SEAMS.values():
+            if seam.everywhere:
+                expected |= importers(seam.module, seam.name)
+        assert "keras.src.backend:convert_to_numpy" in expected  # one that is imported elsewhere
+        before = keras_names()
+        shardcore.install()
+        during = keras_names()
+        shardcore.uninstall()
+        after = keras_names()
+        changed = {name for name in during if before.get(name) != during[name]}
+        left = {name for name in after | before if before.get(name) != after.get(name)}
+        return expected, changed, left
+
+    expected, changed, left = in_one_process(program)
+    assert changed == expected
+    assert left == set()
+
+
+@pytest.mark.parametrize("seam", SEAMS)
+def test_uninstall_restores(seam):
+    """Name by name, so that the report names the one that is wrong."""
+
+    def program():
+        holder = importlib.import_module(SEAMS[seam].module)
+        *classes, name = SEAMS[seam].name.split(".")
+        for each in classes:
+            holder = getattr(holder, each)
+        before = vars(holder)[name]
+        shardcore.install()
+        during = vars(holder)[name]
+        shardcore.uninstall()
+        return during is not before, vars(holder)[name] is before
+
+    assert in_one_process(program) == (True, True)
+
+
+def test_names_imported_before_install_work():
+    def program(rank):
+        from keras.distribution import DataParallel, DeviceMesh, distribution, set_distribution
+        from keras.ops import convert_to_numpy
+        from keras.utils import clear_session
+
+        shardcore.install("dtensor")
+        set_distribution(DataParallel(device_mesh=DeviceMesh((2,), ["batch"])))
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        # A plain tensor meets a sharded one: the scope of the distribution is entered.
+        y = model(keras.ops.ones((4, 3))) + keras.ops.ones((4, 2))
+        shape = convert_to_numpy(y).shape
+        clear_session()
+        return shape, distribution() is None
+
+    assert run_ranks(program, 2) == [((4, 2), True)] * 2
+
+
+# --- what installing costs ------------------------------------------------------------------------
+
+
+def train():
+    """Weights and losses of a small model that has most kinds of state."""
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, "relu"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3),
+            layers.Dense(3),
+        ]
+    )
+    model.compile("adam", "mse", metrics=["mae"])
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20, 6)), rng.normal(size=(20, 3))
+    history = model.fit(x, y, batch_size=8, epochs=2, validation_split=0.2, verbose=0).history
+    return history, [*model.get_weights(), model.predict(x, verbose=0)]
+
+
+def test_without_a_distribution_the_numbers_are_keras_own():
+    def program(install):
+        if install:
+            shardcore.install("dtensor")
+        return train()
+
+    history, arrays = in_one_process(program, True)
+    expected_history, expected_arrays = in_one_process(program, False)
+    assert history == expected_history
+    for array, expected in zip(arrays, expected_arrays, strict=True):
+        np.testing.assert_array_equal(array, expected)
+
+
+def test_after_uninstall_keras_is_keras():
+    def program(rank):
+        shardcore.install("dtensor")
+        keras.distribution.set_distribution(keras.distribution.DataParallel())
+        assert isinstance(keras.Variable(np.ones(2)).value, DTensor)
+        shardcore.uninstall()
+        with pytest.raises(AttributeError):
+            keras.distribution.list_devices()
+        keras.distribution.set_distribution(None)
+        return train()[0]
+
+    assert run_ranks(program, 2) == [in_one_process(train)[0]] * 2
+
+
+def test_clear_session_forgets_the_distribution_and_all_begins_anew():
+    def program(rank):
+        shardcore.install("dtensor")
+        names, losses = [], []
+        for _ in range(2):
+            keras.distribution.set_distribution(keras.distribution.DataParallel())
+            history, _ = train()
+            names.append(keras.layers.Dense(1).name)
+            losses.append(history["loss"])
+            keras.utils.clear_session()
+            assert keras.distribution.distribution() is None
+            assert shardcore.status().mesh_shape is None
+        return names, losses[0] == losses[1]
+
+    assert run_ranks(program, 2) == [(["dense_2", "dense_2"], True)] * 2
+
+
+# --- an environment that cannot -------------------------------------------------------------------
+
+
+def test_before_keras_torch_is_chosen_and_said():
+    program = (
+        "import sys, shardcore\n"
+        "assert not {'torch', 'keras'} & sys.modules.keys()\n"
+        "shardcore.install()\n"
+        "import keras; print(keras.backend.backend(), keras.distribution.list_devices())"
+    )
+    done = python(program)
+    assert done.stdout == "torch ['cpu:0']\n", done.stderr
+    assert done.stderr.splitlines() == [
+        "[shardcore rank 0] KERAS_BACKEND was not set: Keras will run on torch",
+        "[shardcore rank 0] strategy 'dtensor' taken (not 'single': 'dtensor' goes before it.)",
+    ]
+
+
+def test_without_dtensor_auto_takes_what_there_is_and_says_why():
+    def program():
+        sys.modules["torch.distributed.tensor"] = None
+        os.environ["SHARDCORE_LOG"] = "info"
+        sys.stderr = io.StringIO()
+        with pytest.raises(
+            StrategyError, match=r"'dtensor' cannot be used here: DTensor is not av"
+        ):
+            shardcore.install("dtensor")
+        assert not shardcore.status().installed
+        status = shardcore.install("auto")
+        return status.strategy, status.passed_over["dtensor"], sys.stderr.getvalue()
+
+    strategy, reason, log = in_one_process(program)
+    assert strategy == "single"
+    assert reason.startswith("DTensor is not available: ")
+    assert "Install a torch that has it" in reason
+    assert log == f"[shardcore rank 0] strategy 'single' taken (not 'dtensor': {reason})\n"
+
+
+def test_no_such_strategy_leaves_keras_alone():
+    def program():
+        before = keras_names()
+        with pytest.raises(StrategyError, match="No strategy 'dtenser': there are 'dtensor', '"):
+            shardcore.install("dtenser")
+        return keras_names() == before, shardcore.status().installed
+
+    assert in_one_process(program) == (True, False)
+
+
+def test_what_needs_an_installation_says_so():
+    with pytest.raises(EnvironmentProblem, match=r"call shardcore\.install\(\) first"):
+        shardcore.mesh_info()
+
+
+# --- the log --------------------------------------------------------------------------------------
+
+
+def build_sharded():
+    shardcore.install("dtensor")
+    mesh = keras.distribution.DeviceMesh((1, 2), ("data", "model"))
+    layout_map = keras.distribution.LayoutMap(mesh)
+    layout_map[".*kernel"] = (None, "model")
+    keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layout_map))
+    keras.layers.Dense(4, name="up").build((None, 3))
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"), [("debug", {0}), ("debug,all-ranks", {0, 1}), ("variables", {0})]
+)
+def test_the_log_traces_a_variable(words, ranks):
+    def program(rank):
+        os.environ["SHARDCORE_LOG"] = words
+        sys.stderr = io.StringIO()
+        build_sharded()
+        return sys.stderr.getvalue().splitlines()
+
+    for rank, lines in enumerate(run_ranks(program, 2)):
+        if rank not in ranks:
+            assert lines == []
+            continue
+        taken, *traced = lines
+        assert taken.startswith(f"[shardcore rank {rank}] strategy 'dtensor' taken")
+        begin = f"[shardcore rank {rank}] "
+        expected = [
+            f"{begin}distribution set: ModelParallel over mesh (data=1, model=2)",
+            f"{begin}variable up/kernel: shape (3, 4), rule '.*kernel', spec (None, 'model'), "
+            "placements [R, S(1)], local shape (3, 2)",
+            f"{begin}variable up/bias: shape (4,), rule None, spec (None,), "
+            "placements [R, R], local shape (4,)",
+        ]
+        assert traced == (expected if "debug" in words else expected[1:])
+
+
+def test_the_logging_module_s_own_configuration_is_respected():
+    def program(rank):
+        os.environ.pop("SHARDCORE_LOG", None)
+        sys.stderr = io.StringIO()
+        own = io.StringIO()
+        logging.getLogger().handlers[:] = []
+        logging.basicConfig(stream=own, format="%(name)s %(levelname)s %(message)s", force=True)
+        logging.getLogger("shardcore.variables").setLevel(logging.DEBUG)
+        build_sharded()
+        return own.getvalue(), sys.stderr.getvalue()
+
+    for own, stderr in run_ranks(program, 2):
+        assert "shardcore.variables DEBUG variable up/kernel: shape (3, 4)" in own
+        assert "distribution set" not in own
+        assert stderr == ""
+
+
+def test_by_default_rank_0_says_what_was_taken():
+    def program(rank):
+        logging.getLogger().handlers[:] = []
+        os.environ.pop("SHARDCORE_LOG", None)
+        sys.stderr = io.StringIO()
+        build_sharded()
+        return len(sys.stderr.getvalue().splitlines())
+
+    assert run_ranks(program, 2, init=False) == [1, 0]

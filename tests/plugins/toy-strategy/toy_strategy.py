@@ -1,0 +1,53 @@
+"""A strategy as a third party would write it: everything whole, and every life event counted."""
+
+from collections import Counter
+from contextlib import nullcontext
+
+from shardcore.ports.hookspecs import hookimpl
+from shardcore.ports.strategy import StrategyEntry
+
+events: Counter = Counter()
+
+
+class Toy:
+    """Keeps every variable whole, for one device."""
+
+    def create(self, value, storage):
+        events["create"] += 1
+        return value
+
+    def track(self, stored, storage):
+        events["track"] += 1
+
+    def assign(self, stored, value):
+        events["assign"] += 1
+        stored.copy_(value)
+
+    def join(self, part, layout, shape):
+        return part
+
+    def activation(self, tensor, layout):
+        return tensor
+
+    def whole(self, tensor):
+        return tensor.detach()
+
+    def local(self, tensor):
+        return tensor
+
+    def layout(self, tensor):
+        return None
+
+    def scope(self):
+        return nullcontext()
+
+
+def why_unavailable():
+    import os
+
+    return os.environ.get("TOY_IS_UNAVAILABLE")
+
+
+@hookimpl
+def shardcore_strategies():
+    return [StrategyEntry("toy", "An example.", lambda world: Toy(), why_unavailable)]

@@ -1,0 +1,220 @@
+"""Choosing a strategy: what plug-ins offer, what can be had, and the message when it cannot."""
+
+import logging
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from shardcore import bootstrap
+from shardcore.domain.errors import EnvironmentProblem, StrategyError
+from shardcore.ports.strategy import StrategyEntry
+from tests.plugins.packages import write_package
+
+HEAD = """\
+from shardcore.ports.hookspecs import hookimpl
+from shardcore.ports.strategy import StrategyEntry
+"""
+
+OFFER = """
+@hookimpl
+def shardcore_strategies():
+    return [StrategyEntry({name!r}, "An example.", open=lambda world: None)]
+"""
+
+
+def entry(name, preference=None, reason=None):
+    return StrategyEntry(name, "An example.", lambda world: None, lambda: reason, preference)
+
+
+def offers(*entries, broken=None):
+    found = {each.name: (each, "a-package") for each in entries}
+    return bootstrap.Offers(found, broken or {})
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """A folder on the path; what is written there by `write_package` counts as installed."""
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for file in tmp_path.glob("*.py"):
+        sys.modules.pop(file.stem, None)
+
+
+# --- choosing -------------------------------------------------------------------------------------
+
+
+def test_auto_takes_the_highest_preference_that_can_be_had():
+    best, usual, last = entry("best", 9, "no such device."), entry("usual", 5), entry("last", 0)
+    chosen, passed_over = bootstrap.choose("auto", offers(last, best, usual))
+    assert chosen is usual
+    assert passed_over == {"best": "no such device.", "last": "'usual' goes before it."}
+
+
+def test_auto_never_takes_an_entry_without_preference():
+    shy, last = entry("shy"), entry("last", 0)
+    chosen, passed_over = bootstrap.choose("auto", offers(shy, last))
+    assert chosen is last
+    assert passed_over == {"shy": "taken only when it is asked for by name."}
+
+
+def test_a_name_goes_before_preferences():
+    shy, best = entry("shy"), entry("best", 9)
+    chosen, passed_over = bootstrap.choose("shy", offers(shy, best))
+    assert chosen is shy
+    assert passed_over == {"best": "'shy' goes before it."}
+
+
+def test_no_such_strategy_lists_those_there_are():
+    with pytest.raises(StrategyError) as error:
+        bootstrap.choose("dtenser", offers(entry("dtensor", 1), entry("single", 0)))
+    message = str(error.value)
+    assert message.startswith("No strategy 'dtenser': there are 'dtensor', 'single', and 'auto'.")
+    assert "is it installed in this environment?" in message
+
+
+def test_an_unavailable_strategy_gives_its_reason():
+    reason = "It needs a torch that has it: pip install it."
+    with pytest.raises(StrategyError, match=f"^Strategy 'far' cannot be used here: {reason}$"):
+        bootstrap.choose("far", offers(entry("far", 1, reason), entry("single", 0)))
+
+
+def test_an_entry_that_cannot_tell_counts_as_unavailable():
+    def fails():
+        raise OSError("no driver")
+
+    odd = StrategyEntry("odd", "An example.", lambda world: None, fails, preference=9)
+    chosen, passed_over = bootstrap.choose("auto", offers(odd, entry("single", 0)))
+    assert chosen.name == "single"
+    assert passed_over == {"odd": "why_unavailable() failed: OSError: no driver"}
+
+
+# --- plug-ins -------------------------------------------------------------------------------------
+
+
+def test_shardcore_offers_its_own_by_the_same_hook():
+    found = bootstrap.entries().found
+    assert {name: package for name, (_, package) in found.items()} == {
+        "dtensor": "shardcore",
+        "single": "shardcore",
+    }
+
+
+def test_an_installed_package_offers_a_strategy(packages):
+    write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
+    offered = bootstrap.entries()
+    assert offered.found["more"][1] == "more-strategies"
+    assert offered.broken == {}
+    assert bootstrap.choose("more", offered)[0].name == "more"
+
+
+BROKEN = {
+    "import": ("import a_library_that_is_not_there", "ModuleNotFoundError", "not_there"),
+    "signature": (
+        HEAD + "@hookimpl\ndef shardcore_strategies(world): return []",
+        "PluginValidationError",
+        "world",
+    ),
+    "result": (
+        HEAD + "@hookimpl\ndef shardcore_strategies(): return ['toy']",
+        "TypeError",
+        "'toy'",
+    ),
+    "hook raises": (HEAD + "@hookimpl\ndef shardcore_strategies(): 1 / 0", "ZeroDivisionError", ""),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_package_is_told_and_breaks_no_other(packages, caplog, monkeypatch, kind):
+    source, error, detail = BROKEN[kind]
+    write_package(packages, f"broken-{kind.replace(' ', '-')}", source)
+    write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
+    monkeypatch.setattr(logging.getLogger("shardcore"), "propagate", True)
+    with caplog.at_level("WARNING", logger="shardcore.install"):
+        offered = bootstrap.entries()
+
+    assert {"dtensor", "single", "more"} == offered.found.keys()
+    ((package, reason),) = offered.broken.items()
+    assert package == f"broken-{kind.replace(' ', '-')}"
+    assert reason.startswith(f"its plug-in cannot be used: {error}:")
+    assert detail in reason
+    assert "\n" not in reason
+    assert caplog.messages == [f"package {package!r}: {reason}"]
+    assert bootstrap.choose("single", offered)[1][package] == reason
+    with pytest.raises(StrategyError, match=f"package {package!r}: its plug-in cannot"):
+        bootstrap.choose("toy", offered)
+
+
+@pytest.mark.parametrize("taken", ["dtensor", "more"])
+def test_a_name_that_is_taken_names_both_packages(packages, taken):
+    write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
+    write_package(packages, f"greedy-{taken}", HEAD + OFFER.format(name=taken))
+    first = "shardcore" if taken == "dtensor" else "more-strategies"
+    with pytest.raises(StrategyError) as error:
+        bootstrap.entries()
+    message = str(error.value)
+    assert message.startswith(f"Strategy {taken!r} is offered by package ")
+    assert f"package {first!r}" in message
+    assert f"package 'greedy-{taken}'" in message
+    assert "uninstall one" in message
+
+
+# --- the environment ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_keras_yet(monkeypatch):
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+
+
+@pytest.mark.usefixtures("no_keras_yet")
+def test_another_backend_in_the_environment(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    with pytest.raises(EnvironmentProblem, match=r"backend is 'jax'.*KERAS_BACKEND=torch"):
+        bootstrap.install("auto")
+    assert not bootstrap.is_installed()
+
+
+def test_keras_already_runs_on_another_backend(monkeypatch):
+    backend = SimpleNamespace(backend=lambda: "numpy")
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(backend=backend))
+    monkeypatch.setenv("KERAS_BACKEND", "torch")  # too late
+    with pytest.raises(EnvironmentProblem, match=r"is 'numpy': .* before Keras is imported"):
+        bootstrap.install("auto")
+
+
+@pytest.mark.parametrize("package", ["keras", "torch"])
+def test_a_package_that_is_missing(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, "keras", None)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(bootstrap, "KNOWN", {package: bootstrap.KNOWN[package]})
+    with pytest.raises(
+        EnvironmentProblem, match=rf"needs {package} .*not installed: pip install 'shardcore\[torch"
+    ):
+        bootstrap.install("auto")
+
+
+@pytest.mark.parametrize(
+    ("package", "version"), [("keras", "3.99.0"), ("keras", "3.1.5"), ("torch", "2.130.0+cu130")]
+)
+def test_a_version_that_is_not_known(package, version, tmp_path, monkeypatch):
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    metadata = tmp_path / f"{package}-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(bootstrap, "KNOWN", {package: bootstrap.KNOWN[package]})
+    with pytest.raises(EnvironmentProblem) as error:
+        bootstrap.check_versions()
+    message = str(error.value)
+    assert f"knows {package} {bootstrap.KNOWN[package]}, but {version} is installed" in message
+    assert f"pip install '{package}=={bootstrap.KNOWN[package]}.*'" in message
+
+
+def test_nothing_installed_says_what_to_call():
+    with pytest.raises(EnvironmentProblem, match=r"call shardcore\.install\(\) first"):
+        bootstrap.installation()
+    bootstrap.uninstall()  # and this is no error

@@ -1,0 +1,116 @@
+"""The command line as far as it goes without torch: words, files, functions, exit codes."""
+
+import subprocess
+import sys
+
+import pytest
+
+from shardcore import cli
+
+
+def exits(capsys, *words):
+    """The exit code, and what was written to standard error."""
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(words)
+    return exit_.value.code, capsys.readouterr().err
+
+
+def test_help_has_examples(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["verify", "--help"])
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    assert "torchrun --nproc_per_node=2 --module shardcore verify model.py:build" in shown
+    assert "def build():" in shown
+    assert "exit code" in shown
+
+
+@pytest.mark.parametrize("words", [(), ("verify",), ("explain",), ("status", "extra")])
+def test_wrong_words(capsys, words):
+    code, error = exits(capsys, *words)
+    assert code == 2
+    assert "usage: shardcore" in error
+
+
+def test_no_such_file(capsys, tmp_path):
+    code, error = exits(capsys, "verify", f"{tmp_path}/model.py:build")
+    assert code == 2
+    assert error == (
+        f"shardcore: error: there is no file '{tmp_path}/model.py': give FILE[:FUNCTION], such as "
+        "model.py:build\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "2nd", "a.b"])
+def test_no_function_s_name(capsys, tmp_path, name):
+    (tmp_path / "model.py").touch()
+    code, error = exits(capsys, "verify", f"{tmp_path}/model.py:{name}")
+    assert code == 2
+    assert f"{name!r} in '{tmp_path}/model.py:{name}' is no function's name" in error
+
+
+@pytest.mark.parametrize(("suffix", "name"), [("", "build"), (":make", "make")])
+def test_the_function_is_build_by_default(tmp_path, suffix, name):
+    file = tmp_path / "model.py"
+    file.touch()
+    assert cli.parse_target(f"{file}{suffix}") == (file, name)
+
+
+def test_a_file_that_is_no_python(tmp_path):
+    (tmp_path / "model.txt").touch()
+    with pytest.raises(cli.UsageError, match=r"should end in \.py"):
+        cli.load(tmp_path / "model.txt")
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A script that imports its neighbour, as `python script.py` may."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "cli_neighbour.py").write_text("answer = 42\n")
+    file = tmp_path / "cli_script.py"
+    file.write_text(
+        "import os, cli_neighbour\n"
+        "def give_number(): return cli_neighbour.answer\n"
+        "if __name__ == '__main__': raise SystemExit('run as a script')\n"
+    )
+    yield cli.load(file)
+    for name in ("cli_neighbour", "cli_script"):
+        del sys.modules[name]
+
+
+def test_a_script_is_run_with_its_folder_on_the_path(script):
+    assert script.give_number() == 42
+    assert sys.modules["cli_script"] is script
+
+
+def test_no_such_function_lists_those_there_are(script):
+    with pytest.raises(cli.UsageError, match="has no function 'build'; it has give_number:"):
+        cli.build_model(script, "build")
+
+
+def test_a_function_that_returns_no_model(script):
+    with pytest.raises(cli.UsageError, match=r"give_number\(\) .* returned int, expected a keras"):
+        cli.build_model(script, "give_number")
+
+
+def test_an_environment_that_cannot_is_one_line_and_code_1(capsys, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    code, error = exits(capsys, "status")
+    assert code == 1
+    assert error.startswith(
+        "shardcore: shardcore is for Keras on PyTorch, but the backend is 'jax'"
+    )
+    assert error.count("\n") == 1
+
+
+def test_help_loads_no_framework():
+    program = (
+        "import sys\nfrom shardcore.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print('loaded', *sorted({'torch', 'keras', 'numpy'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "loaded"
