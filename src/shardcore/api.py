@@ -5,6 +5,7 @@ from typing import Any
 
 import shardcore
 from shardcore import bootstrap
+from shardcore.bootstrap import environment
 from shardcore.domain.path_report import RulesReport
 from shardcore.domain.placements import ReduceOp
 from shardcore.reporting.status import Status
@@ -60,7 +61,7 @@ def status() -> Status:
     """
     versions: dict[str, str | None] = {"python": platform.python_version()}
     versions["shardcore"] = shardcore.__version__
-    versions |= {package: bootstrap.package_version(package) for package in PACKAGES}
+    versions |= {package: environment.package_version(package) for package in PACKAGES}
     if not bootstrap.is_installed():
         return Status(False, None, {}, None, None, (), 0, 1, versions)
     installed = bootstrap.installation()

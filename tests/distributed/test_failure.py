@@ -240,3 +240,28 @@ def test_a_stopped_watch_leaves_nothing_behind_and_can_be_started_again():
 
     assert run_ranks(program, 2) == [True, True]
     assert run_ranks(program, 1) == [False]
+
+
+def test_a_log_that_nobody_reads_does_not_keep_a_failing_rank(program):
+    address = f"127.0.0.1:{free_port()}"
+    read, write = os.pipe()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(program), "1", "raise", "sleep", str(program.parent)],
+            env=environment(
+                KERAS_DISTRIBUTION_JOB_ADDRESSES=address,
+                KERAS_DISTRIBUTION_NUM_PROCESSES="2",
+                KERAS_DISTRIBUTION_PROCESS_ID=str(rank),
+            ),
+            stdout=write,
+            stderr=write,
+        )
+        for rank in range(2)
+    ]
+    os.close(write)
+    os.close(read)
+    try:
+        assert [rank.wait(timeout=60) for rank in ranks] == [1, 1]
+    finally:
+        for rank in ranks:
+            rank.kill()

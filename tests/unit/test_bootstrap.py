@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from shardcore import bootstrap
+from shardcore.bootstrap import environment, plugins
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.ports.strategy import StrategyEntry
 from tests.plugins.packages import write_package
@@ -29,7 +30,7 @@ def entry(name, preference=None, reason=None):
 
 def offers(*entries, broken=None):
     found = {each.name: (each, "a-package") for each in entries}
-    return bootstrap.Offers(found, broken or {})
+    return plugins.Offers(found, broken or {})
 
 
 @pytest.fixture
@@ -46,28 +47,28 @@ def packages(tmp_path, monkeypatch):
 
 def test_auto_takes_the_highest_preference_that_can_be_had():
     best, usual, last = entry("best", 9, "no such device."), entry("usual", 5), entry("last", 0)
-    chosen, passed_over = bootstrap.choose("auto", offers(last, best, usual))
+    chosen, passed_over = plugins.choose("auto", offers(last, best, usual))
     assert chosen is usual
     assert passed_over == {"best": "no such device.", "last": "'usual' goes before it."}
 
 
 def test_auto_never_takes_an_entry_without_preference():
     shy, last = entry("shy"), entry("last", 0)
-    chosen, passed_over = bootstrap.choose("auto", offers(shy, last))
+    chosen, passed_over = plugins.choose("auto", offers(shy, last))
     assert chosen is last
     assert passed_over == {"shy": "taken only when it is asked for by name."}
 
 
 def test_a_name_goes_before_preferences():
     shy, best = entry("shy"), entry("best", 9)
-    chosen, passed_over = bootstrap.choose("shy", offers(shy, best))
+    chosen, passed_over = plugins.choose("shy", offers(shy, best))
     assert chosen is shy
-    assert passed_over == {"best": "'shy' goes before it."}
+    assert passed_over == {"best": "'shy' was asked for."}
 
 
 def test_no_such_strategy_lists_those_there_are():
     with pytest.raises(StrategyError) as error:
-        bootstrap.choose("dtenser", offers(entry("dtensor", 1), entry("single", 0)))
+        plugins.choose("dtenser", offers(entry("dtensor", 1), entry("single", 0)))
     message = str(error.value)
     assert message.startswith("No strategy 'dtenser': there are 'dtensor', 'single', and 'auto'.")
     assert "is it installed in this environment?" in message
@@ -76,7 +77,7 @@ def test_no_such_strategy_lists_those_there_are():
 def test_an_unavailable_strategy_gives_its_reason():
     reason = "It needs a torch that has it: pip install it."
     with pytest.raises(StrategyError, match=f"^Strategy 'far' cannot be used here: {reason}$"):
-        bootstrap.choose("far", offers(entry("far", 1, reason), entry("single", 0)))
+        plugins.choose("far", offers(entry("far", 1, reason), entry("single", 0)))
 
 
 def test_an_entry_that_cannot_tell_counts_as_unavailable():
@@ -84,7 +85,7 @@ def test_an_entry_that_cannot_tell_counts_as_unavailable():
         raise OSError("no driver")
 
     odd = StrategyEntry("odd", "An example.", lambda world: None, fails, preference=9)
-    chosen, passed_over = bootstrap.choose("auto", offers(odd, entry("single", 0)))
+    chosen, passed_over = plugins.choose("auto", offers(odd, entry("single", 0)))
     assert chosen.name == "single"
     assert passed_over == {"odd": "why_unavailable() failed: OSError: no driver"}
 
@@ -93,7 +94,7 @@ def test_an_entry_that_cannot_tell_counts_as_unavailable():
 
 
 def test_shardcore_offers_its_own_by_the_same_hook():
-    found = bootstrap.entries().found
+    found = plugins.entries().found
     assert {name: package for name, (_, package) in found.items()} == {
         "dtensor": "shardcore",
         "single": "shardcore",
@@ -102,10 +103,10 @@ def test_shardcore_offers_its_own_by_the_same_hook():
 
 def test_an_installed_package_offers_a_strategy(packages):
     write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
-    offered = bootstrap.entries()
+    offered = plugins.entries()
     assert offered.found["more"][1] == "more-strategies"
     assert offered.broken == {}
-    assert bootstrap.choose("more", offered)[0].name == "more"
+    assert plugins.choose("more", offered)[0].name == "more"
 
 
 BROKEN = {
@@ -131,7 +132,7 @@ def test_a_broken_package_is_told_and_breaks_no_other(packages, caplog, monkeypa
     write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
     monkeypatch.setattr(logging.getLogger("shardcore"), "propagate", True)
     with caplog.at_level("WARNING", logger="shardcore.install"):
-        offered = bootstrap.entries()
+        offered = plugins.entries()
 
     assert {"dtensor", "single", "more"} == offered.found.keys()
     ((package, reason),) = offered.broken.items()
@@ -140,9 +141,9 @@ def test_a_broken_package_is_told_and_breaks_no_other(packages, caplog, monkeypa
     assert detail in reason
     assert "\n" not in reason
     assert caplog.messages == [f"package {package!r}: {reason}"]
-    assert bootstrap.choose("single", offered)[1][package] == reason
+    assert plugins.choose("single", offered)[1][package] == reason
     with pytest.raises(StrategyError, match=f"package {package!r}: its plug-in cannot"):
-        bootstrap.choose("toy", offered)
+        plugins.choose("toy", offered)
 
 
 @pytest.mark.parametrize("taken", ["dtensor", "more"])
@@ -151,7 +152,7 @@ def test_a_name_that_is_taken_names_both_packages(packages, taken):
     write_package(packages, f"greedy-{taken}", HEAD + OFFER.format(name=taken))
     first = "shardcore" if taken == "dtensor" else "more-strategies"
     with pytest.raises(StrategyError) as error:
-        bootstrap.entries()
+        plugins.entries()
     message = str(error.value)
     assert message.startswith(f"Strategy {taken!r} is offered by package ")
     assert f"package {first!r}" in message
@@ -187,7 +188,7 @@ def test_keras_already_runs_on_another_backend(monkeypatch):
 def test_a_package_that_is_missing(package, monkeypatch):
     monkeypatch.setitem(sys.modules, "keras", None)
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr(bootstrap, "KNOWN", {package: bootstrap.KNOWN[package]})
+    monkeypatch.setattr(environment, "KNOWN", {package: environment.KNOWN[package]})
     with pytest.raises(
         EnvironmentProblem, match=rf"needs {package} .*not installed: pip install 'shardcore\[torch"
     ):
@@ -206,12 +207,12 @@ def test_a_version_that_is_not_known(package, version, tmp_path, monkeypatch):
         f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(bootstrap, "KNOWN", {package: bootstrap.KNOWN[package]})
+    monkeypatch.setattr(environment, "KNOWN", {package: environment.KNOWN[package]})
     with pytest.raises(EnvironmentProblem) as error:
-        bootstrap.check_versions()
+        environment.check_versions()
     message = str(error.value)
-    assert f"knows {package} {bootstrap.KNOWN[package]}, but {version} is installed" in message
-    assert f"pip install '{package}=={bootstrap.KNOWN[package]}.*'" in message
+    assert f"knows {package} {environment.KNOWN[package]}, but {version} is installed" in message
+    assert f"pip install '{package}=={environment.KNOWN[package]}.*'" in message
 
 
 def test_nothing_installed_says_what_to_call():

@@ -13,8 +13,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
+from torch.utils import _pytree as pytree
 
-from shardcore.adapters import dtensor_random, torch_compat
+from shardcore.adapters import dtensor_random, dtensor_trust, torch_compat
 
 logger = logging.getLogger("shardcore.operators")
 FALLBACKS: Counter[str] = Counter()  # calls, by operator
@@ -52,7 +53,7 @@ def _attention(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     (batch, heads, length).
     """
     query, key, value, *numbers = args
-    mesh, placements = _batch_and_heads(query, key, value)
+    mesh, placements = _batch_and_heads(query, key, value, kwargs)
     local = [_part(tensor, mesh, placements) for tensor in (query, key, value)]
     output, logsumexp = operator(*local, *numbers, **_parts(kwargs, mesh, placements))
     return (
@@ -65,7 +66,7 @@ def _attention_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, 
     """The gradients of query, key and value; the operands have the shapes of `_attention`."""
     operands, numbers = args[:6], args[6:]
     query, key, value = operands[1:4]
-    mesh, placements = _batch_and_heads(query, key, value)
+    mesh, placements = _batch_and_heads(query, key, value, (operands, kwargs))
     local = [_part(tensor, mesh, placements) for tensor in operands]
     results = operator(*local, *numbers, **_parts(kwargs, mesh, placements))
     return tuple(
@@ -74,12 +75,20 @@ def _attention_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, 
     )
 
 
-def _batch_and_heads(*tensors: Any) -> tuple[DeviceMesh, list[Placement]]:
+def _batch_and_heads(
+    query: Any, key: Any, value: Any, others: Any
+) -> tuple[DeviceMesh, list[Placement]]:
     """The mesh, and the placements of the query as far as they split batch or heads."""
-    first = next(tensor for tensor in tensors if isinstance(tensor, DTensor))
-    splits = len({tensor.shape[:2] for tensor in tensors}) == 1
+    tensors = (query, key, value)
+    first = next(t for t in pytree.tree_leaves((tensors, others)) if isinstance(t, DTensor))
+    splits = len({tensor.shape[:2] for tensor in tensors}) == 1 and first.ndim == 4
     placements: list[Placement] = [
-        placement if splits and type(placement) is Shard and placement.dim < 2 else Replicate()
+        placement
+        if splits
+        and type(placement) is Shard
+        and placement.dim < 2
+        and first.shape[placement.dim] == query.shape[placement.dim]
+        else Replicate()
         for placement in first.placements
     ]
     return first.device_mesh, placements
@@ -124,6 +133,7 @@ def _joined(
 
 OPERATORS = torch_compat.OperatorTable(
     handlers={
+        **dtensor_trust.HANDLERS,
         **dtensor_random.HANDLERS,
         torch_compat.ITEM: _item,
         torch_compat.CPU_ATTENTION: _attention,

@@ -189,6 +189,16 @@ class FailureWatch:
             self._previous_hook(kind, error, trace)
             return
         self._ending.acquire()
+        # Nothing on the way may keep this rank: the others and atexit would wait for it.
+        try:
+            self._tell(kind, error, trace)
+        finally:
+            _exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    def _tell(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Publishes and shows this rank's failure, after another's if that came first."""
         headline = traceback.format_exception_only(kind, error)[-1].strip()
         report = "".join(traceback.format_exception(kind, error, trace))
         first, ended = self._publish(Failure(self._rank, headline, report))
@@ -197,9 +207,9 @@ class FailureWatch:
             self._end_after(first, self._board)
         before = f" after rank {', '.join(map(str, ended))} had ended" if ended else ""
         _say(f"[rank {self._rank}] failed{before}:\n")
-        self._previous_hook(kind, error, trace)
+        with contextlib.suppress(OSError):  # nobody reads our output any more
+            self._previous_hook(kind, error, trace)
         self._let_others_see()
-        _exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     def _publish(self, own: Failure) -> tuple[Failure, list[int]]:
         """The first failure of all, maybe this one, and the ranks that had ended in order."""
@@ -256,8 +266,9 @@ def _store_may_be_gone() -> Iterator[None]:
 
 def _say(text: str) -> None:
     # One write, so that the lines of several ranks do not mix.
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # nobody reads our output any more
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _exit(code: int) -> NoReturn:

@@ -76,6 +76,65 @@ class _Sizes:
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
+_TORCHS_HANDLERS: dict[Any, Handler] = dict(DTensor._op_dispatcher._custom_op_handlers)
+
+
+def as_torch_does(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What DTensor makes of `operator`, called from the handler that stands before it.
+
+    torch 2.13: the dispatcher is written in C++ and looks into `_custom_op_handlers` first; there
+    is no way to tell it to go on.
+    """
+    handlers: Any = DTensor._op_dispatcher._custom_op_handlers
+    handler = handlers.pop(operator)
+    if operator in _TORCHS_HANDLERS:
+        handlers[operator] = _TORCHS_HANDLERS[operator]
+    try:
+        return operator(*args, **kwargs)
+    finally:
+        handlers[operator] = handler
+
+
+def writing_operators() -> list[Any]:
+    """Every ATen operator that writes into its first operand: `add_`, `index_put_` and so on.
+
+    torch 2.13: `torch.ops.aten` lists only operators that somebody has used.
+    """
+    names = torch._C._dispatch_get_all_op_names()
+    found = []
+    for name in names:
+        space, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        if space == "aten" and base.endswith("_") and not base.startswith("_"):
+            operator = getattr(getattr(torch.ops.aten, base), overload or "default")
+            if writes_first(operator) and str(operator._schema.arguments[0].type) == "Tensor":
+                found.append(operator)
+    return found
+
+
+def writes_first(operator: Any) -> bool:
+    """Whether `operator` writes into its first operand."""
+    arguments = operator._schema.arguments
+    alias = arguments[0].alias_info if arguments else None
+    return alias is not None and alias.is_write
+
+
+def same_view(view: DTensor, base: torch.Tensor) -> torch.Tensor:
+    """What `view` is of its base, of another base.
+
+    torch 2.13: `_view_func` asks first whether both bases are of one size, which fails for a
+    DTensor and a plain tensor.
+    """
+    result: torch.Tensor = view._view_func_unsafe(base)
+    return result
+
+
+def local_tensor(tensor: DTensor) -> torch.Tensor:
+    """What this rank stores, without a word to autograd."""
+    local: torch.Tensor = tensor._local_tensor
+    return local
+
+
 class OperatorTable:
     """What DTensor does with an operator, changed while at least one scope asks for it.
 
@@ -115,6 +174,7 @@ class OperatorTable:
         dispatcher: Any = DTensor._op_dispatcher
         for operator in self._handlers:
             del dispatcher._custom_op_handlers[operator]
+        dispatcher._custom_op_handlers.update(_TORCHS_HANDLERS)
         del dispatcher._propagate_op_sharding_dispatch_slow_path
         del dispatcher._try_replicate_spec_for_scalar_tensor
         for name in _CHATTY:
@@ -126,7 +186,7 @@ class OperatorTable:
         dispatcher: Any = DTensor._op_dispatcher
         rule = type(dispatcher)._propagate_op_sharding_dispatch_slow_path
         try:
-            return rule(dispatcher, operator, args, kwargs, info, cached)
+            return _reshaping(rule(dispatcher, operator, args, kwargs, info, cached), info.schema)
         except (NotImplementedError, RuntimeError):
             replicated = _replicated_sharding(info)
             if replicated is None:
@@ -134,6 +194,24 @@ class OperatorTable:
             operands = [arg for arg in pytree.tree_leaves(args) if isinstance(arg, DTensor)]
             self._on_fallback(operator, operands)
             return replicated
+
+
+def _reshaping(sharding: Any, schema: OpSchema) -> Any:
+    """A view of what this rank stores may be impossible where one of the whole is not.
+
+    torch 2.13: a part is not always contiguous where the whole is, so that a view dies, even on
+    some ranks only. As a reshape it copies there.
+    """
+    views = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+    if schema.op not in views or not isinstance(sharding, OutputSharding):
+        return sharding
+    local = sharding.redistribute_schema or schema
+    return OutputSharding(
+        sharding.output_spec,
+        OpSchema(torch.ops.aten.reshape.default, local.args_schema, local.kwargs_schema),
+        needs_redistribute=True,
+        use_val_from_redistribute_schema=sharding.use_val_from_redistribute_schema,
+    )
 
 
 def _replicated_sharding(info: Any) -> OutputSharding | None:

@@ -1,0 +1,100 @@
+"""The composition root: chooses a strategy and wires it into Keras."""
+
+import logging
+import os
+from typing import Any
+
+import attrs
+
+from shardcore.bootstrap import environment, plugins
+from shardcore.domain.errors import EnvironmentProblem, StrategyError
+from shardcore.ports.strategy import StrategyEntry
+from shardcore.reporting.logs import configure
+
+logger = logging.getLogger("shardcore.install")
+
+
+@attrs.frozen(eq=False)
+class Installation:
+    """What `install()` put in place.
+
+    Args:
+        entry: The strategy that was chosen.
+        passed_over: Why the others were not, by name.
+        binding: The `shardcore.binding.binding.Binding`.
+        processes: The job of this process.
+    """
+
+    entry: StrategyEntry
+    passed_over: dict[str, str]
+    binding: Any
+    processes: Any
+
+
+_installed: Installation | None = None
+
+
+def installation() -> Installation:
+    """What is installed.
+
+    Raises:
+        EnvironmentProblem: If nothing is.
+    """
+    if _installed is None:
+        raise EnvironmentProblem("shardcore is not installed: call shardcore.install() first.")
+    return _installed
+
+
+def is_installed() -> bool:
+    """Whether shardcore is in Keras now."""
+    return _installed is not None
+
+
+def install(strategy: str) -> Installation:
+    """Choose a strategy and bind it into Keras; the same one again changes nothing."""
+    global _installed  # noqa: PLW0603 - one Keras per process
+    configure(_rank)
+    if _installed is not None:
+        return _again(_installed, strategy)
+    environment.choose_backend()
+    environment.check_versions()
+    entry, passed_over = plugins.choose(strategy, plugins.entries())
+    from shardcore.adapters.processes import TorchProcesses
+    from shardcore.binding.binding import Binding
+
+    processes = TorchProcesses()
+    binding = Binding(entry, processes)
+    binding.put()
+    _installed = Installation(entry, passed_over, binding, processes)
+    logger.info("strategy %r taken%s", entry.name, _because(passed_over))
+    return _installed
+
+
+def uninstall() -> None:
+    """Take everything out of Keras; without an installation do nothing."""
+    global _installed  # noqa: PLW0603 - one Keras per process
+    if _installed is not None:
+        _installed.binding.remove()
+        _installed = None
+
+
+def _again(installed: Installation, strategy: str) -> Installation:
+    if strategy in ("auto", installed.entry.name):
+        return installed
+    raise StrategyError(
+        f"shardcore is installed with strategy {installed.entry.name!r}, so it cannot be installed "
+        f"with {strategy!r}: call shardcore.uninstall() first. Variables that are laid out stay "
+        "with the strategy that made them, so build the model anew after it."
+    )
+
+
+def _because(passed_over: dict[str, str]) -> str:
+    reasons = "; ".join(f"not {name!r}: {reason}" for name, reason in passed_over.items())
+    return f" ({reasons})" if reasons else ""
+
+
+def _rank() -> int:
+    # The job is joined later than the first lines are logged; its launcher knows the rank.
+    if _installed is not None and _installed.processes.world_size > 1:
+        return int(_installed.processes.rank)
+    return int(os.environ.get("RANK", os.environ.get("KERAS_DISTRIBUTION_PROCESS_ID", "0")) or 0)

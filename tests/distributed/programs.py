@@ -1,0 +1,77 @@
+"""What the programs of the distributed tests share: distributions, readings, comparisons."""
+
+import keras
+import numpy as np
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+import shardcore
+from shardcore.testing import RankFailed, run_ranks
+
+MESHES = [(1, 2), (2, 1), (2, 2), (4, 1), (1, 4)]
+AXES = ("data", "model")
+
+
+def distribute(shape, rules=None, *, axis_names=AXES, auto_shard_dataset=True):
+    """Sets `ModelParallel` over a mesh of `shape`, as a user would; gives the distribution."""
+    shardcore.install("dtensor")
+    mesh = keras.distribution.DeviceMesh(shape, axis_names)
+    layout_map = keras.distribution.LayoutMap(mesh)
+    for path, spec in (rules or {}).items():
+        layout_map[path] = spec
+    distribution = keras.distribution.ModelParallel(
+        layout_map=layout_map, batch_dim_name="data", auto_shard_dataset=auto_shard_dataset
+    )
+    keras.distribution.set_distribution(distribution)
+    return distribution
+
+
+def at_place(shape, rank):
+    """The coordinate of `rank` in a mesh of `shape`: ranks are counted row by row."""
+    return tuple(int(index) for index in np.unravel_index(rank, shape))
+
+
+def local(variable):
+    """What this rank stores of `variable`, as an array."""
+    return variable._value.detach().to_local().numpy().copy()
+
+
+def local_shapes(variables):
+    """What this rank really stores of each variable."""
+    return {v.path: local(v).shape for v in variables}
+
+
+def placements(tensor):
+    """DTensor's own words for how `tensor` lies, such as "S(0) R"; "plain" for a plain tensor."""
+    return " ".join(map(str, tensor.placements)) if isinstance(tensor, DTensor) else "plain"
+
+
+def as_arrays(result):
+    """`result`, a nest of tensors and numbers, as NumPy arrays that leave the rank."""
+    return keras.tree.map_structure(
+        lambda leaf: keras.ops.convert_to_numpy(leaf) if torch.is_tensor(leaf) else leaf, result
+    )
+
+
+def assert_close(results, reference, atol=1e-5):
+    """Each rank's dict of values is that of the reference, name by name."""
+    for rank, result in enumerate(results):
+        assert result.keys() == reference.keys()
+        for name, value in result.items():
+            np.testing.assert_allclose(
+                value, reference[name], rtol=0, atol=atol, err_msg=f"rank {rank}: {name}"
+            )
+
+
+def assert_fails_everywhere(program, world_size, *args, error, match, timeout=30):
+    """`program` raises `error` on every rank, with `match` in its message."""
+
+    def attempt(rank):
+        with pytest.raises(error, match=match):
+            program(rank, *args)
+
+    try:
+        run_ranks(attempt, world_size, timeout=timeout)
+    except RankFailed as failed:  # without the chain of every rank's own
+        raise AssertionError(str(failed)) from None

@@ -1,0 +1,149 @@
+"""Batches from whatever Keras takes them from: the whole of them on every process, or its rows."""
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+from shardcore.domain.errors import RankMismatchError
+from shardcore.testing import run_ranks
+from tests.distributed.programs import assert_close, assert_fails_everywhere, at_place, distribute
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(14, 5)).astype("float32")
+EXTRA = RNG.normal(size=(14, 3)).astype("float32")
+Y = RNG.normal(size=(14, 2)).astype("float32")
+RULES = {"hidden/kernel": (None, "model")}
+
+
+def model(inputs="one"):
+    keras.utils.set_random_seed(1)
+    x, extra = keras.Input((5,), name="x"), keras.Input((3,), name="extra")
+    h = x if inputs == "one" else keras.layers.Concatenate()([x, extra])
+    h = keras.layers.Dense(4, activation="tanh", name="hidden")(h)
+    given = {"one": x, "dict": {"x": x, "extra": extra}, "tuple": (x, extra)}[inputs]
+    made = keras.Model(given, keras.layers.Dense(2)(h))
+    made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    return made
+
+
+def numbers(history, trained):
+    weights = {f"weight {i}": value for i, value in enumerate(trained.get_weights())}
+    return {**history.history, **weights}
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        rows = slice(4 * index, 4 * index + 4)
+        return X[rows], Y[rows]
+
+
+def generator():
+    for start in range(0, 14, 4):
+        yield X[start : start + 4], Y[start : start + 4]
+
+
+def loader():
+    dataset = torch.utils.data.TensorDataset(torch.as_tensor(X), torch.as_tensor(Y))
+    return torch.utils.data.DataLoader(dataset, batch_size=4)
+
+
+SOURCES = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": 4},
+    "tensors": lambda: {"x": torch.as_tensor(X), "y": torch.as_tensor(Y), "batch_size": 4},
+    "loader": lambda: {"x": loader(), "shuffle": False},
+    "dataset": lambda: {"x": Batches()},
+    "generator": lambda: {"x": generator(), "steps_per_epoch": 4, "shuffle": False},
+}
+
+
+def fit_each_source(rank, mesh):
+    values = {}
+    if mesh:
+        distribute(mesh, RULES)
+    for name, source in SOURCES.items():
+        trained = model()
+        history = trained.fit(**source(), verbose=0)
+        values |= {f"{name}: {key}": value for key, value in numbers(history, trained).items()}
+    return values
+
+
+def test_the_whole_batch_on_every_process_from_any_source():
+    (reference,) = run_ranks(fit_each_source, 1, None)
+    assert_close(run_ranks(fit_each_source, 4, (2, 2)), reference)
+
+
+def own_rows(rank, mesh, inputs, cuts):
+    """Steps of global batches, of which each process brings rows: `cuts` between the shards."""
+    if mesh:
+        distribute(mesh, RULES, auto_shard_dataset=False)
+    trained = model(inputs)
+    losses = []
+    for start in (0, 7):
+        rows = slice(start, start + 7)
+        if mesh:
+            bounds = [start, *(start + cut for cut in cuts), start + 7]
+            shard = at_place(mesh, rank)[0]
+            rows = slice(bounds[shard], bounds[shard + 1])
+        x = {
+            "one": X[rows],
+            "dict": {"x": X[rows], "extra": EXTRA[rows]},
+            "tuple": (X[rows], EXTRA[rows]),
+        }[inputs]
+        losses.append(trained.train_on_batch(x, Y[rows]))
+    losses.append(trained.test_on_batch(x, Y[rows]))
+    predictions = trained.predict_on_batch(x)
+    weights = {f"weight {i}": value for i, value in enumerate(trained.get_weights())}
+    return {"losses": losses, "predictions": predictions, **weights}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "inputs", "cuts"),
+    [
+        ((2, 1), "one", (4,)),  # as torch.chunk cuts 7 rows
+        ((2, 2), "dict", (4,)),
+        ((2, 1), "tuple", (2,)),
+        ((4, 1), "one", (1, 2, 6)),
+    ],
+)
+def test_each_process_brings_its_own_rows(mesh, inputs, cuts):
+    (reference,) = run_ranks(own_rows, 1, None, inputs, None)
+    assert_close(run_ranks(own_rows, mesh[0] * mesh[1], mesh, inputs, cuts), reference)
+
+
+def test_unequal_numbers_of_steps_are_an_error_on_every_rank():
+    def program(rank):
+        distribute((2, 1), auto_shard_dataset=False)
+        rows = 8 + 4 * rank
+        model().fit(X[:rows], Y[:rows], batch_size=4, verbose=0)
+
+    assert_fails_everywhere(
+        program, 2, error=RankMismatchError, match="steps per epoch: rank 1 has 3, rank 0 has 2"
+    )
+
+
+def test_ranks_that_share_their_rows_must_give_the_same_number():
+    def program(rank):
+        distribute((1, 2), RULES, auto_shard_dataset=False)
+        rows = 4 + rank
+        model().train_on_batch(X[:rows], Y[:rows])
+
+    assert_fails_everywhere(
+        program,
+        2,
+        error=RankMismatchError,
+        match="compute on the same rows.*shape .4, 5.*shape .5, 5.*data_shard_id",
+    )
+
+
+def test_ranks_that_share_their_rows_must_give_the_same_values():
+    def program(rank):
+        distribute((1, 2), RULES, auto_shard_dataset=False)
+        model().train_on_batch(X[:4] + rank, Y[:4])
+
+    assert_fails_everywhere(
+        program, 2, error=RankMismatchError, match="Ranks 0 and 1 .*batch input 0.*content"
+    )

@@ -1,0 +1,143 @@
+"""A model trains over a mesh to the numbers of one device: the same program, with and without."""
+
+import math
+from functools import cache
+
+import keras
+import numpy as np
+import pytest
+
+from shardcore.testing import run_ranks
+from tests.distributed.programs import MESHES, assert_close, distribute, local_shapes
+
+RNG = np.random.default_rng(0)
+ROWS, CLASSES = 22, 4
+
+
+def mlp():
+    x = keras.Input((12,))
+    h = keras.layers.Dense(16, activation="relu", name="first")(x)
+    h = keras.layers.Dropout(0.3)(h)
+    h = keras.layers.Dense(12, name="second")(h)
+    h = keras.layers.LayerNormalization()(h)
+    return keras.Model(x, keras.layers.Dense(CLASSES, name="head")(h))
+
+
+def cnn():
+    x = keras.Input((8, 8, 3))
+    h = keras.layers.Conv2D(4, 3, padding="same", use_bias=False)(x)
+    h = keras.layers.BatchNormalization()(h)
+    h = keras.layers.MaxPooling2D()(keras.layers.ReLU()(h))
+    h = keras.layers.Conv2D(4, 3, activation="relu")(h)
+    return keras.Model(x, keras.layers.Dense(CLASSES, name="head")(keras.layers.Flatten()(h)))
+
+
+def decoder():
+    x = keras.Input((6,), dtype="int32")
+    h = keras.layers.Embedding(20, 8, name="embedding")(x)
+    attended = keras.layers.MultiHeadAttention(4, 3, name="attention")(h, h, use_causal_mask=True)
+    h = keras.layers.LayerNormalization()(h + attended)
+    h = h + keras.layers.Dense(8, name="second")(
+        keras.layers.Dense(16, activation="gelu", name="first")(h)
+    )
+    h = keras.layers.GlobalAveragePooling1D()(h)
+    return keras.Model(x, keras.layers.Dense(CLASSES, name="head")(h))
+
+
+def gru():
+    x = keras.Input((3, 3))
+    h = keras.layers.GRU(8, name="recurrent", dropout=0.1)(x)
+    return keras.Model(x, keras.layers.Dense(CLASSES, name="head")(h))
+
+
+def reals(*shape):
+    return RNG.normal(size=(ROWS, *shape)).astype("float32")
+
+
+COLUMNS = {"first/kernel": (None, "model"), "first/bias": ("model",)}
+ROW = {"second/kernel": ("model", None)}
+HEAD = {"head/kernel": ("model", None)}
+MODELS = {
+    mlp: (reals(12), COLUMNS | ROW | HEAD),
+    cnn: (reals(8, 8, 3), HEAD),
+    decoder: (
+        RNG.integers(0, 20, (ROWS, 6)).astype("int32"),
+        COLUMNS
+        | ROW
+        | {
+            "embedding/embeddings": ("model", None),
+            "attention/(query|key|value)/kernel": (None, "model", None),
+            "attention/(query|key|value)/bias": ("model", None),
+            "attention/attention_output/kernel": ("model", None, None),
+        },
+    ),
+    gru: (reals(3, 3), HEAD | {"recurrent/gru_cell/kernel": (None, "model")}),
+}
+TARGETS = keras.utils.to_categorical(RNG.integers(0, CLASSES, ROWS), CLASSES)
+WEIGHTS = RNG.uniform(0.5, 1.5, ROWS).astype("float32")
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    # A large epsilon: gradients that are zero in theory are noise, which Adam would make steps of.
+    "adam": lambda: keras.optimizers.Adam(0.01, epsilon=1e-3),
+}
+
+
+def train(rank, build, optimizer, mesh):
+    """All of the trainer on one model: steps of 8, 8 and 6 rows, and of 1, less than the mesh."""
+    x, rules = MODELS[build]
+    if mesh:
+        distribute(mesh, rules)
+    keras.utils.set_random_seed(1)
+    model = build()
+    model.compile(
+        OPTIMIZERS[optimizer](),
+        keras.losses.CategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy", keras.metrics.AUC(20, from_logits=True, name="auc")],
+        weighted_metrics=[keras.metrics.MeanSquaredError(name="mse")],
+    )
+    history = model.fit(
+        x, TARGETS, batch_size=8, epochs=2, sample_weight=WEIGHTS, verbose=0,
+        validation_data=(x[:6], TARGETS[:6], WEIGHTS[:6]),
+    ).history  # fmt: skip
+    values = {f"history of {name}": value for name, value in history.items()}
+    values["evaluate"] = model.evaluate(x, TARGETS, 8, sample_weight=WEIGHTS, verbose=0)
+    values["predict"] = model.predict(x, 8, verbose=0)
+    values["train_on_batch"] = model.train_on_batch(x[:6], TARGETS[:6], WEIGHTS[:6])
+    values["one row"] = model.train_on_batch(x[:1], TARGETS[:1])
+    values["test_on_batch"] = model.test_on_batch(x[:6], TARGETS[:6])
+    values["predict_on_batch"] = model.predict_on_batch(x[:6])
+    weights = zip(model.weights, model.get_weights(), strict=True)
+    values |= {f"weight {variable.path}": value for variable, value in weights}
+    slots = [v for v in model.optimizer.variables if v.shape]
+    values |= {f"slot {slot.path}": slot.numpy() for slot in slots}
+    return values, local_shapes([*model.weights, *slots]) if mesh else None
+
+
+@cache
+def one_device(build, optimizer):
+    ((values, _),) = run_ranks(train, 1, build, optimizer, None)
+    return values
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize(
+    ("build", "optimizer", "split"),
+    [
+        (mlp, "sgd", {"first/kernel": (12, 16), "first/bias": (16,), "second/kernel": (16, 12)}),
+        (cnn, "sgd", {"head/kernel": (16, 4), "sgd/head_kernel_momentum": (16, 4)}),
+        (
+            decoder,
+            "adam",
+            {"attention/query/kernel": (8, 4, 3), "adam/embedding_embeddings_velocity": (20, 8)},
+        ),
+        (gru, "adam", {"recurrent/gru_cell/kernel": (3, 24), "head/kernel": (8, 4)}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_the_numbers_are_those_of_one_device_on_every_rank(build, optimizer, split, mesh):
+    reference = one_device(build, optimizer)
+    results = run_ranks(train, mesh[0] * mesh[1], build, optimizer, mesh, timeout=60)
+    assert_close([values for values, _ in results], reference)
+    for _, stored in results:
+        for path, whole in split.items():
+            assert math.prod(stored[path]) * mesh[1] == math.prod(whole), path
