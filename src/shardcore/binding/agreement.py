@@ -130,6 +130,6 @@ def _built_before(variable: Any, session: Session) -> StrategyError:
     return StrategyError(
         f"Variable {variable.path!r} was made before the distribution over mesh {session.mesh} was "
         "set, so this process holds it whole. Build and compile the model after "
-        "keras.distribution.set_distribution(...), or inside distribution.scope(); or move it "
-        "first: shardcore.distribute_variable(variable) for each variable."
+        "keras.distribution.set_distribution(...), or inside distribution.scope(); or move it: "
+        "shardcore.distribute_variable(variable) for each of model.variables, then compile again."
     )

@@ -29,6 +29,7 @@ def verify_model(model: Any, batch: Any, sessions: Sessions) -> Verification:
         strategy=sessions.entry.name,
         rank=session.processes.rank,
         variables=checks,
+        unused_rules=report.unused_rules if report else (),
     )
 
 

@@ -51,12 +51,14 @@ class Verification(Shown):
         strategy: The strategy's name.
         rank: The rank that this report is of.
         variables: One check per variable: the model's, then the optimizer's.
+        unused_rules: The rules of the layout map that matched no variable and no output.
     """
 
     mesh: str
     strategy: str
     rank: int
     variables: tuple[VariableCheck, ...]
+    unused_rules: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -91,6 +93,8 @@ class Verification(Shown):
         table.add_column("gradient")
         for check in self.variables:
             table.add_row(*_row(check))
+        if self.unused_rules:
+            table.caption = f"Rules that matched nothing: {', '.join(self.unused_rules)}"
         table.add_section()
         table.add_row(
             f"{len(self.variables)} variables", "", "", "", "",

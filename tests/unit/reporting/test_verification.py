@@ -32,6 +32,13 @@ def test_the_verdict_is_in_the_data_and_in_the_table(changes, ok, shown):
     assert shown in " ".join(str(found).split())
 
 
+def test_rules_that_matched_nothing_are_shown():
+    check = VariableCheck(**KERNEL)
+    shown = str(Verification("(model=2)", "dtensor", 0, (check,), unused_rules=("typo",)))
+    assert "Rules that matched nothing: typo" in shown
+    assert "matched nothing" not in str(report())
+
+
 def test_bytes_are_summed():
     found = report()
     assert (found.bytes_here, found.bytes_whole) == (64, 128)
