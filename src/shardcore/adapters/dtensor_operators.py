@@ -4,8 +4,6 @@ Known for torch 2.13. The last resort is the fall-back: operands are replicated,
 on each rank, the result is right, and one warning names the operator.
 """
 
-import logging
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,29 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from torch.utils import _pytree as pytree
 
-from shardcore.adapters import dtensor_random, dtensor_trust, torch_compat
-
-logger = logging.getLogger("shardcore.operators")
-FALLBACKS: Counter[str] = Counter()  # calls, by operator
-_warned: set[str] = set()
-
-
-def _warn_of_fallback(operator: Any, operands: list[DTensor]) -> None:
-    FALLBACKS[str(operator)] += 1
-    if str(operator) in _warned:
-        return
-    _warned.add(str(operator))
-    shapes = ", ".join(
-        f"{tuple(operand.shape)} {tuple(map(str, operand.placements))}" for operand in operands
-    )
-    size = sum(operand.numel() * operand.element_size() for operand in operands)
-    logger.warning(
-        "Operator %s has no sharding rule for %s: its operands are replicated first (%d bytes "
-        "whole). The result is right; each rank does all of the work of this operator.",
-        operator,
-        shapes,
-        size,
-    )
+from shardcore.adapters import dtensor_random, dtensor_trust, fallback, torch_compat
 
 
 def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -139,5 +115,5 @@ OPERATORS = torch_compat.OperatorTable(
         torch_compat.CPU_ATTENTION: _attention,
         torch_compat.CPU_ATTENTION_BACKWARD: _attention_backward,
     },
-    on_fallback=_warn_of_fallback,
+    on_fallback=fallback.tell,
 )

@@ -13,15 +13,16 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 from torch.utils import _pytree as pytree
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import fallback, torch_compat
 
 aten = torch.ops.aten
 
 
 def is_split(tensor: Any) -> bool:
-    """Whether `tensor` is split or pending."""
-    return isinstance(tensor, DTensor) and not all(
-        isinstance(placement, Replicate) for placement in tensor.placements
+    """Whether `tensor` is split or pending, over more than one rank."""
+    return isinstance(tensor, DTensor) and any(
+        size > 1 and not isinstance(placement, Replicate)
+        for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True)
     )
 
 
@@ -30,41 +31,64 @@ def any_split(args: tuple[Any, ...]) -> bool:
     return any(is_split(leaf) for leaf in pytree.tree_leaves(args))
 
 
+def any_pending(args: tuple[Any, ...]) -> bool:
+    """Whether an operand is a pending reduction."""
+    return any(
+        isinstance(leaf, DTensor) and any(p.is_partial() for p in leaf.placements)
+        for leaf in pytree.tree_leaves(args)
+    )
+
+
+def reduces_a_split_dim(args: tuple[Any, ...]) -> bool:
+    """Whether `argmax(x, dim)` and its kind look along a dim that is split, or along all."""
+    (tensor, *rest), kwargs = args
+    dim = rest[0] if rest else kwargs.get("dim")
+    if not is_split(tensor) or dim is None:
+        return is_split(tensor)
+    return any(p.is_partial() or p.is_shard(dim % tensor.ndim) for p in tensor.placements)
+
+
+def no_dims(args: tuple[Any, ...]) -> bool:
+    """Whether a reduction names no dims, which means all of them: DTensor takes it as none."""
+    return any_split(args) and len(args[0]) > 1 and args[0][1] in ([], ())
+
+
 # Operators whose result DTensor gets wrong, drops or gets right on some ranks only, with the
 # operands for which it does.
-DISTRUSTED: dict[Any, Callable[[tuple[Any, ...]], bool]] = {
-    operator: any_split
-    for operator in (
-        aten.convolution.default,
-        aten.convolution_backward.default,
-        # A mean over split operands is divided by the size of a part.
-        aten.mse_loss.default,
-        aten.mse_loss_backward.default,
-        aten.huber_loss.default,
-        aten.huber_loss_backward.default,
-        aten.smooth_l1_loss.default,
-        aten.smooth_l1_loss_backward.default,
-        aten.soft_margin_loss.default,
-        aten.soft_margin_loss_backward.default,
-        aten.binary_cross_entropy.default,
-        aten.binary_cross_entropy_backward.default,
-        # Rows are written where no rank, or each rank, finds them.
-        aten.index_add.default,
-        aten.index_add_.default,
-        aten.index_copy.default,
-        aten.index_copy_.default,
-        aten.index_fill_.int_Scalar,
-        aten.index_put.default,
-        aten.index_put_.default,
-        aten.scatter_.src,
-        aten.scatter_.value,
-        aten.scatter_add.default,
-        aten.scatter_add_.default,
-        aten.scatter_reduce.two,
-        aten.scatter_reduce_.two,
-        aten.masked_scatter_.default,
-    )
-}
+WRONG_WHEN_SPLIT = (
+    # No conversion from replicated to a pending product.
+    aten.prod.default,
+    aten.prod.dim_int,
+    # A mean over split operands is divided by the size of a part.
+    aten.mse_loss.default,
+    aten.mse_loss_backward.default,
+    aten.huber_loss.default,
+    aten.huber_loss_backward.default,
+    aten.smooth_l1_loss.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.soft_margin_loss.default,
+    aten.soft_margin_loss_backward.default,
+    aten.binary_cross_entropy.default,
+    aten.binary_cross_entropy_backward.default,
+    # Rows are written where no rank, or each rank, finds them.
+    aten.index_add.default,
+    aten.index_add_.default,
+    aten.index_copy.default,
+    aten.index_copy_.default,
+    aten.index_fill_.int_Scalar,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten.scatter_.src,
+    aten.scatter_.value,
+    aten.scatter_add.default,
+    aten.scatter_add_.default,
+    aten.scatter_reduce.two,
+    aten.scatter_reduce_.two,
+    aten.masked_scatter_.default,
+)
+DISTRUSTED: dict[Any, Callable[[tuple[Any, ...]], bool]] = dict.fromkeys(
+    WRONG_WHEN_SPLIT, any_split
+)
 
 
 def has_mask(args: tuple[Any, ...]) -> bool:
@@ -76,17 +100,58 @@ def has_mask(args: tuple[Any, ...]) -> bool:
     )
 
 
+def splits_more_than_the_batch(args: tuple[Any, ...]) -> bool:
+    """Whether a convolution is split otherwise than that each rank has its own samples."""
+    *activations, kernel = args[0][: 2 if len(args[0]) < 11 else 3]
+    first = activations[0]
+    return not (
+        isinstance(first, DTensor)
+        and isinstance(kernel, DTensor)
+        and not any_split(args[0][len(activations) :])
+        and all(p.is_replicate() or p == Shard(0) for p in first.placements)
+        and all(getattr(each, "placements", None) == first.placements for each in activations)
+        and first.shape[0] >= first.device_mesh.size()
+    )
+
+
+DISTRUSTED[aten.convolution.default] = splits_more_than_the_batch
+DISTRUSTED[aten.convolution_backward.default] = splits_more_than_the_batch
+REDUCTIONS = (
+    aten.all.dims,
+    aten.amax.default,
+    aten.amin.default,
+    aten.any.dims,
+    aten.linalg_vector_norm.default,
+    aten.logsumexp.default,
+    aten.mean.dim,
+    aten.nansum.default,
+    aten.sum.dim_IntList,
+    aten.var.correction,
+)
+DISTRUSTED.update(dict.fromkeys(REDUCTIONS, no_dims))
+DISTRUSTED[aten.argmax.default] = DISTRUSTED[aten.argmin.default] = reduces_a_split_dim
+DISTRUSTED[aten.select_backward.default] = lambda args: args[0][2] < 0
+DISTRUSTED[aten.slice_backward.default] = lambda args: args[0][2] < 0
+DISTRUSTED[aten.view.dtype] = any_pending
+
+
 # Operators whose result has a shape that hangs on values: DTensor has no rule for them.
 DATA_DEPENDENT = (
     aten.bincount.default,
     aten.masked_select.default,
     aten.nonzero.default,
     aten.repeat_interleave.Tensor,
-    aten._unique2.default,
+    torch_compat.UNIQUE,
     aten.unique_consecutive.default,
     aten.unique_dim.default,
 )
-DISTRUSTED.update(dict.fromkeys(DATA_DEPENDENT, lambda args: True))
+# Operators without a rule, of which no fake run tells the shape of the result either.
+WITHOUT_RULE = (
+    aten.as_strided.default,
+    aten.linalg_lstsq.default,
+    *torch_compat.CTC_LOSS,
+)
+DISTRUSTED.update(dict.fromkeys((*DATA_DEPENDENT, *WITHOUT_RULE), lambda args: True))
 DISTRUSTED[aten.index.Tensor] = has_mask
 
 
@@ -96,6 +161,7 @@ def run_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     An operand that it writes into keeps its placements, and gets its part of what was written.
     """
     mesh = _mesh(args, kwargs)
+    fallback.tell(operator, (args, kwargs))
     with torch.no_grad():
         plain_args, plain_kwargs = pytree.tree_map_only(DTensor, whole, (args, kwargs))
         result = operator(*plain_args, **plain_kwargs)
@@ -139,9 +205,7 @@ def write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return run_whole(operator, args, kwargs)
     if _is_broken_view(target):
         return _write_through(operator, args, kwargs)
-    if not any_split(args):
-        return torch_compat.as_torch_does(operator, args, kwargs)
-    if operator in DISTRUSTED:
+    if operator in DISTRUSTED and DISTRUSTED[operator]((args, kwargs)):
         return run_whole(operator, args, kwargs)
     before = target.placements
     try:
@@ -152,11 +216,30 @@ def write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return result
 
 
+def _reshape_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`squeeze_` and its kind, for which DTensor has no rule, by the rule of `squeeze`."""
+    changed = torch_compat.out_of_place(operator)(*args, **kwargs)
+    return torch_compat.become(operator, args, kwargs, changed)
+
+
+def _embedding(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rows of a table that is split by rows: each rank gives its own, the sum is done at once.
+
+    What DTensor leaves pending can be reduced once only; its second use asserts.
+    """
+    result = torch_compat.as_torch_does(operator, args, kwargs)
+    if not any_pending(result):
+        return result
+    with torch.no_grad():
+        return result.redistribute(
+            placements=[Replicate() if p.is_partial() else p for p in result.placements]
+        )
+
+
 def _is_broken_view(tensor: DTensor) -> bool:
-    """Whether `tensor` is a view for autograd but was copied to be made, as a slice of a split dim."""
-    if not tensor._is_view() or not isinstance(tensor._base, DTensor):
-        return False
-    return _memory(tensor) != _memory(tensor._base)
+    """Whether `tensor` is a view for autograd, but a copy, as a slice of a split dim is."""
+    base = torch_compat.base_of(tensor)
+    return base is not None and _memory(tensor) != _memory(base)
 
 
 def _memory(tensor: DTensor) -> int:
@@ -165,13 +248,15 @@ def _memory(tensor: DTensor) -> int:
 
 def _write_through(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Write into a view that does not share the memory of its base: both get the values."""
-    target: Any = args[0]
+    target = args[0]
+    stored = torch_compat.base_of(target)
+    assert stored is not None, "only called with a view"
     with torch.no_grad():
         rest, named = pytree.tree_map_only(DTensor, whole, (args[1:], kwargs))
-        base = whole(target._base)
+        base = whole(stored)
         view = torch_compat.same_view(target, base)
         operator(view, *rest, **named)
-        store(target._base, base)
+        store(stored, base)
         store(target, view)
     return target
 
@@ -190,4 +275,6 @@ def _mesh(*args: Any) -> DeviceMesh:
 HANDLERS: dict[Any, torch_compat.Handler] = {
     **dict.fromkeys(DISTRUSTED, _guard),
     **dict.fromkeys(torch_compat.writing_operators(), write),
+    **dict.fromkeys(torch_compat.reshaping_operators(), _reshape_in_place),
+    aten.embedding.default: _embedding,
 }

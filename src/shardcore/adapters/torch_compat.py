@@ -5,6 +5,7 @@ Known for torch 2.13.
 
 import logging
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -13,9 +14,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
-from torch.distributed.tensor.placement_types import Placement, Replicate
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
 from shardcore.domain.layout import ShardOrder
 from shardcore.domain.mesh import Mesh
@@ -24,6 +25,10 @@ from shardcore.domain.mesh import Mesh
 ITEM = torch.ops.aten._local_scalar_dense.default
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+CTC_LOSS = (torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor)
+UNIQUE = torch.ops.aten._unique2.default
 
 
 def set_promotion(enabled: bool) -> bool:
@@ -107,9 +112,49 @@ def writing_operators() -> list[Any]:
         base, _, overload = rest.partition(".")
         if space == "aten" and base.endswith("_") and not base.startswith("_"):
             operator = getattr(getattr(torch.ops.aten, base), overload or "default")
-            if writes_first(operator) and str(operator._schema.arguments[0].type) == "Tensor":
+            reshapes = torch.Tag.inplace_view in operator.tags
+            if (
+                not reshapes
+                and writes_first(operator)
+                and str(operator._schema.arguments[0].type) == "Tensor"
+            ):
                 found.append(operator)
     return found
+
+
+def _reshapes(operator: Any) -> bool:
+    return torch.Tag.inplace_view in operator.tags
+
+
+def reshaping_operators() -> list[Any]:
+    """The ATen operators that change the shape of their operand: `squeeze_` and its kind."""
+    aten = torch.ops.aten
+    return [
+        aten.squeeze_.default,
+        aten.squeeze_.dim,
+        aten.squeeze_.dims,
+        aten.t_.default,
+        aten.transpose_.default,
+        aten.unsqueeze_.default,
+    ]
+
+
+def out_of_place(operator: Any) -> Any:
+    """`squeeze` of `squeeze_`, and so on."""
+    name = operator._schema.name.partition("::")[2].removesuffix("_")
+    overload = "int" if name == "transpose" else operator._overloadname
+    return getattr(getattr(torch.ops.aten, name), overload)
+
+
+def become(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: DTensor) -> Any:
+    """The first operand, now with the shape, the placements and the memory of `value`.
+
+    torch 2.13: this is what the dispatcher does after an operator with the tag `inplace_view`.
+    """
+    target: Any = args[0]
+    target._local_tensor = value._local_tensor
+    target._spec = value._spec
+    return return_and_correct_aliasing(operator, args, kwargs, target)  # type: ignore[no-untyped-call]
 
 
 def writes_first(operator: Any) -> bool:
@@ -117,6 +162,15 @@ def writes_first(operator: Any) -> bool:
     arguments = operator._schema.arguments
     alias = arguments[0].alias_info if arguments else None
     return alias is not None and alias.is_write
+
+
+def base_of(tensor: DTensor) -> DTensor | None:
+    """The sharded tensor that `tensor` is a view of; None if it is no view of one.
+
+    torch 2.13: `_is_view` and `_base` are the only way to ask autograd.
+    """
+    base = tensor._base if tensor._is_view() else None
+    return base if isinstance(base, DTensor) else None
 
 
 def same_view(view: DTensor, base: torch.Tensor) -> torch.Tensor:
@@ -144,11 +198,11 @@ class OperatorTable:
 
     Args:
         handlers: Operators that are run by these functions instead.
-        on_fallback: Told of each operator call that has no rule and is run on replicated operands.
+        on_fallback: Told of an operator and its operands when they are replicated for it.
     """
 
     def __init__(
-        self, handlers: dict[Any, Handler], on_fallback: Callable[[Any, list[Any]], None]
+        self, handlers: dict[Any, Handler], on_fallback: Callable[[Any, Any], None]
     ) -> None:
         self._handlers = handlers
         self._on_fallback = on_fallback
@@ -159,6 +213,8 @@ class OperatorTable:
         self._users += 1
         if self._users > 1:
             return
+        if not is_known(torch.__version__):
+            _warn_of_unknown(torch.__version__)
         dispatcher: Any = DTensor._op_dispatcher
         dispatcher._custom_op_handlers.update(self._handlers)
         dispatcher._propagate_op_sharding_dispatch_slow_path = self._propagate
@@ -186,14 +242,90 @@ class OperatorTable:
         dispatcher: Any = DTensor._op_dispatcher
         rule = type(dispatcher)._propagate_op_sharding_dispatch_slow_path
         try:
-            return _reshaping(rule(dispatcher, operator, args, kwargs, info, cached), info.schema)
+            sharding = rule(dispatcher, operator, args, kwargs, info, cached)
         except (NotImplementedError, RuntimeError):
             replicated = _replicated_sharding(info)
             if replicated is None:
                 raise
-            operands = [arg for arg in pytree.tree_leaves(args) if isinstance(arg, DTensor)]
-            self._on_fallback(operator, operands)
+            self._on_fallback(operator, (args, kwargs))
             return replicated
+        if _divides_integers(sharding, info.schema) or _is_distrusted(operator, info.schema):
+            replicated = _replicated_sharding(info)
+            if replicated is not None:
+                self._on_fallback(operator, (args, kwargs))
+                return replicated
+        return _reshaping(sharding, info.schema)
+
+
+# What runs on parts without an element as well, beside the elementwise operators.
+_RUNS_ON_NOTHING = {
+    torch.ops.aten.alias.default,
+    torch.ops.aten.clone.default,
+    torch.ops.aten.detach.default,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.full_like.default,
+    torch.ops.aten.ones_like.default,
+    torch.ops.aten.zeros_like.default,
+    torch.ops.aten._to_copy.default,
+}
+
+
+def _is_distrusted(operator: Any, schema: OpSchema) -> bool:
+    """Whether to replicate first: of an unknown torch; or a rank with an empty part could die."""
+    if operator in _RUNS_ON_NOTHING or torch.Tag.pointwise in operator.tags:
+        return False
+    if not is_known(torch.__version__):
+        return True
+    specs = pytree.tree_leaves((schema.args_schema, schema.kwargs_schema))
+    return any(isinstance(spec, DTensorSpec) and _has_empty_part(spec) for spec in specs)
+
+
+def _has_empty_part(spec: DTensorSpec) -> bool:
+    sizes = list(spec.shape)
+    for axis, placement in enumerate(spec.placements):
+        if isinstance(placement, Shard):
+            parts, size = spec.mesh.size(axis), sizes[placement.dim]
+            chunk = -(-size // parts)
+            if chunk * (parts - 1) >= size:
+                return True
+            # The smallest part counts: the last one.
+            sizes[placement.dim] = size - chunk * (parts - 1)
+    return False
+
+
+@lru_cache(maxsize=1)
+def is_known(version: str) -> bool:
+    """Whether the operators of this torch have been through the matrix."""
+    return version.startswith("2.13.")
+
+
+@lru_cache(maxsize=1)
+def _warn_of_unknown(version: str) -> None:
+    logging.getLogger("shardcore.operators").warning(
+        "torch %s is not known to shardcore, whose operators were checked on torch 2.13: all but "
+        "elementwise ones are run on replicated operands, which is right and slow.",
+        version,
+    )
+
+
+def _divides_integers(sharding: Any, schema: OpSchema) -> bool:
+    """Whether integers would be made a pending sum, which torch 2.13 does by a division."""
+    local = getattr(sharding, "redistribute_schema", None)
+    if local is None:
+        return False
+    before, after = pytree.tree_leaves(schema.args_schema), pytree.tree_leaves(local.args_schema)
+    return any(
+        isinstance(old, DTensorSpec)
+        and isinstance(new, DTensorSpec)
+        and old.tensor_meta is not None
+        and not old.tensor_meta.dtype.is_floating_point
+        and not old.tensor_meta.dtype.is_complex
+        and any(
+            a.is_replicate() and type(b) is Partial
+            for a, b in zip(old.placements, new.placements, strict=True)
+        )
+        for old, new in zip(before, after, strict=False)
+    )
 
 
 def _reshaping(sharding: Any, schema: OpSchema) -> Any:

@@ -31,7 +31,8 @@ def distribute(data: Any, session: Session) -> Any:
 def _tensor(leaf: Any) -> Any:
     """NumPy arrays as tensors; what torch has no tensor for stays as it is."""
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
-        return torch.as_tensor(leaf, device=seams.torch_device())
+        # A copy: Keras multiplies sample weights by the mask in place.
+        return torch.tensor(leaf, device=seams.torch_device())
     return leaf
 
 

@@ -1,0 +1,37 @@
+"""The fall-back: an operator runs on whole operands, on every rank. It is right, and it is told."""
+
+import logging
+from collections import Counter
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+logger = logging.getLogger("shardcore.operators")
+
+CALLS: Counter[str] = Counter()
+
+
+def tell(operator: Any, args: Any) -> None:
+    """Count the call, and warn at the first one of this operator.
+
+    Args:
+        operator: The ATen operator.
+        args: Its operands, any nest of them.
+    """
+    CALLS[str(operator)] += 1
+    if CALLS[str(operator)] > 1:
+        return
+    operands = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, DTensor)]
+    shapes = ", ".join(
+        f"{tuple(operand.shape)} as [{', '.join(map(str, operand.placements))}]"
+        for operand in operands
+    )
+    size = sum(operand.numel() * operand.element_size() for operand in operands)
+    logger.warning(
+        "Operator %s cannot be split for %s: its operands are replicated first (%d bytes whole). "
+        "The result is right; each rank does all of the work of this operator.",
+        operator,
+        shapes,
+        size,
+    )
