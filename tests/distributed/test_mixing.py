@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters import dtensor_operators
+from shardcore.adapters import fallback
 from shardcore.testing import run_ranks
 from tests.distributed.programs import as_arrays, assert_close, distribute, local_shapes, placements
 
@@ -139,7 +139,7 @@ def test_an_operator_without_a_rule_is_right_and_warned_of_once():
         if mesh:
             distribute(mesh)
         told = []
-        dtensor_operators.logger.warning = lambda message, operator, *rest: told.append(operator)
+        fallback.logger.warning = lambda message, operator, *rest: told.append(operator)
         x = torch.as_tensor(image)
         x = shardcore.ensure_dtensor_input(x) if mesh else x
         x.requires_grad_()
