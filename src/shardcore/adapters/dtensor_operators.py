@@ -13,7 +13,13 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from torch.utils import _pytree as pytree
 
-from shardcore.adapters import dtensor_random, dtensor_trust, fallback, torch_compat
+from shardcore.adapters import (
+    dtensor_random,
+    dtensor_statistics,
+    dtensor_trust,
+    fallback,
+    torch_compat,
+)
 
 
 def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -111,6 +117,7 @@ OPERATORS = torch_compat.OperatorTable(
     handlers={
         **dtensor_trust.HANDLERS,
         **dtensor_random.HANDLERS,
+        **dtensor_statistics.HANDLERS,
         torch_compat.ITEM: _item,
         torch_compat.CPU_ATTENTION: _attention,
         torch_compat.CPU_ATTENTION_BACKWARD: _attention_backward,

@@ -241,6 +241,9 @@ class OperatorTable:
     ) -> Any:
         dispatcher: Any = DTensor._op_dispatcher
         rule = type(dispatcher)._propagate_op_sharding_dispatch_slow_path
+        settled = _settled_schema(operator, info.schema)
+        if settled is not None:
+            return _after_settling(settled)
         try:
             sharding = rule(dispatcher, operator, args, kwargs, info, cached)
         except (NotImplementedError, RuntimeError):
@@ -255,6 +258,46 @@ class OperatorTable:
                 self._on_fallback(operator, (args, kwargs))
                 return replicated
         return _reshaping(sharding, info.schema)
+
+
+def _settled_schema(operator: Any, schema: OpSchema) -> OpSchema | None:
+    """`schema` with its pending operands reduced, if others are split over the same axes.
+
+    torch 2.13: an elementwise operator on a batch-split activation and a pending mean is planned
+    as a gather of the activation, as in a batch normalization.
+    """
+    if torch.Tag.pointwise not in operator.tags or schema.is_inplace_op():
+        return None
+    specs = [s for s in pytree.tree_leaves(schema.args_schema) if isinstance(s, DTensorSpec)]
+    meet = any(
+        any(p.is_partial() for p in along) and any(isinstance(p, Shard) for p in along)
+        for along in zip(*(spec.placements for spec in specs), strict=True)
+    )
+    if not meet:
+        return None
+
+    def settle(leaf: Any) -> Any:
+        if not isinstance(leaf, DTensorSpec):
+            return leaf
+        placements = tuple(Replicate() if p.is_partial() else p for p in leaf.placements)
+        return DTensorSpec(leaf.mesh, placements, tensor_meta=leaf.tensor_meta)
+
+    operands = pytree.tree_map(
+        settle, schema.args_schema, is_leaf=lambda leaf: isinstance(leaf, DTensorSpec)
+    )
+    return OpSchema(schema.op, tuple(operands), schema.kwargs_schema, schema.schema_info)
+
+
+def _after_settling(schema: OpSchema) -> OutputSharding:
+    """The sharding of `schema`, whose operands have to be redistributed to be so."""
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    sharding = propagator.propagate_op_sharding_non_cached(schema)
+    return OutputSharding(
+        sharding.output_spec,
+        sharding.redistribute_schema or schema,
+        needs_redistribute=True,
+        use_val_from_redistribute_schema=sharding.use_val_from_redistribute_schema,
+    )
 
 
 # What runs on parts without an element as well, beside the elementwise operators.
