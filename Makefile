@@ -1,5 +1,6 @@
 # make demo   trains a model sharded over two processes, beside one device
 # make test   runs everything that CI runs
+# make matrix-full   compares every Keras layer and operator with one device
 # Both create what they need: .venv (everything) and .venv-core (no torch, no Keras).
 
 PYTHON ?= python3
@@ -11,12 +12,12 @@ PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding tests/unit/adapters tests/unit/binding
 
 .NOTPARALLEL:
-.PHONY: demo test lint checks unit unit-core unit-torch distributed clean
+.PHONY: demo test lint checks unit unit-core unit-torch distributed matrix matrix-full clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python examples/demo.py
 
-test: lint checks unit distributed
+test: lint checks unit distributed matrix
 
 lint: $(VENV)/.installed
 	$(call headline,ruff check)
@@ -46,6 +47,16 @@ unit-torch: $(VENV)/.installed
 distributed: $(VENV)/.installed
 	$(call headline,distributed tests on real ranks)
 	$(VENV)/bin/python -m pytest tests/distributed
+
+matrix: $(VENV)/.installed
+	$(call headline,a part of the matrices: operators and layers against one device)
+	$(VENV)/bin/python -m pytest tests/matrix
+
+matrix-full: $(VENV)/.installed
+	$(call headline,the whole of the matrices, which takes an hour, and the tables in docs/)
+	SHARDCORE_MATRIX=full SHARDCORE_MATRIX_DOCS=1 $(VENV)/bin/python -m pytest tests/matrix/test_ops.py
+	SHARDCORE_MATRIX=full $(VENV)/bin/python -m pytest tests/matrix/test_layers.py
+	SHARDCORE_MATRIX=full $(VENV)/bin/python -m tests.matrix.layers_coverage
 
 clean:
 	rm -rf $(VENV) $(CORE_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

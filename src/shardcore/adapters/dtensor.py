@@ -45,8 +45,18 @@ def _to_torch(placement: domain.Placement) -> Placement:
 
 
 def from_torch(world: World, tensor: DTensor) -> Layout:
-    """The layout of `tensor`."""
-    placements, order = torch_compat.plain_placements(tensor, world.mesh)
+    """The layout of `tensor`.
+
+    Raises:
+        LayoutError: If a reshape has left it in strides that no layout says.
+    """
+    try:
+        placements, order = torch_compat.plain_placements(tensor, world.mesh)
+    except ValueError as error:
+        raise LayoutError(
+            f"A tensor of shape {tuple(tensor.shape)} lies as {tensor.placements}, which no layout "
+            "says: shardcore.distribute_tensor(tensor, layout) brings it into one."
+        ) from error
     return Layout.from_placements(
         world.mesh, [_from_torch(placement) for placement in placements], tensor.ndim, order
     )
@@ -74,11 +84,13 @@ class DTensors:
     def _mesh(self) -> DeviceMesh:
         return device_mesh(self.world)
 
+    def owns(self, tensor: Any) -> bool:
+        """Whether `tensor` is a DTensor of this mesh."""
+        return isinstance(tensor, DTensor) and tensor.device_mesh == self._mesh
+
     def layout(self, tensor: Any) -> Layout | None:
         """The layout of `tensor`, or None if it is no DTensor of this mesh."""
-        if not isinstance(tensor, DTensor) or tensor.device_mesh != self._mesh:
-            return None
-        return from_torch(self.world, tensor)
+        return from_torch(self.world, tensor) if self.owns(tensor) else None
 
     def shard(self, value: torch.Tensor, layout: Layout) -> DTensor:
         """This rank's part of `value`, copied so that the whole can be freed."""

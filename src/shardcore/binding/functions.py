@@ -74,7 +74,7 @@ def ensure_dtensor(tensor: Any, layout: Any, sessions: Sessions) -> Any:
     session = sessions.required()
     value = tensor._value if isinstance(tensor, keras.Variable) else tensor
     value = keras.ops.convert_to_tensor(value)
-    if session.strategy.layout(value) is not None and layout is None:
+    if session.strategy.owns(value) and layout is None:
         return value
     target = (None,) * value.ndim if layout is None else layout
     return session.strategy.activation(value, _layout(target, value.ndim, session))
@@ -116,10 +116,9 @@ def _axes(axis_name: str | None, session: Session) -> tuple[str, ...]:
 
 def _plain(tensor: Any, name: str, session: Session) -> torch.Tensor:
     plain: torch.Tensor = keras.ops.convert_to_tensor(tensor)
-    layout = session.strategy.layout(plain)
-    if layout is not None:
+    if session.strategy.owns(plain):
         raise LayoutError(
-            f"{name} takes a plain tensor, this rank's own values, but got a sharded one with "
-            f"layout {layout}: use shardcore.distribute_tensor(tensor, layout) to change it."
+            f"{name} takes a plain tensor, this rank's own values, but got a sharded one of shape "
+            f"{tuple(plain.shape)}: use shardcore.distribute_tensor(tensor, layout) to change it."
         )
     return plain

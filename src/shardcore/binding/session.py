@@ -134,7 +134,7 @@ class Sessions:
     def keeper(self, tensor: Any) -> Strategy | None:
         """The strategy whose sharded tensor `tensor` is, None if it is plain."""
         for strategy in self._strategies.values():
-            if strategy.layout(tensor) is not None:
+            if strategy.owns(tensor):
                 return strategy
         return None
 

@@ -60,8 +60,16 @@ class Strategy(Protocol):
         """What this rank stores of `tensor`, as a plain tensor that shares its memory."""
         ...
 
+    def owns(self, tensor: Any) -> bool:
+        """Whether `tensor` is of the strategy's own kind, over its mesh; else it is plain."""
+        ...
+
     def layout(self, tensor: Any) -> Layout | None:
-        """The layout of `tensor`, or None if it is plain."""
+        """The layout of `tensor`, or None if it is plain.
+
+        Raises:
+            LayoutError: If it lies as no layout can say.
+        """
         ...
 
     def scope(self) -> AbstractContextManager[None]:

@@ -12,8 +12,16 @@ class ShardedTensors(Protocol):
     A plain tensor is one that knows no layout: its values are taken as equal on all ranks.
     """
 
+    def owns(self, tensor: Any) -> bool:
+        """Whether `tensor` knows a layout on this mesh; else it is plain."""
+        ...
+
     def layout(self, tensor: Any) -> Layout | None:
-        """The layout of `tensor`, or None if it is plain."""
+        """The layout of `tensor`, or None if it is plain.
+
+        Raises:
+            LayoutError: If it lies as no layout can say.
+        """
         ...
 
     def shard(self, value: Any, layout: Layout) -> Any:

@@ -41,9 +41,9 @@ class DTensorStrategy:
         """Relaid where a rule asks for it, else with its pending sums done."""
         if layout is None:
             return self.tensors.settle(tensor)
-        if self.tensors.layout(tensor) is None:
-            return self.tensors.shard(tensor, layout)
-        return self.tensors.redistribute(tensor, layout)
+        if self.tensors.owns(tensor):
+            return self.tensors.redistribute(tensor, layout)
+        return self.tensors.shard(tensor, layout)
 
     def whole(self, tensor: Any) -> Any:
         """The whole value on every rank."""
@@ -52,6 +52,10 @@ class DTensorStrategy:
     def local(self, tensor: Any) -> Any:
         """What this rank stores."""
         return self.tensors.local(tensor)
+
+    def owns(self, tensor: Any) -> bool:
+        """Whether `tensor` is sharded over this mesh."""
+        return self.tensors.owns(tensor)
 
     def layout(self, tensor: Any) -> Layout | None:
         """The layout of `tensor`, or None if it is plain."""

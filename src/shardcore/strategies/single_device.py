@@ -55,6 +55,10 @@ class SingleDeviceStrategy:
         """The tensor itself."""
         return tensor
 
+    def owns(self, tensor: Any) -> bool:
+        """No: every tensor is plain."""
+        return False
+
     def layout(self, tensor: Any) -> Layout | None:
         """None: every tensor is plain."""
         return None

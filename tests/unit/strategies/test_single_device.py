@@ -17,6 +17,7 @@ def test_everything_is_itself():
     assert strategy.activation(value, layout) is value
     assert strategy.local(value) is value
     assert strategy.layout(value) is None
+    assert not strategy.owns(value)
 
 
 def test_a_mesh_of_several_ranks_is_refused_with_the_remedy():

@@ -1,0 +1,322 @@
+"""Many small models, trained on one device and over a mesh: do the numbers agree?
+
+One fork of ranks runs many cases, each in a fresh Keras session, and notes after each what came
+of it, so that a case that kills or hangs its ranks costs that case alone: a new fork goes on.
+"""
+
+import pickle
+import signal
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import torch.distributed
+from attrs import field, frozen
+
+import shardcore
+from shardcore.adapters import fallback
+from shardcore.testing import RankFailed, run_ranks
+
+# Seconds for one case on a loaded machine; then its ranks are ended.
+CASE_SECONDS = 60
+TOLERANCE = 1e-4
+
+
+@frozen
+class Case:
+    """A model and its data.
+
+    Args:
+        name: the public class, and after a slash the variant: "Conv1D/causal".
+        build: gives the compiled model.
+        batch: gives `(x, y)` or `(x, y, sample_weight)` of so many rows.
+        rows: the rows of the batch of each training step: they do not all divide by the ranks.
+        tolerance: relative to the largest value of each array.
+    """
+
+    name: str
+    build: Callable[[], Any]
+    batch: Callable[[np.random.Generator, int], tuple[Any, ...]]
+    rows: tuple[int, ...] = (5, 4, 5)
+    tolerance: float = TOLERANCE
+
+
+@frozen
+class Mesh:
+    """A distribution for every case.
+
+    Args:
+        shape: the shape of the mesh, data axis first; one number is `DataParallel`.
+        kernels: the dim of the kernels that is split over the model axis: "last" (of vectors too),
+            "first", or None.
+        axes: the mesh axes that split it.
+    """
+
+    shape: tuple[int, ...]
+    kernels: str | None = None
+    axes: tuple[str, ...] = ("model",)
+
+    @property
+    def name(self) -> str:
+        how = f"{self.kernels} dim over {'+'.join(self.axes)}" if self.kernels else "DataParallel"
+        return f"{'x'.join(map(str, self.shape))}, {how}"
+
+    @property
+    def ranks(self) -> int:
+        return int(np.prod(self.shape))
+
+
+MESHES = [
+    Mesh((2,)),
+    Mesh((2, 1), "last"),
+    Mesh((1, 2), "last"),
+    Mesh((1, 2), "first"),
+    Mesh((2, 2), "last"),
+    Mesh((2, 2), "first"),
+    Mesh((2, 2), "last", ("data", "model")),
+]
+
+
+@frozen
+class Outcome:
+    """What came of one case: "ok", "fell back", "error" or "WRONG", and its story."""
+
+    status: str
+    detail: str = ""
+
+
+@frozen
+class Numbers:
+    """What a case computed.
+
+    Args:
+        values: arrays by name: logs, predictions and weights.
+        shapes: of the variables that a layout map may split, by path.
+    """
+
+    values: dict[str, np.ndarray]
+    shapes: dict[str, tuple[int, ...]] = field(repr=False)
+
+
+Reference = dict[str, Numbers | str]
+
+
+def one_device(cases: Sequence[Case]) -> Reference:
+    """The numbers of plain Keras, or what its error says."""
+
+    def program(rank: int) -> Reference:
+        warnings.simplefilter("ignore")  # Keras' and torch's own, which tests make errors
+        return {case.name: _attempt(case) for case in cases}
+
+    (result,) = run_ranks(program, 1, timeout=CASE_SECONDS * len(cases), init=False)
+    return result
+
+
+def _attempt(case: Case) -> Numbers | str:
+    keras.utils.clear_session()
+    keras.config.set_dtype_policy("float32")
+    try:
+        return train(case)
+    except Exception as error:  # noqa: BLE001 - whatever a model raises is its outcome
+        return _story(error)
+
+
+def over_mesh(cases: Sequence[Case], mesh: Mesh, reference: Reference) -> dict[str, Outcome]:
+    """What came of each case that one device can run."""
+    left = [case for case in cases if isinstance(reference[case.name], Numbers)]
+    outcomes: dict[str, Outcome] = {}
+    while left:
+        with tempfile.TemporaryDirectory() as folder:
+            crash = _run(left, mesh, reference, Path(folder))
+            noted = [_read(Path(folder) / str(rank)) for rank in range(mesh.ranks)]
+        done = _agreed(noted)
+        told = {name: outcome.detail for notes in noted for name, outcome in notes.items()}
+        outcomes |= done
+        left = [case for case in left if case.name not in done]
+        if crash and left:  # the case at which it happened
+            name = left.pop(0).name
+            outcomes[name] = Outcome("error", f"{told.get(name, '')} {crash}")
+    return outcomes
+
+
+def _run(cases: Sequence[Case], mesh: Mesh, reference: Reference, notes: Path) -> str:
+    """Run the cases until the ranks part ways; what ended them, "" if nothing did."""
+
+    def program(rank: int) -> None:
+        warnings.simplefilter("ignore")
+        shardcore.install("dtensor")
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends even a rank that waits for others
+        with (notes / str(rank)).open("wb") as file:
+            for case in cases:
+                signal.alarm(CASE_SECONDS)
+                outcome = _compared(case, mesh, reference[case.name])
+                pickle.dump((case.name, outcome), file)
+                file.flush()
+                if _part_ways(outcome, mesh):
+                    break
+        signal.alarm(0)
+
+    try:
+        run_ranks(program, mesh.ranks, timeout=3000)
+        return ""
+    except RankFailed as failed:
+        return str(failed)
+
+
+def _part_ways(outcome: Outcome, mesh: Mesh) -> bool:
+    """Whether only some of the ranks failed, so that their group cannot be used again."""
+    everyone: list[Any] = [None] * mesh.ranks
+    torch.distributed.all_gather_object(everyone, outcome.status)
+    return len(set(everyone)) > 1 and "error" in everyone
+
+
+def _agreed(noted: list[dict[str, Outcome]]) -> dict[str, Outcome]:
+    """The outcomes that every rank noted, the worst of each case."""
+    order = ["ok", "fell back", "error", "WRONG"]
+    return {
+        name: max((notes[name] for notes in noted), key=lambda o: order.index(o.status))
+        for name in noted[0]
+        if all(name in notes for notes in noted)
+    }
+
+
+def _read(path: Path) -> dict[str, Outcome]:
+    found: dict[str, Outcome] = {}
+    if path.exists():
+        with path.open("rb") as file:
+            try:
+                while True:
+                    name, outcome = pickle.load(file)
+                    found[name] = outcome
+            except (EOFError, pickle.UnpicklingError):
+                pass
+    return found
+
+
+def _compared(case: Case, mesh: Mesh, reference: Numbers) -> Outcome:
+    fallback.CALLS.clear()
+    try:
+        keras.utils.clear_session()
+        keras.config.set_dtype_policy("float32")
+        distribute(mesh, reference.shapes)
+        numbers = train(case, mesh)
+    except Exception as error:  # noqa: BLE001 - whatever a model raises is its outcome
+        return Outcome("error", _story(error))
+    finally:
+        keras.distribution.set_distribution(None)
+    difference = compare(numbers.values, reference.values, case.tolerance)
+    if difference:
+        return Outcome("WRONG", difference)
+    operators = ", ".join(sorted(fallback.CALLS))
+    return Outcome("fell back", operators) if operators else Outcome("ok")
+
+
+def distribute(mesh: Mesh, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Set the distribution: kernels of at least as many elements as parts are split."""
+    if mesh.kernels is None:
+        keras.distribution.set_distribution(keras.distribution.DataParallel())
+        return
+    device_mesh = keras.distribution.DeviceMesh(mesh.shape, ("data", "model"))
+    layout_map = keras.distribution.LayoutMap(device_mesh)
+    for path, spec in specs(mesh, shapes).items():
+        layout_map[path] = spec
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data")
+    )
+
+
+def specs(mesh: Mesh, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[Any, ...]]:
+    """The layout of every variable that the mesh splits."""
+    dim = {"last": -1, "first": 0}.get(mesh.kernels or "")
+    if dim is None:
+        return {}
+    parts = mesh.shape[-1] if mesh.axes == ("model",) else mesh.ranks
+    found = {}
+    for path, shape in shapes.items():
+        if len(shape) < (1 if dim else 2) or shape[dim] < parts:
+            continue
+        spec: list[Any] = [None] * len(shape)
+        spec[dim] = mesh.axes if len(mesh.axes) > 1 else mesh.axes[0]
+        found[path] = tuple(spec)
+    return found
+
+
+def train(case: Case, mesh: Mesh | None = None) -> Numbers:
+    """A training step for each batch, then evaluation and prediction of five rows."""
+    keras.utils.set_random_seed(7)
+    generator = np.random.default_rng(11)
+    model = case.build()
+    values: dict[str, Any] = {}
+    for step, rows in enumerate(case.rows):
+        logs = model.train_on_batch(*case.batch(generator, rows), return_dict=True)
+        values |= {f"step {step} {name}": value for name, value in logs.items()}
+    batch = case.batch(generator, case.rows[-1])
+    if batch[1] is not None:
+        logs = model.test_on_batch(*batch, return_dict=True)
+        values |= {f"evaluated {name}": value for name, value in logs.items()}
+    for number, output in enumerate(keras.tree.flatten(model.predict_on_batch(batch[0]))):
+        values[f"prediction {number}"] = output
+    variables = [*model.variables, *model.optimizer.variables]
+    values |= {
+        f"variable {number} {variable.path}": keras.ops.convert_to_numpy(variable)
+        for number, variable in enumerate(variables)
+    }
+    if mesh is not None:
+        _check_spans(variables, mesh)
+    return Numbers({name: np.asarray(value) for name, value in values.items()}, _shapes(model))
+
+
+def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    return {
+        v.path: tuple(v.shape)
+        for v in model.variables
+        if v.dtype in ("float16", "bfloat16", "float32", "float64")
+    }
+
+
+def _check_spans(variables: Sequence[Any], mesh: Mesh) -> None:
+    """Every variable lies on the whole mesh, and a split one in parts."""
+    split = specs(mesh, {v.path: tuple(v.shape) for v in variables if "seed" not in v.path})
+    for variable in variables:
+        tensor = variable._value
+        assert isinstance(tensor, torch.distributed.tensor.DTensor), f"{variable.path} is plain"
+        assert tensor.device_mesh.size() == mesh.ranks
+        layout = getattr(variable, "_shardcore_layout", None)
+        if variable.path in split and layout is not None and mesh.shape[-1] > 1:
+            parts = tensor.to_local().numel() < tensor.numel()
+            assert parts or layout.is_replicated, f"{variable.path} is whole"
+
+
+def compare(
+    values: dict[str, np.ndarray], reference: dict[str, np.ndarray], tolerance: float
+) -> str:
+    """What differs, "" if nothing does: relative to the largest value of the array."""
+    if values.keys() != reference.keys():
+        return f"other values: {sorted(values.keys() ^ reference.keys())}"
+    for name, expected in reference.items():
+        value = values[name]
+        if value.shape != expected.shape:
+            return f"{name}: shape {value.shape}, expected {expected.shape}"
+        if value.dtype != expected.dtype:
+            return f"{name}: dtype {value.dtype}, expected {expected.dtype}"
+        a, b = np.asarray(value, "float64"), np.asarray(expected, "float64")
+        if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+            return f"{name}: not finite in other places: {a.ravel()[:5]}, expected {b.ravel()[:5]}"
+        finite = np.isfinite(b)
+        if not finite.any():
+            continue
+        error, size = np.abs(a - b)[finite].max(), np.abs(b)[finite].max()
+        if error > tolerance * max(size, 0.01):  # what is nearly zero everywhere is noise
+            return f"{name}: differs by {error:.2e}, values up to {size:.2e}"
+    return ""
+
+
+def _story(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    last = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames[-4:]]
+    return f"{type(error).__name__}: {str(error)[:1500]} [{' > '.join(last)}]"
