@@ -11,7 +11,6 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
-from torch.utils import _pytree as pytree
 
 from shardcore.adapters import (
     dtensor_random,
@@ -62,7 +61,7 @@ def _batch_and_heads(
 ) -> tuple[DeviceMesh, list[Placement]]:
     """The mesh, and the placements of the query as far as they split batch or heads."""
     tensors = (query, key, value)
-    first = next(t for t in pytree.tree_leaves((tensors, others)) if isinstance(t, DTensor))
+    first = next(t for t in torch_compat.tree_leaves((tensors, others)) if isinstance(t, DTensor))
     splits = len({tensor.shape[:2] for tensor in tensors}) == 1 and first.ndim == 4
     placements: list[Placement] = [
         placement

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+
+from shardcore.adapters import torch_compat
 from torch.distributed.tensor.placement_types import Replicate, Shard
-from torch.utils import _pytree as pytree
 
 from shardcore.adapters import fallback, torch_compat
 
@@ -28,14 +29,14 @@ def is_split(tensor: Any) -> bool:
 
 def any_split(args: tuple[Any, ...]) -> bool:
     """Whether an operand is split or pending."""
-    return any(is_split(leaf) for leaf in pytree.tree_leaves(args))
+    return any(is_split(leaf) for leaf in torch_compat.tree_leaves(args))
 
 
 def any_pending(args: tuple[Any, ...]) -> bool:
     """Whether an operand is a pending reduction."""
     return any(
         isinstance(leaf, DTensor) and any(p.is_partial() for p in leaf.placements)
-        for leaf in pytree.tree_leaves(args)
+        for leaf in torch_compat.tree_leaves(args)
     )
 
 
@@ -96,7 +97,7 @@ def has_mask(args: tuple[Any, ...]) -> bool:
     kinds = (torch.bool, torch.uint8)
     return any(
         isinstance(leaf, torch.Tensor) and leaf.dtype in kinds
-        for leaf in pytree.tree_leaves(args[0][1])
+        for leaf in torch_compat.tree_leaves(args[0][1])
     )
 
 
@@ -163,13 +164,15 @@ def run_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     mesh = _mesh(args, kwargs)
     fallback.tell(operator, (args, kwargs))
     with torch.no_grad():
-        plain_args, plain_kwargs = pytree.tree_map_only(DTensor, whole, (args, kwargs))
+        plain_args, plain_kwargs = torch_compat.tree_map_only(DTensor, whole, (args, kwargs))
         result = operator(*plain_args, **plain_kwargs)
         if torch_compat.writes_first(operator):
             if isinstance(args[0], DTensor):
                 store(args[0], plain_args[0])
             return args[0]
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: replicated(tensor, mesh), result)
+        return torch_compat.tree_map_only(
+            torch.Tensor, lambda tensor: replicated(tensor, mesh), result
+        )
 
 
 def whole(tensor: DTensor) -> torch.Tensor:
@@ -252,7 +255,7 @@ def _write_through(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     stored = torch_compat.base_of(target)
     assert stored is not None, "only called with a view"
     with torch.no_grad():
-        rest, named = pytree.tree_map_only(DTensor, whole, (args[1:], kwargs))
+        rest, named = torch_compat.tree_map_only(DTensor, whole, (args[1:], kwargs))
         base = whole(stored)
         view = torch_compat.same_view(target, base)
         operator(view, *rest, **named)
@@ -268,7 +271,7 @@ def _guard(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _mesh(*args: Any) -> DeviceMesh:
-    leaves = pytree.tree_leaves(args)
+    leaves = torch_compat.tree_leaves(args)
     return next(leaf.device_mesh for leaf in leaves if isinstance(leaf, DTensor))
 
 

@@ -5,7 +5,8 @@ from collections import Counter
 from typing import Any
 
 from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as pytree
+
+from shardcore.adapters import torch_compat
 
 logger = logging.getLogger("shardcore.operators")
 
@@ -22,7 +23,7 @@ def tell(operator: Any, args: Any) -> None:
     CALLS[str(operator)] += 1
     if CALLS[str(operator)] > 1:
         return
-    operands = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, DTensor)]
+    operands = [leaf for leaf in torch_compat.tree_leaves(args) if isinstance(leaf, DTensor)]
     shapes = ", ".join(
         f"{tuple(operand.shape)} as [{', '.join(map(str, operand.placements))}]"
         for operand in operands

@@ -21,6 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from shardcore.domain.layout import ShardOrder
 from shardcore.domain.mesh import Mesh
 
+# torch 2.13: nests of operands are walked by a module without a public name.
+tree_leaves = pytree.tree_leaves
+tree_map_only = pytree.tree_map_only
+
 # torch 2.13: operators that have no public name, as the dispatcher meets them.
 ITEM = torch.ops.aten._local_scalar_dense.default
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
