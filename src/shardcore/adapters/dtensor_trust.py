@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-
-from shardcore.adapters import torch_compat
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from shardcore.adapters import fallback, torch_compat
