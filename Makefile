@@ -9,7 +9,7 @@ CORE_VENV := .venv-core
 PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 
 # What cannot be imported without torch; every other test and doctest must pass in .venv-core.
-NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding tests/unit/adapters tests/unit/binding
+NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/testing
 
 .NOTPARALLEL:
 .PHONY: demo test lint checks unit unit-core unit-torch distributed matrix matrix-full clean
