@@ -1,1 +1,1 @@
-"""How torch does what the ports ask for. The one private torch module is `torch_compat`."""
+"""How torch does what the ports ask for. Private torch names stand in `torch_compat`."""

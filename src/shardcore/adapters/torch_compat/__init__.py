@@ -1,0 +1,61 @@
+"""Every private torch name that shardcore touches, with the versions it is known in and why.
+
+Known for torch 2.13.
+"""
+
+from shardcore.adapters.torch_compat.listening import COLLECTIVES, CollectiveListener
+from shardcore.adapters.torch_compat.operator_table import OperatorTable
+from shardcore.adapters.torch_compat.operators import (
+    CPU_ATTENTION,
+    CPU_ATTENTION_BACKWARD,
+    CTC_LOSS,
+    ITEM,
+    UNIQUE,
+    Handler,
+    as_torch_does,
+    become,
+    out_of_place,
+    reshaping_operators,
+    tree_leaves,
+    tree_map_only,
+    writes_first,
+    writing_operators,
+)
+from shardcore.adapters.torch_compat.planning import is_known
+from shardcore.adapters.torch_compat.tensors import (
+    base_of,
+    local_tensor,
+    ordered_placements,
+    plain_placements,
+    same_view,
+    set_promotion,
+    store_for_thread,
+)
+
+__all__ = [
+    "COLLECTIVES",
+    "CPU_ATTENTION",
+    "CPU_ATTENTION_BACKWARD",
+    "CTC_LOSS",
+    "ITEM",
+    "UNIQUE",
+    "CollectiveListener",
+    "Handler",
+    "OperatorTable",
+    "as_torch_does",
+    "base_of",
+    "become",
+    "is_known",
+    "local_tensor",
+    "ordered_placements",
+    "out_of_place",
+    "plain_placements",
+    "reshaping_operators",
+    "same_view",
+    "set_promotion",
+    "store_for_thread",
+    "tree_leaves",
+    "tree_map_only",
+    "writes_first",
+    "writing_operators",
+]

@@ -1,0 +1,92 @@
+"""The dispatcher of DTensor, changed while at least one scope asks for it."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from shardcore.adapters.torch_compat import planning
+from shardcore.adapters.torch_compat.operators import TORCHS_HANDLERS, Handler
+
+
+class OperatorTable:
+    """What DTensor does with an operator, changed while at least one scope asks for it.
+
+    torch 2.13: `DTensor._op_dispatcher` has no public way to say what happens where an operator
+    has no sharding rule (`_propagate_op_sharding_dispatch_slow_path` raises), nor to replace one
+    whose result is wrong (`_custom_op_handlers`).
+
+    Args:
+        handlers: Operators that are run by these functions instead.
+        on_fallback: Told of an operator and its operands when they are replicated for it.
+    """
+
+    def __init__(
+        self, handlers: dict[Any, Handler], on_fallback: Callable[[Any, Any], None]
+    ) -> None:
+        self._handlers = handlers
+        self._on_fallback = on_fallback
+        self._users = 0
+
+    def enter(self) -> None:
+        """Put the changes in place, unless another scope has."""
+        self._users += 1
+        if self._users > 1:
+            return
+        planning.warn_if_unknown(torch.__version__)
+        dispatcher: Any = DTensor._op_dispatcher
+        dispatcher._custom_op_handlers.update(self._handlers)
+        dispatcher._propagate_op_sharding_dispatch_slow_path = self._propagate
+        dispatcher._try_replicate_spec_for_scalar_tensor = planning.promoted_spec
+        for name in _CHATTY:
+            logging.getLogger(name).addFilter(_is_no_advice)
+
+    def leave(self) -> None:
+        """Take the changes back when the last scope leaves."""
+        self._users -= 1
+        if self._users:
+            return
+        dispatcher: Any = DTensor._op_dispatcher
+        for operator in self._handlers:
+            del dispatcher._custom_op_handlers[operator]
+        dispatcher._custom_op_handlers.update(TORCHS_HANDLERS)
+        del dispatcher._propagate_op_sharding_dispatch_slow_path
+        del dispatcher._try_replicate_spec_for_scalar_tensor
+        for name in _CHATTY:
+            logging.getLogger(name).removeFilter(_is_no_advice)
+
+    def _propagate(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], info: Any, cached: bool
+    ) -> Any:
+        settled = planning.settled_schema(operator, info.schema)
+        if settled is not None:
+            return planning.after_settling(settled)
+        dispatcher: Any = DTensor._op_dispatcher
+        rule = type(dispatcher)._propagate_op_sharding_dispatch_slow_path
+        try:
+            sharding = rule(dispatcher, operator, args, kwargs, info, cached)
+        except (NotImplementedError, RuntimeError):
+            replicated = planning.replicated_sharding(info)
+            if replicated is None:
+                raise
+            self._on_fallback(operator, (args, kwargs))
+            return replicated
+        if planning.is_distrusted(operator, info.schema, sharding):
+            replicated = planning.replicated_sharding(info)
+            if replicated is not None:
+                self._on_fallback(operator, (args, kwargs))
+                return replicated
+        return planning.reshaping(sharding, info.schema)
+
+
+# torch 2.13: advice that a user of Keras can do nothing about, given once by every rank.
+_CHATTY = {
+    "torch.distributed.tensor._collective_utils": "CPU process group does not support alltoall",
+    "torch.distributed.tensor._redistribute": "While redistributing from",
+}
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_CHATTY.get(record.name, "\0"))

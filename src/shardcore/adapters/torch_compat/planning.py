@@ -1,0 +1,192 @@
+"""How DTensor plans an operator, and where its plan is replaced."""
+
+import logging
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
+from torch.utils import _pytree as pytree
+
+
+def settled_schema(operator: Any, schema: OpSchema) -> OpSchema | None:
+    """`schema` with its pending operands reduced, if others are split over the same axes.
+
+    torch 2.13: an elementwise operator on a batch-split activation and a pending mean is planned
+    as a gather of the activation, as in a batch normalization.
+    """
+    if torch.Tag.pointwise not in operator.tags or schema.is_inplace_op():
+        return None
+    specs = [s for s in pytree.tree_leaves(schema.args_schema) if isinstance(s, DTensorSpec)]
+    meet = any(
+        any(p.is_partial() for p in along) and any(isinstance(p, Shard) for p in along)
+        for along in zip(*(spec.placements for spec in specs), strict=True)
+    )
+    if not meet:
+        return None
+
+    def settle(leaf: Any) -> Any:
+        if not isinstance(leaf, DTensorSpec):
+            return leaf
+        placements = tuple(Replicate() if p.is_partial() else p for p in leaf.placements)
+        return DTensorSpec(leaf.mesh, placements, tensor_meta=leaf.tensor_meta)
+
+    operands = pytree.tree_map(
+        settle, schema.args_schema, is_leaf=lambda leaf: isinstance(leaf, DTensorSpec)
+    )
+    return OpSchema(schema.op, tuple(operands), schema.kwargs_schema, schema.schema_info)
+
+
+def after_settling(schema: OpSchema) -> OutputSharding:
+    """The sharding of `schema`, whose operands have to be redistributed to be so."""
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    sharding = propagator.propagate_op_sharding_non_cached(schema)
+    return OutputSharding(
+        sharding.output_spec,
+        sharding.redistribute_schema or schema,
+        needs_redistribute=True,
+        use_val_from_redistribute_schema=sharding.use_val_from_redistribute_schema,
+    )
+
+
+# What runs on parts without an element as well, beside the elementwise operators.
+_RUNS_ON_NOTHING = {
+    torch.ops.aten.alias.default,
+    torch.ops.aten.clone.default,
+    torch.ops.aten.detach.default,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.full_like.default,
+    torch.ops.aten.ones_like.default,
+    torch.ops.aten.zeros_like.default,
+    torch.ops.aten._to_copy.default,
+}
+
+
+def is_distrusted(operator: Any, schema: OpSchema, sharding: Any) -> bool:
+    """Whether to replicate first: it divides integers, torch is unknown, or a part is empty."""
+    if _divides_integers(sharding, schema):
+        return True
+    if operator in _RUNS_ON_NOTHING or torch.Tag.pointwise in operator.tags:
+        return False
+    if not is_known(torch.__version__):
+        return True
+    specs = pytree.tree_leaves((schema.args_schema, schema.kwargs_schema))
+    return any(isinstance(spec, DTensorSpec) and _has_empty_part(spec) for spec in specs)
+
+
+def _has_empty_part(spec: DTensorSpec) -> bool:
+    sizes = list(spec.shape)
+    for axis, placement in enumerate(spec.placements):
+        if isinstance(placement, Shard):
+            parts, size = spec.mesh.size(axis), sizes[placement.dim]
+            chunk = -(-size // parts)
+            if chunk * (parts - 1) >= size:
+                return True
+            # The smallest part counts: the last one.
+            sizes[placement.dim] = size - chunk * (parts - 1)
+    return False
+
+
+def is_known(version: str) -> bool:
+    """Whether the operators of this torch have been through the matrix."""
+    return version.startswith("2.13.")
+
+
+@lru_cache(maxsize=1)
+def warn_if_unknown(version: str) -> None:
+    """Warn, once, of a torch whose operators have not been through the matrix."""
+    if not is_known(version):
+        logging.getLogger("shardcore.operators").warning(
+            "torch %s is not known to shardcore, whose operators were checked on torch 2.13: all "
+            "but elementwise ones are run on replicated operands, which is right and slow.",
+            version,
+        )
+
+
+def _divides_integers(sharding: Any, schema: OpSchema) -> bool:
+    """Whether integers would be made a pending sum, which torch 2.13 does by a division."""
+    local = getattr(sharding, "redistribute_schema", None)
+    if local is None:
+        return False
+    before, after = pytree.tree_leaves(schema.args_schema), pytree.tree_leaves(local.args_schema)
+    return any(
+        isinstance(old, DTensorSpec)
+        and isinstance(new, DTensorSpec)
+        and old.tensor_meta is not None
+        and not old.tensor_meta.dtype.is_floating_point
+        and not old.tensor_meta.dtype.is_complex
+        and any(
+            a.is_replicate() and type(b) is Partial
+            for a, b in zip(old.placements, new.placements, strict=True)
+        )
+        for old, new in zip(before, after, strict=False)
+    )
+
+
+def reshaping(sharding: Any, schema: OpSchema) -> Any:
+    """A view of what this rank stores may be impossible where one of the whole is not.
+
+    torch 2.13: a part is not always contiguous where the whole is, so that a view dies, even on
+    some ranks only. As a reshape it copies there.
+    """
+    views = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+    if schema.op not in views or not isinstance(sharding, OutputSharding):
+        return sharding
+    local = sharding.redistribute_schema or schema
+    return OutputSharding(
+        sharding.output_spec,
+        OpSchema(torch.ops.aten.reshape.default, local.args_schema, local.kwargs_schema),
+        needs_redistribute=True,
+        use_val_from_redistribute_schema=sharding.use_val_from_redistribute_schema,
+    )
+
+
+def replicated_sharding(info: Any) -> OutputSharding | None:
+    """The sharding that replicates every operand; None where the operator cannot be run so."""
+    schema = info.schema
+    if schema.is_inplace_op() or schema.is_out_variant_op():
+        return None
+    if any(_is_split(value) for value in schema.kwargs_schema.values()):
+        return None
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    try:
+        meta = propagator._propagate_tensor_meta_non_cached(schema)
+    except Exception:  # noqa: BLE001 - a fake run of any operator; whatever it raises, no shape
+        return None
+
+    def replicate(leaf: Any) -> Any:
+        return _replicated_spec(info, leaf.tensor_meta) if isinstance(leaf, DTensorSpec) else leaf
+
+    operands = pytree.tree_map(
+        replicate, schema.args_schema, is_leaf=lambda leaf: isinstance(leaf, DTensorSpec)
+    )
+    if meta is None or isinstance(meta, TensorMeta):
+        output: Any = _replicated_spec(info, meta)
+    else:
+        output = type(meta)(_replicated_spec(info, each) for each in meta)
+    return OutputSharding(
+        output,
+        OpSchema(schema.op, tuple(operands), schema.kwargs_schema),
+        needs_redistribute=True,
+    )
+
+
+def _replicated_spec(info: Any, meta: TensorMeta | None) -> DTensorSpec | None:
+    if meta is None:  # an output that is no tensor
+        return None
+    mesh = info.compute_mesh
+    return DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta)
+
+
+def promoted_spec(_operator: Any, tensor: torch.Tensor, mesh: DeviceMesh) -> DTensorSpec:
+    """A plain tensor counts as replicated. torch's own warns of those of shape (1,)."""
+    meta = TensorMeta(shape=tensor.shape, stride=tensor.stride(), dtype=tensor.dtype)
+    return DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta)
+
+
+def _is_split(value: Any) -> bool:
+    return isinstance(value, DTensorSpec) and not value.is_replicated()
