@@ -400,3 +400,15 @@ def test_the_examples_of_layout_map_and_model_parallel():
     four = [(4, 4), (4,), (3, 3, 3, 2), (2,)]
     eight = [(4, 2), (2,), (3, 3, 3, 1), (1,)]
     assert installed(program, 8) == [[four, eight]] * 8
+
+
+def test_a_rule_with_a_wrong_axis_is_named_and_not_kept():
+    def program(rank):
+        shardcore.install("dtensor")
+        mesh = keras.distribution.DeviceMesh((1, 1), ("data", "model"))
+        rules = keras.distribution.LayoutMap(mesh)
+        with pytest.raises(ValueError, match=r"Rule '\.\*kernel': Invalid axis names.*'modle'"):
+            rules[".*kernel"] = (None, "modle")
+        return len(rules)
+
+    assert run_ranks(program, 1, init=False) == [0]

@@ -36,7 +36,10 @@ def add_rule(original: Callable[[Any, str, Any], None]) -> Callable[[Any, str, A
 
     def __setitem__(layout_map: Any, key: str, layout: Any) -> None:
         PathKey(key)
-        original(layout_map, key, layout)
+        try:
+            original(layout_map, key, layout)
+        except LayoutError as error:
+            raise LayoutError(f"Rule {key!r}: {error}") from None
         layout_map._shardcore_rules = None
 
     __setitem__.__doc__ = original.__doc__
