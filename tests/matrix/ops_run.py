@@ -31,7 +31,7 @@ class Outcome:
 
 
 def run_cases(
-    rank: int, mesh: Mesh, cases: dict[str, list[Case]], alone: bool = True
+    rank: int, mesh: Mesh, cases: dict[str, list[Case]]
 ) -> list[tuple[str, str, Outcome]]:
     """All cases in all layouts, on this rank: function, case with layouts, outcome."""
     world = World(mesh, tuple(range(mesh.size)), rank, "cpu")
@@ -41,12 +41,12 @@ def run_cases(
         (name, f"{name}[{at}] {_named(chosen)}", outcome)
         for name, variants in cases.items()
         for at, case in enumerate(variants)
-        for chosen, outcome in run_case(tensors, case, functions[name], alone)
+        for chosen, outcome in run_case(tensors, case, functions[name])
     ]
 
 
 def run_case(
-    tensors: DTensors, case: Case, function: Callable[..., Any], alone: bool = True
+    tensors: DTensors, case: Case, function: Callable[..., Any]
 ) -> list[tuple[Sequence[Layout | None], Outcome]]:
     values = [
         operand.value(seed)
@@ -62,7 +62,7 @@ def run_case(
         expected = call(function, case, [torch.tensor(value) for value in values])
     return [
         (chosen, _outcome(tensors, call, function, case, values, chosen, expected))
-        for chosen in assignments(tensors.world.mesh, values, alone)
+        for chosen in assignments(tensors.world.mesh, values)
     ]
 
 

@@ -40,10 +40,8 @@ def layout(mesh: Mesh, choice: Sequence[int | None], ndim: int) -> Layout:
     return Layout(mesh, spec, pending)
 
 
-def assignments(
-    mesh: Mesh, values: Sequence[np.ndarray], alone: bool = True
-) -> Iterator[tuple[Layout | None, ...]]:
-    """Layouts of all operands: one operand at a time if `alone`, then all as far as they can."""
+def assignments(mesh: Mesh, values: Sequence[np.ndarray]) -> Iterator[tuple[Layout | None, ...]]:
+    """Layouts of all operands: all alike as far as they can, then one operand at a time."""
     if not values:
         yield ()
         return
@@ -51,7 +49,7 @@ def assignments(
     largest = max(values, key=lambda value: value.ndim)
     for each in layouts(mesh, largest):
         yield tuple(_fitted(each, value) for value in values)
-    if not alone or len(values) == 1:
+    if len(values) == 1:
         return
     # A plain tensor beside sharded ones is promoted: the others stay plain here.
     for at, value in enumerate(values):

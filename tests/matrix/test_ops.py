@@ -29,7 +29,7 @@ CHOSEN = {
 def verdicts() -> dict[str, Verdicts]:
     """What came of each function, per mesh."""
     return {
-        name: merge(run_ranks(run_cases, mesh.size, mesh, CHOSEN, True, timeout=TIMEOUT))
+        name: merge(run_ranks(run_cases, mesh.size, mesh, CHOSEN, timeout=TIMEOUT))
         for name, mesh in CHOSEN_MESHES.items()
     }
 
