@@ -21,7 +21,7 @@ RUNS = {
     "mesh (2, 1), data parallel": [*TORCHRUN, TRAIN, "--mesh", "2", "1"],
 }
 INTRODUCTION = """\
-Trains one Keras model three times: whole, and on two processes in two ways. About 90 seconds.
+Trains one Keras model three times: whole, and on two processes in two ways. About a minute.
 Text: the documentation of Python that ships with Python. Model: a decoder of two blocks.
 What is run is examples/train.py; the model is in examples/decoder.py."""
 ENDING = f"""\
