@@ -5,8 +5,6 @@ docs/rules.md and docs/transitions.md are held to the core by its unit tests.
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import attrs
@@ -15,6 +13,7 @@ import pytest
 import shardcore
 from shardcore.ports import hookspecs
 from shardcore.ports.strategy import Strategy, StrategyEntry
+from tests.checks.tree import python
 from tests.plugins.packages import write_package
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -31,17 +30,7 @@ def python_blocks(name):
 def run(source, folder):
     """Runs a program in `folder`, alone, with no backend chosen; gives what it printed."""
     environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
-    done = subprocess.run(
-        [sys.executable, "-c", source],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return python("-c", source, cwd=folder, **{**environment, "PYTHONPATH": str(folder)})
 
 
 def test_the_code_of_install_runs(tmp_path):

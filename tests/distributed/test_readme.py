@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.checks.tree import python
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -25,17 +25,8 @@ def run(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
 
     def run(*launcher):
-        done = subprocess.run(
-            [sys.executable, *launcher, "script.py"],
-            cwd=tmp_path,
-            env={**environment, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        variables = {**environment, "OMP_NUM_THREADS": "1"}
+        return python(*launcher, "script.py", cwd=tmp_path, **variables)
 
     return run
 

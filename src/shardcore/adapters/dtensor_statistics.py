@@ -42,11 +42,11 @@ def _reduced(x: Any) -> Any:
 
 
 def _splits(x: Any, dim: Any = None, **_: Any) -> bool:
-    """Whether a dim that is reduced is split."""
+    """Whether a dim that is reduced is split, or the operand pending."""
     if not isinstance(x, DTensor) or not x.is_floating_point():
         return False
     dims = [each % x.ndim for each in dim] if dim else range(x.ndim)
-    return any(placement.is_shard(each) for placement in x.placements for each in dims)
+    return any(p.is_partial() or p.is_shard(each) for p in x.placements for each in dims)
 
 
 def _variance(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

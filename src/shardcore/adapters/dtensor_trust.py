@@ -52,8 +52,39 @@ def no_dims(args: tuple[Any, ...]) -> bool:
     return any_split(args) and len(args[0]) > 1 and args[0][1] in ([], ())
 
 
-# Operators whose result DTensor gets wrong, drops or gets right on some ranks only, with the
-# operands for which it does.
+def has_mask(args: tuple[Any, ...]) -> bool:
+    """Whether one indexes by a mask: the shape of the result hangs on its values."""
+    kinds = (torch.bool, torch.uint8)
+    return any(
+        isinstance(leaf, torch.Tensor) and leaf.dtype in kinds
+        for leaf in torch_compat.tree_leaves(args[0][1])
+    )
+
+
+def splits_more_than_the_batch(args: tuple[Any, ...]) -> bool:
+    """Whether a convolution is split otherwise than that each rank has its own samples."""
+    *activations, kernel = args[0][: 2 if len(args[0]) < 11 else 3]
+    first = activations[0]
+    return not (
+        isinstance(first, DTensor)
+        and isinstance(kernel, DTensor)
+        and not any_split(args[0][len(activations) :])
+        and all(p.is_replicate() or p == Shard(0) for p in first.placements)
+        and all(getattr(each, "placements", None) == first.placements for each in activations)
+        and first.shape[0] >= first.device_mesh.size()
+    )
+
+
+def counts_from_the_end(args: tuple[Any, ...]) -> bool:
+    """Whether a backward view names its dim from the end, which DTensor does not take."""
+    return bool(args[0][2] < 0)
+
+
+def always(_args: tuple[Any, ...]) -> bool:
+    """Whatever the operands."""
+    return True
+
+
 WRONG_WHEN_SPLIT = (
     # No conversion from replicated to a pending product.
     aten.prod.default,
@@ -85,36 +116,7 @@ WRONG_WHEN_SPLIT = (
     aten.scatter_reduce_.two,
     aten.masked_scatter_.default,
 )
-DISTRUSTED: dict[Any, Callable[[tuple[Any, ...]], bool]] = dict.fromkeys(
-    WRONG_WHEN_SPLIT, any_split
-)
-
-
-def has_mask(args: tuple[Any, ...]) -> bool:
-    """Whether one indexes by a mask: the shape of the result hangs on its values."""
-    kinds = (torch.bool, torch.uint8)
-    return any(
-        isinstance(leaf, torch.Tensor) and leaf.dtype in kinds
-        for leaf in torch_compat.tree_leaves(args[0][1])
-    )
-
-
-def splits_more_than_the_batch(args: tuple[Any, ...]) -> bool:
-    """Whether a convolution is split otherwise than that each rank has its own samples."""
-    *activations, kernel = args[0][: 2 if len(args[0]) < 11 else 3]
-    first = activations[0]
-    return not (
-        isinstance(first, DTensor)
-        and isinstance(kernel, DTensor)
-        and not any_split(args[0][len(activations) :])
-        and all(p.is_replicate() or p == Shard(0) for p in first.placements)
-        and all(getattr(each, "placements", None) == first.placements for each in activations)
-        and first.shape[0] >= first.device_mesh.size()
-    )
-
-
-DISTRUSTED[aten.convolution.default] = splits_more_than_the_batch
-DISTRUSTED[aten.convolution_backward.default] = splits_more_than_the_batch
+# Reductions that take no dims for all of them.
 REDUCTIONS = (
     aten.all.dims,
     aten.amax.default,
@@ -125,15 +127,7 @@ REDUCTIONS = (
     aten.mean.dim,
     aten.nansum.default,
     aten.sum.dim_IntList,
-    aten.var.correction,
 )
-DISTRUSTED.update(dict.fromkeys(REDUCTIONS, no_dims))
-DISTRUSTED[aten.argmax.default] = DISTRUSTED[aten.argmin.default] = reduces_a_split_dim
-DISTRUSTED[aten.select_backward.default] = lambda args: args[0][2] < 0
-DISTRUSTED[aten.slice_backward.default] = lambda args: args[0][2] < 0
-DISTRUSTED[aten.view.dtype] = any_pending
-
-
 # Operators whose result has a shape that hangs on values: DTensor has no rule for them.
 DATA_DEPENDENT = (
     aten.bincount.default,
@@ -150,8 +144,22 @@ WITHOUT_RULE = (
     aten.linalg_lstsq.default,
     *torch_compat.CTC_LOSS,
 )
-DISTRUSTED.update(dict.fromkeys((*DATA_DEPENDENT, *WITHOUT_RULE), lambda args: True))
-DISTRUSTED[aten.index.Tensor] = has_mask
+
+# Operators whose result DTensor gets wrong, drops or gets right on some ranks only, with the
+# operands for which it does.
+DISTRUSTED: dict[Any, Callable[[tuple[Any, ...]], bool]] = {
+    **dict.fromkeys(WRONG_WHEN_SPLIT, any_split),
+    **dict.fromkeys(REDUCTIONS, no_dims),
+    **dict.fromkeys((*DATA_DEPENDENT, *WITHOUT_RULE), always),
+    aten.argmax.default: reduces_a_split_dim,
+    aten.argmin.default: reduces_a_split_dim,
+    aten.convolution.default: splits_more_than_the_batch,
+    aten.convolution_backward.default: splits_more_than_the_batch,
+    aten.index.Tensor: has_mask,
+    aten.select_backward.default: counts_from_the_end,
+    aten.slice_backward.default: counts_from_the_end,
+    aten.view.dtype: any_pending,
+}
 
 
 def run_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
