@@ -80,3 +80,14 @@ def test_the_seed_of_the_user_is_left_alone():
     (reference,) = run_ranks(program, 1, None)
     for values in run_ranks(program, 2, (2, 1)):
         np.testing.assert_array_equal(values, reference)
+
+
+def test_own_rows_with_weights_on_one_rank_only_are_named_before_they_are_joined():
+    def program(rank):
+        distribute((2, 1), auto_shard_dataset=False)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        weights = np.ones(4, "float32") if rank == 1 else None
+        model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)), sample_weight=weights)
+
+    assert_fails_everywhere(program, 2, error=RankMismatchError, match="batch inputs", timeout=20)

@@ -30,15 +30,12 @@ def guide_dataset():
 
 
 def device_mesh_and_tensor_layout(devices):
-    # Define a 2x4 device mesh with data and model parallel axes
     mesh = keras.distribution.DeviceMesh(
         shape=(2, 4), axis_names=["data", "model"], devices=devices
     )
 
-    # A 2D layout, which describes how a tensor is distributed across the mesh.
     layout_2d = keras.distribution.TensorLayout(axes=("model", "data"), device_mesh=mesh)
 
-    # A 4D layout which could be used for data parallel of an image input.
     replicated_layout_4d = keras.distribution.TensorLayout(
         axes=("data", None, None, None), device_mesh=mesh
     )
@@ -46,27 +43,15 @@ def device_mesh_and_tensor_layout(devices):
 
 
 def data_parallel(devices):
-    # Create with list of devices.
-    # As a shortcut, the devices can be skipped,
-    # and Keras will detect all local available devices.
-    # E.g. data_parallel = DataParallel()
     data_parallel = keras.distribution.DataParallel(devices=devices)
 
-    # Or you can choose to create DataParallel with a 1D `DeviceMesh`.
     mesh_1d = keras.distribution.DeviceMesh(shape=(8,), axis_names=["data"], devices=devices)
     data_parallel = keras.distribution.DataParallel(device_mesh=mesh_1d)
 
     dataset = guide_dataset()
 
-    # Set the global distribution.
     keras.distribution.set_distribution(data_parallel)
 
-    # Note that all the model weights from here on are replicated to
-    # all the devices of the `DeviceMesh`. This includes the RNG
-    # state, optimizer states, metrics, etc. The dataset fed into `model.fit` or
-    # `model.evaluate` will be split evenly on the batch dimension, and sent to
-    # all the devices. You don't have to do any manual aggregation of losses,
-    # since all the computation happens in a global context.
     inputs = layers.Input(shape=(28, 28, 1))
     y = layers.Flatten()(inputs)
     y = layers.Dense(units=200, use_bias=False, activation="relu")(y)
@@ -84,13 +69,9 @@ def model_parallel(devices):
         shape=(2, 4), axis_names=["data", "model"], devices=devices
     )
     layout_map = keras.distribution.LayoutMap(mesh_2d)
-    # The rule below means that for any weights that match with d1/kernel, it
-    # will be sharded with model dimensions (4 devices), same for the d1/bias.
-    # All other weights will be fully replicated.
     layout_map["d1/kernel"] = (None, "model")
     layout_map["d1/bias"] = ("model",)
 
-    # You can also set the layout for the layer output like
     layout_map["d2/output"] = ("data", None)
 
     model_parallel = keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data")
@@ -105,8 +86,6 @@ def model_parallel(devices):
     y = layers.Dense(units=10, activation="softmax", name="d2")(y)
     model = keras.Model(inputs=inputs, outputs=y)
 
-    # The data will be sharded across the "data" dimension of the method, which
-    # has 2 devices.
     model.compile(loss="mse")
     history = model.fit(dataset, epochs=3)
     return model, history.history["loss"], model.evaluate(dataset)

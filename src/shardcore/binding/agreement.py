@@ -24,11 +24,13 @@ def check_model(model: Any, data: Any, session: Session) -> None:
     variables = list(variables_of(model))
     facts = {"mesh": f"{session.mesh} over processes {session.world.processes}"}
     facts |= {f"variable {v.path}": _describe(v, session) for v in variables}
+    inputs = _batch_facts(data)
+    facts["batch inputs"] = str(len(inputs))
     if session.distribution.auto_shard_dataset:
-        facts |= _batch_facts(data)
+        facts |= inputs
     compare(facts, session)
     if not session.distribution.auto_shard_dataset:
-        _compare_rows(_batch_facts(data), session)
+        _compare_rows(inputs, session)
     for variable in variables:
         if storage_layout(variable) is None:
             raise _built_before(variable, session)
