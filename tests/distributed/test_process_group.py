@@ -1,6 +1,8 @@
 """Joining, adopting and leaving the group of torch.distributed."""
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -129,3 +131,36 @@ def test_a_timeout_that_is_none_is_refused(monkeypatch, text):
     monkeypatch.setenv("SHARDCORE_TIMEOUT", text)
     with pytest.raises(EnvironmentProblem, match="positive number of seconds"):
         seconds(None)
+
+
+BUSY_AT_THE_END = """
+import ctypes, hashlib, os, time
+import torch, torch.distributed as dist
+from shardcore.adapters import torch_compat  # now: at the end it would take seconds
+from shardcore.adapters.process_group import ProcessGroup
+from shardcore.domain.job import resolve_job
+
+def put_away(_):
+    for _ in range(4):  # without the interpreter, which this thread of gloo needs in between
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)
+
+group = ProcessGroup.start(resolve_job(environ=os.environ))
+# For ever, as the caches of DTensor keep the groups of a mesh.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+work = dist.all_reduce(torch.ones(2), async_op=True)
+work.get_future().add_done_callback(put_away)
+group.gather_objects(None)  # all ranks are here: the first collective is done as well, or nearly
+time.sleep(0.05)
+group.stop()
+"""
+
+
+def test_the_interpreter_ends_when_the_threads_of_gloo_have_put_away_their_work(tmp_path):
+    """Else it aborts: "terminate called without an active exception"."""
+    script = tmp_path / "busy.py"
+    script.write_text(BUSY_AT_THE_END)
+    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    ended = subprocess.run(
+        (*launch, script), check=False, capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 0, ended.stderr

@@ -63,7 +63,15 @@ class ProcessGroup:
         return cls(ours=True)
 
     def stop(self) -> None:
-        """Ends the group if it was started here; the user's own group is left alone."""
+        """Ends the group if it was started here; the user's own group is left alone.
+
+        Either way the last collectives have been put away by then: the interpreter may end.
+        """
+        if self.world_size() > 1:
+            # Here: it needs DTensor, which a process alone does without.
+            from shardcore.adapters import torch_compat
+
+            torch_compat.wait_for_workers()
         if self._ours and dist.is_initialized():
             dist.destroy_process_group()
         self._ours = False

@@ -31,6 +31,7 @@ from shardcore.adapters.torch_compat.tensors import (
     set_promotion,
     store_for_thread,
 )
+from shardcore.adapters.torch_compat.workers import wait_for_workers
 
 __all__ = [
     "COLLECTIVES",
@@ -56,6 +57,7 @@ __all__ = [
     "store_for_thread",
     "tree_leaves",
     "tree_map_only",
+    "wait_for_workers",
     "writes_first",
     "writing_operators",
 ]
