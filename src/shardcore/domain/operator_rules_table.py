@@ -1,0 +1,208 @@
+"""The rules of operators: made for the numbers of a call, such as how many dims there are.
+
+Each is made once and kept, as an operator is called often. Adapters name the operators of their
+library that a rule is for; docs/operators.md lists the rules.
+"""
+
+from functools import lru_cache
+
+import attrs
+
+from shardcore.domain.operator_rules import Operand, OperatorRule, Result
+
+
+@attrs.frozen
+class Channels:
+    """The channels of a convolution, of one group or of several.
+
+    Args:
+        groups: The number of groups.
+        per_input: The input channels of a group.
+        per_output: The output channels of a group.
+        transposed: Whether the kernel's dims are (input, output) channels, not the other way.
+    """
+
+    groups: int
+    per_input: int
+    per_output: int
+    transposed: bool
+
+    @property
+    def input(self) -> str:
+        """The channel dim of the input. Of several groups, whole ones are split only."""
+        return "c" if self.groups == 1 else f"{self.per_input}g"
+
+    @property
+    def output(self) -> str:
+        """The channel dim of the output."""
+        return "o" if self.groups == 1 else f"{self.per_output}g"
+
+    @property
+    def kernel(self) -> str:
+        """The first two dims of the kernel; the second one is that of one group."""
+        if self.groups > 1:
+            return f"{self.per_input if self.transposed else self.per_output}g -"
+        return "c o" if self.transposed else "o c"
+
+
+def _whole(count: int) -> str:
+    return " -" * count
+
+
+@lru_cache
+def convolution(channels: Channels, spatial: int, bias: bool) -> OperatorRule:
+    """A convolution over `spatial` dims: its channels are contracted, within each group.
+
+    Example:
+        >>> str(convolution(Channels(1, 3, 8, transposed=False), spatial=2, bias=True))
+        'n c - -, o c - -, + o -> n o - -'
+        >>> str(convolution(Channels(4, 1, 2, transposed=False), spatial=1, bias=False))
+        'n g -, 2g - - -> n 2g -'
+    """
+    whole = _whole(spatial)
+    operands = [
+        Operand("input", f"n {channels.input}{whole}"),
+        Operand("kernel", f"{channels.kernel}{whole}"),
+    ]
+    if bias:
+        operands.append(Operand("bias", channels.output, added=True))
+    return OperatorRule(tuple(operands), (Result("output", f"n {channels.output}{whole}"),))
+
+
+@lru_cache
+def convolution_backward(channels: Channels, spatial: int) -> OperatorRule:
+    """The gradients of a convolution.
+
+    Example:
+        >>> str(convolution_backward(Channels(1, 3, 8, transposed=False), spatial=1))
+        'n o -, n c -, o c - -> n c -, o c -, o'
+    """
+    whole = _whole(spatial)
+    inputs, kernel = f"n {channels.input}{whole}", f"{channels.kernel}{whole}"
+    return OperatorRule(
+        (
+            Operand("gradient", f"n {channels.output}{whole}"),
+            Operand("input", inputs),
+            Operand("kernel", kernel),
+        ),
+        (
+            Result("of input", inputs, of=("gradient", "kernel"), like="input"),
+            Result("of kernel", kernel, of=("gradient", "input"), like="kernel"),
+            Result("of bias", channels.output, of=("gradient",)),
+        ),
+    )
+
+
+@lru_cache
+def planes(ndim: int, spatial: int, operands: int = 1, results: int = 1) -> OperatorRule:
+    """What works on each plane of the last `spatial` dims alone: pools, pads, upsampling.
+
+    With no spatial dims, what works on each element alone.
+
+    Example:
+        >>> str(planes(4, spatial=2, operands=2))
+        'a b - -, a b - - -> a b - -'
+    """
+    return along(ndim, frozenset(range(ndim - spatial, ndim)), operands, results)
+
+
+@lru_cache
+def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1) -> OperatorRule:
+    """What works along the dims in `whole` only, as a pad along some dims does.
+
+    Example:
+        >>> str(along(3, frozenset({1})))
+        'a - c -> a - c'
+    """
+    dims = " ".join("-" if dim in whole else _letter(dim) for dim in range(ndim))
+    return OperatorRule(
+        tuple(Operand(f"operand {number}", dims) for number in range(operands)),
+        tuple(Result(f"result {number}", dims) for number in range(results)),
+    )
+
+
+@lru_cache
+def unbind(ndim: int, dim: int, count: int) -> OperatorRule:
+    """A tensor in its `count` slices along `dim`.
+
+    Example:
+        >>> str(unbind(3, 1, 2))
+        'a - c -> a c, a c'
+    """
+    dims = [_letter(each) for each in range(ndim)]
+    rest = " ".join(dims[:dim] + dims[dim + 1 :])
+    dims[dim] = "-"
+    return OperatorRule(
+        (Operand("tensor", " ".join(dims)),),
+        tuple(Result(f"slice {number}", rest) for number in range(count)),
+    )
+
+
+@lru_cache
+def im2col(batched: bool, window: int) -> OperatorRule:
+    """Windows of `window` elements as columns: the channels of the result are blocks of them.
+
+    Example:
+        >>> str(im2col(batched=True, window=6))
+        'n c - - -> n 6c -'
+    """
+    batch = "n " * batched
+    return OperatorRule(
+        (Operand("images", f"{batch}c - -"),), (Result("columns", f"{batch}{window}c -"),)
+    )
+
+
+@lru_cache
+def col2im(batched: bool, window: int) -> OperatorRule:
+    """Columns added up to images.
+
+    Example:
+        >>> str(col2im(batched=False, window=4))
+        '4c - -> c - -'
+    """
+    batch = "n " * batched
+    return OperatorRule(
+        (Operand("columns", f"{batch}{window}c -"),), (Result("images", f"{batch}c - -"),)
+    )
+
+
+@lru_cache
+def attention(heads: str, mask: str | None) -> OperatorRule:
+    """Attention over (batch, heads, length, size): every head is on its own.
+
+    Args:
+        heads: The first two dims: "b h", with "-" for one that query, key and value differ in.
+        mask: Those of the mask, with "-" for one that it is broadcast over; None without a mask.
+
+    Example:
+        >>> str(attention("b h", mask="b -"))
+        'b h - -, b h - -, b h - -, b - - - -> b h - -, b h -'
+    """
+    operands = [Operand(name, f"{heads} - -") for name in ("query", "key", "value")]
+    return OperatorRule(
+        (*operands, *_mask(mask)), (Result("output", f"{heads} - -"), Result("sums", f"{heads} -"))
+    )
+
+
+@lru_cache
+def attention_backward(heads: str, mask: str | None) -> OperatorRule:
+    """The gradients of query, key and value.
+
+    Example:
+        >>> str(attention_backward("b -", mask=None)).partition(" -> ")[2]
+        'b - - -, b - - -, b - - -'
+    """
+    names = ("gradient", "query", "key", "value", "output")
+    operands = [Operand(name, f"{heads} - -") for name in names]
+    return OperatorRule(
+        (*operands, Operand("sums", f"{heads} -"), *_mask(mask)),
+        tuple(Result(f"of {name}", f"{heads} - -") for name in names[1:4]),
+    )
+
+
+def _mask(dims: str | None) -> tuple[Operand, ...]:
+    return () if dims is None else (Operand("mask", f"{dims} - -"),)
+
+
+def _letter(dim: int) -> str:
+    return chr(ord("a") + dim) if dim < 26 else f"d{dim}"

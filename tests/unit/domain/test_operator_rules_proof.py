@@ -1,0 +1,274 @@
+"""Each rule, over all ranks: the operator on the parts gives the parts of its result."""
+
+import inspect
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from shardcore.domain import operator_rules_table as table
+from shardcore.domain.layout import Layout
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.operator_rules import OperatorRule
+from shardcore.domain.operator_rules_choice import Placed, split
+from shardcore.domain.placements import Partial, Replicate, Shard
+from tests.unit.domain import numpy_operators as reference
+from tests.unit.domain.numpy_mesh import coordinates, scatter
+
+sizes = st.sampled_from([4, 3, 5, 2, 6, 1])
+meshes = st.sampled_from([(2,), (3,), (2, 2), (2, 3), (1, 2), (4,)]).map(
+    lambda shape: Mesh(shape, ("data", "model")[: len(shape)])
+)
+
+
+@attrs.frozen
+class Call:
+    """A rule, and the call of an operator that it is for."""
+
+    rule: OperatorRule
+    shapes: list[tuple[int, ...]]
+    run: Callable[[list[np.ndarray]], list[np.ndarray]]
+
+    def operands(self, seed: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(seed)
+        return [rng.normal(size=shape) for shape in self.shapes]
+
+
+@st.composite
+def windows(draw):
+    """Channels, a window, the shapes of input and kernel, and the spatial sizes of the output."""
+    groups = draw(st.sampled_from([1, 4, 1, 3, 5]))
+    per_input, per_output = draw(st.sampled_from([2, 3, 1])), draw(st.sampled_from([4, 3, 2, 1]))
+    channels = table.Channels(groups, per_input, per_output, draw(st.booleans()))
+    window = reference.Window(
+        draw(st.integers(1, 2)), draw(st.integers(1, 2)), groups, channels.transposed
+    )
+    spatial = draw(st.integers(1, 2))
+    image, kernel = [draw(st.integers(5, 6))] * spatial, [draw(st.integers(1, 3))] * spatial
+    inputs, outputs = groups * per_input, groups * per_output
+    dims = (inputs, per_output) if channels.transposed else (outputs, per_input)
+    shapes = [(draw(sizes), inputs, *image), (*dims, *kernel)]
+    return channels, window, shapes, (outputs, *window.output_sizes(image, kernel))
+
+
+@st.composite
+def convolutions(draw):
+    channels, window, shapes, (outputs, *sizes) = draw(windows())
+    bias = draw(st.booleans())
+
+    def run(parts):
+        x, kernel, *added = parts
+        here = local(window, channels, x)
+        return [reference.convolve(x, kernel, added[0] if added else None, here)]
+
+    shapes += [(outputs,)] * bias
+    return Call(table.convolution(channels, len(sizes), bias), shapes, run)
+
+
+@st.composite
+def convolutions_backward(draw):
+    channels, window, shapes, output = draw(windows())
+
+    def run(parts):
+        return reference.convolve_backward(*parts, local(window, channels, parts[1]))
+
+    shapes = [(shapes[0][0], *output), *shapes]
+    return Call(table.convolution_backward(channels, len(output) - 1), shapes, run)
+
+
+def local(window, channels, x):
+    """The window of a rank that has `x`: of several groups it has its own only."""
+    groups = 1 if channels.groups == 1 else x.shape[1] // channels.per_input
+    return reference.Window(window.stride, window.dilation, groups, window.transposed)
+
+
+@st.composite
+def max_pools(draw):
+    shape = (*draw(st.lists(sizes, max_size=2)), 4, 5)
+    size = draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        rule = table.planes(len(shape), 2, results=2)
+        return Call(rule, [shape], lambda parts: reference.max_pool(*parts, size))
+
+    def backward(parts):
+        gradient, x = parts
+        return [reference.max_pool_backward(gradient, x, reference.max_pool(x, size)[1], size)]
+
+    pooled = (*shape[:-2], 5 - size, 6 - size)
+    return Call(table.planes(len(shape), 2, operands=2), [pooled, shape], backward)
+
+
+@st.composite
+def pads(draw):
+    shape = tuple(draw(st.lists(sizes, min_size=1, max_size=4)))
+    widths = [draw(st.sampled_from([(0, 0), (0, 0), (1, 0), (1, 2)])) for _ in shape]
+    padded = frozenset(dim for dim, width in enumerate(widths) if any(width))
+    mode = draw(st.sampled_from(["constant", "edge", "symmetric"]))
+    rule = table.along(len(shape), padded)
+    return Call(rule, [shape], lambda parts: [np.pad(parts[0], widths, mode=mode)])
+
+
+@st.composite
+def unbinds(draw):
+    shape = tuple(draw(st.lists(sizes, min_size=1, max_size=3)))
+    dim = draw(st.integers(0, len(shape) - 1))
+    rule = table.unbind(len(shape), dim, shape[dim])
+    return Call(rule, [shape], lambda parts: list(np.moveaxis(parts[0], dim, 0)))
+
+
+@st.composite
+def im2cols(draw):
+    batch, channels = draw(st.lists(sizes, max_size=1)), draw(sizes)
+    size = draw(st.integers(1, 3))
+    rule = table.im2col(bool(batch), size**2)
+    shape = (*batch, channels, 4, 5)
+    return Call(rule, [shape], lambda parts: [reference.im2col(parts[0], size)])
+
+
+@st.composite
+def col2ims(draw):
+    batch, channels = draw(st.lists(sizes, max_size=1)), draw(sizes)
+    size = draw(st.integers(1, 3))
+    rule = table.col2im(bool(batch), size**2)
+    shape = (*batch, channels * size**2, (5 - size) * (6 - size))
+    return Call(rule, [shape], lambda parts: [reference.col2im(parts[0], (4, 5), size)])
+
+
+@st.composite
+def masks(draw, batch, heads):
+    """The first two dims of a mask in words, and its shape; or None, for no mask."""
+    if draw(st.booleans()):
+        return None, []
+    broadcast = draw(st.booleans()), draw(st.booleans())
+    words = " ".join("-" if wide else letter for wide, letter in zip(broadcast, "bh", strict=True))
+    first = (1 if wide else size for wide, size in zip(broadcast, (batch, heads), strict=True))
+    return words, [(*first, 3, 5)]
+
+
+@st.composite
+def attentions(draw):
+    batch, heads = draw(sizes), draw(sizes)
+    mask, shape = draw(masks(batch, heads))
+    of_query, of_key = (batch, heads, 3, 2), (batch, heads, 5, 2)
+    shapes = [of_query, of_key, of_key, *shape]
+    return Call(table.attention("b h", mask), shapes, lambda parts: reference.attend(*parts))
+
+
+@st.composite
+def attentions_backward(draw):
+    batch, heads = draw(sizes), draw(sizes)
+    mask, shape = draw(masks(batch, heads))
+    of_query, of_key = (batch, heads, 3, 2), (batch, heads, 5, 2)
+    shapes = [of_query, of_query, of_key, of_key, of_query, of_query[:3], *shape]
+    rule = table.attention_backward("b h", mask)
+    return Call(rule, shapes, lambda parts: reference.attend_backward(*parts))
+
+
+# The calls of each rule.
+CALLS = {
+    "along": pads(),
+    "attention": attentions(),
+    "attention_backward": attentions_backward(),
+    "col2im": col2ims(),
+    "convolution": convolutions(),
+    "convolution_backward": convolutions_backward(),
+    "im2col": im2cols(),
+    "planes": max_pools(),
+    "unbind": unbinds(),
+}
+
+
+FACTORS = {
+    "along": "abc",
+    "attention": "bh",
+    "attention_backward": "bh",
+    "col2im": "nc",
+    "convolution": "ncog",
+    "convolution_backward": "ncog",
+    "im2col": "nc",
+    "planes": "ab",
+    "unbind": "abc",
+}
+
+
+def test_every_rule_is_proved():
+    rules = inspect.getmembers(table, lambda each: hasattr(each, "cache_info"))
+    assert set(CALLS) == {name for name, _ in rules}
+
+
+@st.composite
+def placements(draw, mesh, rule, shapes, factor):
+    """Per operand: on some axis split by `factor` if it has that, else anything."""
+    special = draw(st.integers(0, mesh.ndim - 1))
+
+    def placement(term, shape, axis):
+        if axis == special and factor in term.factors:
+            return Shard(term.dim_of(factor))
+        anything = [Replicate(), Partial(), *map(Shard, range(len(shape)))]
+        return draw(st.sampled_from(anything[: 1 if axis == special else None]))
+
+    return [
+        tuple(placement(term, shape, axis) for axis in range(mesh.ndim))
+        for term, shape in zip(rule.operands, shapes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("name", "factor"), [(n, f) for n in CALLS for f in FACTORS[n]])
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_the_parts_give_the_whole(name, factor, data):
+    call = data.draw(CALLS[name])
+    assume(any(factor in term.factors for term in call.rule.operands))
+    mesh = data.draw(meshes)
+    operands = call.operands(data.draw(st.integers(0, 99)))
+    sources = data.draw(placements(mesh, call.rule, call.shapes, factor))
+    placed = tuple(Placed(shape, each, 8) for shape, each in zip(call.shapes, sources, strict=True))
+    whole = [np.asarray(each) for each in call.run(operands)]
+    shapes = tuple(each.shape for each in whole)
+    chosen = split(call.rule, mesh.shape, placed, shapes)
+
+    held = [
+        laid_out(mesh, value, where) for value, where in zip(operands, chosen.operands, strict=True)
+    ]
+    parts = {at: call.run([each[at] for each in held]) for at in coordinates(mesh)}
+    for number, (term, where) in enumerate(zip(call.rule.results, chosen.results, strict=True)):
+        found = {at: np.asarray(results[number]) for at, results in parts.items()}
+        layout = Layout.from_placements(mesh, where, len(shapes[number]))
+        for rank, (at, part) in enumerate(found.items()):
+            assert part.shape == layout.local_shape(shapes[number], rank)
+            assert chosen.global_shape(term, part.shape, mesh.shape, at) == shapes[number]
+        np.testing.assert_allclose(together(mesh, found, where), whole[number], atol=1e-9)
+
+
+def laid_out(mesh, value, where):
+    """What each rank has of `value`. Of a pending sum the first rank of an axis has all."""
+    layout = Layout.from_placements(mesh, where, value.ndim)
+    contributions = np.zeros((*[mesh.axis_size(axis) for axis, _ in layout.partial], *value.shape))
+    contributions[(0,) * len(layout.partial)] = value
+    held = scatter(layout, contributions)
+    assert all(part.size for part in held.values()), f"an empty part of {value.shape} as {where}"
+    return held
+
+
+def together(mesh, parts, where):
+    """The whole that ranks have parts of, joined from the last axis to the first."""
+    for axis in reversed(range(mesh.ndim)):
+        groups = {}
+        for at in sorted(parts):
+            groups.setdefault(at[:axis], []).append(parts[at])
+        parts = {at: joined(group, where[axis]) for at, group in groups.items()}
+    return parts[()]
+
+
+def joined(group, placement):
+    match placement:
+        case Shard(dim):
+            return np.concatenate(group, dim)
+        case Partial():
+            return np.sum(group, axis=0)
+    for each in group[1:]:
+        np.testing.assert_allclose(each, group[0], atol=1e-9)
+    return group[0]
