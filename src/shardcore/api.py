@@ -205,6 +205,44 @@ def ensure_dtensor_input(data: Any) -> Any:
     return functions.ensure_dtensor_input(data, _sessions())
 
 
+def parallelize_torch_module(module: Any, mesh: Any, rules: Any) -> Any:
+    """Lay a plain torch module out by rules, in place, by torch's `parallelize_module`.
+
+    A rule's key is matched with the module's own names ("encoder.0.weight"), read as a layout
+    map's keys are; parameters without a rule, and buffers, are replicated. At the edge of every
+    submodule plain tensors become replicated ones and pending sums are reduced; a key that
+    ends in ".output" gives that edge a layout. A module that is wrapped in a
+    `keras.layers.TorchModuleWrapper` afterwards keeps its layouts.
+
+    All ranks call it together, under a distribution. The values are rank 0's.
+
+    Args:
+        module: A `torch.nn.Module`.
+        mesh: The mesh of the distribution that is set: the Keras `DeviceMesh`, the
+            `shardcore.domain.mesh.Mesh` or the torch `DeviceMesh`.
+        rules: A `LayoutMap`, a dict or pairs: keys, and a `TensorLayout` or a tuple of axis
+            names, one entry per dim.
+
+    Returns:
+        The module. An optimizer of `torch.optim` is made after it: the parameters are new.
+
+    Raises:
+        RuleError: If a rule matches nothing, or two rules match one parameter.
+        LayoutError: If a layout does not fit its parameter or the mesh.
+        MeshError: If `mesh` is not that of the distribution.
+        StrategyError: If it is no module, is laid out already, or no distribution is set.
+
+    Example:
+        >>> import shardcore
+        >>> rules = {"0.weight": ("model", None), "2.weight": (None, "model")}
+        >>> def parallel(module, device_mesh):  # between set_distribution(...) and the first step
+        ...     return shardcore.parallelize_torch_module(module, device_mesh, rules)
+    """
+    from shardcore.binding import parallelize
+
+    return parallelize.parallelize(module, mesh, rules, _sessions())
+
+
 def mesh_info() -> dict[str, Any]:
     """The mesh of the distribution that is set: `shape`, `axis_names`, `devices`."""
     from shardcore.binding import functions

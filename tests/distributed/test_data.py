@@ -114,6 +114,118 @@ def test_each_process_brings_its_own_rows(mesh, inputs, cuts):
     assert_close(run_ranks(own_rows, mesh[0] * mesh[1], mesh, inputs, cuts), reference)
 
 
+class Recorded(np.ndarray):
+    """An array that tells which rows were read of it, as a file that is mapped would be."""
+
+    read = ()
+
+    def __getitem__(self, index):
+        if isinstance(index, list):
+            Recorded.read = (*Recorded.read, *index)
+        return super().__getitem__(index)
+
+
+def test_a_rank_reads_its_own_rows_of_arrays():
+    def program(rank, mesh):
+        if mesh:
+            distribute(mesh, RULES)
+        trained = model()
+        recorded = X.copy().view(Recorded)
+        history = trained.fit(recorded, Y, batch_size=4, epochs=2, verbose=0)
+        by_fit, Recorded.read = Recorded.read, ()
+        values = numbers(history, trained)
+        values["predictions"] = trained.predict(recorded, batch_size=4, verbose=0)
+        return values, by_fit, Recorded.read
+
+    ((reference, *_),) = run_ranks(program, 1, None)
+    results = run_ranks(program, 2, (2, 1))
+    assert_close([values for values, *_ in results], reference)
+    for _, by_fit, by_predict in results:
+        # Of 14 rows 7 an epoch. The first batch is looked at once more by Keras, to build metrics,
+        # and read whole once, as the ranks compare it.
+        assert len(by_fit) == 2 * 7 + 2 + 4
+        assert len(by_predict) == 7 + 4
+    assert {*results[0][2], *results[1][2]} == set(range(14))
+
+
+class Scaled(keras.utils.PyDataset):
+    """Batches that a layer with variables has scaled, on threads of the pipeline."""
+
+    def __init__(self):
+        super().__init__(workers=2)
+        self.scale = keras.layers.Normalization(mean=0.5, variance=2.0)
+        self.scale.build((None, 5))
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        rows = slice(4 * index, 4 * index + 4)
+        return self.scale(X[:13][rows]), Y[:13][rows]
+
+
+def batches_of(x, y, weights=None):
+    for start in range(0, len(x), 4):
+        rows = slice(start, start + 4)
+        yield (x[rows], y[rows]) if weights is None else (x[rows], y[rows], weights[rows])
+
+
+X13, Y13, EXTRA13 = X[:13], Y[:13], EXTRA[:13]
+WEIGHTS = np.linspace(0.5, 2.0, 13).astype("float32")
+# Thirteen rows by four: the last batch is of one row, fewer than there are ranks.
+WAYS = {
+    "weights": lambda m: m.fit(X13, Y13, sample_weight=WEIGHTS, batch_size=4, verbose=0),
+    "classes": lambda m: m.fit(
+        X13, np.int32(Y13[:, :1] > 0), class_weight={0: 0.5, 1: 2.0}, batch_size=4, verbose=0
+    ),
+    "split": lambda m: m.fit(X13, Y13, validation_split=0.4, batch_size=4, verbose=0),
+    "unknown": lambda m: m.fit(batches_of(X13, Y13, WEIGHTS), shuffle=False, verbose=0),
+    "validated": lambda m: m.fit(
+        Scaled(),
+        validation_data=batches_of(X13, Y13),
+        validation_steps=3,
+        shuffle=False,
+        verbose=0,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_every_way_of_giving_data_with_a_last_batch_smaller_than_the_mesh():
+    def program(rank, mesh):
+        if mesh:
+            distribute(mesh, RULES)
+        values = {}
+        for name, way in WAYS.items():
+            trained = model()
+            values |= {f"{name} {k}": v for k, v in numbers(way(trained), trained).items()}
+        several = model("dict")
+        given = {"x": X13, "extra": EXTRA13}
+        values["evaluated"] = several.evaluate(given, Y13, batch_size=4, verbose=0)
+        values["predicted"] = several.predict(given, batch_size=4, verbose=0)
+        values["predicted by batches"] = several.predict(
+            (({"x": X13[i : i + 4], "extra": EXTRA13[i : i + 4]},) for i in range(0, 13, 4)),
+            verbose=0,
+        )
+        return values
+
+    (reference,) = run_ranks(program, 1, None)
+    assert_close(run_ranks(program, 2, (2, 1)), reference)
+
+
+def test_a_generator_that_ends_early_on_one_rank_is_an_error_on_every_rank():
+    def program(rank):
+        distribute((2, 1))
+        model().fit(batches_of(X[: 12 - 4 * rank], Y), shuffle=False, verbose=0)
+
+    assert_fails_everywhere(
+        program,
+        2,
+        error=RankMismatchError,
+        match="steps per epoch: rank 1 has 2, rank 0 has more than 2",
+    )
+
+
 def test_unequal_numbers_of_steps_are_an_error_on_every_rank():
     def program(rank):
         distribute((2, 1), auto_shard_dataset=False)

@@ -37,6 +37,10 @@ def test_the_code_of_install_runs(tmp_path):
     assert run("\n".join(python_blocks("install.md")), tmp_path) == "dtensor\n"
 
 
+def test_the_code_of_training_runs(tmp_path):
+    assert run("\n".join(python_blocks("training.md")), tmp_path) == "True\n"
+
+
 PROGRAM = """
 import shardcore
 shardcore.install(strategy="whole")

@@ -54,7 +54,7 @@ def reference(folder):
 
 
 @pytest.mark.parametrize("shape", MESHES)
-def test_plain_keras_reads_what_a_mesh_saved_and_a_mesh_resumes(shape, tmp_path):
+def test_plain_keras_reads_what_a_mesh_saved_and_another_mesh_resumes(shape, tmp_path):
     weights, further = run_ranks(lambda _: reference(tmp_path), 1)[0]
 
     def save(rank):
@@ -81,17 +81,22 @@ def test_plain_keras_reads_what_a_mesh_saved_and_a_mesh_resumes(shape, tmp_path)
         np.testing.assert_array_equal(mine, third)
     np.testing.assert_allclose(resumed, further, rtol=1e-5)
 
-    def resume(rank):
-        distribute(shape)
-        model = keras.saving.load_model(tmp_path / "one.keras")
-        sharded = model.get_layer("hidden").kernel
-        assert shardcore.verify(model).ok
-        return losses(model, 1), model.get_weights()[0].shape, str(sharded)
+    other = {(1, 2): (2, 1), (2, 1): (1, 2), (2, 2): (1, 4)}[shape]
 
-    for resumed, shape_of_kernel, shown in run_ranks(resume, shape[0] * shape[1]):
-        np.testing.assert_allclose(resumed, further, rtol=1e-5)
+    def resume(rank):
+        distribute(other)
+        resumed = []
+        for name in ("mesh.keras", "one.keras"):
+            model = keras.saving.load_model(tmp_path / name)
+            assert shardcore.verify(model).ok
+            resumed.append(losses(model, 1))
+        sharded = model.get_layer("hidden").kernel
+        return resumed, model.get_weights()[0].shape, str(sharded)
+
+    for resumed, shape_of_kernel, shown in run_ranks(resume, other[0] * other[1]):
+        np.testing.assert_allclose(resumed, [further, further], rtol=1e-5)
         assert shape_of_kernel == (6, 8)
-        assert shape[1] == 1 or "(None, 'model')" in shown
+        assert other[1] == 1 or "(None, 'model')" in shown
 
 
 def test_saving_on_one_rank_alone_is_an_error_and_no_hang(tmp_path, monkeypatch):

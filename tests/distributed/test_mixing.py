@@ -144,13 +144,13 @@ def test_an_operator_without_a_rule_is_right_and_warned_of_once():
         x = shardcore.ensure_dtensor_input(x) if mesh else x
         x.requires_grad_()
         for _ in range(2):
-            padded = torch.nn.functional.pad(x, (1, 1, 1, 1), mode="replicate")
-            (gradient,) = torch.autograd.grad((padded * padded).sum(), x)
-        return as_arrays({"y": padded, "gradient": gradient}), list(map(str, told))
+            y = torch.nn.functional.logsigmoid(x)
+            (gradient,) = torch.autograd.grad((y * y).sum(), x)
+        return as_arrays({"y": y, "gradient": gradient}), list(map(str, told))
 
     ((reference, _),) = run_ranks(program, 1, None)
     results = run_ranks(program, 4, (2, 2))
     assert_close([values for values, _ in results], reference)
     for _, told in results:
-        assert "aten.replication_pad2d.default" in told
+        assert "aten.log_sigmoid_backward.default" in told
         assert len(told) == len(set(told))

@@ -78,7 +78,7 @@ def test_the_same_script_runs_alone_and_under_torchrun(folder):
     together = run("script.py", ranks=2, cwd=folder)
     ((_, shape, expected),) = results(alone)
     on_ranks = results(together)
-    assert [rank for rank, _, _ in on_ranks] == [0, 1]
+    assert [rank for rank, _, _ in on_ranks] == [0, 1], together.stdout
     assert shape == [6, 8]
     for _, global_shape, losses in on_ranks:
         assert global_shape == [6, 8]

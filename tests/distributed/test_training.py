@@ -141,3 +141,78 @@ def test_the_numbers_are_those_of_one_device_on_every_rank(build, optimizer, spl
     for _, stored in results:
         for path, whole in split.items():
             assert math.prod(stored[path]) * mesh[1] == math.prod(whole), path
+
+
+def masked(activation="sigmoid"):
+    """A model over sequences whose predictions carry a mask."""
+    x = keras.Input((3, 4))
+    h = keras.layers.Dense(8, activation="tanh", name="first")(keras.layers.Masking()(x))
+    return keras.Model(x, keras.layers.Dense(1, activation=activation, name="second")(h))
+
+
+SEQUENCES = reals(3, 4)
+SEQUENCES[::2, 2] = 0
+LABELS = RNG.integers(0, 2, (ROWS, 3, 1)).astype("float32")
+WEIGHTS_OF_STEPS = RNG.uniform(0.5, 1.5, (ROWS, 3)).astype("float32")
+
+
+def weigh(rank, mesh):
+    """Sample weights under a mask, by which Keras multiplies tensors in place, arrays not."""
+    if mesh:
+        distribute(mesh, {"first/kernel": (None, "model")})
+    values = {}
+    # As an array, twice the same one; as a tensor, which `fit` makes of the array too.
+    for name, weights in {"array": WEIGHTS_OF_STEPS, "tensor": WEIGHTS_OF_STEPS}.items():
+        given = weights.copy() if name == "array" else keras.ops.convert_to_tensor(weights)
+        keras.utils.set_random_seed(1)
+        model = masked()
+        model.compile("sgd", "mse", weighted_metrics=[keras.metrics.AUC(20), "accuracy"])
+        first = slice(0, 7)
+        values[f"{name} train"] = model.train_on_batch(
+            SEQUENCES[first], LABELS[first], given[first]
+        )
+        if name == "array":
+            values["array again"] = model.test_on_batch(SEQUENCES, LABELS, given)
+            values["fit"] = model.fit(SEQUENCES, LABELS, 8, sample_weight=given, verbose=0).history[
+                "auc"
+            ]
+        if mesh or name == "array":
+            np.testing.assert_array_equal(given, weights)  # what the user gave is not written to
+    return values
+
+
+def test_weights_under_a_mask_count_as_on_one_device():
+    (reference,) = run_ranks(weigh, 1, None)
+    assert abs(reference["array train"][1] - reference["tensor train"][1]) > 1e-3  # it shows
+    for mesh in [(2, 1), (1, 2)]:
+        assert_close(run_ranks(weigh, 2, mesh), reference)
+
+
+def fit_in_parts(rank, mesh):
+    if mesh:
+        distribute(mesh, MODELS[mlp][1])
+    keras.utils.set_random_seed(1)
+    model = mlp()
+    model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True), metrics=["acc"])
+    x, _ = MODELS[mlp]
+    classes = {0: 0.5, 1: 2.0, 2: 1.0, 3: 1.5}
+    options = {"batch_size": 4, "epochs": 4, "verbose": 0, "class_weight": classes}
+    parts = {
+        "split": model.fit(x, TARGETS, validation_split=0.3, initial_epoch=2, **options),
+        "steps": model.fit(
+            x, TARGETS, steps_per_epoch=2, validation_data=(x[:9], TARGETS[:9]),
+            validation_steps=2, validation_freq=2, validation_batch_size=3, **options,
+        ),
+    }  # fmt: skip
+    values = {
+        f"{name} {key}": value for name, h in parts.items() for key, value in h.history.items()
+    }
+    values["epochs"] = parts["split"].epoch
+    values["class weights"] = model.train_on_batch(x[:5], TARGETS[:5], class_weight=classes)
+    return values | {f"weight {v.path}": v.numpy() for v in model.weights}
+
+
+def test_the_options_of_fit_mean_what_they_mean_on_one_device():
+    (reference,) = run_ranks(fit_in_parts, 1, None)
+    for mesh in [(2, 1), (1, 2)]:
+        assert_close(run_ranks(fit_in_parts, 2, mesh), reference)

@@ -216,11 +216,9 @@ def test_a_model_of_before_the_distribution_can_be_moved():
     assert_close(run_ranks(program, 2, (1, 2)), run_ranks(program, 1, None)[0])
 
 
-def test_a_torch_module_s_own_parameter_is_refused():
+def test_a_parameter_that_somebody_else_keeps_is_refused():
     def program(rank):
         distribute((2, 1))
-        keras.layers.TorchModuleWrapper(torch.nn.Linear(2, 2), output_shape=(None, 2))
+        keras.Variable(torch.nn.Parameter(torch.ones(2)))
 
-    assert_fails_everywhere(
-        program, 2, error=StrategyError, match="is the parameter of a torch module"
-    )
+    assert_fails_everywhere(program, 2, error=StrategyError, match="was given a torch Parameter")

@@ -1,9 +1,8 @@
 """Sharded tensors by `torch.distributed.tensor`."""
 
 import math
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import Any, cast
 
@@ -13,10 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import dtensor_promotion, dtensor_views, torch_compat
 from shardcore.adapters.dtensor_operators import OPERATORS
 from shardcore.domain import placements as domain
-from shardcore.domain.errors import LayoutError, StrategyError
+from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.ports.world import World
 
@@ -135,20 +134,13 @@ class DTensors:
         """The whole value, gathered if need be.
 
         Raises:
-            StrategyError: If it needs a collective and this is not the main thread.
+            StrategyError: If it needs a collective, and this thread may not start one.
         """
         detached: Any = tensor.detach()
         if not isinstance(detached, DTensor):
             return cast(torch.Tensor, detached)
         if all(isinstance(placement, Replicate) for placement in detached.placements):
             return detached.to_local()
-        if threading.current_thread() is not threading.main_thread():
-            raise StrategyError(
-                f"A sharded tensor of shape {tuple(tensor.shape)} was read on thread "
-                f"{threading.current_thread().name!r}: a collective there would meet those of "
-                "the main thread in another order on each rank. Read it on the main thread "
-                "(for a callback: set `async_safe = False`)."
-            )
         return detached.full_tensor()
 
     def local(self, tensor: Any) -> torch.Tensor:
@@ -165,6 +157,7 @@ class DTensors:
             else:
                 part = value[layout.slices(tuple(stored.shape), self.world.position)]
             self.local(stored).copy_(part)
+            dtensor_views.refresh(stored)
 
     def on_gradient(self, stored: torch.Tensor, layout: Layout) -> None:
         """Redistribute each gradient once it is accumulated."""
@@ -177,21 +170,20 @@ class DTensors:
 
         stored.register_post_accumulate_grad_hook(redistribute)  # type: ignore[no-untyped-call]
 
-    @contextmanager
-    def promotion(self) -> Iterator[None]:
-        """Promote plain tensors to replicated ones, and run operators that have no rule.
+    def promotion(self, visiting: bool = False) -> AbstractContextManager[None]:
+        """Promote plain tensors to replicated ones, on this thread."""
+        return dtensor_promotion.promotion(visiting)
 
-        The backward pass runs on this thread: that of CUDA tensors otherwise runs on threads of
-        its own, which the promotion does not reach.
-        """
-        before = torch_compat.set_promotion(True)
+    @contextmanager
+    def presence(self) -> Iterator[None]:
+        """Run operators that have no rule, or a wrong one, on every thread."""
         OPERATORS.enter()
+        dtensor_promotion.EVERY_THREAD.enter()
         try:
-            with torch.autograd.set_multithreading_enabled(False):
-                yield
+            yield
         finally:
+            dtensor_promotion.EVERY_THREAD.leave()
             OPERATORS.leave()
-            torch_compat.set_promotion(before)
 
 
 def _check_order(layout: Layout, shape: tuple[int, ...]) -> None:

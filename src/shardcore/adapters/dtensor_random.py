@@ -55,14 +55,28 @@ def _dropout(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return tensor * _part(scale, tensor), _part(mask, tensor)
 
 
+def _multinomial(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.multinomial(weights, count)`: each row of weights draws so many indices."""
+    weights, *rest = args
+    rows = [p if weights.ndim == 2 and p.is_shard(0) else Replicate() for p in weights.placements]
+    drawn = operator(weights.full_tensor(), *rest, **kwargs)
+    return distribute_tensor(drawn, weights.device_mesh, rows, src_data_rank=None)
+
+
 HANDLERS: dict[Any, torch_compat.Handler] = {
     aten.bernoulli_.float: _fill,
+    aten.cauchy_.default: _fill,
+    aten.exponential_.default: _fill,
+    aten.geometric_.default: _fill,
+    aten.log_normal_.default: _fill,
     aten.normal_.default: _fill,
     aten.uniform_.default: _fill,
     aten.rand_like.default: _draw_like,
     aten.randn_like.default: _draw_like,
     aten.randint_like.default: _draw_like,
     aten.randint_like.low_dtype: _draw_like,
+    aten.normal_functional.default: _draw_like,
     aten.bernoulli.default: _bernoulli,
+    aten.multinomial.default: _multinomial,
     aten.native_dropout.default: _dropout,
 }

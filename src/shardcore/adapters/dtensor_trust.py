@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, Replicate
 
 from shardcore.adapters import fallback, torch_compat
 
@@ -61,23 +61,22 @@ def has_mask(args: tuple[Any, ...]) -> bool:
     )
 
 
-def splits_more_than_the_batch(args: tuple[Any, ...]) -> bool:
-    """Whether a convolution is split otherwise than that each rank has its own samples."""
-    *activations, kernel = args[0][: 2 if len(args[0]) < 11 else 3]
-    first = activations[0]
-    return not (
-        isinstance(first, DTensor)
-        and isinstance(kernel, DTensor)
-        and not any_split(args[0][len(activations) :])
-        and all(p.is_replicate() or p == Shard(0) for p in first.placements)
-        and all(getattr(each, "placements", None) == first.placements for each in activations)
-        and first.shape[0] >= first.device_mesh.size()
-    )
+def looks_along_one_axis_of_several(args: tuple[Any, ...]) -> bool:
+    """Whether `gather(x, dim, index)` looks along a split dim, and other axes split `x` too.
+
+    What each rank finds is pending, of a kind that torch 2.13 keeps for one axis only.
+    """
+    (tensor, dim, *_), _ = args
+    if not isinstance(tensor, DTensor):
+        return False
+    busy, along = _busy(tensor), dim % max(tensor.ndim, 1)
+    return len(busy) > 1 and any(p.is_partial() or p.is_shard(along) for p in busy)
 
 
-def counts_from_the_end(args: tuple[Any, ...]) -> bool:
-    """Whether a backward view names its dim from the end, which DTensor does not take."""
-    return bool(args[0][2] < 0)
+def _busy(tensor: DTensor) -> list[Placement]:
+    """What the axes of several ranks do to `tensor`, but for those that replicate it."""
+    pairs = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return [p for size, p in pairs if size > 1 and not isinstance(p, Replicate)]
 
 
 def always(_args: tuple[Any, ...]) -> bool:
@@ -153,11 +152,8 @@ DISTRUSTED: dict[Any, Callable[[tuple[Any, ...]], bool]] = {
     **dict.fromkeys((*DATA_DEPENDENT, *WITHOUT_RULE), always),
     aten.argmax.default: reduces_a_split_dim,
     aten.argmin.default: reduces_a_split_dim,
-    aten.convolution.default: splits_more_than_the_batch,
-    aten.convolution_backward.default: splits_more_than_the_batch,
+    aten.gather.default: looks_along_one_axis_of_several,
     aten.index.Tensor: has_mask,
-    aten.select_backward.default: counts_from_the_end,
-    aten.slice_backward.default: counts_from_the_end,
     aten.view.dtype: any_pending,
 }
 
@@ -207,24 +203,6 @@ def store(tensor: DTensor, value: torch.Tensor) -> None:
     tensor.to_local().copy_(part if first else torch.zeros_like(part))
 
 
-def write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operator that writes into its first operand, as on one device."""
-    target = args[0]
-    if not isinstance(target, DTensor):
-        return run_whole(operator, args, kwargs)
-    if _is_broken_view(target):
-        return _write_through(operator, args, kwargs)
-    if operator in DISTRUSTED and DISTRUSTED[operator]((args, kwargs)):
-        return run_whole(operator, args, kwargs)
-    before = target.placements
-    try:
-        result = torch_compat.as_torch_does(operator, args, kwargs)
-    except RuntimeError:  # "would change placements", before anything is written
-        return run_whole(operator, args, kwargs)
-    assert target.placements == before, f"{operator} changed {before} to {target.placements}"
-    return result
-
-
 def _reshape_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`squeeze_` and its kind, for which DTensor has no rule, by the rule of `squeeze`."""
     changed = torch_compat.out_of_place(operator)(*args, **kwargs)
@@ -234,8 +212,10 @@ def _reshape_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, An
 def _embedding(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Rows of a table that is split by rows: each rank gives its own, the sum is done at once.
 
-    What DTensor leaves pending can be reduced once only; its second use asserts.
+    What DTensor leaves pending can be reduced once only, over one axis; its second use asserts.
     """
+    if isinstance(args[0], DTensor) and [p.is_shard(0) for p in _busy(args[0])].count(True) > 1:
+        return run_whole(operator, args, kwargs)
     result = torch_compat.as_torch_does(operator, args, kwargs)
     if not any_pending(result):
         return result
@@ -245,29 +225,11 @@ def _embedding(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         )
 
 
-def _is_broken_view(tensor: DTensor) -> bool:
-    """Whether `tensor` is a view for autograd, but a copy, as a slice of a split dim is."""
-    base = torch_compat.base_of(tensor)
-    return base is not None and _memory(tensor) != _memory(base)
-
-
-def _memory(tensor: DTensor) -> int:
-    return torch_compat.local_tensor(tensor).untyped_storage().data_ptr()
-
-
-def _write_through(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Write into a view that does not share the memory of its base: both get the values."""
-    target = args[0]
-    stored = torch_compat.base_of(target)
-    assert stored is not None, "only called with a view"
-    with torch.no_grad():
-        rest, named = torch_compat.tree_map_only(DTensor, whole, (args[1:], kwargs))
-        base = whole(stored)
-        view = torch_compat.same_view(target, base)
-        operator(view, *rest, **named)
-        store(stored, base)
-        store(target, view)
-    return target
+def _from_the_front(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The gradient of a slice. DTensor does not take a dim that is counted from the end."""
+    gradient, sizes, dim, *rest = args
+    args = (gradient, sizes, dim % len(sizes), *rest)
+    return torch_compat.as_torch_does(operator, args, kwargs)
 
 
 def _guard(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -283,7 +245,8 @@ def _mesh(*args: Any) -> DeviceMesh:
 
 HANDLERS: dict[Any, torch_compat.Handler] = {
     **dict.fromkeys(DISTRUSTED, _guard),
-    **dict.fromkeys(torch_compat.writing_operators(), write),
     **dict.fromkeys(torch_compat.reshaping_operators(), _reshape_in_place),
     aten.embedding.default: _embedding,
+    aten.select_backward.default: _from_the_front,
+    aten.slice_backward.default: _from_the_front,
 }

@@ -7,6 +7,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from shardcore.adapters import torch_compat
+from shardcore.ports.whereabouts import current_layer
 
 logger = logging.getLogger("shardcore.operators")
 
@@ -30,9 +31,10 @@ def tell(operator: Any, args: Any) -> None:
     )
     size = sum(operand.numel() * operand.element_size() for operand in operands)
     logger.warning(
-        "Operator %s cannot be split for %s: its operands are replicated first (%d bytes whole). "
+        "Operator %s%s cannot be split for %s: its operands are replicated first (%d bytes whole). "
         "The result is right; each rank does all of the work of this operator.",
         operator,
+        f" in layer {layer!r}" if (layer := current_layer()) else "",
         shapes,
         size,
     )

@@ -1,7 +1,7 @@
 """Ranks that would do different things are found before they do them."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ def check_model(model: Any, data: Any, session: Session) -> None:
     variables = list(variables_of(model))
     facts = {"mesh": f"{session.mesh} over processes {session.world.processes}"}
     facts |= {f"variable {v.path}": _describe(v, session) for v in variables}
-    inputs = _batch_facts(data)
+    inputs = _batch_facts(data, session)
     facts["batch inputs"] = str(len(inputs))
     if session.distribution.auto_shard_dataset:
         facts |= inputs
@@ -115,13 +115,27 @@ def _sum(variable: Any, session: Session) -> float:
     return float(local.to(torch.float64).sum())
 
 
-def _batch_facts(data: Any) -> Facts:
+def with_content(tensor: Any, read: Callable[[], Any]) -> Any:
+    """`tensor`, of which this rank reads its own part, with the way to read all of it."""
+    tensor._shardcore_content = read
+    return tensor
+
+
+def _batch_facts(data: Any, session: Session) -> Facts:
     leaves: list[Any] = []
     seams.map_leaves(leaves.append, data)
-    return {f"batch input {number}": _content(leaf) for number, leaf in enumerate(leaves)}
+    return {f"batch input {n}": _content(leaf, session) for n, leaf in enumerate(leaves)}
 
 
-def _content(leaf: Any) -> str:
+def _content(leaf: Any, session: Session) -> str:
+    read = getattr(leaf, "_shardcore_content", None)
+    if read is not None:
+        leaf = read()
+    if session.strategy.owns(leaf):
+        layout = session.strategy.layout(leaf)
+        if layout is None or not layout.is_replicated:
+            return f"shape {tuple(leaf.shape)}, layout {layout}"
+        leaf = session.strategy.local(leaf)
     if isinstance(leaf, torch.Tensor):
         leaf = leaf.detach().cpu().contiguous().view(torch.uint8).numpy() if leaf.ndim else leaf
     content = hashlib.sha256(getattr(leaf, "tobytes", lambda: repr(leaf).encode())())

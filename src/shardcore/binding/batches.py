@@ -9,7 +9,7 @@ import torch
 
 from shardcore.binding import seams
 from shardcore.binding.session import Session
-from shardcore.domain.errors import RankMismatchError
+from shardcore.domain.errors import LayoutError, RankMismatchError
 from shardcore.domain.layout import Layout
 
 logger = logging.getLogger("shardcore.batches")
@@ -36,9 +36,22 @@ def _tensor(leaf: Any) -> Any:
     return leaf
 
 
+def own_rows(count: int, session: Session) -> slice | None:
+    """Which of `count` rows this rank keeps; None where it keeps all of them."""
+    layout = _rows_layout((count,), session)
+    return None if layout.is_replicated else layout.slices((count,), session.world.position)[0]
+
+
+def join_rows(rows: torch.Tensor, count: int, session: Session) -> Any:
+    """This rank's own `rows` as a part of a batch of `count`."""
+    return session.strategy.join(rows, session.batch_layout(rows.ndim), (count, *rows.shape[1:]))
+
+
 def _take_rows(batch: Any, session: Session) -> Any:
     if not isinstance(batch, torch.Tensor) or batch.ndim == 0:
         return batch
+    if session.strategy.owns(batch):  # read so, or computed by a layer of the user's pipeline
+        return session.strategy.activation(batch, _rows_layout(tuple(batch.shape), session))
     shape = tuple(batch.shape)
     layout = _rows_layout(shape, session)
     rows = batch[layout.slices(shape, session.world.position)]
@@ -55,6 +68,14 @@ def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:
     return session.batch_layout(len(shape))
 
 
+def _own_rows_are_sharded(rows: Any) -> LayoutError:
+    return LayoutError(
+        f"With auto_shard_dataset=False each process gives its own rows, but a batch came as a "
+        f"sharded tensor of shape {tuple(rows.shape)}, which is one of all processes: compute it "
+        "without the model's layers or variables, or set auto_shard_dataset=True."
+    )
+
+
 @attrs.frozen
 class _Rows:
     """What one process tells of its rows."""
@@ -67,6 +88,8 @@ class _Rows:
 def _join_rows(rows: Any, session: Session) -> Any:
     if not isinstance(rows, torch.Tensor) or rows.ndim == 0:
         return rows
+    if session.strategy.owns(rows):
+        raise _own_rows_are_sharded(rows)
     given = session.processes.gather(
         _Rows(session.world.position, tuple(rows.shape), str(rows.dtype))
     )

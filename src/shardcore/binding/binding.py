@@ -3,22 +3,28 @@
 import functools
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import attrs
 
-from shardcore.binding import layout_map, seams
+from shardcore.binding import layout_map, sample_weights, seams
 from shardcore.binding.backend_library import BackendLibrary
-from shardcore.binding.callback_files import OneWriter
-from shardcore.binding.data_adapters import OneProcess
+from shardcore.binding.callback_files import OneWriter, refuse_orbax, send_once
+from shardcore.binding.data_adapters import OneProcess, array_loader
+from shardcore.binding.exporting import export
+from shardcore.binding.layer_calls import layer_call
 from shardcore.binding.layer_edges import LayerEdges
+from shardcore.binding.packed_kernels import PackedKernels
 from shardcore.binding.reading import to_numpy
 from shardcore.binding.saving import Saving
 from shardcore.binding.session import Sessions
 from shardcore.binding.steps import Steps
+from shardcore.binding.torch_modules import TorchModules
 from shardcore.binding.variable import VariableSeam
+from shardcore.domain.errors import StrategyError
 from shardcore.ports.processes import Processes
 from shardcore.ports.strategy import StrategyEntry
 
@@ -43,6 +49,7 @@ class Binding:
     library: BackendLibrary = attrs.field(init=False)
     _rebinding: seams.Rebinding = attrs.field(factory=seams.Rebinding, init=False)
     _ambient: threading.local = attrs.field(factory=threading.local, init=False)
+    _inside: "weakref.WeakSet[threading.Thread]" = attrs.field(factory=weakref.WeakSet, init=False)
 
     @sessions.default
     def _make_sessions(self) -> Sessions:
@@ -65,7 +72,12 @@ class Binding:
         self.follow_distribution()
 
     def remove(self) -> None:
-        """Put every name back. The distribution is unset: Keras could do nothing with it."""
+        """Put every name back. The distribution is unset: Keras could do nothing with it.
+
+        Raises:
+            StrategyError: If another thread is in the scope of a distribution.
+        """
+        self._check_threads()
         seams.forget_distribution()
         self._leave_scope()
         self._rebinding.restore()
@@ -75,6 +87,7 @@ class Binding:
         variable = VariableSeam(self.sessions)
         steps = Steps(self.sessions)
         saving = Saving(self.sessions)
+        torch_modules = TorchModules(self.sessions)
         return {
             "backend library": lambda _: self.library,
             "distribution library": lambda _: self.library,
@@ -87,12 +100,20 @@ class Binding:
             "variable assign": variable.assign,
             "variable repr": variable.represent,
             "convert_to_numpy": lambda original: to_numpy(original, self.sessions),
+            "layer call": lambda original: layer_call(original, self.sessions),
             "layer edges": lambda _: LayerEdges(self.sessions),
+            "torch module parameters": torch_modules.track,
+            "torch module config": torch_modules.config,
+            "packed kernel": PackedKernels(self.sessions).build,
             "data adapters": lambda _: OneProcess(),
+            "array batches": lambda original: array_loader(original, self.sessions),
             "epoch": steps.epoch,
             "train step": steps.maker("train_function"),
             "test step": steps.maker("test_function"),
             "predict step": steps.maker("predict_function"),
+            "compilation": steps.compilation,
+            "mask of a loss": sample_weights.mask,
+            "export": lambda original: export(original, self.sessions),
             "save model": saving.save_model,
             "save weights": saving.save_weights,
             "overwrite question": saving.ask,
@@ -101,6 +122,8 @@ class Binding:
                 for name in seams.SEAMS
                 if name.startswith("files of ")
             },
+            "remote monitor": lambda original: send_once(original, self.sessions),
+            "orbax": lambda original: refuse_orbax(original, self.sessions),
             "messages": saving.message,
             "progress bar": steps.progress,
         }
@@ -136,9 +159,21 @@ class Binding:
         if session is not None:
             self._ambient.scope = ExitStack()
             self._ambient.scope.enter_context(session.strategy.scope())
+            self._inside.add(threading.current_thread())
 
     def _leave_scope(self) -> None:
         scope = getattr(self._ambient, "scope", None)
         if scope is not None:
             self._ambient.scope = None
+            self._inside.discard(threading.current_thread())
             scope.close()
+
+    def _check_threads(self) -> None:
+        """What torch and Keras keep by thread cannot be taken back from another one."""
+        here = threading.current_thread()
+        others = [each.name for each in self._inside if each is not here and each.is_alive()]
+        if others:
+            raise StrategyError(
+                f"uninstall() was called while thread {others[0]!r} has a distribution: leave its "
+                "scope there, or set_distribution(None), first."
+            )

@@ -1,4 +1,15 @@
-"""Seam: the data adapters. They read the data of one process; the step takes its rows."""
+"""Seams: the data adapters. They read the data of one process, and of arrays this rank's rows."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import chain, count
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.binding import agreement, batches, seams
+from shardcore.binding.session import Session, Sessions
 
 
 class OneProcess:
@@ -12,3 +23,76 @@ class OneProcess:
     def distribution(self) -> None:
         """No distribution."""
         return
+
+
+def array_loader(original: Callable[[Any], Any], sessions: Sessions) -> Callable[[Any], Any]:
+    """`ArrayDataAdapter.get_torch_dataloader`: of each batch, this rank's rows are read.
+
+    The order of all rows is drawn on every rank, from one seed.
+    """
+
+    def get_torch_dataloader(adapter: Any) -> Any:
+        loader = original(adapter)
+        session = sessions.current()
+        if session is None or not session.splits_batches:
+            return loader
+        return torch.utils.data.DataLoader(
+            _OwnRows(loader.dataset, session),
+            batch_sampler=loader.batch_sampler,
+            collate_fn=loader.collate_fn,
+        )
+
+    return get_torch_dataloader
+
+
+@attrs.frozen
+class _OwnRows(torch.utils.data.Dataset[Any]):
+    """A dataset of arrays that reads this rank's rows of a batch, as a part of the global batch."""
+
+    source: Any
+    session: Session
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        rows = batches.own_rows(len(indices), self.session)
+        if rows is None:
+            return self.source.__getitems__(indices)
+
+        @cache
+        def whole() -> list[Any]:
+            return seams.leaves(self.source.__getitems__(indices))
+
+        numbers = count()
+
+        def join(part: torch.Tensor) -> Any:
+            number = next(numbers)
+            joined = batches.join_rows(part, len(indices), self.session)
+            # The first step compares what the ranks were given: that is read whole, once.
+            return agreement.with_content(joined, lambda: whole()[number])
+
+        return seams.map_leaves(join, self.source.__getitems__(indices[rows]))
+
+
+_END = object()
+
+
+@attrs.frozen
+class Together:
+    """Batches of a source that does not know their number: it ends on all ranks at once.
+
+    Args:
+        source: The batches of this process.
+        session: The session they are for.
+    """
+
+    source: Any
+    session: Session
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(chain(self.source, [_END])):
+            steps = str(number) if batch is _END else f"more than {number}"
+            agreement.compare({"steps per epoch": steps}, self.session)
+            if batch is not _END:
+                yield batch

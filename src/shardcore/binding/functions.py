@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import torch
 
-from shardcore.binding import batches
+from shardcore.binding import batches, torch_modules
 from shardcore.binding.session import Session, Sessions
 from shardcore.binding.variable import place, strategy_of
 from shardcore.domain.errors import LayoutError
@@ -18,9 +18,11 @@ def distribute_variable(variable: Any, layout: Any, sessions: Sessions) -> Any:
     session = sessions.required()
     value = all_gather_variable(variable, sessions)
     value = torch.as_tensor(session.processes.gather(value.cpu())[0], device=value.device)
+    before = variable._value
     variable._layout = None
     variable._value = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)
     place(variable, session, None if layout is None else _layout(layout, value.ndim, session))
+    torch_modules.follow(variable, before)
     return variable
 
 

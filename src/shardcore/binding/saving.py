@@ -33,7 +33,7 @@ class Saving:
             if session is None:
                 write(filepath)
             else:
-                _save(session, str(filepath), write, lambda: seams.gather_state(model), zipped)
+                _save(session, str(filepath), write, lambda: seams.gather_model(model), zipped)
 
         return save_model
 
@@ -101,13 +101,13 @@ def _save(
     if session.processes.rank != 0:
         attend()
     elif one_file and not seams.is_remote(path):
-        _write_then_rename(path, write)
+        write_then_rename(path, write)
     else:
         write(path)
     session.processes.meet(f"the end of saving {path!r}")
 
 
-def _write_then_rename(path: str, write: Callable[[Any], None]) -> None:
+def write_then_rename(path: str, write: Callable[[Any], None]) -> None:
     """A reader finds the old file or the new one, never a part."""
     target = Path(path)
     unfinished = target.with_name(f".unfinished-{target.name}")  # keeps the ending, which counts

@@ -16,10 +16,11 @@ from keras.src import backend, tree
 from keras.src.backend.common import global_state
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.torch import core as torch_core
+from keras.src.callbacks import remote_monitor
 from keras.src.distribution import distribution_lib
 from keras.src.saving import saving_lib
 from keras.src.trainers.data_adapters import data_adapter_utils
-from keras.src.utils import file_utils, rng_utils
+from keras.src.utils import file_utils, io_utils, rng_utils
 
 KERAS_VERSIONS = ("3.15",)
 
@@ -100,15 +101,40 @@ SEAMS = {
         "NumPy gets the whole value.",
         everywhere=True,
     ),
+    "layer call": Seam(
+        "keras.src.layers.layer",
+        "Layer.__call__",
+        "Plain tensors mix with sharded ones in it on threads that have no distribution.",
+    ),
     "layer edges": Seam(
         "keras.src.layers.layer",
         "distribution_lib",
         "Layer.__call__ relays a layer's output through it.",
     ),
+    "torch module parameters": Seam(
+        "keras.src.utils.torch_utils",
+        "TorchModuleWrapper._track_module_parameters",
+        "The module and Keras hold the same parameters: both get the sharded ones.",
+    ),
+    "torch module config": Seam(
+        "keras.src.utils.torch_utils",
+        "TorchModuleWrapper.get_config",
+        "Pickles the module, which holds shards.",
+    ),
+    "packed kernel": Seam(
+        "keras.src.layers.core.einsum_dense",
+        "EinsumDense._int4_build",
+        "Its int4 kernel has other dims than the kernel that a rule was written for.",
+    ),
     "data adapters": Seam(
         "keras.src.trainers.data_adapters",
         "distribution_lib",
         "Refuses everything but tf.data in several processes; shardcore takes the rows itself.",
+    ),
+    "array batches": Seam(
+        "keras.src.trainers.data_adapters.array_data_adapter",
+        "ArrayDataAdapter.get_torch_dataloader",
+        "Reads every row of a batch; a rank needs its own.",
     ),
     "epoch": Seam(
         "keras.src.backend.torch.trainer",
@@ -127,6 +153,21 @@ SEAMS = {
         "keras.src.backend.torch.trainer",
         "TorchTrainer.make_predict_function",
         "As the train step.",
+    ),
+    "compilation": Seam(
+        "keras.src.backend.torch.trainer",
+        "TorchTrainer._should_torch_compile",
+        "torch.compile dies on Keras' own Python over sharded tensors: the step runs eagerly.",
+    ),
+    "mask of a loss": Seam(
+        "keras.src.losses.loss",
+        "apply_mask",
+        "Multiplies sample weights in place, which an array on one device does not see.",
+    ),
+    "export": Seam(
+        "keras.src.models.model",
+        "Model.export",
+        "One rank exports, from whole values; the others bring their shards.",
     ),
     "save model": Seam(
         "keras.src.saving.saving_lib",
@@ -149,6 +190,16 @@ SEAMS = {
         )
         for module in ("backup_and_restore", "csv_logger", "model_checkpoint")
     },
+    "remote monitor": Seam(
+        "keras.src.callbacks.remote_monitor",
+        "RemoteMonitor.on_epoch_end",
+        "Every rank would send; one does.",
+    ),
+    "orbax": Seam(
+        "keras.src.callbacks.orbax_checkpoint",
+        "OrbaxCheckpoint.set_model",
+        "On torch every rank would write the same folder.",
+    ),
     "messages": Seam("keras.src.utils.io_utils", "print_msg", "One rank prints.", everywhere=True),
     "progress bar": Seam(
         "keras.src.callbacks.progbar_logger",
@@ -250,6 +301,12 @@ class _NoFile(saving_lib.H5IOStore):  # type: ignore[misc]
         pass
 
 
+def gather_model(model: Any) -> None:
+    """Visit the config and the state of `model` as saving does, and write nothing."""
+    saving_lib._serialize_model_as_json(model)
+    gather_state(model)
+
+
 def gather_state(model: Any, objects_to_skip: Any = None) -> None:
     """Visit the state of `model` as saving does, in the same order, and write nothing."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -262,6 +319,16 @@ def gather_state(model: Any, objects_to_skip: Any = None) -> None:
         )
 
 
+def can_send() -> bool:
+    """Whether `requests`, which `RemoteMonitor` needs, is installed."""
+    return remote_monitor.requests is not None
+
+
+def print_message(message: str) -> None:
+    """Print as Keras does, to standard output or to where its logging is set to go."""
+    io_utils.print_msg(message)
+
+
 def is_remote(path: str) -> bool:
     """Whether Keras writes `path` by a remote file system."""
     return bool(file_utils.is_remote_path(path)) or path.startswith("hf://")
@@ -272,6 +339,12 @@ def copy_mask(source: Any, target: Any) -> None:
     mask = backend.get_keras_mask(source)
     if mask is not None:
         backend.set_keras_mask(target, mask)
+
+
+def leaves(structure: Any) -> list[Any]:
+    """The leaves of `structure`, None among them."""
+    found: list[Any] = tree.flatten(structure)
+    return found
 
 
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:

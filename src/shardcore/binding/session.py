@@ -2,6 +2,8 @@
 
 import logging
 import weakref
+from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import attrs
@@ -35,6 +37,7 @@ class Session:
     strategy: Strategy
     processes: Processes
     output_paths: set[str] = attrs.field(factory=set, init=False, repr=False)
+    packed: dict[str, Layout] = attrs.field(factory=dict, init=False, repr=False)
     warned: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
 
     @property
@@ -46,6 +49,12 @@ class Session:
     def batch_axis(self) -> str:
         """The axis that splits the batch."""
         return str(self.distribution.batch_dim_name)
+
+    @property
+    def splits_batches(self) -> bool:
+        """Whether every process gives the whole batch, of which each keeps its rows."""
+        ranks = self.mesh.axis_size(self.batch_axis)
+        return bool(self.distribution.auto_shard_dataset) and ranks > 1
 
     def batch_layout(self, ndim: int) -> Layout:
         """The layout of a batch with `ndim` dims: rows split over the batch axis."""
@@ -61,6 +70,8 @@ class Session:
         Raises:
             LayoutError: If the rule does not fit the variable; the message names both.
         """
+        if variable.path in self.packed:
+            return self.packed[variable.path]
         tensor_layout = self.distribution.get_variable_layout(variable)
         layout: Layout = tensor_layout.backend_layout
         if layout.ndim != len(variable.shape):
@@ -89,6 +100,7 @@ class Sessions:
     entry: StrategyEntry
     processes: Processes
     _strategies: dict[World, Strategy] = attrs.field(factory=dict, init=False)
+    _presences: ExitStack = attrs.field(factory=ExitStack, init=False)
     _sessions: "weakref.WeakKeyDictionary[Any, Session]" = attrs.field(
         factory=weakref.WeakKeyDictionary, init=False
     )
@@ -126,10 +138,28 @@ class Sessions:
         return session
 
     def strategy(self, world: World) -> Strategy:
-        """The strategy opened on `world`, once."""
+        """The strategy opened on `world`, once, and present until `close()`."""
         if world not in self._strategies:
-            self._strategies[world] = self.entry.open(world)
+            strategy = self.entry.open(world)
+            self._presences.enter_context(strategy.presence())
+            self._strategies[world] = strategy
         return self._strategies[world]
+
+    def are_open(self) -> bool:
+        """Whether there may be sharded tensors."""
+        return bool(self._strategies)
+
+    def visited(self) -> Strategy | None:
+        """The strategy that a thread without a distribution may meet, None without one."""
+        if not self._strategies or seams.current_distribution() is not None:
+            return None
+        return next(reversed(self._strategies.values()))
+
+    def keeping(self, variables: Iterable[Any]) -> Session | None:
+        """The session that `variables` were laid out in, None if Keras keeps them."""
+        worlds = {getattr(each, "_shardcore_world", None) for each in variables}
+        found = (each for each in self._sessions.values() if each.world in worlds)
+        return next(found, None)
 
     def keeper(self, tensor: Any) -> Strategy | None:
         """The strategy whose sharded tensor `tensor` is, None if it is plain."""
@@ -142,6 +172,7 @@ class Sessions:
         """Forget every session and strategy."""
         self._sessions.clear()
         self._strategies.clear()
+        self._presences.close()
 
     def world(self, device_mesh: Any) -> World:
         """The world of a Keras `DeviceMesh`.

@@ -1,13 +1,19 @@
 """Seam: the trainer. A batch is split before a step, and what the step returns is whole."""
 
+import logging
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 
-from shardcore.binding import agreement, batches, rules, seams
+from shardcore.binding import agreement, batches, rules, sample_weights, seams
+from shardcore.binding.data_adapters import Together
 from shardcore.binding.session import Session, Sessions
+from shardcore.domain.errors import StrategyError
+
+logger = logging.getLogger("shardcore.steps")
 
 
 @attrs.frozen
@@ -36,15 +42,34 @@ class Steps:
 
         return replace
 
+    def compilation(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """`_should_torch_compile`: not over several ranks."""
+
+        def _should_torch_compile(trainer: Any) -> Any:
+            session = self.sessions.current()
+            if session is None or session.mesh.size == 1 or not trainer.jit_compile:
+                return original(trainer)
+            logger.warning(
+                "Model %r was compiled with jit_compile=True: over several ranks its steps run "
+                "eagerly, with the same numbers. Leave jit_compile out to silence this.",
+                trainer.name,
+            )
+            return False
+
+        return _should_torch_compile
+
     def epoch(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """`TorchEpochIterator._get_iterator`: every process makes as many steps."""
 
         def _get_iterator(iterator: Any) -> Any:
             session = self.sessions.current()
-            if session is not None:
-                steps = iterator.num_batches
-                agreement.compare({"steps per epoch": str(steps)}, session)
-            return original(iterator)
+            if session is None:
+                return original(iterator)
+            agreement.compare({"steps per epoch": str(iterator.num_batches)}, session)
+            batches_of_process = original(iterator)
+            if iterator.data_adapter.num_batches is not None or session.mesh.size == 1:
+                return batches_of_process
+            return Together(batches_of_process, session)
 
         return _get_iterator
 
@@ -74,17 +99,45 @@ class _Step:
     def __call__(self, data: Any) -> Any:
         session = self.sessions.current()
         if session is None:
-            return self.function(data)
+            return self._without_distribution(data)
         first = session not in self.checked
         with session.strategy.scope():
             if first:
                 agreement.check_model(self.trainer, data, session)
-            outputs = self.function(batches.distribute(data, session))
+            outputs = self.function(self._distribute(data, session))
             if first:
                 self.checked.add(session)
                 rules.warn_of_rules(self.trainer, session)
             # Callbacks read logs on a thread of their own: no collective may be left to them.
             return self._whole(outputs, session)
 
+    def _distribute(self, data: Any, session: Session) -> Any:
+        distributed = batches.distribute(sample_weights.own_weights(data), session)
+        sample_weights.remember_arrays(data, distributed)
+        return distributed
+
+    def _without_distribution(self, data: Any) -> Any:
+        """A sharded model outlives the scope that it was made in: its step is the same.
+
+        Raises:
+            StrategyError: On a thread that is not the main one.
+        """
+        session = self.sessions.keeping(self.trainer.variables)
+        if session is None:
+            return self.function(data)
+        if threading.current_thread() is not threading.main_thread():
+            raise _no_scope(self.trainer)
+        with session.distribution.scope():
+            return self(data)
+
     def _whole(self, outputs: Any, session: Session) -> Any:
         return seams.map_tensors(session.strategy.whole, outputs)
+
+
+def _no_scope(trainer: Any) -> StrategyError:
+    return StrategyError(
+        f"A step of model {trainer.name!r}, whose variables are sharded, was begun on thread "
+        f"{threading.current_thread().name!r}, which has no distribution: run fit, evaluate and "
+        "predict on the main thread; or, if the main thread waits meanwhile, inside `with "
+        "distribution.scope():` on this thread, after a first step on the main thread."
+    )

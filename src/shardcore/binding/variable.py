@@ -112,7 +112,7 @@ def place(variable: Any, session: Session, layout: Layout | None = None) -> None
 
 def _foreign_parameter(variable: Any, session: Session) -> StrategyError:
     return StrategyError(
-        f"Variable {variable.path!r} is the parameter of a torch module, which keeps its own "
-        f"reference to it, so it cannot be laid over mesh {session.mesh}. Write the module as a "
-        "Keras layer, or build it without a distribution."
+        f"Variable {variable.path!r} was given a torch Parameter, which is kept elsewhere too, so "
+        f"it cannot be laid over mesh {session.mesh}. Give its module to "
+        "keras.layers.TorchModuleWrapper, or the variable a copy: parameter.detach()."
     )

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding import agreement, batches, rules, seams
+from shardcore.binding import agreement, batches, rules, seams, torch_modules
 from shardcore.binding.session import Session, Sessions
 from shardcore.binding.variable import storage_layout
 from shardcore.domain.errors import StrategyError
@@ -34,15 +34,18 @@ def verify_model(model: Any, batch: Any, sessions: Sessions) -> Verification:
 
 
 def _backward(model: Any, batch: Any, session: Session) -> None:
-    """The gradients of one batch. Variables that a forward pass updates are put back."""
+    """The gradients of one batch. What a forward pass updates is put back."""
     x, y, sample_weight = seams.unpack(batches.distribute(batch, session))
     state = [(v, v._value.detach().clone()) for v in model.non_trainable_variables]
+    buffers = [(buffer, buffer.clone()) for buffer in torch_modules.buffers(model)]
     model.zero_grad()
     predictions = model(x, training=True)
     loss = model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
     loss.backward()
     for variable, value in state:
         variable.assign(value)
+    for buffer, value in buffers:
+        buffer.copy_(value)
 
 
 @attrs.frozen

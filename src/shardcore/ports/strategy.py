@@ -72,8 +72,21 @@ class Strategy(Protocol):
         """
         ...
 
-    def scope(self) -> AbstractContextManager[None]:
-        """The scope in which plain tensors and the strategy's own mix."""
+    def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
+        """The scope, on this thread, in which plain tensors and the strategy's own mix.
+
+        Args:
+            visiting: Whether the thread only computes with what it finds, and set no distribution:
+                ranks do not agree on the order of its collectives, so one raises.
+        """
+        ...
+
+    def presence(self) -> AbstractContextManager[None]:
+        """The scope of the process in which sharded tensors are about.
+
+        It is entered with the first distribution and left by `uninstall()`: a sharded tensor
+        outlives the scope that it was made in.
+        """
         ...
 
 

@@ -56,6 +56,14 @@ class ShardedTensors(Protocol):
         """Bring every gradient that `stored` will get into `layout`, once."""
         ...
 
-    def promotion(self) -> AbstractContextManager[None]:
-        """A scope in which a plain tensor that meets a sharded one counts as replicated."""
+    def promotion(self, visiting: bool = False) -> AbstractContextManager[None]:
+        """A scope, on this thread, in which a plain tensor counts as replicated.
+
+        Args:
+            visiting: Whether a collective raises, unless the thread may start some anyway.
+        """
+        ...
+
+    def presence(self) -> AbstractContextManager[None]:
+        """A scope of the process, in which sharded tensors compute rightly on every thread."""
         ...

@@ -61,6 +61,10 @@ class DTensorStrategy:
         """The layout of `tensor`, or None if it is plain."""
         return self.tensors.layout(tensor)
 
-    def scope(self) -> AbstractContextManager[None]:
+    def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
         """Plain tensors count as replicated in it."""
-        return self.tensors.promotion()
+        return self.tensors.promotion(visiting)
+
+    def presence(self) -> AbstractContextManager[None]:
+        """What the library needs on every thread."""
+        return self.tensors.presence()

@@ -63,6 +63,10 @@ class SingleDeviceStrategy:
         """None: every tensor is plain."""
         return None
 
-    def scope(self) -> AbstractContextManager[None]:
+    def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
+        """Nothing to enter."""
+        return nullcontext()
+
+    def presence(self) -> AbstractContextManager[None]:
         """Nothing to enter."""
         return nullcontext()

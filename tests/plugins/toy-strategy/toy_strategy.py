@@ -41,7 +41,10 @@ class Toy:
     def layout(self, tensor):
         return None
 
-    def scope(self):
+    def scope(self, visiting=False):
+        return nullcontext()
+
+    def presence(self):
         return nullcontext()
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from shardcore.adapters.torch_compat import planning
-from shardcore.adapters.torch_compat.operators import TORCHS_HANDLERS, Handler
+from shardcore.adapters.torch_compat import costs, planning
+from shardcore.adapters.torch_compat.operators import TORCHS_HANDLERS, Handler, is_view
 
 
 class OperatorTable:
@@ -21,13 +21,19 @@ class OperatorTable:
     Args:
         handlers: Operators that are run by these functions instead.
         on_fallback: Told of an operator and its operands when they are replicated for it.
+        on_copied_view: Told of a view, its operands and this rank's parts of the results, when an
+            operand was redistributed for it: it has memory of its own.
     """
 
     def __init__(
-        self, handlers: dict[Any, Handler], on_fallback: Callable[[Any, Any], None]
+        self,
+        handlers: dict[Any, Handler],
+        on_fallback: Callable[[Any, Any], None],
+        on_copied_view: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None],
     ) -> None:
         self._handlers = handlers
         self._on_fallback = on_fallback
+        self._on_copied_view = on_copied_view
         self._users = 0
 
     def enter(self) -> None:
@@ -39,7 +45,9 @@ class OperatorTable:
         dispatcher: Any = DTensor._op_dispatcher
         dispatcher._custom_op_handlers.update(self._handlers)
         dispatcher._propagate_op_sharding_dispatch_slow_path = self._propagate
+        dispatcher._dispatch_get_local_results_slow_path = self._results
         dispatcher._try_replicate_spec_for_scalar_tensor = planning.promoted_spec
+        costs.replace_costs()
         for name in _CHATTY:
             logging.getLogger(name).addFilter(_is_no_advice)
 
@@ -53,7 +61,9 @@ class OperatorTable:
             del dispatcher._custom_op_handlers[operator]
         dispatcher._custom_op_handlers.update(TORCHS_HANDLERS)
         del dispatcher._propagate_op_sharding_dispatch_slow_path
+        del dispatcher._dispatch_get_local_results_slow_path
         del dispatcher._try_replicate_spec_for_scalar_tensor
+        costs.restore_costs()
         for name in _CHATTY:
             logging.getLogger(name).removeFilter(_is_no_advice)
 
@@ -79,6 +89,14 @@ class OperatorTable:
                 self._on_fallback(operator, (args, kwargs))
                 return replicated
         return planning.reshaping(sharding, info.schema)
+
+    def _results(self, operator: Any, args: tuple[Any, ...], info: Any) -> Any:
+        dispatcher: Any = DTensor._op_dispatcher
+        run = type(dispatcher)._dispatch_get_local_results_slow_path
+        parts = run(dispatcher, operator, args, info)
+        if is_view(operator) and planning.moves_first(args, info.output_sharding):
+            self._on_copied_view(operator, args, info.local_kwargs, parts)
+        return parts
 
 
 # torch 2.13: advice that a user of Keras can do nothing about, given once by every rank.

@@ -1,6 +1,8 @@
 """Operators: those without a public name, and what DTensor makes of one from below a handler."""
 
+import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,6 +27,19 @@ CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.defau
 CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
+# By the number of dims that are averaged over.
+ADAPTIVE_AVERAGES = {
+    2: (
+        torch.ops.aten._adaptive_avg_pool2d.default,
+        torch.ops.aten._adaptive_avg_pool2d_backward.default,
+    ),
+    3: (
+        torch.ops.aten._adaptive_avg_pool3d.default,
+        torch.ops.aten._adaptive_avg_pool3d_backward.default,
+    ),
+}
+
+
 CTC_LOSS = (torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor)
 
 
@@ -32,6 +47,10 @@ UNIQUE = torch.ops.aten._unique2.default
 
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+# Held while a handler is out of the dispatcher, where another thread would miss it.
+ONE_AT_A_TIME = threading.RLock()
 
 
 TORCHS_HANDLERS: dict[Any, Handler] = dict(DTensor._op_dispatcher._custom_op_handlers)
@@ -44,13 +63,14 @@ def as_torch_does(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     is no way to tell it to go on.
     """
     handlers: Any = DTensor._op_dispatcher._custom_op_handlers
-    handler = handlers.pop(operator)
-    if operator in TORCHS_HANDLERS:
-        handlers[operator] = TORCHS_HANDLERS[operator]
-    try:
-        return operator(*args, **kwargs)
-    finally:
-        handlers[operator] = handler
+    with ONE_AT_A_TIME:
+        handler = handlers.pop(operator)
+        if operator in TORCHS_HANDLERS:
+            handlers[operator] = TORCHS_HANDLERS[operator]
+        try:
+            return operator(*args, **kwargs)
+        finally:
+            handlers[operator] = handler
 
 
 def writing_operators() -> list[Any]:
@@ -75,8 +95,22 @@ def writing_operators() -> list[Any]:
     return found
 
 
-def _reshapes(operator: Any) -> bool:
-    return torch.Tag.inplace_view in operator.tags
+def list_writing_operators() -> list[Any]:
+    """Every ATen operator that writes into each tensor of a list: `_foreach_add_` and so on.
+
+    torch 2.13: `torch.ops.aten` lists only operators that somebody has used.
+    """
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        base, _, overload = name.partition("::")[2].partition(".")
+        if name.startswith("aten::_foreach_") and base.endswith("_"):
+            found.append(getattr(getattr(torch.ops.aten, base), overload or "default"))
+    return found
+
+
+def frozen(nest: Any) -> Any:
+    """`nest` with tuples in place of lists, to be a key."""
+    return tuple(map(frozen, nest)) if isinstance(nest, list | tuple) else nest
 
 
 def reshaping_operators() -> list[Any]:
@@ -110,8 +144,24 @@ def become(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: 
     return return_and_correct_aliasing(operator, args, kwargs, target)  # type: ignore[no-untyped-call]
 
 
+@cache
+def is_view(operator: Any) -> bool:
+    """Whether the results share the memory of the first operand, and nothing is written.
+
+    torch 2.13: `OpOverload.is_view` says no of those that give a list, such as `unbind`.
+    """
+    arguments = operator._schema.arguments
+    alias = arguments[0].alias_info if arguments else None
+    return alias is not None and not alias.is_write
+
+
 def writes_first(operator: Any) -> bool:
     """Whether `operator` writes into its first operand."""
     arguments = operator._schema.arguments
     alias = arguments[0].alias_info if arguments else None
     return alias is not None and alias.is_write
+
+
+def number_of_results(operator: Any) -> int:
+    """How many tensors `operator` gives."""
+    return len(operator._schema.returns)

@@ -1,6 +1,8 @@
 """How DTensor plans an operator, and where its plan is replaced."""
 
+import itertools
 import logging
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -9,24 +11,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
-from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Partial, Replicate, Shard, _StridedShard
 from torch.utils import _pytree as pytree
 
 
 def settled_schema(operator: Any, schema: OpSchema) -> OpSchema | None:
-    """`schema` with its pending operands reduced, if others are split over the same axes.
-
-    torch 2.13: an elementwise operator on a batch-split activation and a pending mean is planned
-    as a gather of the activation, as in a batch normalization.
-    """
-    if torch.Tag.pointwise not in operator.tags or schema.is_inplace_op():
-        return None
+    """`schema` with its pending operands reduced, where they have to be before the operator."""
     specs = [s for s in pytree.tree_leaves(schema.args_schema) if isinstance(s, DTensorSpec)]
-    meet = any(
-        any(p.is_partial() for p in along) and any(isinstance(p, Shard) for p in along)
-        for along in zip(*(spec.placements for spec in specs), strict=True)
-    )
-    if not meet:
+    if not (_gathers_for_a_sum(operator, schema, specs) or _leaves_float16(operator, specs)):
         return None
 
     def settle(leaf: Any) -> Any:
@@ -39,6 +32,34 @@ def settled_schema(operator: Any, schema: OpSchema) -> OpSchema | None:
         settle, schema.args_schema, is_leaf=lambda leaf: isinstance(leaf, DTensorSpec)
     )
     return OpSchema(schema.op, tuple(operands), schema.kwargs_schema, schema.schema_info)
+
+
+def _gathers_for_a_sum(operator: Any, schema: OpSchema, specs: list[DTensorSpec]) -> bool:
+    """Whether pending operands meet others that are split over the same axes.
+
+    torch 2.13: an elementwise operator on a batch-split activation and a pending mean is planned
+    as a gather of the activation, as in a batch normalization.
+    """
+    if torch.Tag.pointwise not in operator.tags or schema.is_inplace_op():
+        return False
+    return any(
+        any(p.is_partial() for p in along) and any(isinstance(p, Shard) for p in along)
+        for along in zip(*(spec.placements for spec in specs), strict=True)
+    )
+
+
+def _leaves_float16(operator: Any, specs: list[DTensorSpec]) -> bool:
+    """Whether a pending sum in float16 is cast, as a gradient under mixed precision is.
+
+    Each rank's part may be finite where the sum overflows: loss scaling skips that step on one
+    device, so it has to be seen here.
+    """
+    return operator is torch.ops.aten._to_copy.default and any(
+        spec.tensor_meta is not None
+        and spec.tensor_meta.dtype is torch.float16
+        and any(p.is_partial() for p in spec.placements)
+        for spec in specs
+    )
 
 
 def after_settling(schema: OpSchema) -> OutputSharding:
@@ -67,8 +88,8 @@ _RUNS_ON_NOTHING = {
 
 
 def is_distrusted(operator: Any, schema: OpSchema, sharding: Any) -> bool:
-    """Whether to replicate first: it divides integers, torch is unknown, or a part is empty."""
-    if _divides_integers(sharding, schema):
+    """Whether to replicate first: DTensor would be wrong, torch is unknown, or a part is empty."""
+    if _divides_integers(sharding, schema) or _cuts_other_parts(sharding, schema):
         return True
     if operator in _RUNS_ON_NOTHING or torch.Tag.pointwise in operator.tags:
         return False
@@ -127,14 +148,44 @@ def _divides_integers(sharding: Any, schema: OpSchema) -> bool:
     )
 
 
+# Views, which DTensor plans by the factors of their dims.
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
+
+def _cuts_other_parts(sharding: Any, schema: OpSchema) -> bool:
+    """Whether some rank's part of a view has not the size of its part of what is viewed.
+
+    torch 2.13: of several axes that split one dim, only the first is looked at.
+    """
+    if schema.op not in _VIEWS or not isinstance(sharding, OutputSharding):
+        return False
+    before: Any = (sharding.redistribute_schema or schema).args_schema[0]
+    after: Any = sharding.output_spec
+    if not (_nests(before) or _nests(after)):
+        return False
+    ranks = itertools.product(*map(range, before.mesh.shape))
+    return any(_part_size(before, rank) != _part_size(after, rank) for rank in ranks)
+
+
+def _nests(spec: DTensorSpec) -> bool:
+    dims = [p.dim for p in spec.placements if isinstance(p, (Shard, _StridedShard))]
+    return len(dims) > len(set(dims))
+
+
+def _part_size(spec: DTensorSpec, rank: tuple[int, ...]) -> int:
+    shape, _ = _compute_local_shape_and_global_offset(
+        spec.shape, spec.mesh.shape, list(rank), spec.placements, skip_offset=True
+    )
+    return math.prod(shape)
+
+
 def reshaping(sharding: Any, schema: OpSchema) -> Any:
     """A view of what this rank stores may be impossible where one of the whole is not.
 
     torch 2.13: a part is not always contiguous where the whole is, so that a view dies, even on
     some ranks only. As a reshape it copies there.
     """
-    views = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
-    if schema.op not in views or not isinstance(sharding, OutputSharding):
+    if schema.op not in _VIEWS or not isinstance(sharding, OutputSharding):
         return sharding
     local = sharding.redistribute_schema or schema
     return OutputSharding(
@@ -143,6 +194,14 @@ def reshaping(sharding: Any, schema: OpSchema) -> Any:
         needs_redistribute=True,
         use_val_from_redistribute_schema=sharding.use_val_from_redistribute_schema,
     )
+
+
+def moves_first(args: tuple[Any, ...], sharding: Any) -> bool:
+    """Whether the first operand is redistributed before the operator runs."""
+    local = sharding.redistribute_schema
+    if local is None or not isinstance(args[0], DTensor):
+        return False
+    return tuple(args[0].placements) != tuple(local.args_schema[0].placements)
 
 
 def replicated_sharding(info: Any) -> OutputSharding | None:

@@ -1,0 +1,92 @@
+"""Seam: `Model.export`. Rank 0 writes the artefact from a whole model; the others bring shards."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import keras
+import torch
+
+from shardcore.binding import seams, torch_state
+from shardcore.binding.saving import write_then_rename
+from shardcore.binding.session import Session, Sessions
+from shardcore.domain.errors import StrategyError
+
+# Formats of one file, which can be renamed when it is complete.
+_ONE_FILE = ("litert", "onnx", "torch")
+
+
+def export(original: Callable[..., None], sessions: Sessions) -> Callable[..., None]:
+    """`export(filepath, format, verbose, **options)`, called on every rank."""
+
+    @wraps(original)
+    def export(
+        model: Any,
+        filepath: Any,
+        format: str = "tf_saved_model",
+        verbose: Any = None,
+        **options: Any,
+    ) -> None:
+        def write(path: Any, verbose: Any = verbose) -> None:
+            original(model, path, format=format, verbose=verbose, **options)
+
+        session = sessions.current() or sessions.keeping(model.variables)
+        if session is None or session.mesh.size == 1:
+            write(filepath)
+            return
+        path = str(filepath)
+        session.processes.meet(f"exporting {path!r}")
+        with _whole(model, session):
+            _told(lambda: _write(path, format, verbose, write), path, session)
+
+    return export
+
+
+def _write(path: str, kind: str, verbose: Any, write: Callable[..., None]) -> None:
+    if kind not in _ONE_FILE or seams.is_remote(path):
+        write(path)
+        return
+    write_then_rename(path, lambda unfinished: write(unfinished, verbose=False))
+    if verbose is None or verbose:
+        seams.print_message(f"Saved the exported model at '{path}'.")
+
+
+@contextmanager
+def _whole(model: Any, session: Session) -> Iterator[None]:
+    """Rank 0 holds `model` whole, as if it had been built without a distribution. A collective."""
+    held: dict[int, torch.Tensor] = {}
+    sharded: list[tuple[Any, torch.Tensor]] = []
+    for variable in model.variables:
+        value = session.strategy.whole(variable._value)
+        if session.processes.rank == 0:
+            plain = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)
+            held[id(variable._value)] = plain
+            sharded.append((variable, variable._value))
+            variable._value = plain
+    torch_state.replace_tensors(model, held)
+    distribution = seams.current_distribution()
+    seams.forget_distribution()
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(distribution)
+        back = {id(variable._value): value for variable, value in sharded}
+        torch_state.replace_tensors(model, back)
+        for variable, value in sharded:
+            variable._value = value
+
+
+def _told(work: Callable[[], None], path: str, session: Session) -> None:
+    """Do `work` on rank 0, and raise on every rank if it fails there."""
+    failure: Exception | None = None
+    if session.processes.rank == 0:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - raised again, below, when it is told
+            failure = error
+    told = session.processes.gather(None if failure is None else repr(failure))[0]
+    if failure is not None:
+        raise failure
+    if told is not None:
+        raise StrategyError(f"Rank 0 could not export {path!r}: {told}")

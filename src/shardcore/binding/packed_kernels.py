@@ -1,0 +1,58 @@
+"""Seam: `EinsumDense` packs its int4 kernel as a matrix. It is split as the kernel's rule says."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import attrs
+
+from shardcore.binding.session import Sessions
+from shardcore.domain.layout import Layout
+
+
+@attrs.frozen
+class PackedKernels:
+    """The member of `EinsumDense` that shardcore replaces."""
+
+    sessions: Sessions
+
+    def build(self, original: Callable[..., None]) -> Callable[..., None]:
+        """`_int4_build`: a kernel of many dims becomes one of rows and packed columns."""
+
+        def _int4_build(layer: Any, kernel_shape: Any, config: Any = None) -> None:
+            session = self.sessions.current()
+            if session is None:
+                original(layer, kernel_shape, config)
+                return
+            path = f"{layer.path}/kernel"
+            rule = session.distribution.get_tensor_layout(path)
+            if rule is not None and len(rule.axes) == len(kernel_shape):
+                layer._set_quantization_info()
+                layout = as_matrix(rule.backend_layout, layer._kernel_reduced_axes)
+                session.packed[path] = layout
+            try:
+                original(layer, kernel_shape, config)
+            finally:
+                session.packed.pop(path, None)
+
+        return _int4_build
+
+
+def as_matrix(layout: Layout, reduced: Collection[int]) -> Layout:
+    """The layout of a kernel whose reduced dims are joined to rows, the others to columns.
+
+    Args:
+        layout: The layout of the kernel.
+        reduced: The dims that are summed over with the input.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> heads = Layout(Mesh((2, 2), ("data", "model")), ("model", "data", None))
+        >>> as_matrix(heads, reduced=(0, 1)).spec, as_matrix(heads, reduced=(0,)).spec
+        ((('data', 'model'), None), ('model', 'data'))
+    """
+    axes: dict[bool, list[str]] = {True: [], False: []}
+    for axis in layout.mesh.axis_names:
+        for dim, entry in enumerate(layout.spec):
+            if axis == entry or (isinstance(entry, tuple) and axis in entry):
+                axes[dim in reduced].append(axis)
+    return Layout(layout.mesh, (tuple(axes[True]) or None, tuple(axes[False]) or None))

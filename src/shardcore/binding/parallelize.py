@@ -1,0 +1,180 @@
+"""`parallelize_torch_module`: a plain torch module, laid out by rules as a layout map's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+from shardcore.binding import torch_state
+from shardcore.binding.layout_map import rules_of
+from shardcore.binding.module_edges import ModuleEdge
+from shardcore.binding.session import Session, Sessions
+from shardcore.domain.errors import LayoutError, MeshError, RuleError, StrategyError
+from shardcore.domain.layout import Layout
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.path_rules import PathRules
+
+
+def parallelize(module: Any, mesh: Any, rules: Any, sessions: Sessions) -> Any:
+    """Lay `module` out in place. All ranks call it together."""
+    session = sessions.required()
+    _check_mesh(mesh, session)
+    _check_module(module, session)
+    plan = _Plan(module, _path_rules(rules), session)
+    if session.mesh.size == 1:
+        return module
+    torch_state.agree(module, session)
+    stored: dict[int, torch.Tensor] = {}
+    styles: dict[str, ParallelStyle] = {
+        name: _ByRules(session, plan.layouts, stored, ModuleEdge(session, plan.outputs.get(name)))
+        for name, _ in module.named_modules()
+    }
+    parallelize_module(module, _torch_mesh(session, sessions), styles)
+    torch_state.replace_tensors(module, stored)
+    return module
+
+
+@attrs.define(eq=False)
+class _ByRules(ParallelStyle):
+    """Lays out what one module of the tree has itself, and pins its edges.
+
+    Args:
+        session: Whose strategy keeps the tensors.
+        layouts: The layout of each parameter, by its `id`; others are replicated.
+        stored: Where what is laid out goes, by the `id` of the tensor that it replaces.
+        edge: The module's edge.
+    """
+
+    session: Session
+    layouts: Mapping[int, Layout]
+    stored: dict[int, torch.Tensor]
+    edge: ModuleEdge
+
+    def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        for tensor in own:
+            if id(tensor) not in self.stored:  # a tied one is laid out once
+                layout = self.layouts.get(id(tensor))
+                self.stored[id(tensor)] = torch_state.stored(tensor, layout, self.session)
+        self.edge.attach(module)
+        return module
+
+
+@attrs.frozen(eq=False)
+class _Plan:
+    """Which layout each parameter and each output of a module gets.
+
+    Raises:
+        RuleError: If a rule matches nothing, or several rules match one parameter.
+        LayoutError: If a layout does not fit.
+    """
+
+    module: torch.nn.Module
+    rules: PathRules[Any]
+    session: Session
+    layouts: dict[int, Layout] = attrs.field(factory=dict, init=False)
+    outputs: dict[str, Layout] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        names = torch_state.names_of(self.module)
+        for parameter in self.module.parameters():
+            key = self._key(names[id(parameter)])
+            if key is not None:
+                self.layouts[id(parameter)] = self._layout(key, tuple(parameter.shape))
+        for name, _ in self.module.named_modules():
+            match = self.rules.match(_output(name))
+            if match is not None:
+                self.outputs[name] = self._layout(match.key, None)
+        self._refuse_unused([name for each in names.values() for name in each])
+
+    def _key(self, names: list[str]) -> str | None:
+        """The rule of a parameter, which a tied one may match by any of its names."""
+        matches = [match for name in names if (match := self.rules.match(name))]
+        keys = list(dict.fromkeys(match.key for match in matches))
+        if len(keys) > 1:
+            raise RuleError(
+                f"The names {names} are one parameter, but match the rules {keys}: keep one."
+            )
+        return keys[0] if keys else None
+
+    def _layout(self, key: str, shape: tuple[int, ...] | None) -> Layout:
+        value = self.rules[key]
+        try:
+            layout = value.backend_layout if hasattr(value, "axes") else None
+            layout = layout or Layout(self.session.mesh, value)
+        except LayoutError as error:
+            raise LayoutError(f"Rule {key!r}: {error}") from None
+        if layout.mesh != self.session.mesh:
+            raise LayoutError(
+                f"Rule {key!r} is of mesh {layout.mesh}, but the distribution that is set is over "
+                f"{self.session.mesh}: make the layout map on its mesh."
+            )
+        if shape is not None and layout.ndim != len(shape):
+            raise LayoutError(
+                f"Rule {key!r} gives {layout}, but the parameter has shape {shape}: give one entry "
+                "per dim, None where it is not split."
+            )
+        return layout
+
+    def _refuse_unused(self, paths: list[str]) -> None:
+        report = self.rules.report([*paths, *map(_output, self.outputs)])
+        for rule in report.unused_rules:
+            hint = report.hints.get(rule)
+            raise RuleError(
+                f"Rule {rule!r} matches no parameter and no output of "
+                f"{type(self.module).__name__}{': ' + hint if hint else ''}. Its parameters are "
+                f"{', '.join(paths)}."
+            )
+
+
+def _output(name: str) -> str:
+    """The path of a module's output, as of a Keras layer's."""
+    return f"{name}.output" if name else "output"
+
+
+def _path_rules(rules: Any) -> PathRules[Any]:
+    return rules_of(rules) if hasattr(rules, "_layout_map") else PathRules(rules)
+
+
+def _check_module(module: Any, session: Session) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise StrategyError(
+            f"parallelize_torch_module takes a torch.nn.Module, got {type(module).__name__}: give "
+            "the module itself."
+        )
+    for name, parameter in module.named_parameters():
+        if session.strategy.owns(parameter):
+            raise StrategyError(
+                f"Parameter {name!r} is already laid out as {session.strategy.layout(parameter)}: "
+                "call parallelize_torch_module once, before the module is wrapped."
+            )
+
+
+def _check_mesh(mesh: Any, session: Session) -> None:
+    """Refuse a mesh that is not the one of the distribution that is set."""
+    if isinstance(mesh, Mesh):
+        same = mesh == session.mesh
+    elif hasattr(mesh, "backend_mesh"):  # a Keras DeviceMesh
+        same = mesh.backend_mesh == session.world
+    else:
+        ranks = tuple(mesh.mesh.flatten().tolist())
+        same = Mesh(mesh.shape, mesh.mesh_dim_names or ()) == session.mesh
+        same = same and ranks == session.world.processes
+    if not same:
+        raise MeshError(
+            f"parallelize_torch_module was given mesh {mesh}, but the distribution that is set is "
+            f"over {session.mesh} of processes {session.world.processes}: give that mesh."
+        )
+
+
+def _torch_mesh(session: Session, sessions: Sessions) -> Any:
+    """The mesh as torch knows it, which the strategy's tensors carry."""
+    scalar = session.strategy.create(torch.zeros(()), Layout.replicated(session.mesh, 0))
+    if not hasattr(scalar, "device_mesh"):
+        raise StrategyError(
+            "parallelize_torch_module needs tensors that carry their mesh, and those of strategy "
+            f'{sessions.entry.name!r} do not: use shardcore.install(strategy="dtensor").'
+        )
+    return scalar.device_mesh

@@ -1,0 +1,48 @@
+"""Seam: the mask of a loss, by which Keras multiplies sample weights in place.
+
+On one device a tensor of weights is changed so: the metrics of the step see the product. An array
+is not, as Keras makes a new tensor of it at each use. Both stay as they are; but the tensor that
+the user gave is not written to, as a rank would change its own rows only.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+
+from shardcore.binding import seams
+
+
+def own_weights(data: list[Any]) -> list[Any]:
+    """The batches of a step, each with its sample weights copied where they are tensors."""
+    return [_own(batch) for batch in data]
+
+
+def _own(batch: Any) -> Any:
+    if not isinstance(batch, tuple | list) or len(batch) != 3:
+        return batch
+    x, y, weights = batch
+    return x, y, seams.map_tensors(torch.clone, weights)
+
+
+def remember_arrays(given: list[Any], distributed: list[Any]) -> None:
+    """Note which sample weights were arrays before they were distributed."""
+    for before, after in zip(given, distributed, strict=True):
+        if isinstance(before, tuple | list) and len(before) == 3:
+            weights = zip(seams.leaves(before[2]), seams.leaves(after[2]), strict=True)
+            for array, tensor in weights:
+                if isinstance(tensor, torch.Tensor) and not isinstance(array, torch.Tensor):
+                    tensor._shardcore_array = True  # type: ignore[attr-defined]
+
+
+def mask(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`apply_mask`: weights that were an array are not changed by it."""
+
+    @wraps(original)
+    def apply_mask(sample_weight: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(sample_weight, "_shardcore_array", False):
+            sample_weight = sample_weight.clone()
+        return original(sample_weight, *args, **kwargs)
+
+    return apply_mask

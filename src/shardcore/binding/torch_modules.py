@@ -1,0 +1,128 @@
+"""Seam: `TorchModuleWrapper`. Keras and the torch module hold the same parameters, laid out."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import attrs
+import keras
+import torch
+
+from shardcore.binding import torch_state
+from shardcore.binding.module_edges import without_edges
+from shardcore.binding.session import Session, Sessions
+from shardcore.domain.errors import LayoutError
+from shardcore.domain.layout import Layout
+
+
+@attrs.frozen
+class TorchModules:
+    """The members of `TorchModuleWrapper` that shardcore replaces."""
+
+    sessions: Sessions
+
+    def track(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`_track_module_parameters`: the module's parameters become Keras variables."""
+
+        def _track_module_parameters(wrapper: Any) -> None:
+            session = self.sessions.current()
+            if session is None:
+                original(wrapper)
+            else:
+                _track(wrapper, session)
+                wrapper.built = True
+            for variable in wrapper.variables:
+                variable._shardcore_module = weakref.ref(wrapper.module)
+
+        return _track_module_parameters
+
+    def config(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """`get_config`: it pickles the module, which must hold whole plain tensors then."""
+
+        def get_config(wrapper: Any) -> Any:
+            with without_edges(wrapper.module), _holding_whole(wrapper.module, self.sessions):
+                return original(wrapper)
+
+        return get_config
+
+
+def follow(variable: Any, parameter: torch.Tensor) -> None:
+    """Let the torch module that holds `parameter`, if any, hold the value of `variable`."""
+    module = getattr(variable, "_shardcore_module", lambda: None)()
+    if module is not None:
+        torch_state.replace_tensors(module, {id(parameter): variable._value})
+
+
+def buffers(model: Any) -> list[torch.Tensor]:
+    """The buffers of the torch modules in a Keras model, which are no Keras variables."""
+    wrappers = [
+        layer
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.TorchModuleWrapper)
+    ]
+    return [buffer for wrapper in wrappers for buffer in wrapper.module.buffers()]
+
+
+def _track(wrapper: Any, session: Session) -> None:
+    """Lay the module's state out: its parameters as rules say, its buffers replicated."""
+    torch_state.agree(wrapper.module, session)
+    stored: dict[int, torch.Tensor] = {}
+    for name, parameter in wrapper.module.named_parameters():
+        variable = _variable([wrapper.name, *name.split(".")], parameter, session)
+        wrapper._track_variable(variable)
+        stored[id(parameter)] = variable._value
+    for buffer in wrapper.module.buffers():
+        if not session.strategy.owns(buffer):
+            stored[id(buffer)] = torch_state.stored(buffer, None, session)
+    torch_state.replace_tensors(wrapper.module, stored)
+
+
+def _variable(names: list[str], parameter: torch.Tensor, session: Session) -> Any:
+    """A variable at the path that Keras would give it: the names joined by slashes."""
+    layout = session.strategy.layout(parameter)
+    with ExitStack() as stack:
+        for scope in names[:-1]:
+            stack.enter_context(keras.name_scope(scope))
+        variable = keras.Variable(
+            parameter.detach(),
+            trainable=parameter.requires_grad,
+            name=names[-1],
+            layout=None if layout is None else session.keras_layout(layout),
+        )
+    if layout is not None:  # `parallelize_torch_module` has laid it out, or it is a Keras layer's
+        _refuse_another_layout(variable, layout, session)
+        variable._value = parameter
+    return variable
+
+
+def _refuse_another_layout(variable: Any, layout: Layout, session: Session) -> None:
+    rule = session.rule(variable.path)
+    if rule is None:
+        return
+    ruled = session.distribution.get_tensor_layout(variable.path).backend_layout
+    if ruled != layout:
+        raise LayoutError(
+            f"Rule {rule!r} of the layout map gives {variable.path!r} the layout {ruled}, but the "
+            f"parameter is already laid out as {layout}: keep one of the two rules."
+        )
+
+
+@contextmanager
+def _holding_whole(module: torch.nn.Module, sessions: Sessions) -> Iterator[None]:
+    """Let `module` hold whole plain tensors. A collective."""
+    whole: dict[int, torch.Tensor] = {}
+    sharded: dict[int, torch.Tensor] = {}
+    for tensor in [*module.parameters(), *module.buffers()]:
+        strategy = sessions.keeper(tensor)
+        if strategy is None:
+            continue
+        value = strategy.whole(tensor)
+        if isinstance(tensor, torch.nn.Parameter):
+            value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
+        whole[id(tensor)], sharded[id(value)] = value, tensor
+    torch_state.replace_tensors(module, whole)
+    try:
+        yield
+    finally:
+        torch_state.replace_tensors(module, sharded)

@@ -1,0 +1,92 @@
+"""The tensors of a torch module: their names, where it holds them, and how they are laid out."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from shardcore.binding.session import Session
+from shardcore.domain.errors import StrategyError
+from shardcore.domain.layout import Layout
+
+
+def names_of(module: torch.nn.Module) -> dict[int, list[str]]:
+    """The names of each parameter, by its `id`; a tied one has several."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    return dict(names)
+
+
+def stored(tensor: torch.Tensor, layout: Layout | None, session: Session) -> torch.Tensor:
+    """What takes the place of a parameter or buffer: kept by the strategy, by default replicated.
+
+    Args:
+        tensor: A plain tensor, whole and equal on all ranks.
+        layout: Its storage layout.
+        session: Whose strategy keeps it.
+    """
+    layout = layout or Layout.replicated(session.mesh, tensor.ndim)
+    kept: torch.Tensor = session.strategy.create(tensor.detach(), layout)
+    if isinstance(tensor, torch.nn.Parameter):
+        kept = torch.nn.Parameter(kept, requires_grad=tensor.requires_grad)
+        if kept.requires_grad:
+            session.strategy.track(kept, layout)
+    return kept
+
+
+def agree(module: torch.nn.Module, session: Session) -> None:
+    """Give every rank rank 0's values, where torch's generators have drawn others."""
+    state = [*module.parameters(), *module.buffers()]
+    plain = [tensor for tensor in state if not session.strategy.owns(tensor)]
+    everyone = session.processes.gather([_digest(tensor) for tensor in plain])
+    for number, tensor in enumerate(plain):
+        if len({digests[number] for digests in everyone}) > 1:
+            value = session.processes.gather(tensor.detach().cpu())[0]
+            with torch.no_grad():
+                tensor.copy_(value)
+
+
+def replace_tensors(module: torch.nn.Module, replacements: Mapping[int, torch.Tensor]) -> None:
+    """Put other tensors in the place of some, wherever the module or a submodule holds them.
+
+    A torch module keeps its parameters and buffers in dicts among its attributes; some keep them
+    in lists or under names of their own as well, such as the weights that an RNN hands on.
+
+    Args:
+        module: The module. It is changed in place.
+        replacements: The new tensors by the `id` of the old ones.
+
+    Raises:
+        StrategyError: If the module keeps a parameter where it cannot be replaced.
+    """
+    for holder in module.modules():
+        _replace_in(vars(holder), replacements)
+        for name, value in list(vars(holder).items()):
+            if isinstance(value, dict):
+                _replace_in(value, replacements)
+            elif isinstance(value, list):
+                value[:] = [replacements.get(id(each), each) for each in value]
+            elif type(value) is tuple:
+                vars(holder)[name] = tuple(replacements.get(id(each), each) for each in value)
+    for name, parameter in module.named_parameters():
+        if replacements.get(id(parameter), parameter) is not parameter:
+            raise StrategyError(
+                f"Parameter {name!r} of {type(module).__name__} cannot be laid out: the module "
+                "does not keep it in its attributes, as a TorchScript module. Give the module that "
+                "it was made from."
+            )
+
+
+def _replace_in(held: dict[Any, Any], replacements: Mapping[int, torch.Tensor]) -> None:
+    for name, value in held.items():
+        if id(value) in replacements:
+            held[name] = replacements[id(value)]
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
+    content = hashlib.sha256(plain.view(torch.uint8).numpy().tobytes())
+    return f"{tuple(tensor.shape)} {tensor.dtype} {content.hexdigest()}"

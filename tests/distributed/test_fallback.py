@@ -1,0 +1,31 @@
+"""The warning of an operator that runs on whole operands."""
+
+import keras
+import numpy as np
+import torch
+
+from shardcore.adapters import fallback
+from shardcore.testing import run_ranks
+from tests.distributed.programs import distribute
+
+
+class Counting(keras.layers.Layer):
+    def call(self, x):
+        return torch.bincount(x.reshape(-1), minlength=4)
+
+
+def test_it_names_operator_layer_and_cost():
+    def program(rank):
+        distribute((2, 1))
+        told = []
+        fallback.logger.warning = lambda message, *values: told.append(message % values)
+        model = keras.Sequential([keras.Input((3,), dtype="int32"), Counting(name="counting")])
+        counts = model.predict_on_batch(np.array([[0, 1, 1], [3, 3, 3]], "int32"))
+        return counts.tolist(), told
+
+    for counts, told in run_ranks(program, 2):
+        assert counts == [1, 2, 0, 3]
+        (warning,) = told
+        assert warning.startswith("Operator aten.bincount.default in layer 'sequential/counting' ")
+        assert "(6,) as [S(0), R]" in warning
+        assert "(24 bytes whole)" in warning

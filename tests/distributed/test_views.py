@@ -1,0 +1,134 @@
+"""Views of a split dim are copies below, and views above: whoever is written, all have it."""
+
+import gc
+
+import keras
+import numpy as np
+import torch
+
+import shardcore
+from shardcore.adapters import dtensor_views
+from shardcore.testing import run_ranks
+from tests.distributed.programs import as_arrays, assert_close, distribute
+
+VALUES = np.arange(24, dtype="float32").reshape(4, 6)
+
+
+def views_of(x):
+    rows = x.unbind(0)
+    half, last = x.split(2)
+    return {
+        "row": x[0],
+        "rows": x[0:3],
+        "column": x[:, 1],
+        "element": x[0, 1],
+        "row of rows": x[0:3][0],
+        "block of a row": x[0].view(2, 3)[1],
+        "unbound": rows[0],
+        "half": half,
+        "last": last,
+        "transposed": x.T[1],
+    }
+
+
+def write_a_row(x, views):
+    views["row"].add_(100)
+
+
+def write_an_element(x, views):
+    views["element"].fill_(-1)
+
+
+def write_an_item(x, views):
+    x[1, 1:4] = torch.tensor([7.0, 8.0, 9.0])
+
+
+def write_the_base(x, views):
+    x.mul_(2)
+
+
+def write_where_dtensor_is_wrong(x, views):
+    x.index_add_(0, torch.tensor([0, 0]), torch.ones(2, 6))
+
+
+def write_a_list(x, views):
+    torch._foreach_add_([x], 5.0)
+
+
+def write_twice(x, views):
+    views["column"].sub_(3)
+    views["half"].mul_(10)
+
+
+WRITES = [
+    write_a_row,
+    write_an_element,
+    write_an_item,
+    write_the_base,
+    write_where_dtensor_is_wrong,
+    write_a_list,
+    write_twice,
+]
+SPECS = [("data", None), ("data", "model")]
+
+
+def all_writes(rank, specs):
+    values = {}
+    if specs:
+        distribute((2, 2))
+    for spec in specs or SPECS:
+        for write in WRITES:
+            x = torch.tensor(VALUES)
+            if specs:
+                x = shardcore.distribute_tensor(x, spec)
+            views = views_of(x)
+            write(x, views)
+            values |= {f"{spec} {write.__name__} {name}": each for name, each in views.items()}
+            values[f"{spec} {write.__name__} base"] = x
+    return as_arrays(values)
+
+
+def test_a_write_reaches_the_base_and_every_view():
+    (reference,) = run_ranks(all_writes, 1, None)
+    assert_close(run_ranks(all_writes, 4, SPECS), reference)
+
+
+def test_views_of_a_variable_follow_assign_and_the_optimizer():
+    def program(rank, mesh):
+        if mesh:
+            distribute(mesh, {".*/kernel": ("model", None)})
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        kernel = model.layers[0].kernel
+        row = kernel.value.detach()[3]
+        values = {}
+        model.train_on_batch(VALUES[:, :4], VALUES[:, :3])
+        values["trained"] = row.clone()
+        kernel.assign(VALUES[:, :3])
+        values["assigned"] = row.clone()
+        return as_arrays(values)
+
+    (reference,) = run_ranks(program, 1, None)
+    assert_close(run_ranks(program, 2, (1, 2)), reference)
+
+
+def test_views_that_are_gone_cost_nothing():
+    def program(rank):
+        distribute((2, 1))
+        x = shardcore.distribute_tensor(torch.tensor(VALUES), ("data", None))
+        for _ in range(3):
+            x[0]
+        gc.collect()
+        counts = [sum(map(len, dtensor_views._TAKEN.values()))]
+        x.add_(1)
+        counts.append(sum(map(len, dtensor_views._TAKEN.values())))
+        kept = x[0]
+        x.add_(1)
+        number = float(kept[1])
+        del x, kept
+        gc.collect()
+        counts.append(len(dtensor_views._TAKEN))
+        return counts, number
+
+    assert run_ranks(program, 2) == [([1, 0, 0], 3.0)] * 2
