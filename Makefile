@@ -11,9 +11,6 @@ PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 # What cannot be imported without torch; every other test and doctest must pass in .venv-core.
 NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/testing
 
-# A whole matrix is one test that runs for longer than a hang is waited for.
-PATIENT := -o faulthandler_timeout=7200
-
 .NOTPARALLEL:
 .PHONY: demo test lint checks unit unit-core unit-torch distributed matrix matrix-full clean
 
@@ -56,10 +53,8 @@ matrix: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest tests/matrix
 
 matrix-full: $(VENV)/.installed
-	$(call headline,the whole of the matrices, which takes an hour, and the tables in docs/)
-	SHARDCORE_MATRIX=full SHARDCORE_MATRIX_DOCS=1 $(VENV)/bin/python -m pytest $(PATIENT) tests/matrix/test_ops.py
-	SHARDCORE_MATRIX=full $(VENV)/bin/python -m pytest $(PATIENT) tests/matrix/test_layers.py
-	SHARDCORE_MATRIX=full $(VENV)/bin/python -m tests.matrix.layers_coverage
+	$(call headline,the whole of the matrices, which takes an hour or two, and docs/coverage.md)
+	$(VENV)/bin/python -m tests.matrix run; found=$$?; $(VENV)/bin/python -m tests.matrix page && exit $$found
 
 clean:
 	rm -rf $(VENV) $(CORE_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -108,8 +108,8 @@ def trained(
         shape = (rows, 3) if masked else (rows,)
         if not weighted:
             return x, y
-        # A tensor: Keras multiplies it by the mask in place, and metrics see that. With an array,
-        # one device's metrics do not; over a mesh they do, as `fit` does everywhere.
+        # A tensor, as `fit` makes of weights: Keras multiplies it by the mask in place, and metrics
+        # see that.
         return x, y, keras.ops.convert_to_tensor(weights(rng, *shape))
 
     return Case(name, build, batch)

@@ -111,9 +111,11 @@ METRIC_TARGETS: dict[str, tuple[Callable[..., Any], Target]] = {
     "TrueNegatives": (M.TrueNegatives, BINARY),
     "TruePositives": (M.TruePositives, BINARY),
 }  # fmt: skip
-# Means of what a loss function says of each row: they take masks.
-MASKED = ["BinaryAccuracy", "CategoricalAccuracy", "MeanSquaredError", "AUC", "Precision",
-          "SparseCategoricalCrossentropy", "RootMeanSquaredError", "MeanMetricWrapper"]  # fmt: skip
+# They take a row of values for each sample, or reduce the batch: no mask per step.
+UNMASKED = [
+    "AUC/labels", "AUC/weights", "F1Score", "F1Score/micro", "F1Score/by support", "FBetaScore",
+    "PearsonCorrelation/axis", "R2Score", "R2Score/variance",
+]  # fmt: skip
 
 
 class Tracked(keras.Model):
@@ -133,8 +135,8 @@ def _metrics() -> list[Case]:
             options = lambda make=make, loss=loss, key=key: {"loss": loss, key: [make(name="m")]}  # noqa: E731
             note = f"{name}{' ' if '/' in name else '/'}weighted" if weighted else name
             found.append(trained(note, options, target, weighted=weighted))
-            if name in MASKED:
-                note = f"{name}/masked{' weighted' if weighted else ''}"
+            if name not in UNMASKED:
+                note = f"{name}{' ' if '/' in name else '/'}masked{' weighted' if weighted else ''}"
                 found.append(trained(note, options, target, weighted=weighted, masked=True))
     for name, make in {"Mean": M.Mean, "Sum": M.Sum}.items():
         found += [_tracked(name, make, False), _tracked(f"{name}/weighted", make, True)]

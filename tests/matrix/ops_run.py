@@ -1,52 +1,71 @@
 """One case of the matrix on one rank: the call in a layout beside the call on one device."""
 
-import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-import attrs
+import keras
 import numpy as np
 import torch
 from keras import tree
 from torch.distributed.tensor import DTensor
 
-from shardcore.adapters import fallback
+import shardcore
 from shardcore.adapters.dtensor import DTensors
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.ports.world import World
+from tests.matrix import counting
+from tests.matrix.forks import Ended, run_all
 from tests.matrix.ops_cases import Case, Operand, public_functions
+from tests.matrix.outcomes import Outcome, worst
 from tests.matrix.placing import assignments, place
 
-Results = dict[str, Counter]
+Found = dict[str, Outcome]  # by call
 
 
-@attrs.frozen
-class Outcome:
-    """What came of one call in one layout."""
+def over_mesh(cases: dict[str, list[Case]], mesh: Mesh) -> Found:
+    """What came of each function's calls, in all layouts."""
+    items = {name: (name, variants) for name, variants in cases.items()}
+    found: Found = {}
+    for name, result in run_all(items, mesh.size, partial(_start, mesh), _failed).items():
+        found |= {name: Outcome("error", result.why)} if isinstance(result, Ended) else _of(result)
+    return found
 
-    verdict: str  # "ok", "fell back", "error", "WRONG"
-    detail: str = ""
+
+def _start(mesh: Mesh, rank: int) -> Callable[[tuple[str, list[Case]]], Found]:
+    shardcore.install("dtensor")
+    counting.count_rules()
+    device_mesh = keras.distribution.DeviceMesh(mesh.shape, mesh.axis_names)
+    layout_map = keras.distribution.LayoutMap(device_mesh)
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data")
+    )
+    tensors = DTensors(World(mesh, tuple(range(mesh.size)), rank, "cpu"))
+    functions = public_functions()
+
+    def run(item: tuple[str, list[Case]]) -> Found:
+        name, variants = item
+        return {
+            f"{name}[{at}] {_named(chosen)}": outcome
+            for at, case in enumerate(variants)
+            for chosen, outcome in run_case(tensors, case, functions.get(name))
+        }
+
+    return run
 
 
-def run_cases(
-    rank: int, mesh: Mesh, cases: dict[str, list[Case]]
-) -> list[tuple[str, str, Outcome]]:
-    """All cases in all layouts, on this rank: function, case with layouts, outcome."""
-    world = World(mesh, tuple(range(mesh.size)), rank, "cpu")
-    tensors, functions = DTensors(world), public_functions()
-    warnings.simplefilter("ignore")
-    return [
-        (name, f"{name}[{at}] {_named(chosen)}", outcome)
-        for name, variants in cases.items()
-        for at, case in enumerate(variants)
-        for chosen, outcome in run_case(tensors, case, functions[name])
-    ]
+def _failed(found: Found) -> bool:
+    return any(outcome.status == "error" for outcome in found.values())
+
+
+def _of(ranks: list[Found]) -> Found:
+    assert len({tuple(found) for found in ranks}) == 1, "ranks ran different calls"
+    return {call: worst(found[call] for found in ranks) for call in ranks[0]}
 
 
 def run_case(
-    tensors: DTensors, case: Case, function: Callable[..., Any]
+    tensors: DTensors, case: Case, function: Callable[..., Any] | None
 ) -> list[tuple[Sequence[Layout | None], Outcome]]:
     values = [
         operand.value(seed)
@@ -67,9 +86,9 @@ def run_case(
 
 
 def _outcome(tensors, call, function, case, values, chosen, expected) -> Outcome:
-    before = sum(fallback.CALLS.values())
+    counting.begin()
     try:
-        with tensors.promotion():
+        with tensors.presence(), tensors.promotion():
             placed = [
                 place(tensors, value, wanted) for value, wanted in zip(values, chosen, strict=True)
             ]
@@ -79,8 +98,7 @@ def _outcome(tensors, call, function, case, values, chosen, expected) -> Outcome
     wrong = difference(found, expected)
     if wrong:
         return Outcome("WRONG", wrong)
-    fell_back = sum(fallback.CALLS.values()) > before
-    return Outcome("fell back" if fell_back else "ok")
+    return counting.right()
 
 
 def _with_gradients(function: Callable[..., Any], case: Case, operands: list[Any]) -> list[Any]:

@@ -1,14 +1,6 @@
-"""Many small models, trained on one device and over a mesh: do the numbers agree?
+"""Many small models, each in a fresh Keras session, on one device and over a mesh: one result?"""
 
-One fork of ranks runs many cases, each in a fresh Keras session, and notes after each what came
-of it, so that a case that kills or hangs its ranks costs that case alone: a new fork goes on.
-"""
-
-import pickle
-import signal
-import tempfile
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +11,10 @@ import torch.distributed
 from attrs import field, frozen
 
 import shardcore
-from shardcore.adapters import fallback
-from shardcore.testing import RankFailed, run_ranks
+from tests.matrix import counting
+from tests.matrix.forks import Ended, run_all
+from tests.matrix.outcomes import Outcome, worst
 
-# Seconds for one case on a loaded machine; then its ranks are ended.
-CASE_SECONDS = 60
 TOLERANCE = 1e-4
 
 
@@ -71,25 +62,6 @@ class Mesh:
         return int(np.prod(self.shape))
 
 
-MESHES = [
-    Mesh((2,)),
-    Mesh((2, 1), "last"),
-    Mesh((1, 2), "last"),
-    Mesh((1, 2), "first"),
-    Mesh((2, 2), "last"),
-    Mesh((2, 2), "first"),
-    Mesh((2, 2), "last", ("data", "model")),
-]
-
-
-@frozen
-class Outcome:
-    """What came of one case: "ok", "fell back", "error" or "WRONG", and its story."""
-
-    status: str
-    detail: str = ""
-
-
 @frozen
 class Numbers:
     """What a case computed.
@@ -108,13 +80,12 @@ Reference = dict[str, Numbers | str]
 
 def one_device(cases: Sequence[Case]) -> Reference:
     """The numbers of plain Keras, or what its error says."""
+    found = run_all(_by_name(cases), 1, lambda rank: _attempt, lambda result: False)
+    return {n: r.why if isinstance(r, Ended) else r[0] for n, r in found.items()}
 
-    def program(rank: int) -> Reference:
-        warnings.simplefilter("ignore")  # Keras' and torch's own, which tests make errors
-        return {case.name: _attempt(case) for case in cases}
 
-    (result,) = run_ranks(program, 1, timeout=CASE_SECONDS * len(cases), init=False)
-    return result
+def _by_name(cases: Sequence[Case]) -> dict[str, Case]:
+    return {case.name: case for case in cases}
 
 
 def _attempt(case: Case) -> Numbers | str:
@@ -128,78 +99,25 @@ def _attempt(case: Case) -> Numbers | str:
 
 def over_mesh(cases: Sequence[Case], mesh: Mesh, reference: Reference) -> dict[str, Outcome]:
     """What came of each case that one device can run."""
-    left = [case for case in cases if isinstance(reference[case.name], Numbers)]
-    outcomes: dict[str, Outcome] = {}
-    while left:
-        with tempfile.TemporaryDirectory() as folder:
-            crash = _run(left, mesh, reference, Path(folder))
-            noted = [_read(Path(folder) / str(rank)) for rank in range(mesh.ranks)]
-        done = _agreed(noted)
-        told = {name: outcome.detail for notes in noted for name, outcome in notes.items()}
-        outcomes |= done
-        left = [case for case in left if case.name not in done]
-        if crash and left:  # the case at which it happened
-            name = left.pop(0).name
-            outcomes[name] = Outcome("error", f"{told.get(name, '')} {crash}")
-    return outcomes
+    run = _by_name([case for case in cases if isinstance(reference[case.name], Numbers)])
 
-
-def _run(cases: Sequence[Case], mesh: Mesh, reference: Reference, notes: Path) -> str:
-    """Run the cases until the ranks part ways; what ended them, "" if nothing did."""
-
-    def program(rank: int) -> None:
-        warnings.simplefilter("ignore")
+    def start(rank: int) -> Callable[[Case], Outcome]:
         shardcore.install("dtensor")
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends even a rank that waits for others
-        with (notes / str(rank)).open("wb") as file:
-            for case in cases:
-                signal.alarm(CASE_SECONDS)
-                outcome = _compared(case, mesh, reference[case.name])
-                pickle.dump((case.name, outcome), file)
-                file.flush()
-                if _part_ways(outcome, mesh):
-                    break
-        signal.alarm(0)
+        counting.count_rules()
+        return lambda case: _compared(case, mesh, reference[case.name])
 
-    try:
-        run_ranks(program, mesh.ranks, timeout=3000)
-        return ""
-    except RankFailed as failed:
-        return str(failed)
+    found = run_all(run, mesh.ranks, start, lambda outcome: outcome.status == "error")
+    return {name: _of_ranks(result) for name, result in found.items()}
 
 
-def _part_ways(outcome: Outcome, mesh: Mesh) -> bool:
-    """Whether only some of the ranks failed, so that their group cannot be used again."""
-    everyone: list[Any] = [None] * mesh.ranks
-    torch.distributed.all_gather_object(everyone, outcome.status)
-    return len(set(everyone)) > 1 and "error" in everyone
-
-
-def _agreed(noted: list[dict[str, Outcome]]) -> dict[str, Outcome]:
-    """The outcomes that every rank noted, the worst of each case."""
-    order = ["ok", "fell back", "error", "WRONG"]
-    return {
-        name: max((notes[name] for notes in noted), key=lambda o: order.index(o.status))
-        for name in noted[0]
-        if all(name in notes for notes in noted)
-    }
-
-
-def _read(path: Path) -> dict[str, Outcome]:
-    found: dict[str, Outcome] = {}
-    if path.exists():
-        with path.open("rb") as file:
-            try:
-                while True:
-                    name, outcome = pickle.load(file)
-                    found[name] = outcome
-            except (EOFError, pickle.UnpicklingError):
-                pass
-    return found
+def _of_ranks(result: list[Outcome] | Ended) -> Outcome:
+    if isinstance(result, Ended):
+        return Outcome("error", " ".join([*(each.detail for each in result.noted), result.why]))
+    return worst(result)
 
 
 def _compared(case: Case, mesh: Mesh, reference: Numbers) -> Outcome:
-    fallback.CALLS.clear()
+    counting.begin()
     try:
         keras.utils.clear_session()
         keras.config.set_dtype_policy("float32")
@@ -212,8 +130,7 @@ def _compared(case: Case, mesh: Mesh, reference: Numbers) -> Outcome:
     difference = compare(numbers.values, reference.values, case.tolerance)
     if difference:
         return Outcome("WRONG", difference)
-    operators = ", ".join(sorted(fallback.CALLS))
-    return Outcome("fell back", operators) if operators else Outcome("ok")
+    return counting.right()
 
 
 def distribute(mesh: Mesh, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -263,7 +180,7 @@ def train(case: Case, mesh: Mesh | None = None) -> Numbers:
         values[f"prediction {number}"] = output
     variables = [*model.variables, *model.optimizer.variables]
     values |= {
-        f"variable {number} {variable.path}": keras.ops.convert_to_numpy(variable)
+        f"variable {number}": keras.ops.convert_to_numpy(variable)
         for number, variable in enumerate(variables)
     }
     if mesh is not None:

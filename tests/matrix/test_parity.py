@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 
 from shardcore.testing import run_ranks
-from tests.matrix import parity
+from tests.matrix import forks, parity
 from tests.matrix.parity import Case, Mesh, compare, one_device, over_mesh
 
 MESH = Mesh((1, 2), "last")
@@ -66,7 +66,7 @@ def hangs(rank, x):
 
 
 def test_each_fault_is_told_and_the_next_case_runs(monkeypatch):
-    monkeypatch.setattr(parity, "CASE_SECONDS", 8)
+    monkeypatch.setattr(forks, "ITEM_SECONDS", 8)
     faults = [
         planted("first", lambda rank, x: x),
         planted("a little wrong", lambda rank, x: x * 1.001),
@@ -112,7 +112,7 @@ def test_a_fall_back_is_told():
 
     case = Case("rare", build, batch, rows=(4,))
     outcome = over_mesh([case], MESH, one_device([case]))["rare"]
-    assert (outcome.status, outcome.detail) == ("fell back", "shardcore_tests.twice.default")
+    assert (outcome.status, outcome.fell_back) == ("fell back", ("shardcore_tests.twice.default",))
 
 
 def test_a_variable_that_is_not_on_the_mesh_is_found():

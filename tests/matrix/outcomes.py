@@ -1,0 +1,34 @@
+"""What came of a case: on one rank, on all ranks, of one class."""
+
+from collections.abc import Iterable
+
+from attrs import frozen
+
+ORDER = ("ok", "fell back", "error", "WRONG")
+
+
+@frozen
+class Outcome:
+    """What came of one case.
+
+    Args:
+        status: one of `ORDER`.
+        detail: what differs, or what was raised.
+        fell_back: the operators that ran on whole operands.
+        by_rule: the operators that a rule of shardcore split.
+    """
+
+    status: str
+    detail: str = ""
+    fell_back: tuple[str, ...] = ()
+    by_rule: tuple[str, ...] = ()
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The outcome of a case on which ranks differ."""
+    return max(outcomes, key=lambda outcome: ORDER.index(outcome.status))
+
+
+def class_of(case: str) -> str:
+    """The class, function or model that the case is of: "Conv1D" of "Conv1D/causal"."""
+    return case.partition("/")[0].partition("[")[0]

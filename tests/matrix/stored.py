@@ -1,0 +1,41 @@
+"""What whole runs found, kept in build/matrix from one command to the next."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
+
+from tests.matrix.outcomes import ORDER, Outcome
+
+FOLDER = Path(__file__).parents[2] / "build" / "matrix"
+
+
+def keep(table: str, mesh: str, found: dict[str, Outcome]) -> None:
+    """Keep what a table came to on a mesh."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    lines = {case: attrs.asdict(outcome) for case, outcome in found.items()}
+    _file(table, mesh).write_text(json.dumps(lines, indent=0))
+
+
+def kept(table: str, mesh: str) -> dict[str, Outcome]:
+    """What was kept of a table on a mesh; nothing if it was not run."""
+    file = _file(table, mesh)
+    if not file.exists():
+        return {}
+    return {case: _outcome(**each) for case, each in json.loads(file.read_text()).items()}
+
+
+def _outcome(fell_back: list[str], by_rule: list[str], **others: str) -> Outcome:
+    return Outcome(fell_back=tuple(fell_back), by_rule=tuple(by_rule), **others)
+
+
+def _file(table: str, mesh: str) -> Path:
+    return FOLDER / f"{table} on {mesh}.json"
+
+
+def counts(outcomes: Iterable[Outcome]) -> str:
+    """How many came to what: "9 ok, 2 fell back"."""
+    found = Counter(outcome.status for outcome in outcomes)
+    return ", ".join(f"{found[status]} {status}" for status in ORDER if found[status])

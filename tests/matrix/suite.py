@@ -1,0 +1,205 @@
+"""All tables of the matrix: which cases there are, on which meshes, and what came of them."""
+
+import inspect
+from collections.abc import Iterable
+from types import ModuleType
+
+import keras
+from attrs import field, frozen
+
+from tests.matrix import ops_run, placing
+from tests.matrix.layer_cases import LAYERS, NOT_ON_ONE_DEVICE
+from tests.matrix.losses_cases import LOSSES
+from tests.matrix.metrics_cases import METRICS
+from tests.matrix.models_cases import MODELS
+from tests.matrix.ops_cases import CASES
+from tests.matrix.optimizers_cases import OPTIMIZERS, SCHEDULES
+from tests.matrix.outcomes import Outcome, class_of
+from tests.matrix.parity import Case, Mesh, Reference, one_device, over_mesh
+from tests.matrix.random_cases import RANDOM
+from tests.matrix.weights_cases import CONSTRAINTS, INITIALIZERS, REGULARIZERS
+
+ALL = (
+    Mesh((2,)),
+    Mesh((2, 1), "last"),
+    Mesh((1, 2), "last"),
+    Mesh((1, 2), "first"),
+    Mesh((2, 2), "last"),
+    Mesh((2, 2), "last", ("data", "model")),
+)
+# For what is done to weights alone: who has which rows of the batch shows nothing more.
+SPLIT = (
+    Mesh((1, 2), "last"),
+    Mesh((1, 2), "first"),
+    Mesh((2, 2), "last"),
+    Mesh((2, 2), "last", ("data", "model")),
+)
+# For what sees no kernel: another split of them shows nothing more.
+FEW = (Mesh((2,)), Mesh((1, 2), "last"), Mesh((2, 2), "last"))
+# CI runs a few cases of each table on the mesh that splits most.
+FAST_MESH = "2x2, last dim over model"
+
+
+@frozen
+class Classes:
+    """Cases of the public classes of one module: small models that are trained.
+
+    Args:
+        cases: each named after its class.
+        module: None for models, which no module lists.
+        fast: the names of the cases that CI runs.
+        helpers: classes that compute nothing.
+        on: the meshes.
+        functions: whether its functions are meant, too.
+    """
+
+    cases: list[Case]
+    module: ModuleType | None
+    fast: tuple[str, ...]
+    helpers: frozenset[str] = frozenset()
+    on: tuple[Mesh, ...] = ALL
+    functions: bool = False
+    _reference: Reference = field(factory=dict, init=False, repr=False)
+
+    def meshes(self) -> list[str]:
+        """The names of the meshes."""
+        return [mesh.name for mesh in self.on]
+
+    def run(self, mesh: str, only: Iterable[str] | None = None) -> dict[str, Outcome]:
+        """What came of the cases on the mesh of that name: of all, or of those of these names.
+
+        What is listed as not running on one device is left out; what else does not is an error.
+        """
+        wanted = None if only is None else set(only)
+        cases = [case for case in self.cases if case.name not in NOT_ON_ONE_DEVICE]
+        chosen = [c for c in cases if wanted is None or c.name in wanted]
+        numbers = self.reference(chosen)
+        by_name = {each.name: each for each in self.on}
+        alone = {c.name: numbers[c.name] for c in chosen}
+        failed = {
+            n: Outcome("error", f"one device: {v}") for n, v in alone.items() if isinstance(v, str)
+        }
+        return failed | over_mesh(chosen, by_name[mesh], numbers)
+
+    def reference(self, cases: Iterable[Case]) -> Reference:
+        """The numbers of one device, computed once for all meshes."""
+        missing = [case for case in cases if case.name not in self._reference]
+        if missing:
+            self._reference.update(one_device(missing))
+        return self._reference
+
+    def named(self, names: Iterable[str]) -> set[str]:
+        """The cases of these names, and those of the classes of these names."""
+        wanted = set(names)
+        return {c.name for c in self.cases if {c.name, class_of(c.name)} & wanted}
+
+    def classes(self) -> set[str]:
+        """What has a row in the table."""
+        return {class_of(case.name) for case in self.cases if case.name not in NOT_ON_ONE_DEVICE}
+
+    def public(self) -> list[set[str]]:
+        """The names of each public class or function of the module: some have several."""
+        names: dict[int, set[str]] = {}
+        kind = callable if self.functions else inspect.isclass
+        for name, value in inspect.getmembers(self.module, kind):
+            if not name.startswith("_"):
+                names.setdefault(id(value), set()).add(name)
+        return [each for each in names.values() if not each & self.helpers]
+
+
+@frozen
+class Functions:
+    """Cases of public functions: one call in all layouts of its operands."""
+
+    cases: dict[str, list[ops_run.Case]]
+
+    def meshes(self) -> list[str]:
+        """The names of the meshes."""
+        return list(placing.MESHES)
+
+    def named(self, names: Iterable[str]) -> set[str]:
+        """The functions of these names."""
+        return set(names) & set(self.cases)
+
+    def classes(self) -> set[str]:
+        """What has a row in the table."""
+        return set(self.cases)
+
+    def run(self, mesh: str, only: Iterable[str] | None = None) -> dict[str, Outcome]:
+        """What came of the calls on the mesh of that name: of all functions, or of these."""
+        chosen = {n: c for n, c in self.cases.items() if only is None or n in only}
+        return ops_run.over_mesh(chosen, placing.MESHES[mesh])
+
+
+CLASSES = {
+    "layers": Classes(
+        LAYERS,
+        keras.layers,
+        ("Dense", "Dense/lora", "Dense/regularized", "EinsumDense", "Embedding/masked",
+         "Layer/state", "Layer/add_loss", "Softmax/axes", "Conv2D", "Conv1D/causal",
+         "DepthwiseConv2D", "Conv2DTranspose",
+         "MaxPooling2D", "AveragePooling2D/same", "GlobalAveragePooling1D/masked",
+         "BatchNormalization/odd", "BatchNormalization/masked", "LayerNormalization",
+         "RMSNormalization", "GroupNormalization", "Dropout/global seed", "Concatenate/axis",
+         "Reshape/split", "ZeroPadding2D", "MultiHeadAttention/causal", "GroupQueryAttention",
+         "Attention/padded", "GRU/masked", "LSTM", "SimpleRNN/stateful", "RandomFlip", "Resizing"),
+        helpers=frozenset({"InputSpec"}),
+    ),
+    "models": Classes(MODELS, None, ("decoder", "autoencoder", "own loss")),
+    "losses": Classes(
+        LOSSES,
+        keras.losses,
+        ("CategoricalCrossentropy", "CTC", "Dice", "MeanSquaredError/mean masked",
+         "MeanSquaredError/weighted", "SparseCategoricalCrossentropy/logits"),
+        on=FEW,
+    ),
+    "metrics": Classes(
+        METRICS,
+        keras.metrics,
+        ("AUC/weighted", "F1Score", "MeanIoU", "Precision/top", "R2Score",
+         "SparseTopKCategoricalAccuracy", "SparseCategoricalAccuracy"),
+        on=FEW,
+    ),
+    "optimizers": Classes(
+        OPTIMIZERS,
+        keras.optimizers,
+        ("Adafactor", "Adam/all", "Lamb", "Muon", "SGD/global_clipnorm", "MultiOptimizer",
+         "LossScaleOptimizer/overflowing"),
+        helpers=frozenset({"OptimizerMap"}),
+        on=SPLIT,
+    ),
+    "schedules": Classes(SCHEDULES, keras.optimizers.schedules, ("CosineDecay",), on=FEW),
+    "regularizers": Classes(
+        REGULARIZERS, keras.regularizers, ("L2", "OrthogonalRegularizer/rows"), on=SPLIT
+    ),
+    "constraints": Classes(CONSTRAINTS, keras.constraints, ("UnitNorm",), on=SPLIT),
+    "initializers": Classes(
+        INITIALIZERS, keras.initializers, ("GlorotUniform", "Orthogonal"), on=SPLIT
+    ),
+    "random": Classes(
+        RANDOM,
+        keras.random,
+        ("dropout", "gamma/of tensors", "shuffle", "uniform/global seed"),
+        functions=True,
+        on=FEW,
+    ),
+}  # fmt: skip
+
+OPERATORS = Functions(dict(sorted(CASES.items())))
+TABLES: dict[str, Classes | Functions] = {**CLASSES, "ops": OPERATORS}
+
+# What does not run over a mesh, and what the user is told. Every other error fails the suite.
+DOCUMENTED_ERRORS = {
+    "ctc_decode": 'With `strategy="beam_search"` Keras reads a list from the tensor, which torch '
+    "refuses for a sharded one: give it `shardcore.all_gather`ed values.",
+}
+
+
+def unexpected(outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
+    """What must not be: a wrong number, or an error that is not documented."""
+    return {
+        name: outcome
+        for name, outcome in outcomes.items()
+        if outcome.status == "WRONG"
+        or (outcome.status == "error" and class_of(name) not in DOCUMENTED_ERRORS)
+    }
