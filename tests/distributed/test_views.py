@@ -132,3 +132,17 @@ def test_views_that_are_gone_cost_nothing():
         return counts, number
 
     assert run_ranks(program, 2) == [([1, 0, 0], 3.0)] * 2
+
+
+def test_a_view_of_a_dim_that_one_rank_has_whole_is_no_copy():
+    """Nothing is noted of it: what is noted would grow at each write."""
+
+    def program(rank):
+        distribute((2, 1))
+        x = shardcore.distribute_tensor(torch.tensor(VALUES), ("model", None))
+        for _ in range(3):
+            row, (first, *_) = x[0], x.unbind(0)
+            x.add_(1)
+        return float(row[1]), float(first[1]), len(dtensor_views._TAKEN), len(dtensor_views._ORIGIN)
+
+    assert run_ranks(program, 2) == [(4.0, 4.0, 0, 0)] * 2

@@ -110,7 +110,7 @@ def _unbind(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     placements = choose(operator, rule, (tensor,)).operands[0]
     moved = brought(tensor, placements)
     slices = torch_compat.as_torch_does(operator, (moved, *rest), kwargs)
-    if moved.placements != tensor.placements:
+    if torch_compat.moves(tensor, moved.placements):
         dtensor_views.taken(operator, args, kwargs, [each.to_local() for each in slices])
     return slices
 

@@ -27,7 +27,7 @@ from shardcore.adapters.torch_compat.operators import (
     writes_first,
     writing_operators,
 )
-from shardcore.adapters.torch_compat.planning import is_known
+from shardcore.adapters.torch_compat.planning import is_known, moves
 from shardcore.adapters.torch_compat.tensors import (
     base_of,
     local_tensor,
@@ -59,6 +59,7 @@ __all__ = [
     "is_known",
     "list_writing_operators",
     "local_tensor",
+    "moves",
     "number_of_results",
     "ordered_placements",
     "out_of_place",

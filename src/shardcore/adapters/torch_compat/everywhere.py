@@ -85,6 +85,8 @@ _TORCHS_PROPERTY: Any = vars(_dispatch.OpDispatcher)["_allow_implicit_replicatio
 def _communicates(current: DTensorSpec, target: DTensorSpec) -> bool:
     """Whether more is done than to cut what each rank has whole."""
     return any(
-        not before.is_replicate() and before != after
-        for before, after in zip(current.placements, target.placements, strict=True)
+        size > 1 and not before.is_replicate() and before != after
+        for size, before, after in zip(
+            current.mesh.shape, current.placements, target.placements, strict=True
+        )
     )

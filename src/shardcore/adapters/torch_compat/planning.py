@@ -3,6 +3,7 @@
 import itertools
 import logging
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,13 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import Partial, Replicate, Shard, _StridedShard
+from torch.distributed.tensor.placement_types import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    _StridedShard,
+)
 from torch.utils import _pytree as pytree
 
 
@@ -201,7 +208,13 @@ def moves_first(args: tuple[Any, ...], sharding: Any) -> bool:
     local = sharding.redistribute_schema
     if local is None or not isinstance(args[0], DTensor):
         return False
-    return tuple(args[0].placements) != tuple(local.args_schema[0].placements)
+    return moves(args[0], local.args_schema[0].placements)
+
+
+def moves(tensor: DTensor, placements: Sequence[Placement]) -> bool:
+    """Whether `tensor` is copied to come into `placements`. Along an axis of one rank it is not."""
+    axes = zip(tensor.device_mesh.shape, tensor.placements, placements, strict=True)
+    return any(size > 1 and before != after for size, before, after in axes)
 
 
 def replicated_sharding(info: Any) -> OutputSharding | None:
