@@ -1,12 +1,14 @@
-"""A wrong rule turns both matrices red: operators that are trusted wrongly on purpose are seen."""
+"""A wrong rule turns both matrices red: of which operator is trusted, and of how one is split."""
 
+import attrs
 import keras
 import pytest
 import torch
 
 from shardcore.adapters import dtensor_trust
+from shardcore.domain import operator_rules_table as table
 from tests.matrix import placing
-from tests.matrix.layer_cases import case, reals
+from tests.matrix.layer_cases import LAYERS, case, reals
 from tests.matrix.ops_cases import CASES
 from tests.matrix.ops_run import over_mesh
 from tests.matrix.parity import Mesh
@@ -20,31 +22,57 @@ def trust(monkeypatch, operator):
     monkeypatch.setitem(dtensor_trust.DISTRUSTED, operator, lambda args: False)
 
 
-@pytest.mark.parametrize(
-    ("name", "operator"),
-    [
-        pytest.param("amax", aten.sum.dim_IntList, id="a reduction over no dims"),
-        pytest.param("view", aten.view.dtype, id="bits of a pending sum"),
-    ],
-)
-def test_a_function_is_wrong(monkeypatch, name, operator):
+def forget_a_sum(monkeypatch):
+    """The gradient of a kernel counts as whole on a rank that has seen its own rows only."""
+    right = table.convolution_backward
+
+    def wrong(*numbers):
+        rule = right(*numbers)
+        of_input, of_kernel, of_bias = rule.results
+        forgetting = attrs.evolve(of_kernel, dims=str(of_kernel), of=("kernel",))
+        return attrs.evolve(rule, results=(of_input, forgetting, of_bias))
+
+    monkeypatch.setattr(table, "convolution_backward", wrong)
+
+
+PLANTED = {
+    "a reduction over no dims": (lambda patch: trust(patch, aten.sum.dim_IntList), "amax"),
+    "bits of a pending sum": (lambda patch: trust(patch, aten.view.dtype), "view"),
+    "a rule without its sum": (forget_a_sum, "conv"),
+}
+
+
+@pytest.mark.parametrize(("plant", "name"), PLANTED.values(), ids=PLANTED)
+def test_a_function_is_wrong(monkeypatch, plant, name):
     def found():
         return unexpected(over_mesh({name: CASES[name]}, placing.MESHES["(2,)"]))
 
     assert found() == {}
-    trust(monkeypatch, operator)
+    plant(monkeypatch)
     assert any(outcome.status == "WRONG" for outcome in found().values())
 
 
-def test_a_layer_is_wrong(monkeypatch):
-    def over_largest():
-        return keras.layers.Lambda(lambda x: x / keras.ops.amax(x))
+def over_largest():
+    return keras.layers.Lambda(lambda x: x / keras.ops.amax(x))
 
-    table = Classes([case("Lambda/largest", over_largest, reals(4))], None, (), on=(Mesh((2,)),))
+
+CONVOLUTION = next(each for each in LAYERS if each.name == "Conv2D")
+LAYERS_PLANTED = {
+    "a reduction over no dims": (
+        lambda patch: trust(patch, aten.sum.dim_IntList),
+        case("Lambda/largest", over_largest, reals(4)),
+    ),
+    "a rule without its sum": (forget_a_sum, CONVOLUTION),
+}
+
+
+@pytest.mark.parametrize(("plant", "planted"), LAYERS_PLANTED.values(), ids=LAYERS_PLANTED)
+def test_a_layer_is_wrong(monkeypatch, plant, planted):
+    layers = Classes([planted], None, (), on=(Mesh((2,)),))
 
     def found():
-        return unexpected(table.run(*table.meshes()))
+        return unexpected(layers.run(*layers.meshes()))
 
     assert found() == {}
-    trust(monkeypatch, aten.sum.dim_IntList)
-    assert [outcome.status for outcome in found().values()] == ["WRONG"]
+    plant(monkeypatch)
+    assert list(found()) == [planted.name]

@@ -10,11 +10,11 @@ import attrs
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate
 
 from shardcore.adapters import dtensor_promotion, dtensor_views, torch_compat
 from shardcore.adapters.dtensor_operators import OPERATORS
-from shardcore.domain import placements as domain
+from shardcore.adapters.dtensor_placements import from_torch, to_torch
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.ports.world import World
@@ -27,23 +27,13 @@ def device_mesh(world: World) -> DeviceMesh:
     return DeviceMesh(world.device_type, ranks, mesh_dim_names=world.mesh.axis_names)
 
 
-def to_torch(layout: Layout) -> tuple[Placement, ...]:
+def torch_placements(layout: Layout) -> tuple[Placement, ...]:
     """The DTensor placements of `layout`."""
-    placements = tuple(_to_torch(placement) for placement in layout.placements)
+    placements = tuple(to_torch(placement) for placement in layout.placements)
     return torch_compat.ordered_placements(placements, layout.shard_order, layout.mesh)
 
 
-def _to_torch(placement: domain.Placement) -> Placement:
-    match placement:
-        case domain.Shard(dim):
-            return Shard(dim)
-        case domain.Partial(op):
-            return Partial(op)
-        case _:
-            return Replicate()
-
-
-def from_torch(world: World, tensor: DTensor) -> Layout:
+def layout_of(world: World, tensor: DTensor) -> Layout:
     """The layout of `tensor`.
 
     Raises:
@@ -57,16 +47,8 @@ def from_torch(world: World, tensor: DTensor) -> Layout:
             "says: shardcore.distribute_tensor(tensor, layout) brings it into one."
         ) from error
     return Layout.from_placements(
-        world.mesh, [_from_torch(placement) for placement in placements], tensor.ndim, order
+        world.mesh, [from_torch(placement) for placement in placements], tensor.ndim, order
     )
-
-
-def _from_torch(placement: Placement) -> domain.Placement:
-    if isinstance(placement, Shard):
-        return domain.Shard(placement.dim)
-    if isinstance(placement, Partial):
-        return domain.Partial(placement.reduce_op)  # type: ignore[arg-type]
-    return domain.Replicate()
 
 
 @attrs.frozen
@@ -89,7 +71,7 @@ class DTensors:
 
     def layout(self, tensor: Any) -> Layout | None:
         """The layout of `tensor`, or None if it is no DTensor of this mesh."""
-        return from_torch(self.world, tensor) if self.owns(tensor) else None
+        return layout_of(self.world, tensor) if self.owns(tensor) else None
 
     def shard(self, value: torch.Tensor, layout: Layout) -> DTensor:
         """This rank's part of `value`, copied so that the whole can be freed."""
@@ -110,7 +92,7 @@ class DTensors:
         return DTensor.from_local(
             part.contiguous(),
             self._mesh,
-            to_torch(layout),
+            torch_placements(layout),
             run_check=False,
             shape=torch.Size(shape),
             stride=stride,
@@ -119,7 +101,7 @@ class DTensors:
     def redistribute(self, tensor: DTensor, layout: Layout) -> DTensor:
         """`tensor` in `layout`, differentiable."""
         _check_order(layout, tuple(tensor.shape))
-        return tensor.redistribute(self._mesh, to_torch(layout))
+        return tensor.redistribute(self._mesh, torch_placements(layout))
 
     def settle(self, tensor: Any) -> Any:
         """`tensor` with pending reductions done, in the forward and in the backward pass."""
@@ -150,7 +132,7 @@ class DTensors:
 
     def copy_into(self, stored: DTensor, value: Any) -> None:
         """Overwrite `stored` in place."""
-        layout = from_torch(self.world, stored)
+        layout = layout_of(self.world, stored)
         with torch.no_grad():
             if isinstance(value, DTensor):
                 part = self.local(self.redistribute(value, layout))
@@ -161,7 +143,7 @@ class DTensors:
 
     def on_gradient(self, stored: torch.Tensor, layout: Layout) -> None:
         """Redistribute each gradient once it is accumulated."""
-        placements = to_torch(layout)
+        placements = torch_placements(layout)
 
         def redistribute(parameter: torch.Tensor) -> None:
             gradient = parameter.grad

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, Replicate
 
 from shardcore.adapters import fallback
+from shardcore.adapters.dtensor_placements import from_torch, to_torch
 from shardcore.domain import placements as domain
 from shardcore.domain.operator_rules import OperatorRule
 from shardcore.domain.operator_rules_choice import Placed, Split, split
@@ -49,7 +50,7 @@ def run_split(
             else _joined(
                 part,
                 mesh,
-                [_to_torch(placement) for placement in placements],
+                [to_torch(placement) for placement in placements],
                 chosen.global_shape(result, tuple(part.shape), shape, at),
             )
             for part, result, placements in zip(parts, rule.results, chosen.results, strict=True)
@@ -70,7 +71,7 @@ def choose(
 def brought(tensor: DTensor, placements: Sequence[domain.Placement]) -> DTensor:
     """`tensor` in `placements`."""
     with torch.no_grad():
-        return tensor.redistribute(placements=[_to_torch(each) for each in placements])
+        return tensor.redistribute(placements=[to_torch(each) for each in placements])
 
 
 def _promoted(tensor: torch.Tensor, mesh: DeviceMesh) -> DTensor:
@@ -85,28 +86,8 @@ def _coordinate(mesh: DeviceMesh) -> tuple[int, ...]:
 
 def _placed(tensor: DTensor) -> Placed:
     return Placed(
-        tuple(tensor.shape), tuple(map(_from_torch, tensor.placements)), tensor.element_size()
+        tuple(tensor.shape), tuple(map(from_torch, tensor.placements)), tensor.element_size()
     )
-
-
-def _from_torch(placement: Placement) -> domain.Placement:
-    """A placement in the words of the domain. What a reshape left in strides is split as well."""
-    dim = getattr(placement, "dim", None)
-    if dim is not None:
-        return domain.Shard(dim)
-    if type(placement) is Partial:
-        return domain.Partial(placement.reduce_op)  # type: ignore[arg-type]
-    return domain.Replicate()
-
-
-def _to_torch(placement: domain.Placement) -> Placement:
-    match placement:
-        case domain.Shard(dim):
-            return Shard(dim)
-        case domain.Partial(op):
-            return Partial(op)
-        case _:
-            return Replicate()
 
 
 def _part(tensor: DTensor, placements: Sequence[domain.Placement]) -> torch.Tensor:
@@ -114,7 +95,7 @@ def _part(tensor: DTensor, placements: Sequence[domain.Placement]) -> torch.Tens
     axes = [
         axis
         for axis, (source, target) in enumerate(zip(tensor.placements, placements, strict=True))
-        if isinstance(target, domain.Partial) and source != _to_torch(target)
+        if isinstance(target, domain.Partial) and source != to_torch(target)
     ]
     whole = [
         domain.Replicate() if axis in axes else target for axis, target in enumerate(placements)

@@ -8,8 +8,10 @@ import torch
 from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from shardcore.adapters.torch_compat.while_used import WhileUsed
 
-class EveryThread:
+
+class EveryThread(WhileUsed):
     """Changes to DTensor that hold on every thread, while at least one scope asks for them.
 
     torch 2.13: whether a plain tensor is promoted is read, in C++, from a flag of the thread, so
@@ -32,13 +34,8 @@ class EveryThread:
         self._around_backward = around_backward
         self._before_collective = before_collective
         self._keeps_promotion = keeps_promotion
-        self._users = 0
 
-    def enter(self) -> None:
-        """Put the changes in place, unless another scope has."""
-        self._users += 1
-        if self._users > 1:
-            return
+    def _put(self) -> None:
         around, keeps = self._around_backward, self._keeps_promotion
 
         def backward(tensor: DTensor, *args: Any, **kwargs: Any) -> None:
@@ -55,11 +52,7 @@ class EveryThread:
         for module in _REDISTRIBUTING:
             module.redistribute_local_tensor = self._redistribute
 
-    def leave(self) -> None:
-        """Take the changes back when the last scope leaves."""
-        self._users -= 1
-        if self._users:
-            return
+    def _take_back(self) -> None:
         dtensor: Any = DTensor
         del dtensor.backward
         dispatcher: Any = _dispatch.OpDispatcher

@@ -9,9 +9,10 @@ from torch.distributed.tensor import DTensor
 
 from shardcore.adapters.torch_compat import costs, planning
 from shardcore.adapters.torch_compat.operators import TORCHS_HANDLERS, Handler, is_view
+from shardcore.adapters.torch_compat.while_used import WhileUsed
 
 
-class OperatorTable:
+class OperatorTable(WhileUsed):
     """What DTensor does with an operator, changed while at least one scope asks for it.
 
     torch 2.13: `DTensor._op_dispatcher` has no public way to say what happens where an operator
@@ -34,13 +35,8 @@ class OperatorTable:
         self._handlers = handlers
         self._on_fallback = on_fallback
         self._on_copied_view = on_copied_view
-        self._users = 0
 
-    def enter(self) -> None:
-        """Put the changes in place, unless another scope has."""
-        self._users += 1
-        if self._users > 1:
-            return
+    def _put(self) -> None:
         planning.warn_if_unknown(torch.__version__)
         dispatcher: Any = DTensor._op_dispatcher
         dispatcher._custom_op_handlers.update(self._handlers)
@@ -51,11 +47,7 @@ class OperatorTable:
         for name in _CHATTY:
             logging.getLogger(name).addFilter(_is_no_advice)
 
-    def leave(self) -> None:
-        """Take the changes back when the last scope leaves."""
-        self._users -= 1
-        if self._users:
-            return
+    def _take_back(self) -> None:
         dispatcher: Any = DTensor._op_dispatcher
         for operator in self._handlers:
             del dispatcher._custom_op_handlers[operator]
