@@ -141,8 +141,39 @@ POOLS_AND_PADS = {
     "relu6": one(functional.relu6, IMAGES, BATCH, "S(0) S(0)"),
     "hard sigmoid": one(functional.hardsigmoid, IMAGES, CHANNELS, "S(1) S(1)"),
 }
-SPLIT = CONVOLUTIONS | POOLS_AND_PADS
+
+
+def of_classes(reduction, spec, placed, *, shape=(5, 4), moves=({}, {}), weight=None):
+    """The case of a loss of classes, of which the first rank has more that count."""
+    target = torch.arange(shape[0]).remainder(shape[1])
+    target[3:] = -100
+    target = target.reshape(-1, *[1] * len(shape[2:])).expand(shape[0], *shape[2:])
+    return Case(
+        lambda x: functional.nll_loss(x, target, weight, reduction=reduction),
+        [shape],
+        [spec],
+        placed,
+        *moves,
+    )
+
+
+# The weights of all samples, four bytes, are summed at once: the gradient is divided by them.
+SUMMED = {"all_reduce": 1}, {}
+LOSSES = {
+    "loss, mean": of_classes("mean", BATCH[:2], "P(sum) S(0)", moves=SUMMED),
+    "loss, sum": of_classes("sum", BATCH[:2], "P(sum) S(0)", moves=SUMMED),
+    "loss, each": of_classes("none", BATCH[:2], "S(0) S(0)"),
+    "loss, weighted": of_classes(
+        "mean", BATCH[:2], "P(sum) S(0)", moves=SUMMED, weight=torch.tensor([1.0, 2.0, 0.5, 3.0])
+    ),
+    "loss of pixels": of_classes("mean", BATCH, "P(sum) S(0)", shape=(5, 4, 2, 3), moves=SUMMED),
+    "loss of rows of pixels": of_classes(
+        "mean", (N, N, "model", N), "P(sum) S(2)", shape=(5, 4, 2, 3), moves=SUMMED
+    ),
+}
+SPLIT = CONVOLUTIONS | POOLS_AND_PADS | LOSSES
 WHOLE = {
+    "loss over split classes": of_classes("mean", CHANNELS[:2], "R R"),
     "rows": one(functional.max_pool2d, IMAGES, (N, N, "model", N), "R R", 2),
     "a batch of one": one(functional.avg_pool2d, (1, *IMAGES[1:]), BATCH, "R R", 2),
     "cut groups": convolution(

@@ -8,8 +8,9 @@ import torch
 
 import shardcore
 from shardcore.adapters import dtensor_views
+from shardcore.domain.errors import StrategyError
 from shardcore.testing import run_ranks
-from tests.distributed.programs import as_arrays, assert_close, distribute
+from tests.distributed.programs import as_arrays, assert_close, assert_fails_everywhere, distribute
 
 VALUES = np.arange(24, dtype="float32").reshape(4, 6)
 
@@ -55,6 +56,37 @@ def write_a_list(x, views):
     torch._foreach_add_([x], 5.0)
 
 
+def write_a_list_of_views(x, views):
+    torch._foreach_add_([views["row"], x, views["column"]], [1.0, 2.0, 3.0])
+
+
+def write_random_values(x, views):
+    torch.manual_seed(1)
+    views["row"].uniform_()
+    x.T[2].normal_()
+    x[3:].random_(0, 9)
+
+
+def write_while_inferring(x, views):
+    with torch.inference_mode():
+        inferred = x * 2
+        row = inferred[1]
+        inferred[0] = 7.0
+        inferred[1:3][0] -= 5
+        row.view(2, 3)[1].mul_(2)
+    x.copy_(inferred + row)
+
+
+def write_out(x, views):
+    torch.add(x, 1.0, out=x)
+
+
+def write_after_a_write_that_nobody_saw(x, views):
+    part = x.to_local() if isinstance(x, torch.distributed.tensor.DTensor) else x
+    part.mul_(2)
+    views["row"].add_(1)
+
+
 def write_twice(x, views):
     views["column"].sub_(3)
     views["half"].mul_(10)
@@ -67,6 +99,11 @@ WRITES = [
     write_the_base,
     write_where_dtensor_is_wrong,
     write_a_list,
+    write_a_list_of_views,
+    write_random_values,
+    write_while_inferring,
+    write_out,
+    write_after_a_write_that_nobody_saw,
     write_twice,
 ]
 SPECS = [("data", None), ("data", "model")]
@@ -91,6 +128,26 @@ def all_writes(rank, specs):
 def test_a_write_reaches_the_base_and_every_view():
     (reference,) = run_ranks(all_writes, 1, None)
     assert_close(run_ranks(all_writes, 4, SPECS), reference)
+
+
+def test_out_into_a_view_that_is_a_copy_is_refused():
+    def program(rank):
+        distribute((2, 1))
+        x = shardcore.distribute_tensor(torch.tensor(VALUES), ("data", None))
+        torch.add(x[0], 1.0, out=x[0])
+
+    assert_fails_everywhere(program, 2, error=StrategyError, match=r"out=, a view of shape \(6,\)")
+
+
+def test_a_shape_that_does_not_fit_is_told_as_on_one_device():
+    """The operator is not tried on whole operands, which would communicate."""
+
+    def program(rank):
+        distribute((2, 1))
+        x = shardcore.distribute_tensor(torch.tensor(VALUES), ("data", None))
+        x.add_(torch.ones(5))
+
+    assert_fails_everywhere(program, 2, error=RuntimeError, match="must match the size")
 
 
 def test_views_of_a_variable_follow_assign_and_the_optimizer():

@@ -586,8 +586,9 @@ def recurrent() -> list[Case]:
         ]  # fmt: skip
     return [
         *found,
+        # One device is 2e-2 from float32 here; a sum whose halves are rounded, as much again.
         case("GRU/mixed_bfloat16", lambda: L.GRU(4), SHORT, policy="mixed_bfloat16",
-             tolerance=3e-2),
+             tolerance=5e-2),
         case("GRU/reset before", lambda: L.GRU(4, reset_after=False), SHORT),
         case("LSTM/implementation", lambda: L.LSTM(4, implementation=1,
              recurrent_activation="hard_sigmoid"), SHORT),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from shardcore.adapters import dtensor_trust
+from shardcore.adapters.dtensor_operators import OPERATORS
 from shardcore.domain import operator_rules_table as table
 from tests.matrix import placing
 from tests.matrix.layer_cases import LAYERS, case, reals
@@ -39,6 +40,10 @@ PLANTED = {
     "a reduction over no dims": (lambda patch: trust(patch, aten.sum.dim_IntList), "amax"),
     "bits of a pending sum": (lambda patch: trust(patch, aten.view.dtype), "view"),
     "a rule without its sum": (forget_a_sum, "conv"),
+    "a truth value that adds up": (
+        lambda patch: patch.delitem(OPERATORS._handlers, aten.any.dim),
+        "any",
+    ),
 }
 
 

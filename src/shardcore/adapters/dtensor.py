@@ -10,11 +10,12 @@ import attrs
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Partial, Placement, Replicate
+from torch.distributed.tensor.placement_types import Placement, Replicate
 
-from shardcore.adapters import dtensor_promotion, dtensor_views, torch_compat
+from shardcore.adapters import dtensor_promotion, dtensor_views
 from shardcore.adapters.dtensor_operators import OPERATORS
-from shardcore.adapters.dtensor_placements import from_torch, to_torch
+from shardcore.adapters.dtensor_placements import from_torch, settled, to_torch
+from shardcore.adapters.torch_compat import dtensor as dtensor_compat
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.ports.world import World
@@ -30,7 +31,7 @@ def device_mesh(world: World) -> DeviceMesh:
 def torch_placements(layout: Layout) -> tuple[Placement, ...]:
     """The DTensor placements of `layout`."""
     placements = tuple(to_torch(placement) for placement in layout.placements)
-    return torch_compat.ordered_placements(placements, layout.shard_order, layout.mesh)
+    return dtensor_compat.ordered_placements(placements, layout.shard_order, layout.mesh)
 
 
 def layout_of(world: World, tensor: DTensor) -> Layout:
@@ -40,7 +41,7 @@ def layout_of(world: World, tensor: DTensor) -> Layout:
         LayoutError: If a reshape has left it in strides that no layout says.
     """
     try:
-        placements, order = torch_compat.plain_placements(tensor, world.mesh)
+        placements, order = dtensor_compat.plain_placements(tensor, world.mesh)
     except ValueError as error:
         raise LayoutError(
             f"A tensor of shape {tuple(tensor.shape)} lies as {tensor.placements}, which no layout "
@@ -107,10 +108,10 @@ class DTensors:
         """`tensor` with pending reductions done, in the forward and in the backward pass."""
         if not isinstance(tensor, DTensor):
             return tensor
-        settled = _reduced(tensor)
-        if settled.grad_fn is not None:
-            settled.register_hook(_reduced)  # type: ignore[no-untyped-call]
-        return settled
+        reduced = settled(tensor)
+        if reduced.grad_fn is not None:
+            reduced.register_hook(settled)
+        return reduced
 
     def whole(self, tensor: Any) -> torch.Tensor:
         """The whole value, gathered if need be.
@@ -139,7 +140,7 @@ class DTensors:
             else:
                 part = value[layout.slices(tuple(stored.shape), self.world.position)]
             self.local(stored).copy_(part)
-            dtensor_views.refresh(stored)
+            dtensor_views.spread(stored)
 
     def on_gradient(self, stored: torch.Tensor, layout: Layout) -> None:
         """Redistribute each gradient once it is accumulated."""
@@ -182,13 +183,3 @@ def _check_order(layout: Layout, shape: tuple[int, ...]) -> None:
                 f"order of the mesh axes {layout.mesh.axis_names}: DTensor can do that only where "
                 f"{parts} divides {shape[dim]}. Name the axes in mesh order, or pad the dim."
             )
-
-
-def _reduced(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` with each pending reduction done by an all-reduce."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    if not any(isinstance(placement, Partial) for placement in tensor.placements):
-        return tensor
-    placements = [Replicate() if isinstance(p, Partial) else p for p in tensor.placements]
-    return tensor.redistribute(tensor.device_mesh, placements)

@@ -8,14 +8,17 @@ from typing import Any
 
 from shardcore.adapters import (
     dtensor_norms,
+    dtensor_pending,
     dtensor_random,
     dtensor_rules,
     dtensor_statistics,
     dtensor_trust,
     dtensor_views,
+    dtensor_writes,
     fallback,
     torch_compat,
 )
+from shardcore.adapters.torch_compat import dtensor as dtensor_compat
 
 
 def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -23,10 +26,12 @@ def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return operator(args[0].full_tensor(), **kwargs)
 
 
-OPERATORS = torch_compat.OperatorTable(
+OPERATORS = dtensor_compat.OperatorTable(
     handlers={
         **dtensor_trust.HANDLERS,
         **dtensor_views.HANDLERS,
+        **dtensor_writes.HANDLERS,
+        **dtensor_pending.HANDLERS,
         **dtensor_random.HANDLERS,
         **dtensor_statistics.HANDLERS,
         **dtensor_norms.HANDLERS,
@@ -34,5 +39,6 @@ OPERATORS = torch_compat.OperatorTable(
         torch_compat.ITEM: _item,
     },
     on_fallback=fallback.tell,
+    on_view=dtensor_views.viewed,
     on_copied_view=dtensor_views.taken,
 )

@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import fallback, torch_compat
+from shardcore.adapters.dtensor_placements import settled_placements, splits
+from shardcore.adapters.dtensor_trust import any_split, store, whole
+from shardcore.adapters.torch_compat import dtensor as dtensor_compat
 
 aten = torch.ops.aten
 
@@ -22,17 +25,17 @@ def _whole_like(tensor: DTensor) -> torch.Tensor:
     )
 
 
-def _part(whole: torch.Tensor, like: DTensor) -> DTensor:
-    """`whole`, equal on all ranks, in the placements of `like`; pending ones are replicated."""
-    placements = [Replicate() if p.is_partial() else p for p in like.placements]
-    return distribute_tensor(whole, like.device_mesh, placements, src_data_rank=None)
+def _part(value: torch.Tensor, like: DTensor) -> DTensor:
+    """`value`, equal on all ranks, in the placements of `like`; pending ones are replicated."""
+    placements = settled_placements(like)
+    return distribute_tensor(value, like.device_mesh, placements, src_data_rank=None)
 
 
 def _fill(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x.uniform_()` and its kind: the first operand is overwritten."""
-    tensor, *numbers = args
-    whole = operator(_whole_like(tensor), *numbers, **kwargs)
-    tensor.to_local().copy_(_part(whole, tensor).to_local())
+    tensor, *rest = args
+    rest, kwargs = torch_compat.tree_map_only(DTensor, whole, (rest, kwargs))
+    store(tensor, operator(_whole_like(tensor), *rest, **kwargs))
     return tensor
 
 
@@ -58,19 +61,46 @@ def _dropout(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 def _multinomial(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`torch.multinomial(weights, count)`: each row of weights draws so many indices."""
     weights, *rest = args
-    rows = [p if weights.ndim == 2 and p.is_shard(0) else Replicate() for p in weights.placements]
+    rows = [p if weights.ndim == 2 and splits(p, 0) else Replicate() for p in weights.placements]
     drawn = operator(weights.full_tensor(), *rest, **kwargs)
     return distribute_tensor(drawn, weights.device_mesh, rows, src_data_rank=None)
 
 
-HANDLERS: dict[Any, torch_compat.Handler] = {
+def _random_slope(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`rrelu_with_noise(x, noise, ...)`: how much is drawn hangs on the values of all of `x`.
+
+    It writes what it draws into `noise`, which its gradient reads.
+    """
+    if not any_split(args):
+        return dtensor_compat.as_torch_does(operator, args, kwargs)
+    x, noise, *numbers = args
+    fallback.tell(operator, args)
+    with torch.no_grad():
+        values, drawn = torch_compat.tree_map_only(DTensor, whole, (x, noise))
+        result = operator(values, drawn, *numbers, **kwargs)
+        store(noise, drawn)
+        if not torch_compat.writes_first(operator):
+            return _part(result, x)
+        store(x, values)
+        return x
+
+
+# Writes in place, which `dtensor_writes` runs.
+WRITES: dict[Any, torch_compat.Handler] = {
+    aten.bernoulli_.Tensor: _fill,
     aten.bernoulli_.float: _fill,
     aten.cauchy_.default: _fill,
     aten.exponential_.default: _fill,
     aten.geometric_.default: _fill,
     aten.log_normal_.default: _fill,
     aten.normal_.default: _fill,
+    aten.random_.default: _fill,
+    getattr(aten.random_, "from"): _fill,
+    aten.random_.to: _fill,
+    aten.rrelu_with_noise_.default: _random_slope,
     aten.uniform_.default: _fill,
+}
+HANDLERS: dict[Any, torch_compat.Handler] = {
     aten.rand_like.default: _draw_like,
     aten.randn_like.default: _draw_like,
     aten.randint_like.default: _draw_like,
@@ -79,4 +109,5 @@ HANDLERS: dict[Any, torch_compat.Handler] = {
     aten.bernoulli.default: _bernoulli,
     aten.multinomial.default: _multinomial,
     aten.native_dropout.default: _dropout,
+    aten.rrelu_with_noise.default: _random_slope,
 }

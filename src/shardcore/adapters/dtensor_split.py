@@ -10,12 +10,10 @@ from torch.distributed.tensor.placement_types import Placement, Replicate
 
 from shardcore.adapters import fallback
 from shardcore.adapters.dtensor_placements import from_torch, to_torch
+from shardcore.adapters.split_operators import Parts, Shapes
 from shardcore.domain import placements as domain
 from shardcore.domain.operator_rules import OperatorRule
 from shardcore.domain.operator_rules_choice import Placed, Split, split
-
-Parts = Sequence[torch.Tensor]
-Shapes = tuple[tuple[int, ...], ...]
 
 
 def run_split(

@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate
 
 from shardcore.adapters import fallback, torch_compat
+from shardcore.adapters.dtensor_placements import is_pending, settled, settled_placements, splits
+from shardcore.adapters.torch_compat import dtensor as dtensor_compat
 
 aten = torch.ops.aten
 
@@ -32,10 +34,7 @@ def any_split(args: tuple[Any, ...]) -> bool:
 
 def any_pending(args: tuple[Any, ...]) -> bool:
     """Whether an operand is a pending reduction."""
-    return any(
-        isinstance(leaf, DTensor) and any(p.is_partial() for p in leaf.placements)
-        for leaf in torch_compat.tree_leaves(args)
-    )
+    return any(is_pending(leaf) for leaf in torch_compat.tree_leaves(args))
 
 
 def reduces_a_split_dim(args: tuple[Any, ...]) -> bool:
@@ -44,12 +43,19 @@ def reduces_a_split_dim(args: tuple[Any, ...]) -> bool:
     dim = rest[0] if rest else kwargs.get("dim")
     if not is_split(tensor) or dim is None:
         return is_split(tensor)
-    return any(p.is_partial() or p.is_shard(dim % tensor.ndim) for p in tensor.placements)
+    return any(p.is_partial() or splits(p, dim % tensor.ndim) for p in tensor.placements)
 
 
 def no_dims(args: tuple[Any, ...]) -> bool:
     """Whether a reduction names no dims, which means all of them: DTensor takes it as none."""
     return any_split(args) and len(args[0]) > 1 and args[0][1] in ([], ())
+
+
+def counts_frequencies(args: tuple[Any, ...]) -> bool:
+    """Whether the gradient of an embedding is divided by how often a row is read, on all ranks."""
+    operands, kwargs = args
+    by_frequency = operands[4] if len(operands) > 4 else kwargs.get("scale_grad_by_freq")
+    return bool(by_frequency) and any_split(args)
 
 
 def has_mask(args: tuple[Any, ...]) -> bool:
@@ -70,7 +76,7 @@ def looks_along_one_axis_of_several(args: tuple[Any, ...]) -> bool:
     if not isinstance(tensor, DTensor):
         return False
     busy, along = _busy(tensor), dim % max(tensor.ndim, 1)
-    return len(busy) > 1 and any(p.is_partial() or p.is_shard(along) for p in busy)
+    return len(busy) > 1 and any(p.is_partial() or splits(p, along) for p in busy)
 
 
 def _busy(tensor: DTensor) -> list[Placement]:
@@ -120,8 +126,6 @@ REDUCTIONS = (
     aten.all.dims,
     aten.amax.default,
     aten.amin.default,
-    aten.any.dims,
-    aten.linalg_vector_norm.default,
     aten.logsumexp.default,
     aten.mean.dim,
     aten.nansum.default,
@@ -152,6 +156,7 @@ DISTRUSTED: dict[Any, Callable[[tuple[Any, ...]], bool]] = {
     **dict.fromkeys((*DATA_DEPENDENT, *WITHOUT_RULE), always),
     aten.argmax.default: reduces_a_split_dim,
     aten.argmin.default: reduces_a_split_dim,
+    aten.embedding_dense_backward.default: counts_frequencies,
     aten.gather.default: looks_along_one_axis_of_several,
     aten.index.Tensor: has_mask,
     aten.view.dtype: any_pending,
@@ -191,9 +196,13 @@ def replicated(value: torch.Tensor, mesh: DeviceMesh) -> DTensor:
 
 def store(tensor: DTensor, value: torch.Tensor) -> None:
     """Overwrite `tensor` by the whole `value`, in its placements."""
+    put_in(tensor, replicated(value, tensor.device_mesh))
+
+
+def put_in(tensor: DTensor, value: DTensor) -> None:
+    """Overwrite `tensor` by `value`, in its placements."""
     mesh = tensor.device_mesh
-    splits = [Replicate() if p.is_partial() else p for p in tensor.placements]
-    part = replicated(value, mesh).redistribute(mesh, splits).to_local()
+    part = value.redistribute(mesh, settled_placements(tensor)).to_local()
     first = all(
         mesh.get_local_rank(axis) == 0
         for axis, placement in enumerate(tensor.placements)
@@ -206,7 +215,7 @@ def store(tensor: DTensor, value: torch.Tensor) -> None:
 def _reshape_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`squeeze_` and its kind, for which DTensor has no rule, by the rule of `squeeze`."""
     changed = torch_compat.out_of_place(operator)(*args, **kwargs)
-    return torch_compat.become(operator, args, kwargs, changed)
+    return dtensor_compat.become(operator, args, kwargs, changed)
 
 
 def _embedding(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -214,28 +223,24 @@ def _embedding(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
     What DTensor leaves pending can be reduced once only, over one axis; its second use asserts.
     """
-    if isinstance(args[0], DTensor) and [p.is_shard(0) for p in _busy(args[0])].count(True) > 1:
+    if isinstance(args[0], DTensor) and [splits(p, 0) for p in _busy(args[0])].count(True) > 1:
         return run_whole(operator, args, kwargs)
-    result = torch_compat.as_torch_does(operator, args, kwargs)
-    if not any_pending(result):
-        return result
+    result = dtensor_compat.as_torch_does(operator, args, kwargs)
     with torch.no_grad():
-        return result.redistribute(
-            placements=[Replicate() if p.is_partial() else p for p in result.placements]
-        )
+        return settled(result)
 
 
 def _from_the_front(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The gradient of a slice. DTensor does not take a dim that is counted from the end."""
     gradient, sizes, dim, *rest = args
     args = (gradient, sizes, dim % len(sizes), *rest)
-    return torch_compat.as_torch_does(operator, args, kwargs)
+    return dtensor_compat.as_torch_does(operator, args, kwargs)
 
 
 def _guard(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if DISTRUSTED[operator]((args, kwargs)):
         return run_whole(operator, args, kwargs)
-    return torch_compat.as_torch_does(operator, args, kwargs)
+    return dtensor_compat.as_torch_does(operator, args, kwargs)
 
 
 def _mesh(*args: Any) -> DeviceMesh:

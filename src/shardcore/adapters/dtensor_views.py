@@ -1,19 +1,22 @@
 """Views of a split dim, which are copies: a write reaches the base, and every view of it.
 
-Known for torch 2.13. `row = x[0]` of a tensor that is split over dim 0 is gathered first. Autograd
-takes it for a view, but it has memory of its own.
+Known for torch 2.13. For `row = x[0]` of a tensor that is split over dim 0, DTensor gathers `x`
+first. Autograd takes the row for a view of `x`, but it is one of the gathered copy.
 """
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Partial
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate
 
-from shardcore.adapters import torch_compat
-from shardcore.adapters.dtensor_trust import DISTRUSTED, run_whole, store, whole
+from shardcore.adapters import fallback, torch_compat
+from shardcore.adapters.dtensor_trust import DISTRUSTED, is_split, put_in, replicated
+from shardcore.adapters.torch_compat import dtensor as dtensor_compat
+from shardcore.domain.errors import StrategyError
 
 
 @attrs.frozen
@@ -25,20 +28,19 @@ class _Place:
     offset: int
     dtype: torch.dtype
     mesh: Any
-    placements: tuple[Any, ...]
+    placements: tuple[Placement, ...]
     shape: torch.Size
     strides: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: DTensor) -> "_Place":
-        part = torch_compat.local_tensor(tensor)
+    def of(cls, part: torch.Tensor, tensor: DTensor, placements: Sequence[Placement]) -> "_Place":
         return cls(
             part.shape,
             part.stride(),
             int(part.storage_offset()),
             part.dtype,
             tensor.device_mesh,
-            tuple(tensor.placements),
+            tuple(placements),
             tensor.shape,
             tensor.stride(),
         )
@@ -58,73 +60,153 @@ class _Place:
 
 
 @attrs.frozen
-class _Step:
-    """A view that was taken of the tensor at `place`: one result of `operator`."""
+class _Copy:
+    """A tensor at `source` that was redistributed: the copy lies at `target` of other memory."""
 
-    place: _Place
-    operator: Any
-    rest: tuple[Any, ...]
-    named: tuple[tuple[str, Any], ...]
-    index: int
+    source: _Place
+    target: _Place
 
-    def take(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """This rank's part of the view, of what is in `storage` now."""
-        results = self.operator(self.place.on(storage), *self.rest, **dict(self.named))
-        return torch_compat.local_tensor(results[self.index] if _is_many(results) else results)
+    def take(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """The memory of a copy of what is in `storage` now."""
+        tensor = self.source.on(storage)
+        moved = tensor.redistribute(placements=self.target.placements)
+        return dtensor_compat.local_tensor(moved).untyped_storage()
+
+    def give_back(self, copied: torch.UntypedStorage, storage: torch.UntypedStorage) -> None:
+        """Overwrite what is in `storage` by the copy."""
+        put_in(self.source.on(storage), self.target.on(copied))
 
 
-_Path = tuple[_Step, ...]
-# By the memory of a base: the views that were copies, and those copies, in the order of taking,
-# which is that of the program on every rank. Nothing is kept alive.
+_Path = tuple[_Copy, ...]
+# By the memory of a base: the copies that were made for views of it, in the order of making, which
+# is that of the program on every rank.
 _Copies = dict[_Path, "list[weakref.ref[torch.UntypedStorage]]"]
 _TAKEN: "weakref.WeakKeyDictionary[torch.UntypedStorage, _Copies]" = weakref.WeakKeyDictionary()
-# By the memory of a copy: that of its base, and the way from there.
-_ORIGIN: "weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[weakref.ref[Any], _Path]]" = (
+# By the memory of a copy: that of its base, which a view keeps alive, and the way from there.
+_ORIGIN: "weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[torch.UntypedStorage, _Path]]" = (
     weakref.WeakKeyDictionary()
 )
 
 
-def taken(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], parts: Any) -> None:
-    """Note that the view `operator` of `args[0]` has been taken as a copy.
+# The memory of views that this rank could only copy: what is written there is lost.
+_LOST: "weakref.WeakSet[torch.UntypedStorage]" = weakref.WeakSet()
+
+
+def viewed(part: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
+    """Note views that do not share the memory of `part`, which they were to be views of."""
+    memory = part.untyped_storage()
+    for each in results:
+        if each.untyped_storage() is not memory:
+            _LOST.add(each.untyped_storage())
+
+
+def taken(tensor: DTensor, placements: Sequence[Placement], part: torch.Tensor) -> None:
+    """Note that `tensor` has been copied so that views of it can be taken.
 
     Args:
-        operator: The ATen operator.
-        args: Its operands: the sharded tensor, and numbers.
-        kwargs: More numbers.
-        parts: What this rank stores of the result or results.
+        tensor: The sharded tensor.
+        placements: What it was brought into.
+        part: What this rank has of it then; the views share its memory.
     """
-    storage = torch_compat.local_tensor(args[0]).untyped_storage()
-    origin, path = _ORIGIN.get(storage, (weakref.ref(storage), ()))
-    base = origin()
-    if base is None:  # nobody can write into it any more
+    own = dtensor_compat.local_tensor(tensor)
+    storage, memory = own.untyped_storage(), part.untyped_storage()
+    base, path = _ORIGIN.get(storage, (storage, ()))
+    step = _Copy(_Place.of(own, tensor, tensor.placements), _Place.of(part, tensor, placements))
+    copies = _TAKEN.setdefault(base, {}).setdefault((*path, step), [])
+    copies[:] = [each for each in copies if each() is not None]
+    copies.append(weakref.ref(memory))
+    _ORIGIN[memory] = (base, (*path, step))
+
+
+def _view_of_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view that is taken of the whole only: `as_strided`, bits of a pending sum."""
+    if not DISTRUSTED[operator]((args, kwargs)):
+        return dtensor_compat.as_torch_does(operator, args, kwargs)
+    tensor, *rest = args
+    if is_split(tensor):
+        fallback.tell(operator, args)
+    with torch.no_grad():
+        moved = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
+    part = dtensor_compat.local_tensor(moved)
+    if dtensor_compat.moves(tensor, moved.placements):
+        taken(tensor, moved.placements, part)
+    return replicated(operator(part, *rest, **kwargs), tensor.device_mesh)
+
+
+HANDLERS: dict[Any, torch_compat.Handler] = {
+    operator: _view_of_whole for operator in DISTRUSTED if torch_compat.is_view(operator)
+}
+
+
+def is_copied_view(tensor: Any) -> bool:
+    """Whether `tensor` is a view above, and lies in a copy below."""
+    return isinstance(tensor, DTensor) and _memory(tensor) in _ORIGIN
+
+
+def check_writable(operator: Any, tensor: DTensor) -> None:
+    """Refuse to write into a view that is a copy on this rank, and cannot be brought back.
+
+    Raises:
+        StrategyError: If `tensor` is such a view.
+    """
+    if _memory(tensor) in _LOST:
+        raise StrategyError(
+            f"{operator} is to write into a view of shape {tuple(tensor.shape)} that lies as "
+            f"{tensor.placements}: the part of this rank does not lie in one piece, so that its "
+            "view is a copy, and the write would not reach the tensor. Make the tensor "
+            "contiguous() before the view is taken."
+        )
+
+
+def catch_up(tensor: DTensor) -> None:
+    """Bring a copied view up to date before it is written into.
+
+    Its base may have been written where nobody looks, such as through `to_local()`.
+    """
+    base, path = _ORIGIN[_memory(tensor)]
+    with torch.no_grad():
+        _take_again(base, path, [weakref.ref(_memory(tensor))])
+
+
+def spread(tensor: DTensor) -> None:
+    """Bring the base of `tensor`, and all views of it, up to date after a write into `tensor`."""
+    memory = _memory(tensor)
+    base, path = _ORIGIN.get(memory, (memory, ()))
+    with torch.no_grad():
+        _give_back(base, path, memory)
+        _refresh(base, tensor)
+
+
+def _memory(tensor: DTensor) -> torch.UntypedStorage:
+    return dtensor_compat.local_tensor(tensor).untyped_storage()
+
+
+def _give_back(base: torch.UntypedStorage, path: _Path, memory: torch.UntypedStorage) -> None:
+    if not path:
         return
-    numbers = torch_compat.frozen(args[1:]), torch_compat.frozen(tuple(kwargs.items()))
-    for index, part in enumerate(parts if _is_many(parts) else [parts]):
-        step = _Step(_Place.of(args[0]), operator, *numbers, index)
-        memory = part.untyped_storage()
-        copies = _TAKEN.setdefault(base, {}).setdefault((*path, step), [])
-        copies[:] = [each for each in copies if each() is not None]
-        copies.append(weakref.ref(memory))
-        _ORIGIN[memory] = (origin, (*path, step))
+    way = [base]
+    for step in path[:-1]:
+        way.append(step.take(way[-1]))
+    for step, storage in reversed(list(zip(path, way, strict=True))):
+        step.give_back(memory, storage)
+        memory = storage
 
 
-def refresh(tensor: DTensor) -> None:
-    """Bring the copies that were taken of `tensor` up to date, after a write into it.
+def _refresh(base: torch.UntypedStorage, tensor: DTensor) -> None:
+    """Bring the copies of `base` up to date.
 
     The ranks agree on which are still alive somewhere, by one small reduction, and take those
     again together. Without copies nothing is communicated.
     """
-    storage = torch_compat.local_tensor(tensor).untyped_storage()
-    copies = _TAKEN.get(storage)
+    copies = _TAKEN.get(base)
     if not copies:
         return
-    with torch.no_grad():
-        alive = _alive_anywhere(copies, tensor)
-        for path, held in zip(list(copies), alive, strict=True):
-            if held:
-                _take_again(storage, path, copies[path])
-            else:
-                del copies[path]
+    alive = _alive_anywhere(copies, tensor)
+    for path, held in zip(list(copies), alive, strict=True):
+        if held:
+            _take_again(base, path, copies[path])
+        else:
+            del copies[path]
 
 
 def _alive_anywhere(copies: _Copies, tensor: DTensor) -> list[bool]:
@@ -138,79 +220,8 @@ def _alive_anywhere(copies: _Copies, tensor: DTensor) -> list[bool]:
 def _take_again(base: torch.UntypedStorage, path: _Path, copies: list[Any]) -> None:
     storage = base
     for step in path:
-        part = step.take(storage)
-        storage = part.untyped_storage()
+        storage = step.take(storage)
     for copy in copies:
         memory = copy()
         if memory is not None and memory.data_ptr() != storage.data_ptr():
             memory.copy_(storage)
-
-
-def _is_many(results: Any) -> bool:
-    return isinstance(results, list | tuple)
-
-
-def write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operator that writes into its first operand, as on one device."""
-    target = args[0]
-    if not isinstance(target, DTensor):
-        return run_whole(operator, args, kwargs)
-    if _is_broken_view(target):
-        return _write_through(operator, args, kwargs)
-    result = _write_into(operator, args, kwargs)
-    refresh(target)
-    return result
-
-
-def _write_into(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if operator in DISTRUSTED and DISTRUSTED[operator]((args, kwargs)):
-        return run_whole(operator, args, kwargs)
-    before = args[0].placements
-    try:
-        result = torch_compat.as_torch_does(operator, args, kwargs)
-    except RuntimeError:  # "would change placements", before anything is written
-        return run_whole(operator, args, kwargs)
-    after = args[0].placements
-    assert after == before, f"{operator} changed {before} to {after}"
-    return result
-
-
-def _write_many(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operator that writes into each of a list, such as the update of an optimizer."""
-    result = torch_compat.as_torch_does(operator, args, kwargs)
-    for tensor in args[0]:
-        if isinstance(tensor, DTensor):
-            refresh(tensor)
-    return result
-
-
-def _is_broken_view(tensor: DTensor) -> bool:
-    """Whether `tensor` is a view for autograd, but a copy, as a slice of a split dim is."""
-    base = torch_compat.base_of(tensor)
-    return base is not None and _memory(tensor) != _memory(base)
-
-
-def _memory(tensor: DTensor) -> int:
-    return torch_compat.local_tensor(tensor).untyped_storage().data_ptr()
-
-
-def _write_through(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Write into a view that does not share the memory of its base: all get the values."""
-    target = args[0]
-    stored = torch_compat.base_of(target)
-    assert stored is not None, "only called with a view"
-    with torch.no_grad():
-        rest, named = torch_compat.tree_map_only(DTensor, whole, (args[1:], kwargs))
-        base = whole(stored)
-        view = torch_compat.same_view(target, base)
-        operator(view, *rest, **named)
-        store(stored, base)
-        store(target, view)
-        refresh(stored)
-    return target
-
-
-HANDLERS: dict[Any, torch_compat.Handler] = {
-    **dict.fromkeys(torch_compat.writing_operators(), write),
-    **dict.fromkeys(torch_compat.list_writing_operators(), _write_many),
-}

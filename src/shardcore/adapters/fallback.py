@@ -4,8 +4,6 @@ import logging
 from collections import Counter
 from typing import Any
 
-from torch.distributed.tensor import DTensor
-
 from shardcore.adapters import torch_compat
 from shardcore.ports.whereabouts import current_layer
 
@@ -24,7 +22,7 @@ def tell(operator: Any, args: Any) -> None:
     CALLS[str(operator)] += 1
     if CALLS[str(operator)] > 1:
         return
-    operands = [leaf for leaf in torch_compat.tree_leaves(args) if isinstance(leaf, DTensor)]
+    operands = [leaf for leaf in torch_compat.tree_leaves(args) if hasattr(leaf, "placements")]
     shapes = ", ".join(
         f"{tuple(operand.shape)} as [{', '.join(map(str, operand.placements))}]"
         for operand in operands

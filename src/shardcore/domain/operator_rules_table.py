@@ -114,7 +114,7 @@ def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1)
         >>> str(along(3, frozenset({1})))
         'a - c -> a - c'
     """
-    dims = " ".join("-" if dim in whole else _letter(dim) for dim in range(ndim))
+    dims = " ".join("-" if dim in whole else letter(dim) for dim in range(ndim))
     return OperatorRule(
         tuple(Operand(f"operand {number}", dims) for number in range(operands)),
         tuple(Result(f"result {number}", dims) for number in range(results)),
@@ -129,7 +129,7 @@ def unbind(ndim: int, dim: int, count: int) -> OperatorRule:
         >>> str(unbind(3, 1, 2))
         'a - c -> a c, a c'
     """
-    dims = [_letter(each) for each in range(ndim)]
+    dims = [letter(each) for each in range(ndim)]
     rest = " ".join(dims[:dim] + dims[dim + 1 :])
     dims[dim] = "-"
     return OperatorRule(
@@ -204,5 +204,6 @@ def _mask(dims: str | None) -> tuple[Operand, ...]:
     return () if dims is None else (Operand("mask", f"{dims} - -"),)
 
 
-def _letter(dim: int) -> str:
+def letter(dim: int) -> str:
+    """The factor that stands for dim number `dim` of a tensor: a, b, c, ..."""
     return chr(ord("a") + dim) if dim < 26 else f"d{dim}"

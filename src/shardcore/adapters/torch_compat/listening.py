@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,8 +26,8 @@ class CollectiveListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # DTensor first: what it makes of the operator comes here next
+        if any(hasattr(kind, "placements") for kind in types):
+            return NotImplemented  # a sharded tensor first: what it makes of it comes here next
         if func.namespace in ("_c10d_functional", "c10d"):
             name = COLLECTIVES.get(func._schema.name.partition("::")[2])
             if name is not None:

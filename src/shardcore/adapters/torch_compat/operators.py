@@ -1,12 +1,10 @@
-"""Operators: those without a public name, and what DTensor makes of one from below a handler."""
+"""Operators: those without a public name, and what their schemas say."""
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
@@ -46,31 +44,26 @@ CTC_LOSS = (torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.T
 UNIQUE = torch.ops.aten._unique2.default
 
 
+# The norms of a list of tensors.
+LIST_NORM = torch.ops.aten._foreach_norm.Scalar
+
+
+TO_COPY = torch.ops.aten._to_copy.default
+
+
+UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+
+
+SOFTMAX = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)
+
+
+SOFTMAX_BACKWARD = (
+    torch.ops.aten._softmax_backward_data.default,
+    torch.ops.aten._log_softmax_backward_data.default,
+)
+
+
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-
-
-# Held while a handler is out of the dispatcher, where another thread would miss it.
-ONE_AT_A_TIME = threading.RLock()
-
-
-TORCHS_HANDLERS: dict[Any, Handler] = dict(DTensor._op_dispatcher._custom_op_handlers)
-
-
-def as_torch_does(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What DTensor makes of `operator`, called from the handler that stands before it.
-
-    torch 2.13: the dispatcher is written in C++ and looks into `_custom_op_handlers` first; there
-    is no way to tell it to go on.
-    """
-    handlers: Any = DTensor._op_dispatcher._custom_op_handlers
-    with ONE_AT_A_TIME:
-        handler = handlers.pop(operator)
-        if operator in TORCHS_HANDLERS:
-            handlers[operator] = TORCHS_HANDLERS[operator]
-        try:
-            return operator(*args, **kwargs)
-        finally:
-            handlers[operator] = handler
 
 
 def writing_operators() -> list[Any]:
@@ -96,16 +89,26 @@ def writing_operators() -> list[Any]:
 
 
 def list_writing_operators() -> list[Any]:
-    """Every ATen operator that writes into each tensor of a list: `_foreach_add_` and so on.
+    """Every ATen operator that writes into tensors of lists: `_foreach_add_`, `_fused_adam_`.
 
     torch 2.13: `torch.ops.aten` lists only operators that somebody has used.
     """
     found = []
     for name in torch._C._dispatch_get_all_op_names():
         base, _, overload = name.partition("::")[2].partition(".")
-        if name.startswith("aten::_foreach_") and base.endswith("_"):
+        if name.startswith(("aten::_foreach_", "aten::_fused_")) and base.endswith("_"):
             found.append(getattr(getattr(torch.ops.aten, base), overload or "default"))
     return found
+
+
+def is_list_operator(operator: Any) -> bool:
+    """Whether `operator` is done to each tensor of a list: `_foreach_add` and so on."""
+    return bool(operator._schema.name.startswith("aten::_foreach_"))
+
+
+def writes_list(operator: Any) -> bool:
+    """Whether an operator on lists writes into the tensors of the first one."""
+    return bool(operator._schema.name.endswith("_"))
 
 
 def frozen(nest: Any) -> Any:
@@ -133,14 +136,14 @@ def out_of_place(operator: Any) -> Any:
     return getattr(getattr(torch.ops.aten, name), overload)
 
 
-def become(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: DTensor) -> Any:
-    """The first operand, now with the shape, the placements and the memory of `value`.
+def reshaped_in_place(
+    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], target: torch.Tensor
+) -> Any:
+    """`target`, the first operand and of our own kind, told of the shape that `operator` gives it.
 
-    torch 2.13: this is what the dispatcher does after an operator with the tag `inplace_view`.
+    torch 2.13: an operator with the tag `inplace_view` changes what a tensor says of itself below
+    where a tensor subclass is asked.
     """
-    target: Any = args[0]
-    target._local_tensor = value._local_tensor
-    target._spec = value._spec
     return return_and_correct_aliasing(operator, args, kwargs, target)  # type: ignore[no-untyped-call]
 
 
@@ -160,6 +163,29 @@ def writes_first(operator: Any) -> bool:
     arguments = operator._schema.arguments
     alias = arguments[0].alias_info if arguments else None
     return alias is not None and alias.is_write
+
+
+def written_operands(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """What `operator` writes into: each tensor, and those of each list."""
+    arguments = operator._schema.arguments
+    given = {argument.name: value for argument, value in zip(arguments, args, strict=False)}
+    given |= kwargs
+    written = [
+        given[argument.name]
+        for argument in arguments
+        if argument.alias_info and argument.alias_info.is_write and argument.name in given
+    ]
+    return [each for value in written for each in as_tuple(value)]
+
+
+def as_tuple(found: Any) -> tuple[Any, ...]:
+    """What an operator gave, one result or several."""
+    return tuple(found) if isinstance(found, list | tuple) else (found,)
+
+
+def as_returned(operator: Any, results: Sequence[Any]) -> Any:
+    """Results as `operator` gives them: one alone, or several in a tuple."""
+    return results[0] if number_of_results(operator) == 1 else tuple(results)
 
 
 def number_of_results(operator: Any) -> int:

@@ -22,6 +22,12 @@ from torch.distributed.tensor.placement_types import (
 )
 from torch.utils import _pytree as pytree
 
+from shardcore.domain.errors import StrategyError
+
+
+class NoPlanError(StrategyError, NotImplementedError):
+    """An operator that DTensor cannot run on these operands, nor the fall-back on whole ones."""
+
 
 def settled_schema(operator: Any, schema: OpSchema) -> OpSchema | None:
     """`schema` with its pending operands reduced, where they have to be before the operator."""
@@ -96,7 +102,7 @@ _RUNS_ON_NOTHING = {
 
 def is_distrusted(operator: Any, schema: OpSchema, sharding: Any) -> bool:
     """Whether to replicate first: DTensor would be wrong, torch is unknown, or a part is empty."""
-    if _divides_integers(sharding, schema) or _cuts_other_parts(sharding, schema):
+    if divides_integers(sharding, schema) or _cuts_other_parts(sharding, schema):
         return True
     if operator in _RUNS_ON_NOTHING or torch.Tag.pointwise in operator.tags:
         return False
@@ -135,7 +141,7 @@ def warn_if_unknown(version: str) -> None:
         )
 
 
-def _divides_integers(sharding: Any, schema: OpSchema) -> bool:
+def divides_integers(sharding: Any, schema: OpSchema) -> bool:
     """Whether integers would be made a pending sum, which torch 2.13 does by a division."""
     local = getattr(sharding, "redistribute_schema", None)
     if local is None:
@@ -217,18 +223,22 @@ def moves(tensor: DTensor, placements: Sequence[Placement]) -> bool:
     return any(size > 1 and before != after for size, before, after in axes)
 
 
-def replicated_sharding(info: Any) -> OutputSharding | None:
-    """The sharding that replicates every operand; None where the operator cannot be run so."""
+def replicated_sharding(info: Any) -> OutputSharding:
+    """The sharding that replicates every operand.
+
+    Raises:
+        NoPlanError: If the operator cannot be run so, with the reason.
+    """
     schema = info.schema
     if schema.is_inplace_op() or schema.is_out_variant_op():
-        return None
+        raise NoPlanError("it writes into an operand, which has to stay as it lies")
     if any(_is_split(value) for value in schema.kwargs_schema.values()):
-        return None
+        raise NoPlanError("an operand that is given by keyword is split")
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
     try:
         meta = propagator._propagate_tensor_meta_non_cached(schema)
-    except Exception:  # noqa: BLE001 - a fake run of any operator; whatever it raises, no shape
-        return None
+    except Exception as error:  # a fake run of any operator: whatever it raises, no shape
+        raise NoPlanError(f"a run without values, for the shapes, raised: {error}") from error
 
     def replicate(leaf: Any) -> Any:
         return _replicated_spec(info, leaf.tensor_meta) if isinstance(leaf, DTensorSpec) else leaf
@@ -244,6 +254,22 @@ def replicated_sharding(info: Any) -> OutputSharding | None:
         output,
         OpSchema(schema.op, tuple(operands), schema.kwargs_schema),
         needs_redistribute=True,
+    )
+
+
+def no_plan(operator: Any, info: Any, torchs: Exception, fallback: NoPlanError) -> NoPlanError:
+    """What to tell the user of an operator that neither torch nor the fall-back can plan."""
+    specs = [
+        f"{tuple(spec.shape)} as [{', '.join(map(str, spec.placements))}]"
+        for spec in pytree.tree_leaves((info.schema.args_schema, info.schema.kwargs_schema))
+        if isinstance(spec, DTensorSpec)
+    ]
+    reason = str(torchs).partition("\n\nSharding propagation failed")[0]
+    return NoPlanError(
+        f"Operator {operator} cannot be run on operands of {', '.join(specs)}. DTensor: {reason}. "
+        f"The fall-back, to run it on whole operands, was tried too: {fallback}. If one device "
+        "runs this call, gather the operands first: shardcore.all_gather(tensor, axis), or "
+        "tensor.full_tensor()."
     )
 
 

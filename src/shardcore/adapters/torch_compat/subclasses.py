@@ -1,0 +1,27 @@
+"""What a tensor of our own kind needs of torch."""
+
+from typing import Any
+
+import torch
+
+# torch 2.13: without it, torch makes every result of an operator one of the subclass again.
+NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
+
+
+def wrapper(
+    cls: type[torch.Tensor], shape: tuple[int, ...], strides: tuple[int, ...], part: torch.Tensor
+) -> Any:
+    """A tensor of the kind `cls` without memory of its own.
+
+    torch 2.13: `_make_wrapper_subclass` is how the documentation of torch extends tensors, and has
+    no public name.
+
+    Args:
+        cls: A subclass of `torch.Tensor`.
+        shape: What it says of its shape.
+        strides: What it says of its strides.
+        part: Has its dtype and device.
+    """
+    return torch.Tensor._make_wrapper_subclass(
+        cls, shape, strides=strides, dtype=part.dtype, device=part.device
+    )
