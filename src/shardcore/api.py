@@ -5,7 +5,7 @@ from typing import Any
 
 import shardcore
 from shardcore import bootstrap
-from shardcore.bootstrap import environment
+from shardcore.bootstrap import environment, planning
 from shardcore.domain.path_report import RulesReport
 from shardcore.domain.placements import ReduceOp
 from shardcore.reporting.status import Status
@@ -101,6 +101,47 @@ def verify(model: Any, batch: Any = None) -> Verification:
     from shardcore.binding.verification import verify_model
 
     return verify_model(model, batch, bootstrap.installation().binding.sessions)
+
+
+def plan(model: Any, mesh: Any, policy: str = "tensor_parallel", **options: Any) -> Any:
+    """A layout map for the model, made by a policy: print it, edit it, keep it.
+
+    The model is built again afterwards, under the distribution that uses the plan: Keras lays
+    variables out as it creates them.
+
+    Args:
+        model: A function without arguments that builds the model: it is called on the meta
+            device, which holds no values, and leaves no trace, so that the model that it builds
+            later has the same names and initial values as without a plan. Or a built model; then
+            the model that is built later needs the same variable paths, so name its layers.
+        mesh: The `keras.distribution.DeviceMesh`; or a `shardcore.domain.mesh.Mesh`, to look at
+            a plan where the devices are not.
+        policy: Which layout each variable gets: "data_parallel", "fully_sharded",
+            "tensor_parallel", or the name of one that another package offers.
+        **options: What the policy takes: `axis`, the mesh axis that it splits over, and `small`,
+            the bytes below which it splits nothing; none for "data_parallel" but `axis`.
+
+    Returns:
+        The `Plan`, a `keras.distribution.LayoutMap`. `print(plan)` shows its rules, what they
+        save and why; `plan[key] = spec` and `del plan[key]` edit it; `plan.to_python()` is the
+        program that makes it.
+
+    Raises:
+        PolicyError: If there is no such policy or option, or it cannot plan this model.
+        EnvironmentProblem: If Keras runs on another backend.
+
+    Example:
+        >>> import shardcore
+        >>> def distribution(build, mesh):
+        ...     plan = shardcore.plan(build, mesh, policy="fully_sharded")
+        ...     return keras.distribution.ModelParallel(layout_map=plan, batch_dim_name="data")
+    """
+    environment.choose_backend()
+    from shardcore.binding.planning import make_plan
+
+    return make_plan(
+        model, mesh, policy, lambda facts, shape: planning.plan(policy, facts, shape, options)
+    )
 
 
 def rules_report(model: Any) -> RulesReport | None:

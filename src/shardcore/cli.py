@@ -1,6 +1,7 @@
-"""The `shardcore` command: what is in use here, and whether a model is stored as it should be."""
+"""The `shardcore` command: what is in use here, how a model could be laid out, whether it is so."""
 
 import argparse
+import ast
 import importlib.util
 import json
 import os
@@ -11,7 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from shardcore import api, bootstrap
+from shardcore.bootstrap import environment
 from shardcore.domain.errors import ShardcoreError
+from shardcore.domain.mesh import Mesh
 from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
 
@@ -20,6 +23,7 @@ DEFAULT_FUNCTION = "build"
 EXAMPLES = """\
 examples:
   shardcore status                               which strategy is used here, and why
+  shardcore plan model.py --mesh 2x4             a layout for build() of model.py, on no device
   shardcore verify model.py                      build() of model.py, on one device
   shardcore verify model.py:make --json          another function, as JSON
   torchrun --nproc_per_node=2 --module shardcore verify model.py:build
@@ -30,6 +34,21 @@ VERIFY = """\
 Calls a function of your script and checks every variable of the model that it returns: its
 layout, and that every rank stores its own shard of the whole value and nothing else.
 """
+
+PLAN = """\
+Calls a function of your script on the meta device, which holds no values, and prints which layout
+a policy gives each variable of the model that it returns, what a rank then stores, and why. No
+devices are needed, and no processes. The function sets no distribution.
+"""
+
+PLAN_EPILOG = """\
+examples:
+  shardcore plan model.py --mesh 8 --policy fully_sharded
+  shardcore plan model.py:make --mesh 2x4 --axes data,model --option small=0
+  shardcore plan model.py --mesh 1x8 --python > layout.py     the same as a program, to edit
+"""
+
+AXES = ("data", "model")
 
 EPILOG = f"""\
 The script sets the distribution, and has a function that returns the built model:
@@ -87,36 +106,79 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=raw,
     )
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--json", action="store_true", help="print data instead of a table")
+    as_json = argparse.ArgumentParser(add_help=False)
+    as_json.add_argument("--json", action="store_true", help="print data instead of a table")
+    common = argparse.ArgumentParser(add_help=False, parents=[as_json])
     common.add_argument(
         "--strategy", default="auto", help='"auto" (default), "dtensor", "single", or another\'s'
+    )
+    target = argparse.ArgumentParser(add_help=False)
+    target.add_argument(
+        "target",
+        metavar="FILE[:FUNCTION]",
+        help=f"a Python script, and its function that returns the model ({DEFAULT_FUNCTION})",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     about = "show the strategy in use, and why not the others, the devices, the versions"
     status = commands.add_parser("status", parents=[common], help=about, description=about)
     status.set_defaults(command=_status)
+    plan = commands.add_parser(
+        "plan",
+        parents=[as_json, target],
+        help="show which layout a policy gives each variable of a model",
+        description=PLAN,
+        epilog=PLAN_EPILOG,
+        formatter_class=raw,
+    )
+    _add_plan_arguments(plan)
+    plan.set_defaults(command=_plan)
     verify = commands.add_parser(
         "verify",
-        parents=[common],
+        parents=[common, target],
         help="check that every rank stores its shards of a model",
         description=VERIFY,
         epilog=EPILOG,
         formatter_class=raw,
     )
-    verify.add_argument(
-        "target",
-        metavar="FILE[:FUNCTION]",
-        help=f"a Python script, and its function that returns the model ({DEFAULT_FUNCTION})",
-    )
     verify.set_defaults(command=_verify)
     return parser
+
+
+def _add_plan_arguments(plan: argparse.ArgumentParser) -> None:
+    plan.add_argument("--mesh", required=True, metavar="2x4", help="how many ranks, by axes")
+    plan.add_argument("--axes", metavar="NAMES", help=f"the axes' names ({','.join(AXES)})")
+    plan.add_argument(
+        "--policy",
+        default="tensor_parallel",
+        help='"tensor_parallel" (default), "fully_sharded", "data_parallel", or another\'s',
+    )
+    plan.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the policy, such as small=0",
+    )
+    plan.add_argument("--python", action="store_true", help="print the program that makes it")
 
 
 def _status(options: argparse.Namespace) -> int:
     api.install(options.strategy)
     bootstrap.installation().binding.library.initialize()
     _show(api.status(), options)
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    file, name = parse_target(options.target)
+    mesh = parse_mesh(options.mesh, options.axes)
+    settings = dict(map(parse_option, options.option))
+    environment.choose_backend()
+    plan = api.plan(find_function(load(file), name), mesh, options.policy, **settings)
+    if options.python:
+        print(plan.to_python(), end="")
+    else:
+        print(json.dumps(plan.to_dict(), indent=2) if options.json else plan)
     return 0
 
 
@@ -155,6 +217,42 @@ def parse_target(target: str) -> tuple[Path, str]:
     return file, name or DEFAULT_FUNCTION
 
 
+def parse_mesh(shape: str, names: str | None) -> Mesh:
+    """The mesh of a shape and of the names of its axes.
+
+    Raises:
+        UsageError: If the shape is not written as 8, 2x4 or 2x2x2.
+        MeshError: If there are not as many names.
+
+    Example:
+        >>> str(parse_mesh("2x4", None)), str(parse_mesh("8", "batch"))
+        ('(data=2, model=4)', '(batch=8)')
+    """
+    sizes = shape.split("x")
+    if not all(size.isdecimal() for size in sizes):
+        raise UsageError(f"--mesh {shape!r} is no mesh: give ranks by axes, such as 8 or 2x4")
+    return Mesh(map(int, sizes), AXES[: len(sizes)] if names is None else names.split(","))
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """The name and the value of an option: a Python literal, or else text.
+
+    Raises:
+        UsageError: If it is not written as NAME=VALUE.
+
+    Example:
+        >>> parse_option("small=0"), parse_option("axis=model")
+        (('small', 0), ('axis', 'model'))
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"--option {text!r} is none: give NAME=VALUE, such as small=0")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
 def load(file: Path) -> ModuleType:
     """Run a script as a module, with its folder first on `sys.path`, as `python FILE` has it.
 
@@ -173,11 +271,11 @@ def load(file: Path) -> ModuleType:
     return module
 
 
-def build_model(module: ModuleType, name: str) -> Any:
-    """The Keras model that the function `name` of the module returns.
+def find_function(module: ModuleType, name: str) -> Callable[[], Any]:
+    """The function `name` of the module.
 
     Raises:
-        UsageError: If there is no such function, or it returns anything else.
+        UsageError: If there is none.
     """
     function = getattr(module, name, None)
     if not callable(function):
@@ -186,7 +284,17 @@ def build_model(module: ModuleType, name: str) -> Any:
             f"{module.__file__} has no function {name!r}; it has {', '.join(there) or 'none'}: "
             "name one that returns the model, FILE:FUNCTION"
         )
-    model = function()
+    found: Callable[[], Any] = function
+    return found
+
+
+def build_model(module: ModuleType, name: str) -> Any:
+    """The Keras model that the function `name` of the module returns.
+
+    Raises:
+        UsageError: If there is no such function, or it returns anything else.
+    """
+    model = find_function(module, name)()
     kind = getattr(sys.modules.get("keras"), "Model", None)
     if kind is None or not isinstance(model, kind):
         raise UsageError(

@@ -97,6 +97,7 @@ def test_shardcore_offers_its_own_by_the_same_hook():
     found = plugins.entries().found
     assert {name: package for name, (_, package) in found.items()} == {
         "dtensor": "shardcore",
+        "manual": "shardcore",
         "single": "shardcore",
     }
 
@@ -121,6 +122,12 @@ BROKEN = {
         "TypeError",
         "'toy'",
     ),
+    "no hook": (HEAD + "def shardcore_strategies(): return []", "TypeError", "@hookimpl"),
+    "unknown hook": (
+        HEAD + "@hookimpl\ndef shardcore_strategy(): return []",
+        "TypeError",
+        "those of the plug-in shardcore_strategy",
+    ),
     "hook raises": (HEAD + "@hookimpl\ndef shardcore_strategies(): 1 / 0", "ZeroDivisionError", ""),
 }
 
@@ -134,7 +141,7 @@ def test_a_broken_package_is_told_and_breaks_no_other(packages, caplog, monkeypa
     with caplog.at_level("WARNING", logger="shardcore.install"):
         offered = plugins.entries()
 
-    assert {"dtensor", "single", "more"} == offered.found.keys()
+    assert {"dtensor", "manual", "single", "more"} == offered.found.keys()
     ((package, reason),) = offered.broken.items()
     assert package == f"broken-{kind.replace(' ', '-')}"
     assert reason.startswith(f"its plug-in cannot be used: {error}:")
@@ -146,18 +153,32 @@ def test_a_broken_package_is_told_and_breaks_no_other(packages, caplog, monkeypa
         plugins.choose("toy", offered)
 
 
-@pytest.mark.parametrize("taken", ["dtensor", "more"])
-def test_a_name_that_is_taken_names_both_packages(packages, taken):
+def test_a_name_of_ours_stays_ours(packages):
     write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
-    write_package(packages, f"greedy-{taken}", HEAD + OFFER.format(name=taken))
-    first = "shardcore" if taken == "dtensor" else "more-strategies"
-    with pytest.raises(StrategyError) as error:
-        plugins.entries()
-    message = str(error.value)
-    assert message.startswith(f"Strategy {taken!r} is offered by package ")
-    assert f"package {first!r}" in message
-    assert f"package 'greedy-{taken}'" in message
-    assert "uninstall one" in message
+    write_package(packages, "greedy-strategies", HEAD + OFFER.format(name="single"))
+    offered = plugins.entries()
+    assert offered.found["single"][1] == "shardcore"
+    assert offered.found["more"][1] == "more-strategies"
+    assert offered.broken == {
+        "greedy-strategies": "strategy 'single' is offered by package 'shardcore' and by package "
+        "'greedy-strategies': uninstall one of the two, or rename its strategy."
+    }
+    chosen, passed_over = plugins.choose("single", offered)
+    assert chosen.package == "shardcore"
+    assert passed_over["greedy-strategies"] == offered.broken["greedy-strategies"]
+
+
+def test_a_name_that_others_take_is_nobodys_and_names_them(packages):
+    for name in ("more-strategies", "greedy-strategies", "third-strategies"):
+        write_package(packages, name, HEAD + OFFER.format(name="more"))
+    write_package(packages, "other-strategies", HEAD + OFFER.format(name="other"))
+    offered = plugins.entries()
+    assert plugins.choose("other", offered)[0].package == "other-strategies"
+    assert offered.broken.keys() == {"more-strategies", "greedy-strategies", "third-strategies"}
+    with pytest.raises(StrategyError, match=r"^No strategy 'more': .*Or is it one of") as error:
+        plugins.choose("more", offered)
+    for package in offered.broken:
+        assert f"package {package!r}: strategy 'more' is offered by " in str(error.value)
 
 
 # --- the environment ------------------------------------------------------------------------------

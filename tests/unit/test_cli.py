@@ -114,3 +114,32 @@ def test_help_loads_no_framework():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "loaded"
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "expected"),
+    [
+        ("8", None, "(data=8)"),
+        ("2x4", None, "(data=2, model=4)"),
+        ("2x2x2", "a,b,c", "(a=2, b=2, c=2)"),
+    ],
+)
+def test_a_mesh(shape, names, expected):
+    assert str(cli.parse_mesh(shape, names)) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--mesh", "2by4"], 2, "--mesh '2by4' is no mesh: give ranks by axes, such as 8 or 2x4"),
+        (["--mesh", "0x4"], 1, "has size 0"),
+        (["--mesh", "2x2x2"], 1, "has 3 axes but axis_names ('data', 'model') has 2"),
+        (["--mesh", "2", "--option", "small"], 2, "'small' is none: give NAME=VALUE"),
+        ([], 2, "--mesh"),
+    ],
+)
+def test_a_plan_that_is_asked_for_wrongly(capsys, tmp_path, words, code, message):
+    (tmp_path / "model.py").touch()
+    found, error = exits(capsys, "plan", f"{tmp_path}/model.py", *words)
+    assert found == code
+    assert message in error

@@ -1,8 +1,8 @@
-"""The strategies that packages offer, and the choice of one."""
+"""What packages offer, strategies and policies, and the choice of one."""
 
 import logging
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import attrs
 import pluggy
@@ -10,58 +10,100 @@ import pluggy
 from shardcore import builtin_plugins
 from shardcore.domain.errors import StrategyError
 from shardcore.ports import hookspecs
+from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import StrategyEntry
 
 logger = logging.getLogger("shardcore.install")
 
+E = TypeVar("E", StrategyEntry, PolicyEntry)
+
+OURS = "shardcore"
+
 
 @attrs.frozen
-class Offers:
-    """What the plug-ins offer.
+class Hook(Generic[E]):
+    """A hook by which packages offer something.
 
     Args:
-        found: Every strategy, and the package that offers it, by the strategy's name.
-        broken: Why a package offers nothing, by the package's name.
+        name: The hook's name.
+        what: What it offers, for messages.
+        entry: The type of what it gives.
     """
 
-    found: dict[str, tuple[StrategyEntry, str]] = attrs.field(factory=dict)
+    name: str
+    what: str
+    entry: type[E]
+
+
+STRATEGIES = Hook("shardcore_strategies", "strategy", StrategyEntry)
+POLICIES = Hook("shardcore_policies", "policy", PolicyEntry)
+
+
+@attrs.frozen
+class Offers(Generic[E]):
+    """What the plug-ins offer by one hook.
+
+    Args:
+        found: Every entry, and the package that offers it, by the entry's name.
+        broken: Why what a package offers cannot be had, by the package's name.
+    """
+
+    found: dict[str, tuple[E, str]] = attrs.field(factory=dict)
     broken: dict[str, str] = attrs.field(factory=dict)
+    _first: dict[str, str] = attrs.field(factory=dict, init=False)
 
-    def add(self, entry: StrategyEntry, package: str) -> None:
-        """Take one strategy of a package.
+    def add(self, entry: E, package: str, hook: Hook[E]) -> None:
+        """Take one entry of a package; a name of ours stays ours, one that two take is nobody's."""
+        if entry.name not in self._first:
+            self._first[entry.name] = package
+            self.found[entry.name] = (attrs.evolve(entry, package=package), package)
+            return
+        first = self._first[entry.name]
+        reason = (
+            f"{hook.what} {entry.name!r} is offered by package {first!r} and by package "
+            f"{package!r}: uninstall one of the two, or rename its {hook.what}."
+        )
+        self.refuse(package, reason)
+        if first != OURS:
+            self.found.pop(entry.name, None)
+            self.broken[first] = reason
 
-        Raises:
-            StrategyError: If another package has taken its name.
-        """
-        if entry.name in self.found:
-            raise StrategyError(
-                f"Strategy {entry.name!r} is offered by package {self.found[entry.name][1]!r} and "
-                f"by package {package!r}: uninstall one of the two, or rename its strategy."
-            )
-        self.found[entry.name] = (entry, package)
+    def refuse(self, package: str, reason: str) -> None:
+        """Note, and tell, why what a package offers cannot be had."""
+        self.broken[package] = reason
+        logger.warning("package %r: %s", package, reason)
+
+    def or_else(self, otherwise: str) -> str:
+        """Why packages that should offer something do not, or `otherwise`."""
+        broken = [f"package {package!r}: {reason}" for package, reason in self.broken.items()]
+        return f"Or is it one of these: {'; '.join(broken)}" if broken else otherwise
 
 
-def entries() -> Offers:
-    """Every strategy that a plug-in offers. A package that cannot be used is logged and noted.
+def entries() -> Offers[StrategyEntry]:
+    """Every strategy that a plug-in offers. A package that cannot be used is logged and noted."""
+    return _offers(STRATEGIES)
 
-    Raises:
-        StrategyError: If two packages offer a strategy of one name; the message names them.
-    """
+
+def policies() -> Offers[PolicyEntry]:
+    """Every policy that a plug-in offers. A package that cannot be used is logged and noted."""
+    return _offers(POLICIES)
+
+
+def _offers(hook: Hook[E]) -> Offers[E]:
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    offers = Offers()
-    for entry in _offered(manager, builtin_plugins):
-        offers.add(entry, "shardcore")
+    offers: Offers[E] = Offers()
+    for entry in _offered(manager, builtin_plugins, hook):
+        offers.add(entry, OURS, hook)
     for point in entry_points(group=hookspecs.PROJECT):
         package = _package(point)
         try:
-            offered = _offered(manager, point.load())
+            offered = _offered(manager, point.load(), hook)
         except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything
-            offers.broken[package] = _one_line("its plug-in cannot be used", error)
-            logger.warning("package %r: %s", package, offers.broken[package])
+            offers.refuse(package, _one_line("its plug-in cannot be used", error))
             continue
         for entry in offered:
-            offers.add(entry, package)
+            offers.add(entry, package, hook)
     return offers
 
 
@@ -69,22 +111,32 @@ def _package(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else point.module
 
 
-def _offered(manager: pluggy.PluginManager, plugin: Any) -> list[StrategyEntry]:
-    """The strategies of one plug-in, which is checked against the hook."""
+def _offered(manager: pluggy.PluginManager, plugin: Any, hook: Hook[E]) -> list[E]:
+    """What one plug-in offers by the hook, against which it is checked."""
     manager.register(plugin)
-    hooks: list[Any] = manager.hook.shardcore_strategies.get_hookimpls()
-    offered = [each for hook in hooks if hook.plugin is plugin for each in hook.function()]
+    _check_hooks(manager, plugin)
+    hooks: list[Any] = getattr(manager.hook, hook.name).get_hookimpls()
+    offered = [each for found in hooks if found.plugin is plugin for each in found.function()]
     for each in offered:
-        if not isinstance(each, StrategyEntry):
-            raise TypeError(f"shardcore_strategies() gave {each!r}, expected a StrategyEntry")
+        if not isinstance(each, hook.entry):
+            raise TypeError(f"{hook.name}() gave {each!r}, expected a {hook.entry.__name__}")
     return offered
+
+
+def _check_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
+    """Refuse a plug-in that has none of our hooks, or one that we have not."""
+    ours = [name for name in vars(hookspecs) if name.startswith("shardcore_")]
+    its = [caller.name for caller in manager.get_hookcallers(plugin) or ()]
+    if not its or not set(its) <= set(ours):
+        has = ", ".join(its) or "none; are they marked with @hookimpl?"
+        raise TypeError(f"the hooks of shardcore are {', '.join(ours)}, those of the plug-in {has}")
 
 
 def _one_line(what: str, error: Exception) -> str:
     return " ".join(f"{what}: {type(error).__name__}: {error}".split())
 
 
-def choose(wanted: str, offers: Offers) -> tuple[StrategyEntry, dict[str, str]]:
+def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, dict[str, str]]:
     """The strategy to take, and why the others are not, by name.
 
     Raises:
@@ -113,12 +165,9 @@ def _preferred(usable: list[StrategyEntry]) -> StrategyEntry:
     return max(ranked, key=lambda each: each[0])[1]
 
 
-def _no_such(wanted: str, offers: Offers) -> StrategyError:
-    broken = [f"package {package!r}: {reason}" for package, reason in offers.broken.items()]
-    remedy = (
-        f"Or is it one of these: {'; '.join(broken)}"
-        if broken
-        else "A third party's is offered by its package: is it installed in this environment?"
+def _no_such(wanted: str, offers: Offers[StrategyEntry]) -> StrategyError:
+    remedy = offers.or_else(
+        "A third party's is offered by its package: is it installed in this environment?"
     )
     names = ", ".join(map(repr, offers.found))
     return StrategyError(f"No strategy {wanted!r}: there are {names}, and 'auto'. {remedy}")

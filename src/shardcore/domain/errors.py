@@ -27,3 +27,7 @@ class EnvironmentProblem(ShardcoreError, RuntimeError):  # noqa: N818, Environme
 
 class RankMismatchError(ShardcoreError, RuntimeError):
     """Ranks that should agree do not."""
+
+
+class PolicyError(ShardcoreError, ValueError):
+    """A policy that does not exist, or that cannot plan this model on this mesh."""

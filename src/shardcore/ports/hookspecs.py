@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import pluggy
 
+from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import StrategyEntry
 
 PROJECT = "shardcore"
@@ -26,11 +27,29 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:  # type: ignore[empty-bod
     entry imports what it needs when it is opened.
 
     Returns:
-        The entries. A name that another plug-in has taken is an error that names both; a plug-in
-        that fails to load or to answer is passed over with a warning.
+        The entries. A name of shardcore's own stays with it, and one that two packages take is
+        nobody's: a warning names both. A plug-in that fails is passed over with a warning.
 
     Example:
         >>> @hookimpl
         ... def shardcore_strategies():
         ...     return [StrategyEntry("mine", "An example.", open=lambda world: None)]
+    """
+
+
+@hookspec
+def shardcore_policies() -> Iterable[PolicyEntry]:  # type: ignore[empty-body]
+    """Offer policies: which layout each variable gets.
+
+    Called once at every `shardcore.plan()`. It must be quick and must not import torch or Keras:
+    a policy is a pure function of a model's facts and a mesh.
+
+    Returns:
+        The entries. What is said of strategies holds: a name that is taken is told with both
+        packages; a plug-in that fails to load or to answer is passed over with a warning.
+
+    Example:
+        >>> @hookimpl
+        ... def shardcore_policies():
+        ...     return [PolicyEntry("mine", "Everything whole.", plan=lambda model, mesh: {})]
     """

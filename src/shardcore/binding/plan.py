@@ -1,0 +1,121 @@
+"""The layout map that a policy made."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import keras
+
+from shardcore.domain.errors import RuleError
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.path_rules import PathRules
+from shardcore.policies.rules import Rule
+from shardcore.ports.model import VariableFacts
+from shardcore.reporting.plan import PlanReport, plan_report
+
+EDITED = "edited"
+
+
+class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
+    """An ordinary `LayoutMap`, which knows the variables that it was made for.
+
+    Print it for a table. A rule that is there may be written anew, or deleted: the table shows it.
+    `to_python()` is what to keep in a program.
+
+    Args:
+        device_mesh: The Keras mesh.
+        policy: The name of the policy.
+        variables: The model's variables.
+        rules: What the policy chose.
+    """
+
+    def __init__(
+        self,
+        device_mesh: Any,
+        policy: str,
+        variables: Collection[VariableFacts],
+        rules: Iterable[Rule],
+    ) -> None:
+        super().__init__(device_mesh)
+        self.policy = policy
+        self._variables = tuple(variables)
+        self._made = {rule.key: rule for rule in rules}
+        for rule in self._made.values():
+            self[rule.key] = rule.spec
+
+    def __setitem__(self, key: str, layout: Any) -> None:
+        """Write a rule, in the place of one that has the same key."""
+        before = dict(self._layout_map)
+        self._layout_map.pop(key, None)
+        try:
+            super().__setitem__(key, layout)
+        except Exception:
+            self._layout_map.update(before)
+            raise
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that its specs mean."""
+        return Mesh(self.device_mesh.shape, self.device_mesh.axis_names)
+
+    def report(self) -> PlanReport:
+        """What its rules, as they are now, do to the variables that it was made for.
+
+        Raises:
+            LayoutError: If a rule does not fit a variable.
+        """
+        reasons = {key: self._reason(key) for key in self}
+        return plan_report(self.policy, self.mesh, self._variables, self._rules(), reasons)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table as plain data, fit for JSON."""
+        return self.report().to_dict()
+
+    def to_python(self) -> str:
+        """The lines of a program that make the same layout map, without this class."""
+        lines = [
+            f"# policy {self.policy!r} over mesh {self.mesh}",
+            "layout_map = keras.distribution.LayoutMap(device_mesh)",
+        ]
+        for key, layout in self._layout_map.items():
+            text = f'r"{key}"' if "\\" in key and '"' not in key else repr(key)
+            lines.append(f"layout_map[{text}] = {layout.axes!r}  # {self._reason(key)}")
+        return "\n".join(lines) + "\n"
+
+    def check(self, model_name: str, paths: Collection[str]) -> None:
+        """Refuse a model that the plan was not made for.
+
+        Raises:
+            RuleError: If no rule matches any of the model's variables.
+        """
+        rules = self._rules()
+        if not rules or not paths or any(rules.match(path) for path in paths):
+            return
+        raise RuleError(
+            f"No rule of the plan matches a variable of model {model_name!r}: the plan was made "
+            f"for {_some(each.path for each in self._variables)}, the model has {_some(paths)}. "
+            "Keras numbers the names that it makes up, on and on: plan by the function that "
+            "builds the model, shardcore.plan(build, mesh), then call build(), or give the model "
+            "and its layers names."
+        )
+
+    def _rules(self) -> PathRules[Any]:
+        return PathRules({key: layout.axes for key, layout in self._layout_map.items()})
+
+    def _reason(self, key: str) -> str:
+        made = self._made.get(key)
+        same = made is not None and made.spec == tuple(self._layout_map[key].axes)
+        return made.reason if same and made is not None else EDITED
+
+    def __str__(self) -> str:
+        return str(self.report())
+
+    def __repr__(self) -> str:
+        return f"<Plan by policy {self.policy!r} over mesh {self.mesh}: {len(self)} rules>"
+
+    def __rich__(self) -> Any:
+        return self.report().table()
+
+
+def _some(paths: Iterable[str]) -> str:
+    listed = list(paths)
+    return ", ".join(listed[:3]) + (", ..." if len(listed) > 3 else "")

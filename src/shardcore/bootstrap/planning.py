@@ -1,0 +1,71 @@
+"""Runs a policy: finds it, holds it to its options, and checks what it chose."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from shardcore.bootstrap import plugins
+from shardcore.domain.errors import PolicyError, ShardcoreError
+from shardcore.domain.mesh import Mesh
+from shardcore.policies.rules import Rule, complete, rules
+from shardcore.ports.model import LayerFacts
+from shardcore.ports.policy import Choice, PolicyEntry
+
+
+def plan(
+    policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, Any]
+) -> tuple[Rule, ...]:
+    """The rules that the policy gives.
+
+    Raises:
+        PolicyError: If there is no such policy, it does not take the options, or what it gives
+            does not fit the model.
+    """
+    entry = find(policy)
+    _check_options(entry, options)
+    try:
+        choices = complete(_choices(entry, model, mesh, options), model.all_variables(), mesh)
+    except PolicyError as error:
+        if entry.package == "shardcore":
+            raise
+        raise PolicyError(f"Policy {policy!r} of package {entry.package!r}: {error}") from error
+    return rules(choices)
+
+
+def find(policy: str) -> PolicyEntry:
+    """The policy of that name.
+
+    Raises:
+        PolicyError: If there is none.
+    """
+    offers = plugins.policies()
+    if policy in offers.found:
+        return offers.found[policy][0]
+    remedy = offers.or_else("A third party's is offered by its package: is it installed here?")
+    names = ", ".join(map(repr, offers.found))
+    raise PolicyError(f"No policy {policy!r}: there are {names}. {remedy}")
+
+
+def _choices(
+    entry: PolicyEntry, model: LayerFacts, mesh: Mesh, options: Mapping[str, Any]
+) -> Mapping[str, Choice]:
+    try:
+        choices = entry.plan(model, mesh, **options)
+    except ShardcoreError:
+        raise
+    except Exception as error:
+        raise PolicyError(f"it failed with {type(error).__name__}: {error}") from error
+    if not isinstance(choices, Mapping):
+        raise PolicyError(f"it gave {choices!r}, expected a mapping of paths to Choices")
+    return choices
+
+
+def _check_options(entry: PolicyEntry, options: Mapping[str, Any]) -> None:
+    parameters = list(inspect.signature(entry.plan).parameters.values())
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return
+    known = [each.name for each in parameters[2:]]
+    for name in options:
+        if name not in known:
+            has = ", ".join(known) or "none"
+            raise PolicyError(f"Policy {entry.name!r} has no option {name!r}; it has {has}.")

@@ -1,0 +1,132 @@
+"""Layers that multiply by a kernel, and layers that keep channels apart: what pairs are made of."""
+
+import attrs
+
+from shardcore.ports.model import LayerFacts, VariableFacts
+
+# Activations that compute each element by itself, by name in small letters. Any other, such as
+# softmax, needs all channels.
+_ELEMENTWISE = """
+linear relu relu6 leaky_relu leakyrelu elu selu celu gelu silu swish sigmoid hard_sigmoid
+log_sigmoid hard_silu hard_swish tanh hard_tanh tanh_shrink softplus softsign soft_shrink
+hard_shrink exponential mish squareplus sparse_plus sparse_sigmoid threshold
+"""
+ELEMENTWISE = frozenset(_ELEMENTWISE.split())
+
+# Layers and operations that keep channels apart: channel i of the output is made of channel i of
+# the inputs alone. Of two spellings one is a layer's, the other an operation's.
+_CHANNELWISE = """
+Activation ReLU Relu LeakyReLU LeakyRelu ELU Elu Relu6 Gelu Silu Sigmoid Tanh Selu Celu Softplus
+Softsign HardSigmoid HardSilu LogSigmoid Dropout GaussianDropout GaussianNoise AlphaDropout
+SpatialDropout1D SpatialDropout2D SpatialDropout3D Identity Rescaling BatchNormalization
+MaxPooling1D MaxPooling2D MaxPooling3D AveragePooling1D AveragePooling2D AveragePooling3D
+GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D GlobalAveragePooling1D
+GlobalAveragePooling2D GlobalAveragePooling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D
+Cropping1D Cropping2D Cropping3D UpSampling1D UpSampling2D UpSampling3D
+Add Subtract Multiply Average Maximum Minimum Divide TrueDivide Negative Absolute Square Sqrt Exp
+"""
+CHANNELWISE = frozenset(_CHANNELWISE.split())
+
+
+@attrs.frozen
+class Linear:
+    """A layer whose kernel turns one width into another.
+
+    Args:
+        layer: The layer.
+        kernel: Its kernel.
+        in_dim: The dim of the kernel that is summed over.
+        out_dim: The dim of the kernel that becomes the width of the output.
+    """
+
+    layer: LayerFacts
+    kernel: VariableFacts
+    in_dim: int
+    out_dim: int
+
+    @property
+    def path(self) -> str:
+        """The path of the kernel, by which the layer is known."""
+        return self.kernel.path
+
+    @property
+    def bias(self) -> VariableFacts | None:
+        """Its bias, None without one."""
+        return self.layer.variable("bias")
+
+    @property
+    def width_in(self) -> int:
+        """The width that is summed over."""
+        return self.kernel.shape[self.in_dim]
+
+    @property
+    def width_out(self) -> int:
+        """The width of the output."""
+        return self.kernel.shape[self.out_dim]
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether its activation leaves channels apart."""
+        return _is_elementwise(self.layer)
+
+
+def as_linear(layer: LayerFacts) -> Linear | None:
+    """`layer` as a linear one, None if it is another, or if its channels are not its last dim."""
+    kernel = layer.variable("kernel")
+    if kernel is None:
+        return None
+    ndim = len(kernel.shape)
+    if layer.is_a("Dense") and ndim == 2:
+        return Linear(layer, kernel, 0, 1)
+    if layer.is_a("BaseConv") and layer.config.get("groups", 1) == 1 and _is_channels_last(layer):
+        return Linear(layer, kernel, ndim - 2, ndim - 1)
+    if layer.is_a("EinsumDense") and ndim == 2:
+        return _einsum(layer, kernel)
+    return None
+
+
+def _einsum(layer: LayerFacts, kernel: VariableFacts) -> Linear | None:
+    """A kernel of one dim that is summed over and one that is new: a Dense of other letters."""
+    dims = einsum_dims(layer)
+    if dims is None:
+        return None
+    summed, new = dims
+    return Linear(layer, kernel, summed[0], new[0]) if len(summed) == len(new) == 1 else None
+
+
+def einsum_dims(layer: LayerFacts) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The kernel's dims that are summed over, as the input has them, and those that are new.
+
+    None if the equation is not known, or a dim of the kernel is neither.
+
+    Example:
+        >>> query = LayerFacts("query", ("EinsumDense",), {"equation": "abc,cde->abde"})
+        >>> einsum_dims(query)
+        ((0,), (1, 2))
+    """
+    operands, arrow, output = str(layer.config.get("equation", "")).replace(" ", "").partition("->")
+    given, comma, kernel = operands.partition(",")
+    if not arrow or not comma:
+        return None
+    summed = [letter for letter in given if letter in kernel and letter not in output]
+    new = [letter for letter in output if letter in kernel and letter not in given]
+    if len(summed) + len(new) != len(kernel):
+        return None
+    return tuple(map(kernel.index, summed)), tuple(map(kernel.index, new))
+
+
+def is_channelwise(layer: LayerFacts) -> bool:
+    """Whether `layer` computes each channel, of the last dim, by itself."""
+    if not layer.is_a(*CHANNELWISE) or not _is_channels_last(layer):
+        return False
+    if layer.is_a("BatchNormalization"):
+        return layer.config.get("axis") == -1
+    return _is_elementwise(layer)
+
+
+def _is_channels_last(layer: LayerFacts) -> bool:
+    return layer.config.get("data_format") != "channels_first"
+
+
+def _is_elementwise(layer: LayerFacts) -> bool:
+    return str(layer.config.get("activation", "linear")).lower() in ELEMENTWISE

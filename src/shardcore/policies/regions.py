@@ -1,0 +1,158 @@
+"""Where a split width begins and ends: linear layers that make it, and those that sum it up.
+
+The first are split by columns, the second by rows; what is between them keeps channels apart, so
+every rank computes its own channels, and the sums are reduced once, at the end (Megatron's pair).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import attrs
+
+from shardcore.policies.linear import Linear, as_linear, is_channelwise
+from shardcore.ports.model import LayerFacts
+
+
+@attrs.frozen
+class Region:
+    """Layers that can be split together.
+
+    Args:
+        columns: Those that make the width.
+        between: Those that have variables of it, such as a batch normalization.
+        rows: Those that sum it up.
+        told_by: How it was found, for people.
+    """
+
+    columns: tuple[Linear, ...]
+    rows: tuple[Linear, ...]
+    between: tuple[LayerFacts, ...] = ()
+    told_by: str = "graph"
+
+    @property
+    def width(self) -> int:
+        """The width that is split."""
+        return self.columns[0].width_out
+
+    @property
+    def members(self) -> tuple[Linear, ...]:
+        """The linear layers."""
+        return (*self.columns, *self.rows)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of their kernels."""
+        return sum(each.kernel.bytes for each in self.members)
+
+
+class NoRegionError(Exception):
+    """Why the output of a layer cannot be split; never leaves this package."""
+
+
+@attrs.frozen
+class Graph:
+    """The operations of a functional model by their names, and who feeds whom."""
+
+    nodes: dict[str, LayerFacts]
+    producers: dict[str, list[str]]
+    users: dict[str, list[str]]
+    outputs: frozenset[str]
+
+    @classmethod
+    def of(cls, model: LayerFacts) -> "Graph":
+        """The graph of `model`, which has one."""
+        producers, users = defaultdict(list), defaultdict(list)
+        for producer, user in model.feeds or ():
+            producers[user].append(producer)
+            users[producer].append(user)
+        nodes = {each.name: each for each in model.children}
+        return cls(nodes, producers, users, frozenset(model.outputs))
+
+    def region(self, start: str) -> Region:
+        """The layers that are split together with the output of the linear layer `start`.
+
+        Raises:
+            NoRegionError: If somebody needs that output whole.
+        """
+        split: dict[str, None] = {}
+        rows: dict[str, None] = {}
+        todo = [start]
+        while todo:
+            name = todo.pop()
+            if name in split:
+                continue
+            split[name] = None
+            todo += self._split_with(name)
+            for user in self.users[name]:
+                if is_channelwise(self.nodes[user]):
+                    todo.append(user)
+                else:
+                    rows[user] = None
+        return self._checked(split, rows)
+
+    def _split_with(self, name: str) -> list[str]:
+        """The producers whose outputs are split if that of `name` is."""
+        node = self.nodes[name]
+        if name in self.outputs:
+            raise NoRegionError("its output is one of the model's")
+        linear = as_linear(node)
+        if linear is None and not is_channelwise(node):
+            raise NoRegionError(f"{name!r} ({node.kind}) meets its output")
+        if linear is not None and not linear.is_elementwise:
+            raise NoRegionError(f"{node.config.get('activation')} needs all its channels")
+        return self.producers[name] if linear is None else []
+
+    def _checked(self, split: dict[str, None], rows: dict[str, None]) -> Region:
+        for name in rows:
+            if as_linear(self.nodes[name]) is None:
+                raise NoRegionError(f"{name!r} ({self.nodes[name].kind}) needs its output whole")
+            if not split.keys() >= set(self.producers[name]):
+                raise NoRegionError(f"{name!r}, which follows, is called on other inputs too")
+        if not rows:
+            raise NoRegionError("nothing follows it")
+        if not split.keys().isdisjoint(rows):
+            raise NoRegionError("its output comes back to it")
+        return _of_one_width(
+            Region(
+                _linears(self.nodes[name] for name in split),
+                _linears(self.nodes[name] for name in rows),
+                tuple(node for name in split if _has_width(node := self.nodes[name])),
+            )
+        )
+
+
+def _linears(layers: Iterable[LayerFacts]) -> tuple[Linear, ...]:
+    return tuple(linear for each in layers if (linear := as_linear(each)) is not None)
+
+
+def _has_width(layer: LayerFacts) -> bool:
+    """Whether a channelwise layer has variables with a value per channel."""
+    return layer.is_a("BatchNormalization")
+
+
+def _of_one_width(region: Region) -> Region:
+    widths = {each.width_out for each in region.columns} | {each.width_in for each in region.rows}
+    if len(widths) > 1:
+        raise NoRegionError(f"it meets other widths: {', '.join(map(str, sorted(widths)))}")
+    return region
+
+
+Found = tuple[list[Region], list[tuple[Linear, str]]]
+
+
+def graph_regions(model: LayerFacts) -> Found:
+    """The regions of a model with a graph; and the linear layers that begin none, with why."""
+    graph = Graph.of(model)
+    regions: dict[frozenset[str], Region] = {}
+    alone: list[tuple[Linear, str]] = []
+    for node in model.children:
+        linear = as_linear(node)
+        if linear is None:
+            continue
+        try:
+            region = graph.region(node.name)
+        except NoRegionError as why:
+            alone.append((linear, str(why)))
+        else:
+            regions[frozenset(each.path for each in region.columns)] = region
+    return list(regions.values()), alone

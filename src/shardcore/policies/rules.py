@@ -1,0 +1,123 @@
+r"""From choices to the rules of a layout map: blocks that are alike share one rule.
+
+A number that ends a name (`block_0/...`) becomes `\d+` where all variables of that form are laid
+out alike, if it is not the same in all. No path matches two such rules: the form of a path is one.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+
+import attrs
+
+from shardcore.domain.errors import LayoutError, PolicyError
+from shardcore.domain.layout import Layout
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.path_key import METACHARACTERS
+from shardcore.policies.sizes import whole
+from shardcore.ports.model import VariableFacts
+from shardcore.ports.policy import Choice, Spec
+
+_NUMBER = re.compile(r"(?<=_)\d+(?=/|$)")
+
+
+@attrs.frozen
+class Rule:
+    """One rule of a plan.
+
+    Args:
+        key: The key in the layout map.
+        spec: Its value.
+        reason: Why.
+    """
+
+    key: str
+    spec: Spec
+    reason: str
+
+
+def complete(
+    choices: Mapping[str, Choice], variables: Collection[VariableFacts], mesh: Mesh
+) -> dict[str, Choice]:
+    """The choices, checked, and with those that a policy has left out.
+
+    A path that variables of several shapes have gets none: no rule could fit them all.
+
+    Raises:
+        PolicyError: If a choice is of no variable, or does not fit its variable or the mesh.
+    """
+    shapes: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    known = {each.path: each for each in variables}
+    for each in variables:
+        shapes[each.path].add(each.shape)
+    for path, choice in choices.items():
+        if path not in known:
+            raise PolicyError(f"it chose {choice} for {path!r}, which is no variable of the model")
+        if len(shapes[path]) == 1:
+            _check(known[path], choice, mesh)
+    left_out = "whole: left out by the policy"
+    return {
+        path: choices.get(path, Choice(whole(each), left_out))
+        for path, each in known.items()
+        if len(shapes[path]) == 1
+    }
+
+
+def _check(variable: VariableFacts, choice: Choice, mesh: Mesh) -> None:
+    if not isinstance(choice, Choice):
+        raise PolicyError(f"it gave {choice!r} for {variable.path!r}, expected a Choice")
+    try:
+        Layout(mesh, choice.spec).local_shape(variable.shape, rank=0)
+    except LayoutError as error:
+        raise PolicyError(
+            f"its choice for {variable.path!r} of shape {variable.shape} does not fit: {error}"
+        ) from error
+
+
+def rules(choices: Mapping[str, Choice]) -> tuple[Rule, ...]:
+    r"""One rule for each form of path whose choices agree, else one for each path.
+
+    Example:
+        >>> split, plain = Choice((None, "model"), "columns"), Choice((None,), "norm")
+        >>> chosen = {"block_0/up/kernel": split, "block_1/up/kernel": split, "norm/beta": plain}
+        >>> for rule in rules(chosen):
+        ...     print(rule.key, rule.spec)
+        block_\d+/up/kernel (None, 'model')
+        norm/beta (None,)
+    """
+    forms: dict[str, list[str]] = defaultdict(list)
+    for path in choices:
+        forms[_form(path)].append(path)
+    return tuple(rule for form, paths in forms.items() for rule in _rules(form, paths, choices))
+
+
+def _rules(form: str, paths: list[str], choices: Mapping[str, Choice]) -> list[Rule]:
+    specs = {choices[path].spec for path in paths}
+    if len(paths) == 1 or len(specs) > 1:
+        return [Rule(_exact(path), choices[path].spec, choices[path].reason) for path in paths]
+    reasons = dict.fromkeys(choices[path].reason for path in paths)
+    return [Rule(_pattern(paths), specs.pop(), "; ".join(reasons))]
+
+
+def _form(path: str) -> str:
+    """`path` with its numbers left out."""
+    return _NUMBER.sub("#", path)
+
+
+def _pattern(paths: list[str]) -> str:
+    """What the paths, which are of one form, have in common: numbers that differ are left open."""
+    texts = _NUMBER.split(paths[0])
+    numbers = zip(*map(_NUMBER.findall, paths), strict=True)
+    common = [each[0] if len(set(each)) == 1 else r"\d+" for each in numbers]
+    return _escaped(texts[0]) + "".join(
+        number + _escaped(text) for number, text in zip(common, texts[1:], strict=True)
+    )
+
+
+def _exact(path: str) -> str:
+    return path if METACHARACTERS.isdisjoint(path) else _escaped(path)
+
+
+def _escaped(text: str) -> str:
+    """`re.escape` without its care for characters that mean nothing, which people would read."""
+    return re.sub(r"[\\^$*+?{}\[\]()|.]", r"\\\g<0>", text)

@@ -1,0 +1,140 @@
+"""Policy `tensor_parallel`: layers that follow one another are split so that sums are rare.
+
+What is not part of a pair, an attention or an embedding stays whole: a split would save memory and
+move activations for it. Whoever wants that edits the plan.
+"""
+
+import attrs
+
+from shardcore.domain.mesh import Mesh
+from shardcore.policies.attention import attention_choices, is_attention
+from shardcore.policies.axes import model_axis
+from shardcore.policies.blocks import block_regions
+from shardcore.policies.linear import Linear
+from shardcore.policies.regions import Region, graph_regions
+from shardcore.policies.sizes import SMALL, saves, split, whole
+from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.ports.policy import Choice
+
+Choices = dict[str, Choice]
+
+
+def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int = SMALL) -> Choices:
+    """Column and row pairs, attention heads and embeddings split over the model axis.
+
+    Args:
+        model: The model.
+        mesh: The mesh.
+        axis: The axis to split over, by default the last.
+        small: A pair, an attention or an embedding of fewer bytes than this stays whole.
+    """
+    name = model_axis(mesh, axis)
+    splitter = _Splitter(mesh, name, small)
+    chosen: Choices = {}
+    for layer in model.layers():
+        chosen = splitter.choices(layer) | chosen  # what a parent has said stands
+    return {each.path: chosen[each.path] for each in model.all_variables()}
+
+
+@attrs.frozen
+class _Splitter:
+    """Chooses for one layer and what it holds."""
+
+    mesh: Mesh
+    axis: str
+    small: int
+
+    @property
+    def parts(self) -> int:
+        return self.mesh.axis_size(self.axis)
+
+    def choices(self, layer: LayerFacts) -> Choices:
+        own = {each.path: self._alone(layer, each) for each in layer.variables}
+        if self.parts == 1:
+            return own
+        if is_attention(layer):
+            return own | self._attention(layer)
+        if layer.is_a("Embedding"):
+            return own | self._embedding(layer)
+        if layer.children:
+            return own | self._pairs(layer)
+        return own
+
+    def _alone(self, layer: LayerFacts, variable: VariableFacts) -> Choice:
+        if self.parts == 1:
+            return Choice(whole(variable), f"whole: axis {self.axis!r} has one rank")
+        if layer.kind.endswith("Normalization"):
+            return Choice(whole(variable), "whole: a norm sees whole activations")
+        return Choice(whole(variable), f"whole: {layer.kind} is not split")
+
+    def _attention(self, layer: LayerFacts) -> Choices:
+        size = sum(each.bytes for each in layer.all_variables())
+        if size < self.small:
+            reason = f"whole: {self._is_small('the attention', size)}"
+            return {each.path: Choice(whole(each), reason) for each in layer.all_variables()}
+        return attention_choices(layer, self.axis, self.parts)
+
+    def _embedding(self, layer: LayerFacts) -> Choices:
+        table = layer.variable("embeddings")
+        if table is None or len(table.shape) != 2:
+            return {}
+        spec = split(table, 0, self.axis)
+        if table.bytes < self.small or not saves(table, spec, self.mesh):
+            is_small = table.bytes < self.small
+            why = self._is_small("the table", table.bytes) if is_small else "it has one row"
+            return {table.path: Choice(whole(table), f"whole: {why}")}
+        reason = f"rows: a rank looks up its own {layer.name!r} rows, the sum is the output"
+        return {table.path: Choice(spec, reason)}
+
+    def _pairs(self, layer: LayerFacts) -> Choices:
+        """The regions that save most first; a layer is part of one."""
+        regions, alone = (block_regions if layer.feeds is None else graph_regions)(layer)
+        chosen = _all_whole(alone)
+        taken: set[str] = set()
+        for region in sorted(regions, key=lambda each: -each.bytes):
+            why = self._why_not(region, taken)
+            if why is None:
+                taken |= {each.path for each in region.members}
+                chosen |= self._region(region)
+            else:
+                chosen = _all_whole([(each, why) for each in region.columns]) | chosen
+        return chosen
+
+    def _why_not(self, region: Region, taken: set[str]) -> str | None:
+        if not taken.isdisjoint(each.path for each in region.members):
+            return "a layer that it would pair with is in another pair"
+        if region.width % self.parts:
+            return f"width {region.width} does not divide by {self.parts}"
+        if region.bytes < self.small:
+            return self._is_small("the pair", region.bytes)
+        return None
+
+    def _region(self, region: Region) -> Choices:
+        chosen: Choices = {}
+        columns = ", ".join(dict.fromkeys(each.layer.name for each in region.columns))
+        rows = ", ".join(dict.fromkeys(each.layer.name for each in region.rows))
+        for linear in region.columns:
+            reason = f"columns: {rows} sums up (by {region.told_by})"
+            for variable, dim in ((linear.kernel, linear.out_dim), (linear.bias, -1)):
+                if variable is not None:
+                    chosen[variable.path] = Choice(split(variable, dim, self.axis), reason)
+        for linear in region.rows:
+            reason = f"rows: sums up {columns} (by {region.told_by})"
+            chosen[linear.path] = Choice(split(linear.kernel, linear.in_dim, self.axis), reason)
+            if linear.bias is not None:
+                chosen[linear.bias.path] = Choice(whole(linear.bias), "whole: added to the sum")
+        for layer in region.between:
+            for each in layer.variables:
+                chosen[each.path] = Choice(split(each, 0, self.axis), f"as {columns}")
+        return chosen
+
+    def _is_small(self, what: str, size: int) -> str:
+        return f"{what} has {size} bytes, fewer than small={self.small}"
+
+
+def _all_whole(layers: list[tuple[Linear, str]]) -> Choices:
+    return {
+        each.path: Choice(whole(each), f"whole: {why}")
+        for linear, why in layers
+        for each in linear.layer.variables
+    }

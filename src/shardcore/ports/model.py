@@ -1,0 +1,99 @@
+"""What a policy is told of a model: its layers, their variables, and which layer feeds which."""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class VariableFacts:
+    """One variable.
+
+    Args:
+        path: Its path, such as "block_0/dense/kernel".
+        shape: Its global shape.
+        itemsize: The bytes of one element.
+        trainable: Whether it is trained.
+
+    Example:
+        >>> kernel = VariableFacts("block_0/dense/kernel", (4, 8), itemsize=2)
+        >>> kernel.name, kernel.bytes
+        ('kernel', 64)
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    itemsize: int = 4
+    trainable: bool = True
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the whole value."""
+        return prod(self.shape) * self.itemsize
+
+
+@attrs.frozen
+class LayerFacts:
+    """One layer, or one operation of a functional model, with everything below it.
+
+    Args:
+        name: Its name, which is its own among its siblings.
+        kinds: The names of its class and of the classes that it derives from, its own first.
+        config: Facts of its configuration, where it has them: `activation` (a name), `axis`
+            (counted from the end), `data_format`, `groups`, `equation`.
+        variables: Its own variables. A variable is told once, where it is met first.
+        children: The layers that it holds, in the order of definition, or the operations of a
+            functional model, inputs first.
+        feeds: Pairs of names: the first child's output is an input of the second. None where
+            Keras does not know: only functional and sequential models have a graph.
+        outputs: The children whose outputs are outputs of this layer, where `feeds` is known.
+
+    Example:
+        >>> kernel = VariableFacts("model/hidden/kernel", (4, 8))
+        >>> hidden = LayerFacts("hidden", ("Dense",), {"activation": "relu"}, (kernel,))
+        >>> model = LayerFacts("model", ("Sequential",), children=(hidden,), feeds=())
+        >>> [layer.name for layer in model.layers()], model.all_variables() == (kernel,)
+        (['model', 'hidden'], True)
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    config: Mapping[str, Any] = attrs.field(factory=dict)
+    variables: tuple[VariableFacts, ...] = ()
+    children: tuple["LayerFacts", ...] = ()
+    feeds: tuple[tuple[str, str], ...] | None = None
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The name of its class."""
+        return self.kinds[0]
+
+    def is_a(self, *kinds: str) -> bool:
+        """Whether its class is one of `kinds`, or derives from one."""
+        return not set(kinds).isdisjoint(self.kinds)
+
+    def variable(self, name: str) -> VariableFacts | None:
+        """Its own variable of that name, None without one."""
+        return next((each for each in self.variables if each.name == name), None)
+
+    def child(self, name: str) -> "LayerFacts | None":
+        """The child of that name, None without one."""
+        return next((each for each in self.children if each.name == name), None)
+
+    def layers(self) -> Iterator["LayerFacts"]:
+        """Itself and all layers below it, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.layers()
+
+    def all_variables(self) -> tuple[VariableFacts, ...]:
+        """The variables of all its layers."""
+        return tuple(variable for layer in self.layers() for variable in layer.variables)

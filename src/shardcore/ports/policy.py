@@ -1,0 +1,51 @@
+"""Which layout each variable of a model gets: the contract of every policy."""
+
+from collections.abc import Callable, Mapping
+
+import attrs
+
+from shardcore.domain.layout import DimSpec
+
+Spec = tuple[DimSpec, ...]
+
+
+@attrs.frozen
+class Choice:
+    """The layout of one variable, and why.
+
+    Args:
+        spec: Per tensor dim None, an axis name, or a tuple of axis names, the major first.
+        reason: Why, in a few words for people.
+    """
+
+    spec: Spec
+    reason: str
+
+
+# A pure function of a model's facts and a mesh, and of its options by keyword, that gives the
+# choices by the variables' paths. Variables that it leaves out stay whole.
+Policy = Callable[..., Mapping[str, Choice]]
+
+
+@attrs.frozen
+class PolicyEntry:
+    """A policy as a plug-in offers it.
+
+    Args:
+        name: What `shardcore.plan(policy=name)` takes.
+        summary: One line for people.
+        plan: The policy: `plan(model, mesh, **options)`, a `LayerFacts` and a `Mesh` of any shape
+            in, a `Choice` for each variable's path out. Variables that it leaves out stay whole.
+            Its parameters after the first two are its options.
+        package: Who offers it, for messages; shardcore fills it in when it finds the entry.
+
+    Example:
+        >>> entry = PolicyEntry("mine", "Everything whole.", plan=lambda model, mesh: {})
+        >>> entry.name
+        'mine'
+    """
+
+    name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9_-]*"))
+    summary: str
+    plan: Policy
+    package: str = ""

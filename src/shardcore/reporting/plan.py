@@ -1,0 +1,162 @@
+"""What a plan says, and how it is shown."""
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any, Protocol
+
+import attrs
+from rich.table import Table
+
+from shardcore.domain.errors import LayoutError
+from shardcore.domain.layout import DimSpec, Layout
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.path_rules import PathRules
+from shardcore.reporting.tables import Shown, human_bytes
+
+
+class Planned(Protocol):
+    """One variable, as a plan needs it."""
+
+    @property
+    def path(self) -> str:
+        """Its path."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its global shape."""
+        ...
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element."""
+        ...
+
+
+@attrs.frozen
+class PlannedRule:
+    """One rule, and what it does to the variables that it decides.
+
+    Args:
+        rule: The rule's key; empty for the variables that no rule matches.
+        spec: Its value as text.
+        shapes: The global shapes of the variables, each once.
+        variables: How many there are.
+        bytes_here: The bytes that the fullest rank stores of them.
+        bytes_whole: Their bytes.
+        reason: Why the policy chose it.
+    """
+
+    rule: str
+    spec: str
+    shapes: tuple[tuple[int, ...], ...]
+    variables: int
+    bytes_here: int
+    bytes_whole: int
+    reason: str
+
+
+@attrs.frozen
+class PlanReport(Shown):
+    """The rules of a plan as they are now.
+
+    Args:
+        policy: The policy's name.
+        mesh: The mesh as text.
+        rules: One entry per rule.
+    """
+
+    policy: str
+    mesh: str
+    rules: tuple[PlannedRule, ...]
+
+    @property
+    def bytes_here(self) -> int:
+        """The bytes of the variables on the fullest rank."""
+        return sum(each.bytes_here for each in self.rules)
+
+    @property
+    def bytes_whole(self) -> int:
+        """The bytes of all variables."""
+        return sum(each.bytes_whole for each in self.rules)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, fit for JSON."""
+        return {
+            **attrs.asdict(self), "bytes_here": self.bytes_here, "bytes_whole": self.bytes_whole
+        }  # fmt: skip
+
+    def table(self) -> Table:
+        """One row per rule, and the sum."""
+        table = Table(title=f"policy {self.policy}, mesh {self.mesh}")
+        for name in ("rule", "spec", "shape"):
+            table.add_column(name, overflow="fold")
+        for name in ("variables", "bytes a rank", "bytes in all"):
+            table.add_column(name, justify="right")
+        table.add_column("reason", overflow="fold")
+        for each in self.rules:
+            table.add_row(
+                each.rule or "(no rule)", each.spec, " ".join(map(str, each.shapes)),
+                str(each.variables), human_bytes(each.bytes_here), human_bytes(each.bytes_whole),
+                each.reason,
+            )  # fmt: skip
+        table.add_section()
+        table.add_row(
+            f"{len(self.rules)} rules", "", "", str(sum(each.variables for each in self.rules)),
+            human_bytes(self.bytes_here), human_bytes(self.bytes_whole), "",
+        )  # fmt: skip
+        return table
+
+
+def plan_report(
+    policy: str,
+    mesh: Mesh,
+    variables: Iterable[Planned],
+    rules: PathRules[tuple[DimSpec, ...]],
+    reasons: Mapping[str, str],
+) -> PlanReport:
+    """What the rules do to the variables.
+
+    Args:
+        policy: The policy's name.
+        mesh: The mesh.
+        variables: The variables of the model.
+        rules: Specs by keys.
+        reasons: Why, by keys.
+
+    Raises:
+        LayoutError: If a rule does not fit a variable that it decides.
+    """
+    decided: dict[str, list[Planned]] = {key: [] for key in rules}
+    for variable in variables:
+        match = rules.match(variable.path)
+        decided.setdefault("" if match is None else match.key, []).append(variable)
+    return PlanReport(
+        policy,
+        str(mesh),
+        tuple(
+            PlannedRule(
+                key,
+                str(rules[key]) if key else "whole",
+                tuple(dict.fromkeys(each.shape for each in found)),
+                len(found),
+                sum(_bytes_here(each, key, rules, mesh) for each in found),
+                sum(prod(each.shape) * each.itemsize for each in found),
+                reasons.get(key, "") if key else "no rule matches: replicated",
+            )
+            for key, found in decided.items()
+        ),
+    )
+
+
+def _bytes_here(
+    variable: Planned, key: str, rules: PathRules[tuple[DimSpec, ...]], mesh: Mesh
+) -> int:
+    """Shards are cut as by `torch.chunk`: those of rank 0 are the fullest."""
+    shape = variable.shape
+    if key:
+        try:
+            shape = Layout(mesh, rules[key]).local_shape(shape, rank=0)
+        except LayoutError as error:
+            raise LayoutError(f"Rule {key!r} for variable {variable.path!r}: {error}") from error
+    return prod(shape) * variable.itemsize

@@ -1,0 +1,374 @@
+"""`shardcore.plan`: how it is made, printed, edited and kept; what is refused."""
+
+import contextlib
+import io
+import json
+import random
+import re
+
+import attrs
+import keras
+import numpy as np
+import pytest
+import torch
+from keras import layers
+
+import shardcore
+from shardcore import builtin_plugins, cli
+from shardcore.binding.describe import describe
+from shardcore.domain.errors import LayoutError, PolicyError, RuleError
+from shardcore.domain.mesh import Mesh
+from shardcore.ports.policy import PolicyEntry
+from shardcore.testing import run_ranks
+from tests.checks.tree import ROOT, python
+from tests.distributed.programs import assert_fails_everywhere
+from tests.plugins.packages import write_package
+
+MESH = Mesh((2, 4), ("data", "model"))
+X = np.ones((4, 8), "float32")
+
+
+def build():
+    """A model whose names Keras makes up, and whose values are drawn."""
+    return keras.Sequential(
+        [keras.Input((8,)), layers.Dense(32, "relu"), layers.Dropout(0.5), layers.Dense(8)]
+    )
+
+
+def in_a_process(program):
+    """What `program` returns, from a process of its own: the parent computes nothing."""
+    return run_ranks(lambda rank: program(), 1, init=False)[0]
+
+
+def plan(model=build, mesh=MESH, policy="tensor_parallel", **options):
+    return shardcore.plan(model, mesh, policy, **{"small": 0, **options})
+
+
+# --- making ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_function_is_called_without_a_trace(is_installed):
+    def facts(planned):
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(3)
+        if is_installed:
+            shardcore.install()
+        before = keras.layers.Dense(1).name  # there is a dense already, and a seed drawn
+        keras.random.uniform((2,))
+        if planned:
+            plan()
+        model = build()
+        drawn = random.random(), np.random.rand(), torch.rand(1).item()
+        values = [v.numpy() for v in model.variables]
+        paths = [v.path for v in model.variables]
+        return before, paths, drawn, keras.random.uniform((3,)).tolist(), values
+
+    first, second = in_a_process(lambda: (facts(False), facts(True)))
+    assert first[:4] == second[:4]
+    assert len(first[4]) == 5
+    for one, other in zip(first[4], second[4], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_nothing_is_allocated_and_the_distribution_stays():
+    def program():
+        shardcore.install()
+        distribution = keras.distribution.DataParallel()
+        keras.distribution.set_distribution(distribution)
+
+        def large():
+            return keras.Sequential([keras.Input((2**20,)), layers.Dense(2**20, name="petabyte")])
+
+        report = plan(large, policy="fully_sharded").report()
+        return report.bytes_whole, keras.distribution.distribution() is distribution
+
+    assert in_a_process(program) == (2**42 + 2**22, True)
+
+
+def test_a_built_model_gives_the_same_plan():
+    def program():
+        keras.utils.clear_session(free_memory=False)
+        model = build()
+        keras.utils.clear_session(free_memory=False)
+        return dict(plan(model).report().to_dict()), dict(plan().report().to_dict())
+
+    first, second = in_a_process(program)
+    assert first == second
+    assert [rule["spec"] for rule in first["rules"]][:2] == ["(None, 'model')", "('model',)"]
+
+
+def unbuilt():
+    return keras.Sequential([layers.Dense(2)])
+
+
+def distributed():
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    return build()
+
+
+def reading():
+    model = build()
+    model.set_weights(model.get_weights())
+    return model
+
+
+REFUSED = [
+    (
+        unbuilt,
+        MESH,
+        r"what unbuilt\(\) returned, 'sequential', is not built, so it has no variables",
+    ),
+    (dict, MESH, r"what dict\(\) returned is dict, expected a Keras model"),
+    ("model.keras", MESH, "a built Keras model or a function that builds one, got 'model.keras'"),
+    (distributed, MESH, r"distributed\(\) sets a distribution.* take set_distribution"),
+    (reading, MESH, r"reading\(\) was called .* on the meta device, and reads values"),
+    (build, (2, 4), r"for a keras.distribution.DeviceMesh, or, .*; got \(2, 4\)"),
+    (build, Mesh((8,), ("batch",)), r"needs an axis beside that of the batch"),
+]
+
+
+def test_what_cannot_be_planned_is_told():
+    def program():
+        shardcore.install()
+        for model, mesh, message in REFUSED:
+            with pytest.raises(PolicyError, match=message):
+                plan(model, mesh)
+            assert keras.distribution.distribution() is None
+
+    in_a_process(program)
+
+
+def test_an_error_of_the_function_is_its_own():
+    def failing():
+        raise KeyError("width")
+
+    def program():
+        with pytest.raises(KeyError, match="width"):
+            plan(failing)
+
+    in_a_process(program)
+
+
+def test_what_a_policy_is_told():
+    def program():
+        shared = layers.Dense(4, name="shared")
+        inner = keras.Sequential([keras.Input((4,)), layers.Dense(6, name="inside")], name="inner")
+        x = keras.Input((4,), name="x")
+        h = shared(keras.ops.relu(shared(x)) * 2.0)
+        norm = layers.BatchNormalization(axis=1, dtype="float16", name="norm")(h)
+        wide = layers.Dense(8, activation=keras.activations.gelu, name="wide")(norm)
+        return describe(keras.Model(x, [wide, inner(h)], name="model"))
+
+    told = in_a_process(program)
+    assert set(told.feeds) == {
+        ("x", "shared"), ("shared", "relu"), ("relu", "multiply"), ("multiply", "shared"),
+        ("shared", "norm"), ("norm", "wide"), ("shared", "inner"),
+    }  # fmt: skip
+    assert told.outputs == ("wide", "inner")
+    assert told.child("inner").feeds[0][1] == told.child("inner").outputs[0] == "inside"
+    assert [told.child(name).kind for name in ("shared", "relu", "multiply")] == [
+        "Dense", "Relu", "Multiply",
+    ]  # fmt: skip
+    assert told.child("norm").config["axis"] == -1
+    assert told.child("wide").config["activation"] == "gelu"
+    facts = {each.path: each for each in told.all_variables()}
+    assert len(facts) == len(told.all_variables()) == 10
+    assert facts["shared/kernel"].shape == (4, 4)
+    assert (facts["norm/moving_mean"].trainable, facts["shared/bias"].trainable) == (False, True)
+    assert facts["inner/inside/kernel"].bytes == 4 * 6 * 4
+
+
+# --- using ----------------------------------------------------------------------------------------
+
+
+def use(layout_map, make):
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data")
+    )
+    model = make()
+    model.compile("sgd", "mse")
+    model.train_on_batch(X, X)
+    return model
+
+
+def test_a_model_with_other_names_than_the_plan_is_refused_on_all_ranks():
+    def program(rank):
+        shardcore.install()
+        mesh = keras.distribution.DeviceMesh((1, 2), ("data", "model"))
+        use(plan(build(), mesh), build)  # Keras counts on: this is another model
+
+    assert_fails_everywhere(
+        program, 2, error=RuleError,
+        match="No rule of the plan .*made for sequential/dense/kernel.*has sequential_1/dense_2/k",
+    )  # fmt: skip
+
+
+def test_a_model_that_has_some_of_the_variables_and_others_is_not_refused():
+    def program(rank):
+        shardcore.install()
+        mesh = keras.distribution.DeviceMesh((1, 2), ("data", "model"))
+        model = use(plan(build, mesh), build)
+        other = keras.Model(model.inputs, layers.Dense(3)(model.layers[0].output))
+        return other.predict_on_batch(X).shape
+
+    assert run_ranks(program, 2) == [(4, 3)] * 2
+
+
+def test_an_edited_plan_is_what_the_table_shows_and_what_is_stored():
+    def program(rank):
+        shardcore.install()
+        mesh = keras.distribution.DeviceMesh((1, 2), ("data", "model"))
+        edited = plan(build, mesh)
+        before = edited.report().bytes_here
+        edited["sequential/dense_1/bias"] = ("model",)
+        del edited["sequential/dense/bias"]
+        model = use(edited, build)
+        report = shardcore.verify(model)
+        rows = {rule.rule: rule for rule in edited.report().rules}
+        here = {each.path: each.bytes_here for each in report.variables}
+        assert sum(here[v.path] for v in model.variables) == edited.report().bytes_here
+        assert edited.report().bytes_here == before - 4 * 4 + 16 * 4
+        assert rows["sequential/dense_1/bias"].reason == "edited"
+        assert rows[""].reason == "no rule matches: replicated"
+        return here["sequential/dense_1/bias"], here["sequential/dense/bias"]
+
+    assert run_ranks(program, 2) == [(16, 128)] * 2
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_editing_keeps_the_plan_readable(is_installed):
+    def program():
+        if is_installed:
+            shardcore.install()
+        edited = plan()
+        key = "sequential/dense/kernel"
+        edited[key] = ("model", None)
+        assert tuple(edited[key].axes) == ("model", None)
+        with pytest.raises(ValueError, match="nowhere"):
+            edited[key] = ("nowhere", None)
+        assert tuple(edited[key].axes) == ("model", None)
+        edited[key] = ("model",)
+        with pytest.raises(LayoutError, match=f"Rule '{key}' for variable '{key}'"):
+            print(edited)
+        edited[key] = (None, "model")  # what the policy chose
+        return {rule.rule: rule.reason for rule in edited.report().rules}
+
+    assert in_a_process(program)["sequential/dense/kernel"].startswith("columns: dense_1 sums up")
+
+
+def test_it_prints_and_the_program_that_it_gives_makes_the_same_map():
+    def twice():
+        x = keras.Input((8,))
+        return keras.Model(
+            x, [layers.Dense(8, name=f"branch_{n}")(layers.Dense(32, "relu", name=f"up_{n}")(x))
+                for n in range(2)],
+        )  # fmt: skip
+
+    def program():
+        made = plan(twice)
+        names = {"keras": keras, "device_mesh": made.device_mesh}
+        exec(made.to_python(), names)
+        kept = names["layout_map"]
+        assert type(kept) is keras.distribution.LayoutMap
+        assert {k: v.axes for k, v in kept.items()} == {k: v.axes for k, v in made.items()}
+        return str(made), repr(made), made.to_python()
+
+    shown, short, source = in_a_process(program)
+    assert r"up_\d+/kernel" in shown
+    assert "policy tensor_parallel, mesh (data=2, model=4)" in shown
+    assert short == "<Plan by policy 'tensor_parallel' over mesh (data=2, model=4): 4 rules>"
+    assert r"""layout_map[r"up_\d+/kernel"] = (None, 'model')  # columns: branch_0""" in source
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+SCRIPT = """
+import keras
+
+def build():
+    layers = [keras.layers.Dense(n, name=f"d{n}") for n in (64, 8)]
+    return keras.Sequential([keras.Input((8,)), *layers])
+
+def sharded():
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    return build()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "a_model.py").write_text(SCRIPT)
+    return f"{tmp_path}/a_model.py"
+
+
+def command(*words):
+    """The exit code and what the command wrote, from a process of its own."""
+
+    def program():
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = cli.main(["plan", *words])
+            except SystemExit as exit_:
+                code = exit_.code
+        return code, out.getvalue(), err.getvalue()
+
+    return in_a_process(program)
+
+
+def test_the_command_prints_a_plan_for_devices_that_are_not_here(script):
+    code, out, _ = command(script, "--mesh", "2x4", "--option", "small=0")
+    assert code == 0
+    assert "mesh (data=2, model=4)" in out
+    assert "columns: d8 sums up (by graph)" in out
+
+
+def test_the_command_gives_data_or_a_program(script):
+    words = (script, "--mesh", "8", "--policy", "fully_sharded", "--option", "small=0")
+    code, out, _ = command(*words, "--json")
+    assert (code, json.loads(out)["mesh"]) == (0, "(data=8)")
+    assert json.loads(out)["rules"][0]["spec"] == "(None, 'data')"
+    code, out, _ = command(*words, "--axes", "batch", "--python")
+    assert "layout_map['sequential/d64/kernel'] = (None, 'batch')  # dim 1 split" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--mesh", "8"), "shardcore: Policy 'tensor_parallel' needs an axis beside"),
+        (("--mesh", "2x4", "--policy", "tensor"), "shardcore: No policy 'tensor': there are 'data"),
+        (("--mesh", "2x4", "--option", "smal=0"), "has no option 'smal'; it has axis, small"),
+    ],
+)
+def test_the_command_says_in_a_line_what_it_cannot_plan(script, words, message):
+    code, out, err = command(script, *words)
+    assert (code, out) == (1, "")
+    assert message in err
+
+
+# --- the document ---------------------------------------------------------------------------------
+
+
+def test_the_code_of_the_document_runs(tmp_path):
+    page = (ROOT / "docs" / "policies.md").read_text()
+    *programs, policy = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    write_package(tmp_path, "table-policy", policy)
+    use = """
+def words():
+    return keras.Sequential([keras.Input((8,), dtype="int32"), layers.Embedding(64, 8, name="e")])
+
+plan = shardcore.plan(words, Mesh((2, 4), ("data", "model")), "tables")
+print(plan["sequential/e/embeddings"].axes)
+"""
+    shown = python("-c", "\n".join([*programs, use]), cwd=tmp_path, PYTHONPATH=tmp_path)
+    assert "policy tensor_parallel, mesh (data=2, model=4)" in shown
+    assert "layout_map['up/bias'] = (None,)  # edited" in shown
+    assert shown.endswith("(None, 'model')\n")
+
+
+def test_the_document_names_every_policy_and_field():
+    page = (ROOT / "docs" / "policies.md").read_text()
+    names = [entry.name for entry in builtin_plugins.shardcore_policies()]
+    fields = [field.name for field in attrs.fields(PolicyEntry)]
+    assert [name for name in [*names, *fields] if f"\n| `{name}` |" not in page] == []

@@ -1,0 +1,96 @@
+"""From choices to the rules of a layout map."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcore.domain.errors import PolicyError
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.path_rules import PathRules
+from shardcore.policies.rules import complete, rules
+from shardcore.ports.model import VariableFacts
+from shardcore.ports.policy import Choice
+
+MESH = Mesh((2, 2), ("data", "model"))
+SPLIT, WHOLE = Choice(("model",), "split"), Choice((None,), "whole")
+
+
+def keys(**choices):
+    return {rule.key: rule.spec for rule in rules(choices)}
+
+
+def test_blocks_that_are_alike_share_a_rule():
+    assert [rule.key for rule in rules({"b_0/w": SPLIT, "b_1/w": SPLIT, "c/w": SPLIT})] == [
+        r"b_\d+/w",
+        "c/w",
+    ]
+
+
+def test_blocks_that_differ_do_not():
+    assert {rule.key for rule in rules({"b_0/w": SPLIT, "b_1/w": WHOLE})} == {"b_0/w", "b_1/w"}
+
+
+def test_a_number_that_is_the_same_in_all_stays():
+    chosen = {"m_3/b_0/w": SPLIT, "m_3/b_1/w": SPLIT}
+    (rule,) = rules(chosen)
+    assert rule.key == r"m_3/b_\d+/w"
+
+
+def test_reasons_that_differ_are_all_told():
+    (rule,) = rules({"b_0/w": Choice((None,), "one"), "b_1/w": Choice((None,), "two")})
+    assert rule.reason == "one; two"
+
+
+# Names as people and Keras make them, numbers and characters of regular expressions among them.
+names = st.tuples(
+    st.sampled_from(["a", "b", "a(", "a.b", "+", "a-1"]),
+    st.sampled_from(["", "_", "_0", "_1", "_12", "_1_0", "_1_2", "2d_1"]),
+).map("".join)
+paths = st.lists(names, min_size=1, max_size=3).map(lambda parts: "/".join([*parts, "w"]))
+chosen = st.dictionaries(paths, st.sampled_from([SPLIT, WHOLE]), max_size=12)
+
+
+@given(chosen)
+def test_every_path_gets_its_own_choice_back(choices):
+    # A dot and a slash are one to the rules: two paths that differ in them alone are ambiguous.
+    slashed = {path.replace(".", "/"): path for path in choices}
+    choices = {path: choices[path] for path in slashed.values()}
+    matcher = PathRules({rule.key: rule.spec for rule in rules(choices)})
+    found = {path: matcher.match(path) for path in choices}
+    assert {path: match and match.value for path, match in found.items()} == {
+        path: choice.spec for path, choice in choices.items()
+    }
+    assert matcher.report(choices).unused_rules == ()
+
+
+# --- what a policy may give -----------------------------------------------------------------------
+
+VARIABLES = (VariableFacts("k", (4, 8)), VariableFacts("b", (8,)))
+
+
+def test_what_is_left_out_stays_whole():
+    found = complete({"b": SPLIT}, VARIABLES, MESH)
+    assert found == {"k": Choice((None, None), "whole: left out by the policy"), "b": SPLIT}
+
+
+def test_a_path_of_several_shapes_gets_no_rule():
+    variables = [*VARIABLES, VariableFacts("twice", (4,)), VariableFacts("twice", (4, 8))]
+    assert complete({"twice": SPLIT}, variables, MESH).keys() == {"k", "b"}
+    alike = [*VARIABLES, VariableFacts("twice", (4,)), VariableFacts("twice", (4,))]
+    assert complete({"twice": SPLIT}, alike, MESH)["twice"] == SPLIT
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"c": SPLIT}, "for 'c', which is no variable of the model"),
+        ({"b": ("model",)}, "gave ('model',) for 'b', expected a Choice"),
+        ({"k": SPLIT}, "its choice for 'k' of shape (4, 8) does not fit: Layout ('model',) is of"),
+        ({"b": Choice(("expert",), "")}, "names axis 'expert', but the axes of its mesh are"),
+        ({"k": Choice(("model", "model"), "")}, "uses axis 'model' twice"),
+    ],
+)
+def test_what_does_not_fit_is_refused(choices, message):
+    with pytest.raises(PolicyError) as error:
+        complete(choices, VARIABLES, MESH)
+    assert message in str(error.value)

@@ -1,0 +1,52 @@
+"""What a plan shows is what its rules do."""
+
+import json
+
+import pytest
+
+from shardcore.domain.errors import LayoutError
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.path_rules import PathRules
+from shardcore.ports.model import VariableFacts
+from shardcore.reporting.plan import plan_report
+
+MESH = Mesh((2, 4), ("data", "model"))
+VARIABLES = [
+    VariableFacts("b_0/kernel", (8, 30)),
+    VariableFacts("b_1/kernel", (8, 16)),
+    VariableFacts("norm/gamma", (30,), itemsize=2),
+]
+
+
+def report(rules, reasons=None):
+    return plan_report("mine", MESH, VARIABLES, PathRules(rules), reasons or {})
+
+
+def test_a_row_per_rule_with_the_bytes_of_the_fullest_rank():
+    made = report({r"b_\d+/kernel": (None, "model")}, {r"b_\d+/kernel": "columns"})
+    first, rest = made.rules
+    assert (first.rule, first.spec, first.variables) == (r"b_\d+/kernel", "(None, 'model')", 2)
+    assert first.shapes == ((8, 30), (8, 16))
+    assert first.bytes_here == 8 * 8 * 4 + 8 * 4 * 4  # 30 columns over 4 ranks: 8, 8, 8, 6
+    assert (first.bytes_whole, first.reason) == (8 * 46 * 4, "columns")
+    assert (rest.rule, rest.bytes_here, rest.bytes_whole) == ("", 60, 60)
+    assert rest.reason == "no rule matches: replicated"
+    assert made.bytes_here == first.bytes_here + 60
+
+
+def test_a_rule_that_matches_nothing_is_shown_with_nothing():
+    gone, *_ = report({"gone": ("data",)}).rules
+    assert (gone.rule, gone.variables, gone.bytes_here, gone.shapes) == ("gone", 0, 0, ())
+
+
+def test_it_prints_as_a_table_and_is_data():
+    made = report({r"b_\d+/kernel": (None, "model")})
+    assert r"b_\d+/kernel" in str(made)
+    assert "(no rule)" in str(made)
+    assert "policy mine, mesh (data=2, model=4)" in str(made)
+    assert json.loads(json.dumps(made.to_dict()))["bytes_whole"] == made.bytes_whole
+
+
+def test_a_rule_that_does_not_fit_names_rule_and_variable():
+    with pytest.raises(LayoutError, match=r"Rule 'norm/gamma' for variable 'norm/gamma': .*2 dims"):
+        report({"norm/gamma": (None, "model")})
