@@ -57,6 +57,10 @@ FORBIDDEN_IMPORTS = {
         {"adapters/planted.py": "from keras.src import backend"},
         "shardcore.adapters.planted -> keras",
     ),
+    "keras in testing, but for the promises": (
+        {"testing/planted.py": "import keras"},
+        "shardcore.testing.planted -> keras",
+    ),
     "pluggy in a strategy": (
         {"strategies/planted.py": "import pluggy"},
         "shardcore.strategies.planted -> pluggy",

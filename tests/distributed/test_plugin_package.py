@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 
+import keras
 import pytest
 
 import shardcore
+from shardcore import bootstrap
 from shardcore.domain.errors import StrategyError
 from shardcore.testing import run_ranks
 from tests.plugins.packages import TOY, pip_install, write_package
@@ -58,7 +60,7 @@ def test_its_strategy_is_taken_by_name_and_trains(site):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["strategy"] == "toy"
-    assert result["passed_over"].keys() == {"dtensor", "single"}
+    assert result["passed_over"].keys() == {"dtensor", "manual", "single"}
     assert result["changed"]
     # kernel, bias, and what the optimizer and the loss keep
     assert result["events"]["create"] >= 4
@@ -94,16 +96,61 @@ def test_a_broken_package_is_reported_and_dtensor_is_taken(tmp_path):
     assert reason.startswith("its plug-in cannot be used: ModuleNotFoundError: No module named 'a_")
 
 
-def test_a_package_that_claims_dtensor_is_named(tmp_path):
+BREAKS = """
+from shardcore.ports.hookspecs import hookimpl
+from shardcore.ports.strategy import StrategyEntry
+from shardcore.strategies.single_device import SingleDeviceStrategy
+
+
+class Halves(SingleDeviceStrategy):
+    def create(self, value, storage):
+        return value[: len(value) // 2]
+
+
+class Lacks:
+    def __init__(self, world):
+        pass
+
+
+@hookimpl
+def shardcore_strategies():
+    return [StrategyEntry(k.__name__.lower(), "An example.", k) for k in (Halves, Lacks)]
+"""
+
+
+def test_a_package_that_breaks_the_contract_is_named_where_it_does(tmp_path):
+    write_package(tmp_path, "careless-strategies", BREAKS)
+
+    def program(rank):
+        sys.path.insert(0, str(tmp_path))
+        shardcore.install("lacks")
+        who = "Strategy 'lacks' of package 'careless-strategies'"
+        with pytest.raises(StrategyError, match=rf"^{who} breaks .*: Lacks has no method storage"):
+            keras.distribution.set_distribution(keras.distribution.DataParallel())
+        assert keras.distribution.distribution() is None
+        shardcore.uninstall()
+        shardcore.install("halves")
+        keras.distribution.set_distribution(keras.distribution.DataParallel())
+        who = "Strategy 'halves' of package 'careless-strategies'"
+        with pytest.raises(StrategyError, match=rf"^{who} .* \(1,\) for variable 'v': .* \(3,\)"):
+            keras.Variable([1.0, 2.0, 3.0], name="v")
+        shardcore.uninstall()
+        shardcore.install("dtensor")  # and it breaks no other
+        keras.distribution.set_distribution(keras.distribution.DataParallel())
+        return keras.Variable([1.0, 2.0, 3.0], name="v").numpy().tolist()
+
+    assert run_ranks(program, 1) == [[1.0, 2.0, 3.0]]
+
+
+def test_a_package_that_claims_dtensor_is_named_and_dtensor_is_ours(tmp_path):
     source = (TOY / "toy_strategy.py").read_text().replace('"toy"', '"dtensor"')
     write_package(tmp_path, "greedy-strategy", source)
 
     def program(rank):
         sys.path.insert(0, str(tmp_path))
-        with pytest.raises(
-            StrategyError, match=r"'dtensor' is offered by .*'shardcore' .*'greedy-strategy'"
-        ):
-            shardcore.install("dtensor")
-        return shardcore.status().installed
+        passed_over = shardcore.install("dtensor").passed_over
+        return passed_over["greedy-strategy"], bootstrap.installation().entry.package
 
-    assert run_ranks(program, 1) == [False]
+    (reason, package) = run_ranks(program, 1)[0]
+    assert reason.startswith("strategy 'dtensor' is offered by package 'shardcore' and by package")
+    assert package == "shardcore"

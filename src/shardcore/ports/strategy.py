@@ -10,13 +10,44 @@ from shardcore.domain.layout import Layout
 from shardcore.ports.world import World
 
 
+@attrs.frozen
+class NewVariable:
+    """A variable that is about to be created, as its strategy is told of it.
+
+    Args:
+        path: Its path in the model or the optimizer: "decoder/dense/kernel".
+        shape: Its global shape.
+        layout: The layout that the distribution gives it.
+        batch_axis: The mesh axis that splits the batch.
+        of_optimizer: Whether an optimizer keeps it: a momentum, a step counter.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    layout: Layout
+    batch_axis: str
+    of_optimizer: bool
+
+
 class Strategy(Protocol):
     """The life of variables, batches and activations over one mesh.
 
     A strategy is opened on a `World` by its `StrategyEntry` and serves all the distributions of
     that mesh. Values are tensors of the strategy's own library; a plain tensor is whole and
     equal on every rank.
+
+    One rank alone may call `create`, `join`, `local`, `owns`, `layout`, and `assign` with a plain
+    value: they start no collective. `shardcore.testing.StrategyContract` tests what is promised.
     """
+
+    def storage(self, variable: NewVariable) -> Layout:
+        """The layout that a new variable keeps between uses: as a rule `variable.layout`.
+
+        It is asked for every variable that takes its layout from the distribution, before
+        `create`, and must answer alike on all ranks. A model's variables should stay as the
+        layout map says; what else is kept may be split further.
+        """
+        ...
 
     def create(self, value: Any, storage: Layout) -> Any:
         """What a variable holds: this rank's part of `value`, which is plain and whole.
@@ -101,10 +132,12 @@ class StrategyEntry:
     Args:
         name: What `shardcore.install(strategy=name)` takes.
         summary: One line for people.
-        open: Makes the strategy for one mesh. Imports what it needs only when it is called.
+        open: Makes the strategy for one mesh. Imports what it needs only when it is called. A
+            mesh that is not served is a StrategyError that names the strategy and the mesh.
         why_unavailable: None where the strategy can be used, else the reason with its remedy.
         preference: `strategy="auto"` takes the available entry with the highest; None is never
             taken by "auto".
+        package: Who offers it, for messages; shardcore fills it in when it finds the entry.
 
     Example:
         >>> entry = StrategyEntry("mine", "An example.", open=lambda world: None)
@@ -117,3 +150,4 @@ class StrategyEntry:
     open: Callable[[World], Strategy]
     why_unavailable: Callable[[], str | None] = _available
     preference: int | None = None
+    package: str = ""

@@ -1,11 +1,23 @@
-"""Shipped to plug-in authors: real ranks on this machine, and what they move."""
+"""Shipped to plug-in authors: the contract of strategies, real ranks, and what they move."""
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardcore.testing.ranks import RankFailed, run_ranks
 
-__all__ = ["RankFailed", "count_collectives", "run_ranks"]
+if TYPE_CHECKING:
+    from shardcore.testing.contract import StrategyContract
+
+__all__ = ["RankFailed", "StrategyContract", "count_collectives", "run_ranks"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "StrategyContract":
+        raise AttributeError(f"module 'shardcore.testing' has no attribute {name!r}")
+    # Here, as it loads torch and Keras.
+    from shardcore.testing.contract import StrategyContract
+
+    return StrategyContract
 
 
 def count_collectives() -> AbstractContextManager[Any]:

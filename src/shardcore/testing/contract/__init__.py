@@ -1,0 +1,30 @@
+"""The promises of a strategy, each of them a pytest test. It loads torch and Keras.
+
+Example:
+    Every promise is tested for the strategy that is installed as "mine" by::
+
+        from shardcore.testing import StrategyContract
+
+        class TestMine(StrategyContract):
+            strategy = "mine"
+"""
+
+from shardcore.bootstrap import environment
+
+environment.choose_backend()  # before the modules below import Keras
+
+from shardcore.testing.contract.failing import FailurePromises  # noqa: E402
+from shardcore.testing.contract.training import TrainingPromises  # noqa: E402
+from shardcore.testing.contract.variables import VariablePromises  # noqa: E402
+
+__all__ = ["StrategyContract"]
+
+
+class StrategyContract(VariablePromises, TrainingPromises, FailurePromises):
+    """Every promise of a strategy, on one, two and four real ranks of this machine.
+
+    Attributes:
+        strategy: Its name, as `shardcore.install(strategy=...)` takes it.
+        several_ranks: Whether it serves several ranks. If not, every test of several ranks sees
+            that it is refused there.
+    """

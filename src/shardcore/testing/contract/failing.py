@@ -1,0 +1,88 @@
+"""The promise of a failing rank: whole programs in processes of their own, as users start them."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from shardcore.domain.errors import ShardcoreError
+from shardcore.testing.contract import programs
+from shardcore.testing.contract.meshes import OnMeshes
+from shardcore.testing.ranks import free_port, run_ranks
+
+PROGRAM = """
+import sys
+import shardcore
+shardcore.install(sys.argv[1])
+import keras
+import numpy as np
+keras.distribution.set_distribution(keras.distribution.DataParallel())
+
+class Fails(keras.Sequential):
+    def train_step(self, data):
+        if self.optimizer.iterations == 2 and shardcore.status().rank == 1:
+            raise ValueError("the first error")
+        return super().train_step(data)
+
+model = Fails([keras.Input((3,)), keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+model.fit(np.ones((64, 3)), np.ones((64, 2)), batch_size=4, verbose=0)
+"""
+SECONDS = 90
+
+
+class FailurePromises(OnMeshes):
+    """A rank that fails ends all of them."""
+
+    def test_a_failing_rank_ends_all_with_its_error_first(self) -> None:
+        """In the middle of training; a strategy that does not serve two ranks fails on both."""
+        if not self.serves((2, 1)):
+            assert run_ranks(_is_refused, 2, self.strategy) == [True, True]
+            return
+        codes, errors = _run(self.strategy)
+        assert 0 not in codes, f"both ranks must fail, got the exit codes {codes}: {errors}"
+        own = errors[1].partition("[rank 1] failed:")[2]
+        assert "ValueError: the first error" in own, f"rank 1 must tell its error, got {errors[1]}"
+        told = errors[0].partition("[rank 0] ends, as rank 1 failed first:")[2]
+        assert "ValueError: the first error" in told, f"rank 0 must tell it too, got {errors[0]}"
+
+
+def _is_refused(rank: int, strategy: str) -> bool:
+    try:
+        programs.distribute(strategy, (2, 1))
+    except ShardcoreError as error:
+        return repr(strategy) in str(error)
+    return False
+
+
+def _run(strategy: str) -> tuple[list[Any], list[str]]:
+    """The exit codes and the standard error of two ranks, started by hand."""
+    address = f"127.0.0.1:{free_port()}"
+    ranks = [_start(strategy, rank, address) for rank in range(2)]
+    try:
+        errors = [rank.communicate(timeout=SECONDS)[1] for rank in ranks]
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"a rank has not ended within {SECONDS} seconds") from error
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return [rank.returncode for rank in ranks], errors
+
+
+def _start(strategy: str, rank: int, address: str) -> "subprocess.Popen[str]":
+    environment = {
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": address,
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+        "KERAS_DISTRIBUTION_PROCESS_ID": str(rank),
+        "OMP_NUM_THREADS": "1",
+        # A plug-in that this process finds is found there too.
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, strategy],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -1,0 +1,245 @@
+"""Promises of the methods themselves: a variable is created, stored, read and assigned."""
+
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+import torch
+
+from shardcore.domain.layout import Layout
+from shardcore.ports.strategy import Strategy
+from shardcore.ports.world import World
+from shardcore.testing import count_collectives
+from shardcore.testing.contract.meshes import OnMeshes
+
+# Each of them is a layout of every mesh; on an axis of one rank nothing is split.
+SPECS = (
+    (None, None),
+    ("data", None),
+    (None, "model"),
+    ("model", "data"),
+    (("data", "model"), None),
+    (None, ("data", "model")),
+)
+EVEN = torch.arange(96, dtype=torch.float32).reshape(8, 12)
+# Two ranks hold 4 and 3 rows of 7; of one row the second holds nothing.
+UNEVEN = (EVEN[:7, :5], EVEN[:3, :3], EVEN[:1, :1])
+
+
+@attrs.frozen
+class Case:
+    """A variable on this rank, made as Keras makes one.
+
+    Args:
+        strategy: Whose it is.
+        world: The mesh as this rank sees it.
+        whole: The value that it was made of.
+        layout: The layout that it is kept in.
+    """
+
+    strategy: Strategy
+    world: World
+    whole: torch.Tensor
+    layout: Layout
+
+    def stored(self) -> torch.nn.Parameter:
+        """What the variable holds, made of a copy of the value."""
+        return torch.nn.Parameter(self.strategy.create(self.whole.clone(), self.layout))
+
+    def part(self, whole: torch.Tensor) -> torch.Tensor:
+        """What this rank must store of a whole value, by arithmetic alone."""
+        return whole[self.layout.slices(whole.shape, self.world.position)]
+
+    def check(self, tensor: torch.Tensor, whole: torch.Tensor) -> None:
+        """`tensor` has the value `whole`, and this rank has its part of it and nothing else."""
+        assert tuple(tensor.shape) == tuple(whole.shape), (
+            f"{self.layout}: a tensor has its global shape {tuple(whole.shape)}, got "
+            f"{tuple(tensor.shape)}"
+        )
+        local = self.strategy.local(tensor.detach())
+        self._equal(local, self.part(whole), "what this rank stores")
+        self._equal(self.strategy.whole(tensor), whole, "the whole value")
+
+    def _equal(self, found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+        np.testing.assert_array_equal(found, expected, f"{what} of a tensor kept as {self.layout}")
+
+
+def cases(strategy: Strategy, world: World, *wholes: torch.Tensor) -> Iterator[Case]:
+    """Every value in every layout of its number of dims."""
+    for whole in wholes:
+        for spec in SPECS:
+            yield Case(strategy, world, whole, Layout(world.mesh, spec))
+
+
+def is_created(strategy: Strategy, world: World) -> None:
+    """Values of each kind, in each layout."""
+    for case in cases(strategy, world, EVEN, EVEN.to(torch.int64), EVEN > 40):
+        created = strategy.create(case.whole.clone(), case.layout)
+        assert created.dtype == case.whole.dtype, f"{created.dtype} is not {case.whole.dtype}"
+        case.check(created, case.whole)
+    scalar = torch.tensor(3.0)
+    Case(strategy, world, scalar, Layout(world.mesh, ())).check(
+        strategy.create(scalar.clone(), Layout(world.mesh, ())), scalar
+    )
+
+
+def stores_its_part(strategy: Strategy, world: World) -> None:
+    """Counted in the storage, which a view of the whole would show."""
+    for case in cases(strategy, world, EVEN, *UNEVEN):
+        local = strategy.local(case.stored().detach())
+        stored, part = local.untyped_storage().nbytes(), case.part(case.whole)
+        assert stored <= part.nbytes, (
+            f"a rank stores {part.nbytes} bytes of shape {tuple(case.whole.shape)} kept as "
+            f"{case.layout}, got a storage of {stored}"
+        )
+
+
+def knows_its_layout(strategy: Strategy, world: World) -> None:
+    """What is of the strategy's own kind says its layout; what is plain has none."""
+    for case in cases(strategy, world, EVEN, *UNEVEN):
+        tensor = case.stored()
+        found = strategy.layout(tensor)
+        assert strategy.owns(tensor) == (found is not None), "owns() and layout() must agree"
+        assert found in (case.layout, None), f"kept as {case.layout}, layout() says {found}"
+        assert found is not None or world.mesh.size == 1, "on several ranks a part is not plain"
+    assert not strategy.owns(EVEN), "a plain tensor is nobody's"
+    assert strategy.layout(EVEN) is None, "a plain tensor has no layout"
+
+
+def is_read(strategy: Strategy, world: World) -> None:
+    """As a whole, as the local part that shares its memory, and in a computation."""
+    for case in cases(strategy, world, EVEN):
+        stored = case.stored()
+        whole = strategy.whole(stored)
+        assert not strategy.owns(whole), "whole() gives a plain tensor"
+        assert not whole.requires_grad, "whole() gives a detached tensor"
+        result = strategy.whole(stored * 2 + torch.ones(12))
+        np.testing.assert_array_equal(result, case.whole * 2 + 1, f"computed with {case.layout}")
+        strategy.local(stored.detach()).zero_()
+        case.check(stored, torch.zeros_like(case.whole))
+    np.testing.assert_array_equal(strategy.whole(EVEN), EVEN, "whole() of a plain tensor")
+
+
+def is_assigned(strategy: Strategy, world: World) -> None:
+    """In place, by a plain value and by a tensor of every layout."""
+    for case in cases(strategy, world, EVEN, *UNEVEN):
+        stored = case.stored()
+        memory = strategy.local(stored.detach()).data_ptr()
+        values = [case.whole + 1]
+        values += [
+            strategy.create(case.whole + number, Layout(world.mesh, spec))
+            for number, spec in enumerate(SPECS, 2)
+        ]
+        for number, value in enumerate(values, 1):
+            with torch.no_grad():
+                strategy.assign(stored, value)
+            case.check(stored, case.whole + number)
+        assert strategy.local(stored.detach()).data_ptr() == memory, "assign() is in place"
+
+
+def joins_parts(strategy: Strategy, world: World) -> None:
+    """Rows as a batch brings them; parts that are yet to be summed."""
+    for case in cases(strategy, world, EVEN, UNEVEN[0]):
+        joined = strategy.join(case.part(case.whole).clone(), case.layout, tuple(case.whole.shape))
+        case.check(joined, case.whole)
+
+
+def moves_activations(strategy: Strategy, world: World) -> None:
+    """Into a layout, from any other, from a plain tensor, and from a pending sum."""
+    at = world.mesh.coordinate(world.position)[0]
+    ranks = world.mesh.axis_size("data")
+    pending = Layout(world.mesh, (None, None), {"data": "sum"})
+    total = EVEN * sum(range(1, ranks + 1))
+    replicated = Case(strategy, world, total, Layout.replicated(world.mesh, 2))
+    for case in cases(strategy, world, total):
+        tensors = [
+            total,
+            replicated.stored().detach(),
+            strategy.join(EVEN * (at + 1), pending, tuple(EVEN.shape)),
+        ]
+        for tensor in tensors:
+            case.check(strategy.activation(tensor, case.layout), total)
+    summed = strategy.activation(strategy.join(EVEN * (at + 1), pending, tuple(EVEN.shape)), None)
+    replicated.check(summed, total)
+
+
+def moves_nothing(strategy: Strategy, world: World) -> None:
+    """One rank alone may do all of this."""
+    with count_collectives() as traffic:
+        for case in cases(strategy, world, EVEN):
+            stored = case.stored()
+            strategy.join(case.part(EVEN), case.layout, tuple(EVEN.shape))
+            strategy.local(stored), strategy.owns(stored), strategy.layout(stored)
+            with torch.no_grad():
+                strategy.assign(stored, EVEN)
+    assert not traffic.calls, f"these need no other rank, but moved {dict(traffic.calls)}"
+
+
+def _uneven(strategy: Strategy, world: World) -> None:
+    for case in cases(strategy, world, *UNEVEN):
+        case.check(case.stored(), case.whole)
+
+
+EVERY = (
+    is_created,
+    stores_its_part,
+    knows_its_layout,
+    is_read,
+    is_assigned,
+    joins_parts,
+    moves_activations,
+    moves_nothing,
+)
+
+
+def _all(strategy: Strategy, world: World) -> None:
+    for promise in EVERY:
+        promise(strategy, world)
+
+
+class VariablePromises(OnMeshes):
+    """The promises of a strategy's methods, each tried on a mesh of two ranks, all on more."""
+
+    def test_a_variable_is_created_as_its_layout_says(self) -> None:
+        """`create` keeps the type and the value; each rank has its part of it."""
+        self.on_mesh((1, 2), is_created)
+
+    def test_a_rank_stores_its_part_and_nothing_else(self) -> None:
+        """The storage of what `create` gives is no larger than the part."""
+        self.on_mesh((2, 1), stores_its_part)
+
+    def test_a_tensor_knows_its_layout(self) -> None:
+        """`owns` and `layout` agree; what is split over several ranks is not plain."""
+        self.on_mesh((1, 2), knows_its_layout)
+
+    def test_a_variable_is_read_whole_on_every_rank(self) -> None:
+        """`whole` gathers, `local` shares the memory, and in `scope` plain tensors mix."""
+        self.on_mesh((1, 2), is_read)
+
+    def test_a_variable_is_assigned_in_place_on_every_rank(self) -> None:
+        """`assign` takes a value in any layout and leaves the variable in its own."""
+        self.on_mesh((1, 2), is_assigned)
+
+    def test_uneven_dims_fall_as_the_layout_says(self) -> None:
+        """A rank may hold fewer rows than another, or none."""
+        self.on_mesh((2, 1), _uneven)
+
+    def test_parts_are_joined_without_being_moved(self) -> None:
+        """`join` makes one tensor of what the ranks bring, uneven rows included."""
+        self.on_mesh((2, 1), joins_parts)
+
+    def test_an_activation_is_brought_into_a_layout(self) -> None:
+        """`activation` moves to any layout; without one it does pending sums."""
+        self.on_mesh((2, 1), moves_activations)
+
+    def test_what_one_rank_can_do_alone_starts_no_collective(self) -> None:
+        """`create`, `join`, `local`, `owns`, `layout`, and `assign` of a plain value."""
+        self.on_mesh((1, 2), moves_nothing)
+
+    def test_one_rank_keeps_every_promise(self) -> None:
+        """All of the above, on a mesh of one rank."""
+        self.on_mesh((1, 1), _all)
+
+    def test_four_ranks_keep_every_promise(self) -> None:
+        """All of the above, over two axes of two ranks each."""
+        self.on_mesh((2, 2), _all)

@@ -1,0 +1,135 @@
+"""Strategies that break one promise each, as mistakes that an author could make."""
+
+import sys
+
+import torch
+
+from shardcore.builtin_plugins import open_dtensor
+from shardcore.domain.layout import Layout
+from shardcore.ports.hookspecs import hookimpl
+from shardcore.ports.strategy import StrategyEntry
+from shardcore.strategies.sharded import ShardedStrategy
+from shardcore.strategies.single_device import SingleDeviceStrategy
+
+
+class CreatesFloats(ShardedStrategy):
+    def create(self, value, storage):
+        return super().create(value.float(), storage)
+
+
+class StoresWhole(ShardedStrategy):
+    def create(self, value, storage):
+        position = self.tensors.world.position
+        view = value[storage.slices(value.shape, position)]  # and it keeps what it is a view of
+        return self.tensors.join(view, storage, tuple(value.shape))
+
+
+class ForgetsLayout(ShardedStrategy):
+    def layout(self, tensor):
+        layout = super().layout(tensor)
+        return layout and Layout.replicated(layout.mesh, layout.ndim)
+
+
+class ReadsItsPart(ShardedStrategy):
+    def whole(self, tensor):
+        whole = super().whole(tensor).clone()
+        layout = self.layout(tensor)
+        if layout is not None:
+            here = layout.slices(whole.shape, self.tensors.world.position)
+            whole[here], whole = super().whole(tensor)[here], torch.zeros_like(whole)
+        return whole
+
+
+class AssignsOnRank0(ShardedStrategy):
+    def assign(self, stored, value):
+        here = self.local(stored).clone()
+        super().assign(stored, value)
+        if self.tensors.world.position:
+            self.local(stored).copy_(here)
+
+
+class LosesTheRest(ShardedStrategy):
+    def create(self, value, storage):
+        rows = len(value) - len(value) % 2 if value.ndim else 0
+        value[rows:] *= value.ndim == 0
+        return super().create(value, storage)
+
+
+class JoinsZeros(ShardedStrategy):
+    def join(self, part, layout, shape):
+        return super().join(part * (self.tensors.world.position == 0), layout, shape)
+
+
+class LeavesSumsPending(ShardedStrategy):
+    def activation(self, tensor, layout):
+        return tensor if layout is None else super().activation(tensor, layout)
+
+
+class AsksTheOthers(ShardedStrategy):
+    def local(self, tensor):
+        self.tensors.whole(tensor)
+        return super().local(tensor)
+
+
+class KeepsTheFirstAxis(ShardedStrategy):
+    def create(self, value, storage):
+        first = [axes[0] if isinstance(axes, tuple) else axes for axes in storage.spec]
+        return super().create(value, Layout(storage.mesh, tuple(first)))
+
+
+class AveragesGradients(ShardedStrategy):
+    def track(self, stored, storage):
+        super().track(stored, storage)
+
+        def average(parameter):
+            parameter.grad /= storage.mesh.axis_size("data")
+
+        stored.register_post_accumulate_grad_hook(average)
+
+
+class LeavesGradientsPending(ShardedStrategy):
+    def track(self, stored, storage):
+        pass
+
+
+class AveragesSums(ShardedStrategy):
+    def activation(self, tensor, layout):
+        found = self.layout(tensor)
+        pending = found is not None and found.partial
+        return super().activation(tensor, layout) / (found.mesh.size if pending else 1)
+
+
+class AssignsOwnKindOnly(ShardedStrategy):
+    def assign(self, stored, value):
+        if self.owns(value):
+            super().assign(stored, value)
+
+
+class HidesErrors(ShardedStrategy):
+    def presence(self):
+        sys.excepthook = sys.__excepthook__
+        return super().presence()
+
+
+class AttachedOne(SingleDeviceStrategy):
+    def whole(self, tensor):
+        return tensor
+
+
+class ForgetfulOne(SingleDeviceStrategy):
+    def assign(self, stored, value):
+        pass
+
+
+KINDS = {kind.__name__.lower(): kind for kind in ShardedStrategy.__subclasses__()}
+ONES = {kind.__name__.lower(): kind for kind in SingleDeviceStrategy.__subclasses__()}
+
+
+def _opens(kind):
+    return lambda world: open_dtensor(world, kind)
+
+
+@hookimpl
+def shardcore_strategies():
+    kinds = {name: _opens(kind) for name, kind in KINDS.items()} | ONES
+    return [StrategyEntry(name, "It is broken.", open_) for name, open_ in kinds.items()]
