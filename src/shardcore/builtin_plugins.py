@@ -1,25 +1,48 @@
-"""shardcore's own strategies, offered by the same hook as anybody else's."""
+"""shardcore's own strategies and policies, offered by the same hook as anybody else's."""
 
 from collections.abc import Iterable
 
+from shardcore.policies import data_parallel, fully_sharded, tensor_parallel
 from shardcore.ports.hookspecs import hookimpl
+from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import Strategy, StrategyEntry
 from shardcore.ports.world import World
+from shardcore.strategies.sharded import ShardedStrategy
 
 
-def _open_dtensor(world: World) -> Strategy:
+def open_dtensor(world: World, kind: type[ShardedStrategy] = ShardedStrategy) -> Strategy:
+    """The strategy `dtensor` on `world`; on one device it is `single`.
+
+    Args:
+        world: What it is opened on.
+        kind: A subclass, by which a plug-in changes how some variables live.
+    """
     if world.mesh.size == 1:  # one device has nothing to shard, and plain tensors are faster
         return _open_single(world)
     from shardcore.adapters.dtensor import DTensors
-    from shardcore.strategies.dtensor import DTensorStrategy
 
-    return DTensorStrategy(DTensors(world))
+    return kind(DTensors(world))
 
 
-def _why_no_dtensor() -> str | None:
+def _open_manual(world: World) -> Strategy:
+    if world.mesh.size == 1:
+        return _open_single(world)
+    from shardcore.adapters.slices.library import SlicedTensors
+
+    return ShardedStrategy(SlicedTensors(world))
+
+
+def why_no_dtensor() -> str | None:
+    """None where `dtensor` can be had, else the reason with its remedy."""
     from shardcore.adapters.availability import why_no_dtensor
 
     return why_no_dtensor()
+
+
+def _why_no_manual() -> str | None:
+    from shardcore.adapters.availability import why_no_collectives
+
+    return why_no_collectives()
 
 
 def _open_single(world: World) -> Strategy:
@@ -30,19 +53,48 @@ def _open_single(world: World) -> Strategy:
 
 @hookimpl
 def shardcore_strategies() -> Iterable[StrategyEntry]:
-    """`dtensor` and `single`."""
+    """`dtensor`, `manual` and `single`."""
     return [
         StrategyEntry(
             "dtensor",
             "Variables are DTensors; torch.distributed.tensor computes with their layouts.",
-            _open_dtensor,
-            _why_no_dtensor,
+            open_dtensor,
+            why_no_dtensor,
             preference=100,
+        ),
+        StrategyEntry(
+            "manual",
+            "Variables are slices, gathered for each use; without torch.distributed.tensor.",
+            _open_manual,
+            _why_no_manual,
+            preference=50,
         ),
         StrategyEntry(
             "single",
             "One device holds everything whole.",
             _open_single,
             preference=0,
+        ),
+    ]
+
+
+@hookimpl
+def shardcore_policies() -> Iterable[PolicyEntry]:
+    """`data_parallel`, `fully_sharded` and `tensor_parallel`."""
+    return [
+        PolicyEntry(
+            "data_parallel",
+            "Every rank holds every variable and computes on its own rows.",
+            data_parallel.plan,
+        ),
+        PolicyEntry(
+            "fully_sharded",
+            "Every variable is split over the batch axis, where that pays.",
+            fully_sharded.plan,
+        ),
+        PolicyEntry(
+            "tensor_parallel",
+            "Column and row pairs, attention heads and embeddings are split over the model axis.",
+            tensor_parallel.plan,
         ),
     ]

@@ -1,5 +1,7 @@
 """What the programs of the distributed tests share: distributions, readings, comparisons."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -7,15 +9,18 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import shardcore
+from shardcore.adapters.slices.tensor import Slice
 from shardcore.testing import RankFailed, run_ranks
 
+# What the tests run under; `SHARDCORE_TEST_STRATEGY=manual pytest tests/distributed` has the other.
+STRATEGY = os.environ.get("SHARDCORE_TEST_STRATEGY", "dtensor")
 MESHES = [(1, 2), (2, 1), (2, 2), (4, 1), (1, 4)]
 AXES = ("data", "model")
 
 
 def distribute(shape, rules=None, *, axis_names=AXES, auto_shard_dataset=True):
     """Sets `ModelParallel` over a mesh of `shape`, as a user would; gives the distribution."""
-    shardcore.install("dtensor")
+    shardcore.install(STRATEGY)
     mesh = keras.distribution.DeviceMesh(shape, axis_names)
     layout_map = keras.distribution.LayoutMap(mesh)
     for path, spec in (rules or {}).items():
@@ -34,7 +39,9 @@ def at_place(shape, rank):
 
 def local(variable):
     """What this rank stores of `variable`, as an array."""
-    return variable._value.detach().to_local().numpy().copy()
+    value = variable._value.detach()
+    part = value.part if isinstance(value, Slice) else value.to_local()
+    return part.numpy().copy()
 
 
 def local_shapes(variables):
@@ -43,8 +50,9 @@ def local_shapes(variables):
 
 
 def placements(tensor):
-    """DTensor's own words for how `tensor` lies, such as "S(0) R"; "plain" for a plain tensor."""
-    return " ".join(map(str, tensor.placements)) if isinstance(tensor, DTensor) else "plain"
+    """The library's own words for how `tensor` lies, such as "S(0) R"; "plain" for a plain one."""
+    sharded = isinstance(tensor, DTensor | Slice)
+    return " ".join(map(str, tensor.placements)) if sharded else "plain"
 
 
 def as_arrays(result):

@@ -19,7 +19,7 @@ import time
 os.environ.setdefault("KERAS_BACKEND", "torch")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.matrix import page, stored  # after the backend is named
+from tests.matrix import page, stored, strategies  # after the backend is named
 from tests.matrix.outcomes import Outcome
 from tests.matrix.suite import TABLES, unexpected
 
@@ -31,7 +31,9 @@ def main() -> int:
     parser.add_argument("--table", choices=TABLES, action="append", help="else all of them")
     parser.add_argument("--mesh", default="", help="the beginning of its name, else all of them")
     parser.add_argument("--only", action="append", help="a class, a function or a case")
+    parser.add_argument("--strategy", choices=strategies.LIBRARIES, default="dtensor")
     options = parser.parse_args()
+    os.environ[strategies.VARIABLE] = options.strategy
     if options.what == "page":
         page.write()
         return 0

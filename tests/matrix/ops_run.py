@@ -8,14 +8,13 @@ import keras
 import numpy as np
 import torch
 from keras import tree
-from torch.distributed.tensor import DTensor
 
 import shardcore
-from shardcore.adapters.dtensor import DTensors
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
+from shardcore.ports.tensors import ShardedTensors
 from shardcore.ports.world import World
-from tests.matrix import counting
+from tests.matrix import counting, strategies
 from tests.matrix.forks import Ended, run_all
 from tests.matrix.ops_cases import Case, Operand, public_functions
 from tests.matrix.outcomes import Outcome, worst
@@ -34,14 +33,15 @@ def over_mesh(cases: dict[str, list[Case]], mesh: Mesh) -> Found:
 
 
 def _start(mesh: Mesh, rank: int) -> Callable[[tuple[str, list[Case]]], Found]:
-    shardcore.install("dtensor")
+    shardcore.install(strategies.name())
     counting.count_rules()
     device_mesh = keras.distribution.DeviceMesh(mesh.shape, mesh.axis_names)
     layout_map = keras.distribution.LayoutMap(device_mesh)
     keras.distribution.set_distribution(
         keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data")
     )
-    tensors = DTensors(World(mesh, tuple(range(mesh.size)), rank, "cpu"))
+    world = World(mesh, tuple(range(mesh.size)), rank, "cpu")
+    tensors = strategies.tensors(world)
     functions = public_functions()
 
     def run(item: tuple[str, list[Case]]) -> Found:
@@ -49,7 +49,7 @@ def _start(mesh: Mesh, rank: int) -> Callable[[tuple[str, list[Case]]], Found]:
         return {
             f"{name}[{at}] {_named(chosen)}": outcome
             for at, case in enumerate(variants)
-            for chosen, outcome in run_case(tensors, case, functions.get(name))
+            for chosen, outcome in run_case(tensors, world, case, functions.get(name))
         }
 
     return run
@@ -65,7 +65,7 @@ def _of(ranks: list[Found]) -> Found:
 
 
 def run_case(
-    tensors: DTensors, case: Case, function: Callable[..., Any] | None
+    tensors: ShardedTensors, world: World, case: Case, function: Callable[..., Any] | None
 ) -> list[tuple[Sequence[Layout | None], Outcome]]:
     values = [
         operand.value(seed)
@@ -75,34 +75,39 @@ def run_case(
     function = case.function or function
     try:
         call = _with_gradients
-        expected = call(function, case, [torch.tensor(value) for value in values])
+        results, expected = call(function, case, [torch.tensor(value) for value in values])
     except RuntimeError:  # torch has no gradient of it
         call = _call
-        expected = call(function, case, [torch.tensor(value) for value in values])
+        results, expected = call(function, case, [torch.tensor(value) for value in values])
+    read = _read_on(results)
     return [
-        (chosen, _outcome(tensors, call, function, case, values, chosen, expected))
-        for chosen in assignments(tensors.world.mesh, values)
+        (chosen, _outcome(tensors, world, call, function, case, values, chosen, expected, read))
+        for chosen in assignments(world.mesh, values)
     ]
 
 
-def _outcome(tensors, call, function, case, values, chosen, expected) -> Outcome:
+def _outcome(tensors, world, call, function, case, values, chosen, expected, read) -> Outcome:
     counting.begin()
     try:
         with tensors.presence(), tensors.promotion():
             placed = [
-                place(tensors, value, wanted) for value, wanted in zip(values, chosen, strict=True)
+                place(tensors, world, value, wanted)
+                for value, wanted in zip(values, chosen, strict=True)
             ]
-            found = call(function, case, placed)
+            results, found = call(function, case, placed)
+            right = counting.right()
+            wrong = difference(found, expected)
+            if not wrong:
+                wrong = difference(_read_on(results), read, "read on, #")
     except Exception as error:  # noqa: BLE001 - the matrix tells them
         return Outcome("error", f"{type(error).__name__}: {error}".partition("\n\n")[0])
-    wrong = difference(found, expected)
-    if wrong:
-        return Outcome("WRONG", wrong)
-    return counting.right()
+    return Outcome("WRONG", wrong) if wrong else right
 
 
-def _with_gradients(function: Callable[..., Any], case: Case, operands: list[Any]) -> list[Any]:
-    """The results and the gradients of their sum of squares, whole, as NumPy."""
+def _with_gradients(
+    function: Callable[..., Any], case: Case, operands: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The results; they and the gradients of their sum of squares, whole, as NumPy."""
     for operand in operands:
         if operand.is_floating_point():
             operand.requires_grad_()
@@ -110,12 +115,34 @@ def _with_gradients(function: Callable[..., Any], case: Case, operands: list[Any
     loss = _loss(results)
     if loss is not None:
         loss.backward()
-    return [whole(leaf) for leaf in (*results, *(operand.grad for operand in operands))]
+    return results, [whole(leaf) for leaf in (*results, *(operand.grad for operand in operands))]
 
 
-def _call(function: Callable[..., Any], case: Case, operands: list[Any]) -> list[Any]:
-    """The results, whole, as NumPy."""
-    return [whole(leaf) for leaf in _results(function, case, operands)]
+def _call(
+    function: Callable[..., Any], case: Case, operands: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The results, as they come and whole, as NumPy."""
+    results = _results(function, case, operands)
+    return results, [whole(leaf) for leaf in results]
+
+
+def _read_on(results: list[Any]) -> list[Any]:
+    """What the next operator makes of each result, which may be split or pending.
+
+    A result that is right as a whole may be pending as what it is not: a truth value as a number
+    that adds up, a norm as a sum.
+    """
+    tensors = [each.detach() for each in results if isinstance(each, torch.Tensor)]
+    return [
+        whole(leaf)
+        for tensor in tensors
+        if not tensor.is_complex()
+        for leaf in (
+            tensor.float().sum() / max(tensor.numel(), 1),
+            1 - tensor.float(),
+            torch.empty_like(tensor).fill_(1),
+        )
+    ]
 
 
 def _results(function: Callable[..., Any], case: Case, operands: list[Any]) -> list[Any]:
@@ -140,28 +167,28 @@ def _loss(results: list[Any]) -> torch.Tensor | None:
 
 def whole(leaf: Any) -> Any:
     """The whole value; what is no tensor stays."""
-    if isinstance(leaf, DTensor):
-        leaf = leaf.detach().full_tensor()
+    if strategies.is_sharded(leaf):
+        leaf = strategies.whole(leaf)
     if not isinstance(leaf, torch.Tensor):
         return leaf
     leaf = leaf.detach().resolve_conj()
     return (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy()
 
 
-def difference(found: list[Any], expected: list[Any]) -> str:
+def difference(found: list[Any], expected: list[Any], name: str = "#") -> str:
     """How the results differ; "" if they do not."""
     if len(found) != len(expected):
         return f"{len(found)} results instead of {len(expected)}"
     for at, (one, other) in enumerate(zip(found, expected, strict=True)):
         if not isinstance(other, np.ndarray):
             if one != other:
-                return f"#{at}: {one!r} instead of {other!r}"
+                return f"{name}{at}: {one!r} instead of {other!r}"
             continue
         array = np.asarray(one)
         if (array.shape, array.dtype) != (other.shape, other.dtype):
-            return f"#{at}: {array.dtype}{array.shape} instead of {other.dtype}{other.shape}"
+            return f"{name}{at}: {array.dtype}{array.shape} instead of {other.dtype}{other.shape}"
         if not np.allclose(array, other, rtol=1e-4, atol=1e-5, equal_nan=True):
-            return f"#{at}: off by {np.nanmax(np.abs(array - other * 1.0)):.3g}"
+            return f"{name}{at}: off by {np.nanmax(np.abs(array - other * 1.0)):.3g}"
     return ""
 
 

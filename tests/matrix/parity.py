@@ -7,11 +7,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import torch.distributed
 from attrs import field, frozen
 
 import shardcore
-from tests.matrix import counting
+from tests.matrix import counting, strategies
 from tests.matrix.forks import Ended, run_all
 from tests.matrix.outcomes import Outcome, worst
 
@@ -102,7 +101,7 @@ def over_mesh(cases: Sequence[Case], mesh: Mesh, reference: Reference) -> dict[s
     run = _by_name([case for case in cases if isinstance(reference[case.name], Numbers)])
 
     def start(rank: int) -> Callable[[Case], Outcome]:
-        shardcore.install("dtensor")
+        shardcore.install(strategies.name())
         counting.count_rules()
         return lambda case: _compared(case, mesh, reference[case.name])
 
@@ -201,11 +200,11 @@ def _check_spans(variables: Sequence[Any], mesh: Mesh) -> None:
     split = specs(mesh, {v.path: tuple(v.shape) for v in variables if "seed" not in v.path})
     for variable in variables:
         tensor = variable._value
-        assert isinstance(tensor, torch.distributed.tensor.DTensor), f"{variable.path} is plain"
-        assert tensor.device_mesh.size() == mesh.ranks
+        assert strategies.is_sharded(tensor), f"{variable.path} is plain"
+        assert strategies.mesh_size(tensor) == mesh.ranks
         layout = getattr(variable, "_shardcore_layout", None)
         if variable.path in split and layout is not None and mesh.shape[-1] > 1:
-            parts = tensor.to_local().numel() < tensor.numel()
+            parts = strategies.local(tensor).numel() < tensor.numel()
             assert parts or layout.is_replicated, f"{variable.path} is whole"
 
 

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from shardcore.adapters.dtensor import DTensors
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
+from shardcore.ports.tensors import ShardedTensors
+from shardcore.ports.world import World
 
 MESHES = {"(2,)": Mesh((2,), ("data",)), "(2, 2)": Mesh((2, 2), ("data", "model"))}
 PENDING = -1  # in a choice of dims: no dim is split, the value is a pending sum
@@ -63,18 +64,20 @@ def _fitted(wanted: Layout, value: np.ndarray) -> Layout:
     return Layout(wanted.mesh, spec, () if value.dtype == bool else wanted.partial)
 
 
-def place(tensors: DTensors, value: np.ndarray, wanted: Layout | None) -> torch.Tensor:
+def place(
+    tensors: ShardedTensors, world: World, value: np.ndarray, wanted: Layout | None
+) -> torch.Tensor:
     """`value` in the layout; plain if there is none."""
     if wanted is None:
         return torch.tensor(value)
-    part = value[wanted.slices(value.shape, tensors.world.position)]
+    part = value[wanted.slices(value.shape, world.position)]
     for axis, _ in wanted.partial:
-        part = part * 2 if _coordinate(tensors, axis) == 0 else -part
+        part = part * 2 if _coordinate(world, axis) == 0 else -part
         # The last rank of a larger axis would be counted again.
         assert wanted.mesh.axis_size(axis) == 2
     return tensors.join(torch.tensor(np.array(part)), wanted, value.shape)
 
 
-def _coordinate(tensors: DTensors, axis: str) -> int:
-    mesh = tensors.world.mesh
-    return mesh.coordinate(tensors.world.position)[mesh.axis_index(axis)]
+def _coordinate(world: World, axis: str) -> int:
+    mesh = world.mesh
+    return mesh.coordinate(world.position)[mesh.axis_index(axis)]

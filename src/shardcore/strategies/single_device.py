@@ -7,6 +7,7 @@ import attrs
 
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
+from shardcore.ports.strategy import NewVariable
 from shardcore.ports.world import World
 
 
@@ -27,6 +28,10 @@ class SingleDeviceStrategy:
                 f"{self.world.mesh.size} ranks, but it serves one device. Use "
                 f'shardcore.install(strategy="dtensor"), or a mesh of one device.'
             )
+
+    def storage(self, variable: NewVariable) -> Layout:
+        """As the distribution says."""
+        return variable.layout
 
     def create(self, value: Any, storage: Layout) -> Any:
         """The value itself."""

@@ -4,7 +4,7 @@ import attrs
 
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.strategies.dtensor import DTensorStrategy
+from shardcore.strategies.sharded import ShardedStrategy
 
 MESH = Mesh((2, 2), ("data", "model"))
 COLUMNS = Layout(MESH, (None, "model"))
@@ -35,7 +35,7 @@ class Library:
 
 def strategy():
     library = Library()
-    return DTensorStrategy(library), library.asked
+    return ShardedStrategy(library), library.asked
 
 
 def test_an_output_without_a_rule_has_its_pending_sums_done():

@@ -1,4 +1,4 @@
-"""Strategy `dtensor`: variables are sharded tensors that know their layout."""
+"""Strategies `dtensor` and `manual`: variables are sharded tensors that know their layout."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -6,11 +6,12 @@ from typing import Any
 import attrs
 
 from shardcore.domain.layout import Layout
+from shardcore.ports.strategy import NewVariable
 from shardcore.ports.tensors import ShardedTensors
 
 
 @attrs.frozen
-class DTensorStrategy:
+class ShardedStrategy:
     """The life of a variable whose library computes with layouts by itself.
 
     The library knows every tensor's layout and moves what an operator needs. What is left to
@@ -20,6 +21,10 @@ class DTensorStrategy:
     """
 
     tensors: ShardedTensors
+
+    def storage(self, variable: NewVariable) -> Layout:
+        """As the distribution says."""
+        return variable.layout
 
     def create(self, value: Any, storage: Layout) -> Any:
         """This rank's part of `value`."""

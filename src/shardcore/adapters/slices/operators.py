@@ -1,0 +1,81 @@
+"""What becomes of an operator on slices: split by its rule, drawn, written, or run whole."""
+
+from typing import Any
+
+import torch
+
+from shardcore.adapters import split_losses, split_operators
+from shardcore.adapters.slices import (
+    elementwise,
+    lists,
+    lookups,
+    products,
+    random,
+    reductions,
+    statistics,
+    views,
+    writes,
+)
+from shardcore.adapters.slices.split import run_split
+from shardcore.adapters.slices.tensor import Slice, refresh, settled, whole
+from shardcore.adapters.slices.whole import run_whole
+from shardcore.adapters.torch_compat import (
+    ITEM,
+    Handler,
+    is_list_operator,
+    tree_leaves,
+    writes_first,
+    written_operands,
+)
+from shardcore.domain.errors import StrategyError
+
+
+def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`operator` on operands of which some are slices."""
+    for each in tree_leaves((args, kwargs)):
+        if isinstance(each, Slice):
+            refresh(each)
+    for each in written_operands(operator, (None, *args[1:]), kwargs):
+        if isinstance(each, Slice):
+            raise StrategyError(
+                f"{operator} is to write into out=, a slice of a tensor of shape "
+                f'{tuple(each.shape)}. Strategy "manual" cannot do that: write '
+                "tensor.copy_(result) instead."
+            )
+    with torch.no_grad():
+        return _handler(operator, args)(operator, args, kwargs)
+
+
+def _handler(operator: Any, args: tuple[Any, ...]) -> Handler:
+    if operator in HANDLERS:
+        return HANDLERS[operator]
+    if is_list_operator(operator):
+        return lists.on_list
+    if writes_first(operator):
+        return writes.write
+    if torch.Tag.pointwise in operator.tags and not any(isinstance(each, list) for each in args):
+        return elementwise.elementwise
+    return run_whole
+
+
+def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`float(x)`, `x.item()`: of the whole."""
+    return operator(whole(args[0]), **kwargs)
+
+
+HANDLERS: dict[Any, Handler] = {
+    ITEM: _item,
+    **split_operators.handlers(run_split),
+    **split_losses.handlers(run_split, settled),
+    **elementwise.HANDLERS,
+    **views.HANDLERS,
+    **reductions.HANDLERS,
+    **products.HANDLERS,
+    **lookups.HANDLERS,
+    **random.HANDLERS,
+    **statistics.HANDLERS,
+    **writes.HANDLERS,
+}
+
+
+Slice.run = staticmethod(run)

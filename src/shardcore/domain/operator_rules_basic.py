@@ -1,0 +1,303 @@
+"""The rules of everyday operators: arithmetic, reshapes, reductions, products of matrices.
+
+Each is made for the shapes of a call and kept. `domain.operator_rules_table` has those of layers.
+"""
+
+from functools import lru_cache
+from itertools import pairwise
+from math import gcd, prod
+
+import attrs
+
+from shardcore.domain.operator_rules import Operand, OperatorRule, Result
+from shardcore.domain.operator_rules_table import letter
+
+Shape = tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def elementwise(shapes: tuple[Shape, ...], results: int = 1) -> OperatorRule:
+    """Each element of the results is made of one element of each operand; sizes of 1 are broadcast.
+
+    Args:
+        shapes: The shapes of the operands.
+        results: How many results there are, all of one shape.
+
+    Example:
+        >>> str(elementwise(((8, 4), (4,), (8, 1))))
+        'a b, b, a - -> a b'
+    """
+    ndim = max(map(len, shapes), default=0)
+    aligned = [(1,) * (ndim - len(shape)) + shape for shape in shapes]
+    sizes = [max(column, key=lambda size: size != 1) for column in zip(*aligned, strict=True)]
+    operands = [
+        Operand(
+            f"operand {number}",
+            " ".join(
+                letter(dim) if size == sizes[dim] else "-"
+                for dim, size in enumerate(shape)
+                if dim >= ndim - len(shapes[number])
+            ),
+        )
+        for number, shape in enumerate(aligned)
+    ]
+    dims = " ".join(map(letter, range(ndim)))
+    return OperatorRule(
+        tuple(operands), tuple(Result(f"result {number}", dims) for number in range(results))
+    )
+
+
+@lru_cache(maxsize=4096)
+def dims_moved(ndim: int, dims: tuple[int | None, ...], results: int = 1) -> OperatorRule:
+    """The results have the dims of the operand in another order, some less, some new.
+
+    Args:
+        ndim: The dims of the operand.
+        dims: For each dim of a result, that of the operand; None for one that is new or not
+            like it.
+        results: How many results there are.
+
+    Example:
+        >>> str(dims_moved(3, (2, None, 0)))
+        'a - c -> c - a'
+    """
+    given = " ".join(letter(dim) if dim in dims else "-" for dim in range(ndim))
+    taken = " ".join("-" if dim is None else letter(dim) for dim in dims)
+    return OperatorRule(
+        (Operand("tensor", given),),
+        tuple(Result(f"view {number}", taken) for number in range(results)),
+    )
+
+
+@attrs.frozen
+class Reshape:
+    """A reshape: which dims of the operand and of the result are split together.
+
+    Args:
+        rule: Its rule.
+        pairs: For each such pair the dim of the operand, that of the result, and their sizes.
+    """
+
+    rule: OperatorRule
+    pairs: tuple[tuple[int, int, int, int], ...]
+
+    def local_shape(self, shape: Shape, part: Shape) -> Shape:
+        """The shape of the result's part, for a result of `shape` and an operand's `part`."""
+        sizes = list(shape)
+        for before, after, size, new in self.pairs:
+            sizes[after] = part[before] * new // size
+        return tuple(sizes)
+
+
+@lru_cache(maxsize=4096)
+def reshape(source: Shape, target: Shape) -> Reshape:
+    """Dims are joined and taken apart. Of joined dims the first one can be split.
+
+    Where the first sizes of both sides differ, blocks of them are split, which hold the same
+    elements.
+
+    Example:
+        >>> str(reshape((8, 6, 5), (48, 5)).rule), str(reshape((48, 5), (2, 24, 5)).rule)
+        ('a - c -> 6a c', '24a b -> a - b')
+    """
+    before, after = ["-"] * len(source), ["-"] * len(target)
+    pairs: list[tuple[int, int, int, int]] = []
+    for first, other in _groups(source, target):
+        size, new = source[first], target[other]
+        steps = gcd(size, new)
+        if steps > 1:
+            before[first] = _block(size // steps, first)
+            after[other] = _block(new // steps, first)
+            pairs.append((first, other, size, new))
+    rule = OperatorRule((Operand("tensor", " ".join(before)),), (Result("view", " ".join(after)),))
+    return Reshape(rule, tuple(pairs))
+
+
+def _block(size: int, dim: int) -> str:
+    return letter(dim) if size == 1 else f"{size}{letter(dim)}"
+
+
+def _groups(source: Shape, target: Shape) -> list[tuple[int, int]]:
+    """The first dim on each side of every least group of dims that have the same elements."""
+    if 0 in source:
+        return []
+    before, after = _ends(source), _ends(target)
+    common = sorted(before.keys() & after.keys())
+    return [(before[start], after[start]) for start, _ in pairwise(common)]
+
+
+def _ends(shape: Shape) -> dict[int, int]:
+    """By the product of the dims before it, the number of each dim; the last of equal ones."""
+    return {prod(shape[:dim]): dim for dim in range(len(shape) + 1)}
+
+
+@lru_cache(maxsize=4096)
+def reduced(
+    ndim: int, dims: frozenset[int], keep: bool, summed: bool, results: int = 1
+) -> OperatorRule:
+    """A reduction along `dims`.
+
+    Args:
+        ndim: The dims of the operand.
+        dims: Those that are reduced.
+        keep: Whether they stay, with size 1.
+        summed: Whether it is a sum, so that parts of it can be summed later.
+        results: How many results there are.
+
+    Example:
+        >>> str(reduced(3, frozenset({0}), keep=True, summed=True))
+        'a b c -> - b c'
+        >>> str(reduced(2, frozenset({1}), keep=False, summed=False))
+        'a - -> a'
+    """
+    given = " ".join("-" if dim in dims and not summed else letter(dim) for dim in range(ndim))
+    left = " ".join(
+        "-" if dim in dims else letter(dim) for dim in range(ndim) if keep or dim not in dims
+    )
+    return OperatorRule(
+        (Operand("tensor", given),),
+        tuple(Result(f"result {number}", left) for number in range(results)),
+    )
+
+
+@lru_cache
+def product(operands: str, result: str, added: str | None = None) -> OperatorRule:
+    """A product of two tensors, and what may be added to it.
+
+    Args:
+        operands: The dims of both, as in an einsum: "n k, k m".
+        result: The dims of the result.
+        added: The dims of what is added.
+
+    Example:
+        >>> str(product("n k, k m", "n m", added="m"))
+        'n k, k m, + m -> n m'
+    """
+    left, right = operands.split(",")
+    terms = [Operand("left", left), Operand("right", right)]
+    if added is not None:
+        terms.append(Operand("added", added, added=True))
+    return OperatorRule(tuple(terms), (Result("product", result),))
+
+
+@lru_cache
+def joined(ndim: int, dim: int, count: int, new: bool) -> OperatorRule:
+    """Tensors one after the other along `dim`, which is a new dim or one of theirs.
+
+    Example:
+        >>> str(joined(2, 1, 2, new=False)), str(joined(1, 0, 2, new=True))
+        ('a -, a - -> a -', 'a, a -> - a')
+    """
+    dims = [letter(each) for each in range(ndim)]
+    whole = dims.copy()
+    if new:
+        whole.insert(dim, "-")
+    else:
+        dims[dim] = whole[dim] = "-"
+    return OperatorRule(
+        tuple(Operand(f"operand {number}", " ".join(dims)) for number in range(count)),
+        (Result("result", " ".join(whole)),),
+    )
+
+
+@lru_cache
+def embedding(indices: int) -> OperatorRule:
+    """Rows of a table, found by `indices` dims of numbers.
+
+    Example:
+        >>> str(embedding(2))
+        '- z, a b -> a b z'
+    """
+    dims = " ".join(map(letter, range(indices)))
+    return OperatorRule(
+        (Operand("table", "- z"), Operand("indices", dims)), (Result("rows", f"{dims} z"),)
+    )
+
+
+@lru_cache
+def embedding_backward(indices: int) -> OperatorRule:
+    """The gradient of the table: rows are added where they were found.
+
+    Example:
+        >>> str(embedding_backward(2))
+        'a b z, a b -> - z'
+    """
+    dims = " ".join(map(letter, range(indices)))
+    return OperatorRule(
+        (Operand("gradient", f"{dims} z"), Operand("indices", dims)), (Result("table", "- z"),)
+    )
+
+
+@lru_cache
+def layer_norm(leading: int, trailing: int, weights: int) -> OperatorRule:
+    """A normalization over the last `trailing` dims, by `weights` tensors of their shape.
+
+    Example:
+        >>> str(layer_norm(2, 1, 1))
+        'a b -, - -> a b -, a b -, a b -'
+    """
+    dims = " ".join(map(letter, range(leading)))
+    inner = " -" * trailing
+    operands = [Operand("input", dims + inner)]
+    operands += [Operand(f"weight {number}", inner) for number in range(weights)]
+    return OperatorRule(
+        tuple(operands),
+        tuple(Result(name, dims + inner) for name in ("output", "mean", "deviation")),
+    )
+
+
+@lru_cache
+def layer_norm_backward(leading: int, trailing: int, weights: int) -> OperatorRule:
+    """The gradients of input, weight and bias.
+
+    Example:
+        >>> str(layer_norm_backward(1, 1, 2))
+        'a -, a -, a -, a -, -, - -> a -, -, -'
+    """
+    dims = " ".join(map(letter, range(leading)))
+    inner = " -" * trailing
+    names = ("gradient", "input", "mean", "deviation")
+    operands = [Operand(name, dims + inner) for name in names]
+    operands += [Operand(f"weight {number}", inner) for number in range(weights)]
+    return OperatorRule(
+        tuple(operands),
+        (
+            Result("of input", dims + inner),
+            Result("of weight", inner, of=("gradient", "input")),
+            Result("of bias", inner, of=("gradient",)),
+        ),
+    )
+
+
+@lru_cache
+def taken(ndim: int, dim: int) -> OperatorRule:
+    """Elements along `dim`, found by a list of numbers.
+
+    Example:
+        >>> str(taken(3, 1))
+        'a - c, z -> a z c'
+    """
+    dims = [letter(each) for each in range(ndim)]
+    given, found = dims.copy(), dims.copy()
+    given[dim], found[dim] = "-", "z"
+    return OperatorRule(
+        (Operand("tensor", " ".join(given)), Operand("indices", "z")),
+        (Result("elements", " ".join(found)),),
+    )
+
+
+@lru_cache(maxsize=4096)
+def looked_up(shape: Shape, index: Shape, dim: int) -> OperatorRule:
+    """`gather(tensor, dim, index)`: an element along `dim` for each element of the index.
+
+    Example:
+        >>> str(looked_up((4, 5), (4, 2), 1))
+        'a -, a - -> a -'
+    """
+    dims = " ".join(
+        letter(each) if each != dim and size == index[each] else "-"
+        for each, size in enumerate(shape)
+    )
+    return OperatorRule(
+        (Operand("tensor", dims), Operand("index", dims)), (Result("elements", dims),)
+    )

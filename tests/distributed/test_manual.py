@@ -1,0 +1,196 @@
+"""Strategy `manual`: what a rank stores, what it gathers and when, and what it reduces together."""
+
+import gc
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+import shardcore
+from shardcore.adapters.slices.tensor import Slice
+from shardcore.domain.errors import StrategyError
+from shardcore.testing import count_collectives, run_ranks
+
+ROWS = np.random.default_rng(0).normal(size=(12, 6)).astype("float32")
+TARGETS = np.random.default_rng(1).normal(size=(12, 3)).astype("float32")
+
+
+def distribute(shape, rules):
+    shardcore.install("manual")
+    mesh = keras.distribution.DeviceMesh(shape, ("data", "model"))
+    layout_map = keras.distribution.LayoutMap(mesh)
+    for path, spec in rules.items():
+        layout_map[path] = spec
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data")
+    )
+
+
+def perceptron():
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((6,)), *layers], name="net")
+    model.compile("adam", "mse")
+    return model
+
+
+def test_a_rank_stores_its_slice_and_nothing_else():
+    def program(rank):
+        distribute((2, 2), {"net/dense/kernel": ("data", "model"), "net/dense/bias": ("model",)})
+        model = perceptron()
+        model.train_on_batch(ROWS, TARGETS)
+        kept = [*model.variables, *model.optimizer.variables]
+        stored = {
+            v.path: v._value.part.untyped_storage().nbytes() / v._value.part.element_size()
+            for v in kept
+            if v.path.endswith(("dense/kernel", "dense/bias", "dense_kernel_momentum"))
+        }
+        kernel = model.layers[0].kernel._value
+        where = tuple(kernel.shape), kernel.offset, str(kernel.mesh_layout)
+        return stored, where, all(isinstance(v._value, Slice) for v in kept)
+
+    for rank, (stored, where, sliced) in enumerate(run_ranks(program, 4)):
+        assert sliced
+        assert stored == {
+            "net/dense/kernel": 3 * 4,
+            "net/dense/bias": 4,
+            "adam/net_dense_kernel_momentum": 3 * 4,
+        }
+        assert where == ((6, 8), (3 * (rank // 2), 4 * (rank % 2)), "('data', 'model')")
+
+
+def calls_of_a_step(rank, shape, rules):
+    distribute(shape, rules)
+    model = perceptron()
+    model.train_on_batch(ROWS, TARGETS)
+    model.zero_grad()
+    with count_collectives() as traffic:
+        x, y = (torch.tensor(each) for each in (ROWS, TARGETS))
+        rows = shardcore.distribute_tensor(x, ("data", None))
+        wanted = shardcore.distribute_tensor(y, ("data", None))
+        loss = torch.mean((model(rows) - wanted) ** 2)
+        loss.backward()
+    return dict(traffic.calls), dict(traffic.operand_bytes)
+
+
+def test_the_gradients_of_replicated_variables_are_reduced_together():
+    ((calls, sent), _) = run_ranks(calls_of_a_step, 2, (2, 1), {})
+    assert calls == {"all_reduce": 1}
+    assert sent == {"all_reduce": 4 * (6 * 8 + 8 + 8 * 3 + 3)}
+
+
+def test_a_variable_split_over_the_batch_axis_is_gathered_for_each_use():
+    """Forward and backward, where the gradient of its input needs it; its own is scattered."""
+    rules = {"net/dense_1/kernel": ("data", None)}
+    ((calls, _), _) = run_ranks(calls_of_a_step, 2, (2, 1), rules)
+    assert calls == {"all_reduce": 1, "all_gather": 2, "reduce_scatter": 1}
+
+
+def test_a_variable_split_over_the_model_axis_gets_its_slice_of_the_gradient():
+    rules = {"net/dense_1/kernel": (None, "model")}
+    ((calls, _), _) = run_ranks(calls_of_a_step, 2, (1, 2), rules)
+    assert calls == {"all_gather": 2}
+
+
+def test_what_is_gathered_is_freed_after_its_use():
+    def program(rank):
+        distribute((2, 1), {".*kernel": (None, "data")})
+        model = perceptron()
+        x = shardcore.distribute_tensor(torch.tensor(ROWS[:10]), ("data", None))
+        loss = model(x).sum()
+        gc.collect()
+        whole = [(6, 8), (8, 3)]
+        plain = [t for t in gc.get_objects() if type(t) is torch.Tensor]
+        found = sorted(tuple(t.shape) for t in plain if tuple(t.shape) in whole)
+        loss.backward()
+        return found
+
+    assert run_ranks(program, 2) == [[], []]
+
+
+def test_views_of_a_split_dim_are_written_and_read_as_on_one_device():
+    values = np.arange(12.0, dtype="float32").reshape(4, 3)
+
+    def write(x):
+        row, rest = x[0], x[1:].view(-1)
+        x.add_(1)
+        row.mul_(10)
+        rest[4] = 100.0
+        return x, row, rest
+
+    def program(rank):
+        distribute((2, 1), {})
+        x = shardcore.distribute_tensor(torch.tensor(values), ("data", None))
+        return [each.numpy() for each in write(x)]
+
+    expected = [each.numpy() for each in write(torch.tensor(values))]
+    for found in run_ranks(program, 2):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_writes_into_lists_of_views_and_out_are_refused():
+    def program(rank):
+        distribute((2, 1), {})
+        x = shardcore.distribute_tensor(torch.tensor(ROWS), ("data", None))
+        with pytest.raises(StrategyError, match="each tensor by itself"):
+            torch._foreach_add_([x[0]], 1.0)
+        with pytest.raises(StrategyError, match=r"copy_\(result\) instead"):
+            torch.add(x, 1.0, out=x)
+
+    run_ranks(program, 2)
+
+
+# Keras with torch 2.13 imports DTensor by itself, and torch asks for it at the first tensor of a
+# subclass. After that nobody may.
+BLOCKED = """
+import os, sys
+os.environ["KERAS_BACKEND"] = "torch"
+import keras, numpy as np, torch
+
+class Kind(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return args[0]
+
+torch.Tensor._make_wrapper_subclass(Kind, (2,)).detach()
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if (name + ".").startswith("torch.distributed.tensor."):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocked())
+for name in [name for name in sys.modules if (name + ".").startswith("torch.distributed.tensor.")]:
+    del sys.modules[name]
+
+import shardcore
+status = shardcore.install("auto")
+keras.distribution.set_distribution(keras.distribution.DataParallel())
+keras.utils.set_random_seed(1)
+layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+model = keras.Sequential([keras.Input((4,)), *layers])
+model.compile("adam", "mse")
+history = model.fit(np.ones((10, 4)), np.ones((10, 1)), batch_size=4, verbose=0)
+if status.strategy == "manual" and shardcore.verify(model).ok and "loss" in history.history:
+    sys.stdout.write(f"trained by {status.strategy}\\n")
+"""
+
+
+def test_without_dtensor_auto_takes_it_and_says_why(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(BLOCKED))
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("trained by manual\n") == 2
+    assert "strategy 'manual' taken (not 'dtensor': DTensor is not available" in ran.stderr

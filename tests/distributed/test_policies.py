@@ -1,0 +1,195 @@
+"""Policies on real ranks: the numbers of one device, the bytes of the plan, what is reduced."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import shardcore
+from shardcore.testing import count_collectives, run_ranks
+from tests.distributed.programs import AXES
+
+RNG = np.random.default_rng(0)
+VOCABULARY = 65  # not even
+
+
+def mlp():
+    return keras.Sequential(
+        [keras.Input((16,)), *(layers.Dense(n, activation="relu") for n in (48, 32, 24, 7))]
+    )
+
+
+def cnn():
+    x = keras.Input((6, 6, 3))
+    h = layers.Conv2D(8, 3, padding="same", name="c1")(x)
+    h = layers.ReLU()(layers.BatchNormalization()(h))
+    h = layers.MaxPooling2D()(layers.Dropout(0.25)(h))
+    h = layers.Conv2D(12, 3, padding="same", activation="relu", name="c2")(h)
+    h = layers.Conv2D(10, 3, padding="same", activation="relu", name="c3")(h)
+    return keras.Model(x, layers.Dense(7, name="classes")(layers.GlobalAveragePooling2D()(h)))
+
+
+class Block(layers.Layer):
+    """A decoder block whose graph nobody knows."""
+
+    def __init__(self, width, heads, **kwargs):
+        super().__init__(**kwargs)
+        self.attention_norm = layers.LayerNormalization(name="attention_norm")
+        self.attention = layers.MultiHeadAttention(heads, width // heads, name="attention")
+        self.mlp_norm = layers.LayerNormalization(name="mlp_norm")
+        self.expand = layers.Dense(4 * width, activation="gelu", name="expand")
+        self.contract = layers.Dense(width, name="contract")
+
+    def call(self, x):
+        normed = self.attention_norm(x)
+        x = x + self.attention(normed, normed, use_causal_mask=True)
+        return x + self.contract(self.expand(self.mlp_norm(x)))
+
+
+def decoder():
+    tokens = keras.Input((6,), dtype="int32")
+    h = layers.Embedding(VOCABULARY, 16, name="tokens")(tokens)
+    h = Block(16, 4, name="block_0")(h)
+    return keras.Model(tokens, layers.Dense(VOCABULARY, name="logits")(h))
+
+
+def grouped(key_heads=1):
+    """A block with grouped queries and a gated hidden layer, as a graph."""
+    x = keras.Input((6, 16))
+    h = layers.LayerNormalization(name="n1")(x)
+    h = x + layers.GroupQueryAttention(4, 4, key_heads, name="attention")(h, h)
+    g = layers.LayerNormalization(name="n2")(h)
+    gated = layers.Dense(32, activation="silu", name="gate")(g) * layers.Dense(32, name="up")(g)
+    return keras.Model(x, h + layers.Dense(16, name="down")(gated))
+
+
+TOKENS = RNG.integers(0, VOCABULARY, (8, 6))
+CASES = {
+    mlp: (RNG.normal(size=(8, 16)).astype("float32"), RNG.normal(size=(8, 7)).astype("float32")),
+    cnn: (RNG.normal(size=(8, 6, 6, 3)).astype("float32"), RNG.normal(size=(8, 7))),
+    decoder: (TOKENS, TOKENS),
+    grouped: (RNG.normal(size=(8, 6, 16)).astype("float32"), RNG.normal(size=(8, 6, 16))),
+}
+
+
+def distribute(build, mesh, policy, options, strategy="dtensor"):
+    """Sets the distribution of a plan, as a user would; gives the plan."""
+    shardcore.install(strategy)
+    device_mesh = keras.distribution.DeviceMesh(mesh, AXES)
+    plan = shardcore.plan(build, device_mesh, policy, **options)
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=plan, batch_dim_name="data")
+    )
+    return plan
+
+
+def train(build):
+    model = build()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss if build is decoder else "mse")
+    losses = [model.train_on_batch(*CASES[build]) for _ in range(3)]
+    return model, {"losses": np.array(losses)} | {v.path: v.numpy() for v in model.variables}
+
+
+def every_case(rank, ways, strategy="dtensor"):
+    """Each way of training: the numbers, and the bytes stored and planned."""
+    found = {}
+    for build, mesh, policy in ways:
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(1)
+        options = {} if policy == "data_parallel" else {"small": 0}
+        plan = distribute(build, mesh, policy, options, strategy) if mesh else None
+        model, values = train(build)
+        found[build.__name__, mesh, policy] = values, plan and stored(model, plan)
+    return found
+
+
+def stored(model, plan):
+    """The bytes of the variables here, and what the plan says of the fullest rank."""
+    report = shardcore.verify(model)
+    assert report.ok
+    assert not shardcore.rules_report(model).unused_rules
+    assert not shardcore.rules_report(model).unmatched_paths
+    here = {each.path: each.bytes_here for each in report.variables}
+    return sum(here[v.path] for v in model.variables), plan.report().bytes_here
+
+
+WAYS = {
+    2: [
+        (decoder, (2, 1), "data_parallel"),
+        *((build, (2, 1), "fully_sharded") for build in CASES),
+        *((build, (1, 2), "tensor_parallel") for build in CASES),
+    ],
+    4: [
+        (mlp, (4, 1), "fully_sharded"),
+        (cnn, (2, 2), "fully_sharded"),
+        (cnn, (2, 2), "tensor_parallel"),
+        (decoder, (2, 2), "tensor_parallel"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    (found,) = run_ranks(every_case, 1, [(build, None, None) for build in CASES])
+    return {name: values for (name, _, _), (values, _) in found.items()}
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("dtensor", 2), ("dtensor", 4), ("manual", 2)])
+def test_each_policy_gives_the_numbers_of_one_device_and_the_bytes_of_its_plan(
+    strategy, ranks, one_device
+):
+    results = run_ranks(every_case, ranks, WAYS[ranks], strategy, timeout=250)
+    for (name, mesh, policy), (values, (_, planned)) in results[0].items():
+        for path, expected in one_device[name].items():
+            np.testing.assert_allclose(
+                values[path], expected, rtol=1e-4, atol=1e-5, err_msg=f"{name} {policy} {path}"
+            )
+        here = [each[name, mesh, policy][1][0] for each in results]
+        assert max(here) == planned, f"{name} {policy} on {mesh}"
+        whole = sum(value.nbytes for path, value in one_device[name].items() if path != "losses")
+        parts = {"data_parallel": 1, "fully_sharded": mesh[0], "tensor_parallel": mesh[1]}[policy]
+        # Almost all of each of these models is split; what is whole is small.
+        assert whole / parts <= planned < whole * (1 / parts + (parts > 1) / 4) + 1
+
+
+# --- what moves -----------------------------------------------------------------------------------
+
+
+def float_blocks():
+    x = keras.Input((6, 16))
+    h = x
+    for number in range(2):
+        h = Block(16, 4, name=f"block_{number}")(h)
+    return keras.Model(x, h)
+
+
+def divided():
+    return grouped(key_heads=2)
+
+
+# The all-reduces of a step on a mesh (1, 2).
+REDUCTIONS = {
+    # In each of two blocks, attention and hidden layers sum up once forward, and once backward.
+    float_blocks: 8,
+    # The gradients of key and value, which are whole, are summed up over the query heads too.
+    grouped: 6,
+    divided: 4,
+}
+
+
+def test_tensor_parallel_blocks_reduce_four_times():
+    def program(rank):
+        found = {}
+        for build in REDUCTIONS:
+            distribute(build, (1, 2), "tensor_parallel", {"small": 0})
+            model = build()
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.train_on_batch(*CASES[grouped])
+            with count_collectives() as traffic:
+                model.train_on_batch(*CASES[grouped])
+            found[build.__name__] = dict(traffic.calls)
+        return found
+
+    expected = {build.__name__: {"all_reduce": count} for build, count in REDUCTIONS.items()}
+    assert run_ranks(program, 2) == [expected] * 2

@@ -1,0 +1,208 @@
+"""Each everyday rule, over all ranks: the operator on the parts gives the parts of its result."""
+
+import inspect
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from shardcore.domain import operator_rules_basic as basic
+from tests.unit.domain.rule_proof import Call, prove, sizes
+
+shapes = st.lists(sizes, min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def sums_of_broadcast(draw):
+    shape = draw(shapes)
+    other = tuple(draw(st.sampled_from([size, size, 1])) for size in shape)
+    other = other[draw(st.integers(0, len(other))) :]
+    rule = basic.elementwise((shape, other))
+    return Call(rule, [shape, other], lambda parts: [parts[0] * parts[1]])
+
+
+@st.composite
+def transposes(draw):
+    shape = draw(shapes)
+    dims = draw(st.permutations(range(len(shape))))
+    at = draw(st.integers(0, len(dims)))
+    rule = basic.dims_moved(len(shape), (*dims[:at], None, *dims[at:]))
+    return Call(rule, [shape], lambda parts: [np.expand_dims(parts[0].transpose(dims), at)])
+
+
+@st.composite
+def reshapes(draw):
+    shape = draw(st.sampled_from([(4, 6), (6, 4, 5), (24,), (2, 1, 3, 4), (12, 2), (5, 4), (1, 6)]))
+    target = draw(st.sampled_from([(-1,), (2, -1), (-1, 4), (4, 6), (3, -1, 2), (6, 1, -1)]))
+    try:
+        target = np.empty(shape).reshape(target).shape
+    except ValueError:
+        assume(False)
+    found = basic.reshape(shape, target)
+
+    def run(parts):
+        return [parts[0].reshape(found.local_shape(target, parts[0].shape))]
+
+    return Call(found.rule, [shape], run)
+
+
+@st.composite
+def reductions(draw):
+    shape = draw(shapes)
+    dims = draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
+    keep, summed = draw(st.booleans()), draw(st.booleans())
+    rule = basic.reduced(len(shape), frozenset(dims), keep, summed)
+    function = np.sum if summed else np.max
+    return Call(rule, [shape], lambda parts: [function(parts[0], axis=tuple(dims), keepdims=keep)])
+
+
+@st.composite
+def products(draw):
+    n, k, m = draw(sizes), draw(sizes), draw(sizes)
+    bias = draw(st.sampled_from([None, "m", "n m"]))
+    rule = basic.product("n k, k m", "n m", added=bias)
+    added = [] if bias is None else [(m,) if bias == "m" else (n, m)]
+
+    def run(parts):
+        left, right, *rest = parts
+        return [left @ right + sum(rest)]
+
+    return Call(rule, [(n, k), (k, m), *added], run)
+
+
+@st.composite
+def joins(draw):
+    shape, count, new = draw(shapes), draw(st.integers(1, 3)), draw(st.booleans())
+    dim = draw(st.integers(0, len(shape) - 1))
+    function = np.stack if new else np.concatenate
+    rule = basic.joined(len(shape), dim, count, new)
+    return Call(rule, [shape] * count, lambda parts: [function(parts, axis=dim)])
+
+
+@st.composite
+def embeddings(draw):
+    dims = tuple(draw(st.lists(sizes, min_size=1, max_size=2)))
+
+    def run(parts):
+        return [parts[0][as_indices(parts[1], 5)]]
+
+    return Call(basic.embedding(len(dims)), [(5, draw(sizes)), dims], run)
+
+
+def as_indices(values, upto):
+    """Real numbers as places below `upto`."""
+    return np.floor(np.abs(values) * 1000).astype(int) % upto
+
+
+@st.composite
+def embeddings_backward(draw):
+    dims = tuple(draw(st.lists(sizes, min_size=1, max_size=2)))
+
+    def run(parts):
+        gradient, where = parts
+        table = np.zeros((5, gradient.shape[-1]))
+        np.add.at(table, as_indices(where, 5), gradient)
+        return [table]
+
+    return Call(basic.embedding_backward(len(dims)), [(*dims, draw(sizes)), dims], run)
+
+
+@st.composite
+def layer_norms(draw):
+    shape = (*draw(st.lists(sizes, min_size=1, max_size=2)), 4)
+    weights = draw(st.integers(0, 2))
+
+    def run(parts):
+        x, *given = parts
+        mean, deviation = x.mean(-1, keepdims=True), x.std(-1, keepdims=True)
+        scale, shift = (*given, *(1.0, 0.0)[len(given) :])
+        return [(x - mean) / deviation * scale + shift, mean, deviation]
+
+    return Call(basic.layer_norm(len(shape) - 1, 1, weights), [shape, *[(4,)] * weights], run)
+
+
+@st.composite
+def layer_norms_backward(draw):
+    shape = (*draw(st.lists(sizes, min_size=1, max_size=2)), 4)
+    weights = draw(st.integers(0, 2))
+
+    def run(parts):
+        gradient, x, mean, deviation, *given = parts
+        rows = tuple(range(x.ndim - 1))
+        of_input = gradient * (given[0] if given else 1.0) / deviation - mean
+        of_weight = (gradient * (x - mean) / deviation).sum(rows)
+        return [of_input, of_weight, gradient.sum(rows)]
+
+    few = (*shape[:-1], 1)
+    rule = basic.layer_norm_backward(len(shape) - 1, 1, weights)
+    return Call(rule, [shape, shape, few, few, *[(4,)] * weights], run)
+
+
+@st.composite
+def takes(draw):
+    shape = draw(shapes)
+    dim = draw(st.integers(0, len(shape) - 1))
+    rule = basic.taken(len(shape), dim)
+
+    def run(parts):
+        return [np.take(parts[0], as_indices(parts[1], shape[dim]), axis=dim)]
+
+    return Call(rule, [shape, (draw(sizes),)], run)
+
+
+@st.composite
+def look_ups(draw):
+    shape = draw(shapes)
+    dim = draw(st.integers(0, len(shape) - 1))
+    index = (*shape[:dim], draw(sizes), *shape[dim + 1 :])
+    rule = basic.looked_up(shape, index, dim)
+
+    def run(parts):
+        return [np.take_along_axis(parts[0], as_indices(parts[1], shape[dim]), axis=dim)]
+
+    return Call(rule, [shape, index], run)
+
+
+# The calls of each rule.
+CALLS = {
+    "dims_moved": transposes(),
+    "elementwise": sums_of_broadcast(),
+    "embedding": embeddings(),
+    "embedding_backward": embeddings_backward(),
+    "joined": joins(),
+    "layer_norm": layer_norms(),
+    "layer_norm_backward": layer_norms_backward(),
+    "looked_up": look_ups(),
+    "product": products(),
+    "reduced": reductions(),
+    "reshape": reshapes(),
+    "taken": takes(),
+}
+FACTORS = {
+    "dims_moved": "abc",
+    "elementwise": "abc",
+    "embedding": "abz",
+    "embedding_backward": "abz",
+    "joined": "abc",
+    "layer_norm": "ab",
+    "layer_norm_backward": "ab",
+    "looked_up": "abc",
+    "product": "nkm",
+    "reduced": "abc",
+    "reshape": "abc",
+    "taken": "abz",
+}
+
+
+def test_every_rule_is_proved():
+    rules = inspect.getmembers(basic, lambda each: hasattr(each, "cache_info"))
+    assert set(CALLS) == {name for name, _ in rules}
+
+
+@pytest.mark.parametrize(("name", "factor"), [(n, f) for n in CALLS for f in FACTORS[n]])
+# A factor is in few of a rule's calls, and others are passed over.
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.data())
+def test_the_parts_give_the_whole(name, factor, data):
+    prove(data.draw(CALLS[name]), factor, data)
