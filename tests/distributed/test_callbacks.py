@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import tempfile
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -65,7 +66,11 @@ def test_training_stops_at_the_same_nan_on_every_rank():
     assert run_ranks(train, 2, (2, 1)) == run_ranks(train, 1, None) * 2 == [(1, 2)] * 2
 
 
-def test_one_rank_writes_the_files(tmp_path):
+def test_one_rank_writes_the_files(tmp_path, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+
     def train(rank):
         distribute((1, 2))
         model = build()
@@ -78,6 +83,8 @@ def test_one_rank_writes_the_files(tmp_path):
         return model.get_weights()
 
     weights = run_ranks(train, 2)[0]
+    assert os.listdir(scratch) == []
+    scratch.rmdir()
     assert sorted(os.listdir(tmp_path)) == ["best-1.keras", "best-2.keras", "log.csv"]
     lines = (tmp_path / "log.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["epoch", "0", "1"]
@@ -85,6 +92,7 @@ def test_one_rank_writes_the_files(tmp_path):
     def read(rank):
         return keras.saving.load_model(tmp_path / "best-2.keras").get_weights()
 
+    monkeypatch.undo()
     for saved, kept in zip(run_ranks(read, 1)[0], weights, strict=True):
         np.testing.assert_array_equal(saved, kept)
 
@@ -184,6 +192,34 @@ def test_rank_0_shows_progress(capfd):
 
     run_ranks(train, 2)
     assert capfd.readouterr().out.count("Epoch 1/2") == 1
+
+
+def test_a_model_that_has_outlived_its_scope_writes_and_prints_from_one_rank(tmp_path, capfd):
+    def train(rank):
+        distribute((1, 2))
+        model = build()
+        keras.distribution.set_distribution(None)
+        model.train_on_batch(X[:8], Y[:8])
+        logged = CALLBACKS.CSVLogger(tmp_path / "log.csv")
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=2, callbacks=[logged])
+        model.save_weights(tmp_path / "last.weights.h5")
+        model.save(tmp_path / "last.keras")
+        return model.get_weights()
+
+    weights = run_ranks(train, 2)[0]
+    assert capfd.readouterr().out.count("Epoch 1/2") == 1
+    lines = (tmp_path / "log.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["epoch", "0", "1"]
+
+    def read(rank):
+        model = keras.saving.load_model(tmp_path / "last.keras")
+        saved = model.get_weights()
+        model.load_weights(tmp_path / "last.weights.h5")
+        return saved, model.get_weights()
+
+    for saved in run_ranks(read, 1)[0]:
+        for value, kept in zip(saved, weights, strict=True):
+            np.testing.assert_array_equal(value, kept)
 
 
 def test_orbax_is_refused():

@@ -12,7 +12,7 @@ import pytest
 
 import shardcore
 from shardcore.ports import hookspecs
-from shardcore.ports.strategy import Strategy, StrategyEntry
+from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
 from tests.checks.tree import python
 from tests.plugins.packages import write_package
 
@@ -57,7 +57,7 @@ print(shardcore.status().strategy, shardcore.status().mesh_shape, history.histor
 
 
 def test_the_strategy_of_plugins_is_a_strategy(tmp_path):
-    (module,) = python_blocks("plugins.md")
+    module = python_blocks("plugins.md")[0]
     write_package(tmp_path, "whole-strategy", module)
     plain = run(PROGRAM.format(distributed=False), tmp_path)
     distributed = run(PROGRAM.format(distributed=True), tmp_path)
@@ -65,10 +65,18 @@ def test_the_strategy_of_plugins_is_a_strategy(tmp_path):
     assert distributed == plain.replace("None", "(1,)")
 
 
+def test_the_test_of_plugins_is_the_contract_of_a_strategy():
+    (test,) = (block for block in python_blocks("plugins.md") if "TestMine" in block)
+    names = {}
+    exec(test, names)
+    assert issubclass(names["TestMine"], names["StrategyContract"])
+    assert (names["TestMine"].strategy, names["TestMine"].several_ranks) == ("mine", True)
+
+
 def test_plugins_names_every_hook_method_and_field():
     hooks = [name for name in vars(hookspecs) if name.startswith("shardcore_")]
     methods = [name for name in vars(Strategy) if not name.startswith("_")]
-    fields = [field.name for field in attrs.fields(StrategyEntry)]
+    fields = [field.name for kind in (StrategyEntry, NewVariable) for field in attrs.fields(kind)]
     assert hooks
     assert "scope" in methods
     page = text("plugins.md")

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import attrs
 import torch
 
 from shardcore.binding import seams
@@ -18,13 +19,14 @@ def check_model(model: Any, data: Any, session: Session) -> None:
     """Compare with all ranks what the first step of `model` builds on.
 
     Raises:
-        StrategyError: If the model was built before the distribution was set.
+        StrategyError: If the model was built before the distribution was set, or over another
+            mesh.
         RankMismatchError: If a rank has another mesh, variable, layout, copy or batch.
     """
     variables = list(variables_of(model))
     facts = {"mesh": f"{session.mesh} over processes {session.world.processes}"}
     facts |= {f"variable {v.path}": _describe(v, session) for v in variables}
-    inputs = _batch_facts(data, session)
+    inputs = batch_facts(data, session)
     facts["batch inputs"] = str(len(inputs))
     if session.distribution.auto_shard_dataset:
         facts |= inputs
@@ -34,6 +36,8 @@ def check_model(model: Any, data: Any, session: Session) -> None:
     for variable in variables:
         if storage_layout(variable) is None:
             raise _built_before(variable, session)
+        if variable._shardcore_world != session.world:
+            raise _built_elsewhere(variable, session)
 
 
 def compare(facts: Facts, session: Session) -> None:
@@ -87,6 +91,11 @@ _REMEDIES = {
     "batch": "Give every process the same data (seed its shuffling), or its own rows with "
     "auto_shard_dataset=False.",
     "steps": "Give every process as many batches as the others.",
+    "torch's": "The order of rows, and dropout without a seed, are drawn from it: what draws from "
+    "it on one rank must draw on all, with one seed (keras.utils.set_random_seed), or from a "
+    "torch.Generator of its own.",
+    "copy": "All ranks keep it whole: every rank must assign it (set_weights, load_weights and a "
+    "learning rate too), with the same value, before the same step.",
 }
 
 
@@ -111,8 +120,35 @@ def _describe(variable: Any, session: Session) -> str:
 
 def _sum(variable: Any, session: Session) -> float:
     """Equal on all ranks that hold equal copies: the operator and its order are the same."""
-    local = session.strategy.local(variable._value.detach())
-    return float(local.to(torch.float64).sum())
+    return float(_local(variable, session).sum(dtype=torch.float64))
+
+
+def _local(variable: Any, session: Session) -> torch.Tensor:
+    local: torch.Tensor = session.strategy.local(variable._value.detach())
+    return local
+
+
+def copies(model: Any, session: Session) -> Facts:
+    """What each rank has of the variables that all of them keep whole; metrics left out."""
+    metrics = {id(each) for each in getattr(model, "metrics_variables", None) or []}
+    copied = [v for v in variables_of(model) if id(v) not in metrics and _is_copied(v, session)]
+    if not copied:
+        return {}
+    sums = torch.stack([_local(v, session).sum(dtype=torch.float64) for v in copied]).tolist()
+    told = zip(copied, sums, strict=True)
+    return {f"copy of {v.path}": f"values that sum to {total}" for v, total in told}
+
+
+def _is_copied(variable: Any, session: Session) -> bool:
+    """Whether all ranks keep `variable` whole, and equal to the last bit.
+
+    On an accelerator, ranks that compute one gradient each for itself may round it otherwise.
+    """
+    layout = storage_layout(variable)
+    if layout is None or not layout.is_replicated or variable._shardcore_world != session.world:
+        return False
+    local = _local(variable, session)
+    return local.device.type == "cpu" or local.ndim == 0 or not local.is_floating_point()
 
 
 def with_content(tensor: Any, read: Callable[[], Any]) -> Any:
@@ -121,10 +157,41 @@ def with_content(tensor: Any, read: Callable[[], Any]) -> Any:
     return tensor
 
 
-def _batch_facts(data: Any, session: Session) -> Facts:
-    leaves: list[Any] = []
-    seams.map_leaves(leaves.append, data)
+def batch_facts(data: Any, session: Session) -> Facts:
+    """What is in each array of a batch."""
+    leaves = [leaf for leaf in seams.leaves(data) if leaf is not None]
     return {f"batch input {n}": _content(leaf, session) for n, leaf in enumerate(leaves)}
+
+
+def shapes(data: Any) -> str:
+    """A batch, or arrays, in words: how they are nested, their shapes and dtypes.
+
+    Example:
+        >>> shapes(({"x": torch.zeros(4, 2)}, None))
+        "({'x': (4, 2) float32}, None)"
+    """
+    return str(seams.map_leaves(_ShapeOf, data))
+
+
+@attrs.frozen
+class _ShapeOf:
+    array: Any
+
+    def __repr__(self) -> str:
+        kind = getattr(self.array, "dtype", type(self.array).__name__)
+        return f"{tuple(getattr(self.array, 'shape', ()))} {str(kind).removeprefix('torch.')}"
+
+
+def generators(session: Session) -> Facts:
+    """Where torch's generators are, which all ranks draw from as one device would."""
+    states = {"torch's generator": torch.get_rng_state()}
+    if session.processes.device_type == "cuda":
+        states["torch's generator of the GPU"] = torch.cuda.get_rng_state()
+    return {name: f"state {_digest(state)}" for name, state in states.items()}
+
+
+def _digest(state: torch.Tensor) -> str:
+    return hashlib.sha256(state.numpy().tobytes()).hexdigest()[:12]
 
 
 def _content(leaf: Any, session: Session) -> str:
@@ -140,6 +207,17 @@ def _content(leaf: Any, session: Session) -> str:
         leaf = leaf.detach().cpu().contiguous().view(torch.uint8).numpy() if leaf.ndim else leaf
     content = hashlib.sha256(getattr(leaf, "tobytes", lambda: repr(leaf).encode())())
     return f"shape {tuple(getattr(leaf, 'shape', ()))}, content {content.hexdigest()[:12]}"
+
+
+def _built_elsewhere(variable: Any, session: Session) -> StrategyError:
+    own = variable._shardcore_world
+    return StrategyError(
+        f"Variable {variable.path!r} was laid out over mesh {own.mesh} of processes "
+        f"{own.processes}, but the distribution that is set is over mesh {session.mesh} of "
+        f"processes {session.world.processes}. Use the model in the scope of the distribution that "
+        "it was built in; or move it: shardcore.distribute_variable(variable) for each of "
+        "model.variables, then compile again."
+    )
 
 
 def _built_before(variable: Any, session: Session) -> StrategyError:

@@ -24,16 +24,21 @@ def distribute(data: Any, session: Session) -> Any:
     batch axis. Nothing but row counts is communicated, unless the rows that the processes give
     do not fall as `torch.chunk` would cut them.
     """
-    split = _take_rows if session.distribution.auto_shard_dataset else _join_rows
-    return seams.map_leaves(lambda leaf: split(_tensor(leaf), session), data)
+    tensors = seams.map_leaves(_tensor, data)
+    if session.distribution.auto_shard_dataset:
+        return seams.map_leaves(lambda leaf: _take_rows(leaf, session), tensors)
+    return _join_all_rows(tensors, session)
 
 
 def _tensor(leaf: Any) -> Any:
-    """NumPy arrays as tensors; what torch has no tensor for stays as it is."""
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
-        # A copy: Keras multiplies sample weights by the mask in place.
-        return torch.tensor(leaf, device=seams.torch_device())
-    return leaf
+    """Arrays of NumPy, pandas, ... as tensors; what torch has no tensor for stays as it is."""
+    if isinstance(leaf, torch.Tensor) or not hasattr(leaf, "__array__"):
+        return leaf
+    array = np.asarray(leaf)
+    if array.dtype.kind not in "biufc":
+        return leaf
+    # A copy: Keras multiplies sample weights by the mask in place.
+    return torch.tensor(array, device=seams.torch_device())
 
 
 def own_rows(count: int, session: Session) -> slice | None:
@@ -76,6 +81,14 @@ def _own_rows_are_sharded(rows: Any) -> LayoutError:
     )
 
 
+def _no_tensor(rows: Any) -> LayoutError:
+    return LayoutError(
+        f"With auto_shard_dataset=False each process gives its own rows, but torch has no tensor "
+        f"for those of shape {tuple(rows.shape)} and dtype {getattr(rows, 'dtype', type(rows))}: "
+        "give numbers, or set auto_shard_dataset=True."
+    )
+
+
 @attrs.frozen
 class _Rows:
     """What one process tells of its rows."""
@@ -85,14 +98,35 @@ class _Rows:
     dtype: str
 
 
-def _join_rows(rows: Any, session: Session) -> Any:
-    if not isinstance(rows, torch.Tensor) or rows.ndim == 0:
-        return rows
+def _join_all_rows(batch: Any, session: Session) -> Any:
+    """The rows of all processes, which tell each other of the whole batch at once."""
+    leaves = [leaf for leaf in seams.leaves(batch) if leaf is not None]
+    everyone = session.processes.gather([_tell(leaf, session) for leaf in leaves])
+    for process, told in enumerate(everyone):
+        if len(told) != len(everyone[0]):
+            raise RankMismatchError(
+                f"Process {process} gave a batch of {len(told)} arrays, process 0 of "
+                f"{len(everyone[0])}: inputs, targets and sample weights, each on all or on none."
+            )
+    given = zip(*everyone, strict=True)
+    return seams.map_leaves(lambda rows: _join_rows(rows, next(given), session), batch)
+
+
+def _tell(rows: Any, session: Session) -> _Rows:
+    """What to tell of one leaf of a batch; a scalar, or what is no tensor, has no shape."""
     if session.strategy.owns(rows):
         raise _own_rows_are_sharded(rows)
-    given = session.processes.gather(
-        _Rows(session.world.position, tuple(rows.shape), str(rows.dtype))
-    )
+    if isinstance(rows, torch.Tensor):
+        return _Rows(session.world.position, tuple(rows.shape), str(rows.dtype))
+    if len(getattr(rows, "shape", ())) > 0:
+        raise _no_tensor(rows)
+    return _Rows(session.world.position, (), type(rows).__name__)
+
+
+def _join_rows(rows: Any, given: tuple[_Rows, ...], session: Session) -> Any:
+    _check_alike(given)
+    if not given[0].shape:
+        return rows
     counts = _row_counts(given, session)
     shape = (sum(counts), *rows.shape[1:])
     layout = session.batch_layout(rows.ndim)
@@ -101,22 +135,31 @@ def _join_rows(rows: Any, session: Session) -> Any:
     return _take_rows(_gather_rows(rows, counts, session), session)
 
 
-def _row_counts(given: list[_Rows], session: Session) -> list[int]:
-    """The rows of each coordinate of the batch axis.
+def _check_alike(given: tuple[_Rows, ...]) -> None:
+    """Rows differ in number only.
 
     Raises:
-        RankMismatchError: If processes that differ only in another axis give unequal shapes, or
-            rows do not fit together.
+        RankMismatchError: If they differ in more, or are rows on some processes only.
     """
-    axis = session.mesh.axis_index(session.batch_axis)
-    counts: dict[int, int] = {}
     for process, rows in enumerate(given):
-        if (rows.shape[1:], rows.dtype) != (given[0].shape[1:], given[0].dtype):
+        kinds = [(len(each.shape), each.shape[1:], each.dtype) for each in (rows, given[0])]
+        if kinds[0] != kinds[1]:
             raise RankMismatchError(
                 f"Process {process} gave rows of shape {rows.shape} and {rows.dtype}, process 0 "
                 f"of shape {given[0].shape} and {given[0].dtype}: all but the number of rows must "
                 "be equal."
             )
+
+
+def _row_counts(given: tuple[_Rows, ...], session: Session) -> list[int]:
+    """The rows of each coordinate of the batch axis.
+
+    Raises:
+        RankMismatchError: If processes that differ only in another axis give unequal numbers.
+    """
+    axis = session.mesh.axis_index(session.batch_axis)
+    counts: dict[int, int] = {}
+    for process, rows in enumerate(given):
         at = session.mesh.coordinate(rows.position)[axis]
         if counts.setdefault(at, rows.shape[0]) != rows.shape[0]:
             raise RankMismatchError(

@@ -12,7 +12,7 @@ import attrs
 
 from shardcore.binding import layout_map, sample_weights, seams
 from shardcore.binding.backend_library import BackendLibrary
-from shardcore.binding.callback_files import OneWriter, refuse_orbax, send_once
+from shardcore.binding.callback_files import OneWriter, one_summary, refuse_orbax, send_once
 from shardcore.binding.data_adapters import OneProcess, array_loader
 from shardcore.binding.exporting import export
 from shardcore.binding.layer_calls import layer_call
@@ -75,9 +75,11 @@ class Binding:
         """Put every name back. The distribution is unset: Keras could do nothing with it.
 
         Raises:
-            StrategyError: If another thread is in the scope of a distribution.
+            StrategyError: If another thread is in the scope of a distribution, or a model is
+                being trained, evaluated or asked.
         """
         self._check_threads()
+        self._check_work()
         seams.forget_distribution()
         self._leave_scope()
         self._rebinding.restore()
@@ -107,6 +109,8 @@ class Binding:
             "packed kernel": PackedKernels(self.sessions).build,
             "data adapters": lambda _: OneProcess(),
             "array batches": lambda original: array_loader(original, self.sessions),
+            **{f"scope of {name}": steps.within_scope for name in seams.RUNS},
+            "beginning of an epoch": steps.begin,
             "epoch": steps.epoch,
             "train step": steps.maker("train_function"),
             "test step": steps.maker("test_function"),
@@ -122,6 +126,7 @@ class Binding:
                 for name in seams.SEAMS
                 if name.startswith("files of ")
             },
+            "summaries": lambda original: one_summary(original, self.sessions),
             "remote monitor": lambda original: send_once(original, self.sessions),
             "orbax": lambda original: refuse_orbax(original, self.sessions),
             "messages": saving.message,
@@ -167,6 +172,14 @@ class Binding:
             self._ambient.scope = None
             self._inside.discard(threading.current_thread())
             scope.close()
+
+    def _check_work(self) -> None:
+        """Keras would go on with torch's own operators, of which some are wrong on shards."""
+        for trainer in self.sessions.at_work[:1]:
+            raise StrategyError(
+                f"uninstall() was called, by a callback for instance, while model {trainer.name!r} "
+                "is in fit, evaluate, predict or a step: call it when that has returned."
+            )
 
     def _check_threads(self) -> None:
         """What torch and Keras keep by thread cannot be taken back from another one."""

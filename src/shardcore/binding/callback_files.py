@@ -1,7 +1,9 @@
 """Seam: what callbacks write and send. Every rank reads files, rank 0 writes and sends."""
 
+import io
 import os
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
@@ -32,15 +34,50 @@ class OneWriter:
 
     def File(self, path: str, mode: str = "r") -> Any:  # noqa: N802 - Keras' name
         """An open file; what another rank than 0 writes goes nowhere."""
-        if self._is_reader() and not mode.startswith("r"):
+        if not self._is_reader() or not set(mode) & set("wax+"):
+            return self.file_utils.File(path, mode)
+        if "r" not in mode:
             return open(os.devnull, mode)
-        return self.file_utils.File(path, mode)
+        with self.file_utils.File(path, mode.replace("+", "")) as there:  # read, then written
+            content = there.read()
+        return io.BytesIO(content) if isinstance(content, bytes) else io.StringIO(content)
 
     def _is_reader(self) -> bool:
         return _is_other_rank(self.sessions)
 
     def _unless_reader(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: None if self._is_reader() else function(*args)
+
+
+def one_summary(original: property, sessions: Sessions) -> property:
+    """`TensorBoard.summary`, TensorFlow's module: other ranks than 0 write what nobody reads."""
+
+    def summary(callback: Any) -> Any:
+        module = original.__get__(callback)
+        return _Unread(module) if _is_other_rank(sessions) else module
+
+    return property(summary)
+
+
+@attrs.frozen
+class _Unread:
+    """What stands in for the module `tensorflow.summary`: its files are deleted with their writer.
+
+    Nothing less would do: a writer that writes nothing reads nothing either, and rank 0 would be
+    alone in gathering the weights of a histogram.
+    """
+
+    module: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+    def create_file_writer(self, logdir: str) -> Any:
+        """A writer to a folder of its own instead of `logdir`."""
+        folder = TemporaryDirectory(prefix="shardcore-unread-")
+        writer = self.module.create_file_writer(folder.name)
+        writer._shardcore_folder = folder
+        return writer
 
 
 def send_once(original: Callable[..., None], sessions: Sessions) -> Callable[..., None]:

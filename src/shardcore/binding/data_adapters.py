@@ -75,24 +75,54 @@ class _OwnRows(torch.utils.data.Dataset[Any]):
         return seams.map_leaves(join, self.source.__getitems__(indices[rows]))
 
 
+def epoch_facts(adapter: Any, session: Session) -> agreement.Facts:
+    """What ranks that cut the same batches from arrays must agree on, before an epoch."""
+    arrays = seams.arrays_of(adapter)
+    if arrays is None or not session.distribution.auto_shard_dataset:
+        return {}
+    return {"batch size": str(adapter.batch_size), "batch arrays": agreement.shapes(arrays)}
+
+
+def together(adapter: Any, batches_of_process: Any, session: Session) -> Any:
+    """The batches of a data adapter, told to the other ranks where they could differ unseen."""
+    shared = bool(session.distribution.auto_shard_dataset)
+    known = seams.arrays_of(adapter) is not None or (adapter.num_batches is not None and not shared)
+    if known or session.mesh.size == 1:
+        return batches_of_process
+    return Together(batches_of_process, session, shared)
+
+
 _END = object()
 
 
 @attrs.frozen
 class Together:
-    """Batches of a source that does not know their number: it ends on all ranks at once.
+    """Batches of which there are as many on all ranks, and, if shared, of the same shapes.
+
+    Found later, one more step of a rank or another shape is a hang in a collective of the step.
 
     Args:
         source: The batches of this process.
         session: The session they are for.
+        shared: Whether every process gives the whole batch; else its own rows.
     """
 
     source: Any
     session: Session
+    shared: bool
 
     def __iter__(self) -> Iterator[Any]:
         for number, batch in enumerate(chain(self.source, [_END])):
-            steps = str(number) if batch is _END else f"more than {number}"
-            agreement.compare({"steps per epoch": steps}, self.session)
+            agreement.compare(self._facts(number, batch), self.session)
             if batch is not _END:
                 yield batch
+
+    def _facts(self, number: int, batch: Any) -> agreement.Facts:
+        if batch is _END:
+            return {"steps per epoch": str(number)}
+        facts = {"steps per epoch": f"more than {number}"}
+        if self.shared:
+            facts[f"batch {number}"] = agreement.shapes(batch)
+        if self.shared and number == 0:  # its content too: rows in another order have one shape
+            facts |= agreement.batch_facts(batch, self.session)
+        return facts

@@ -9,9 +9,9 @@ import keras
 import torch
 
 from shardcore.binding import seams, torch_state
+from shardcore.binding.company import in_company
 from shardcore.binding.saving import write_then_rename
 from shardcore.binding.session import Session, Sessions
-from shardcore.domain.errors import StrategyError
 
 # Formats of one file, which can be renamed when it is complete.
 _ONE_FILE = ("litert", "onnx", "torch")
@@ -37,8 +37,13 @@ def export(original: Callable[..., None], sessions: Sessions) -> Callable[..., N
             return
         path = str(filepath)
         session.processes.meet(f"exporting {path!r}")
+
+        def work() -> None:
+            if session.processes.rank == 0:
+                _write(path, format, verbose, write)
+
         with _whole(model, session):
-            _told(lambda: _write(path, format, verbose, write), path, session)
+            in_company(work, f"export {path!r}", session)
 
     return export
 
@@ -75,18 +80,3 @@ def _whole(model: Any, session: Session) -> Iterator[None]:
         torch_state.replace_tensors(model, back)
         for variable, value in sharded:
             variable._value = value
-
-
-def _told(work: Callable[[], None], path: str, session: Session) -> None:
-    """Do `work` on rank 0, and raise on every rank if it fails there."""
-    failure: Exception | None = None
-    if session.processes.rank == 0:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - raised again, below, when it is told
-            failure = error
-    told = session.processes.gather(None if failure is None else repr(failure))[0]
-    if failure is not None:
-        raise failure
-    if told is not None:
-        raise StrategyError(f"Rank 0 could not export {path!r}: {told}")

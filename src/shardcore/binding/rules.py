@@ -1,11 +1,17 @@
 """Which rule of the layout map each variable and output got, and the warnings about it."""
 
 import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import attrs
+
 from shardcore.binding.layout_map import rules_of
+from shardcore.binding.plan import Plan
 from shardcore.binding.session import Session
+from shardcore.domain.layout import Layout
 from shardcore.domain.path_report import RulesReport
+from shardcore.domain.path_rules import Match
 
 logger = logging.getLogger("shardcore.rules")
 
@@ -18,7 +24,67 @@ def rules_report(model: Any, session: Session) -> RulesReport | None:
     rules = rules_of(layout_map)
     paths = [variable.path for variable in model.variables]
     outputs = [path for path in session.output_paths if rules.match(path)]
-    return rules.report([*paths, *sorted(outputs)])
+    report = rules.report([*paths, *sorted(outputs)])
+    return _as_decided(report, _stale(model.variables, session))
+
+
+def stale_rule(variable: Any, session: Session) -> str | None:
+    """What the rules say now of a variable that was built when they said otherwise, in words."""
+    if not getattr(variable, "_shardcore_ruled", False):
+        return None
+    built, now = variable._shardcore_rule, session.rule(variable.path)
+    if _layout(built) == _layout(now):
+        return None
+    what = (
+        "after the variable was built: it changed nothing; build the model again, or "
+        "shardcore.distribute_variable(variable, layout)"
+    )
+    if now is None:
+        return f"rule {built.key!r} was taken away {what}"
+    changed = built is not None and built.key == now.key
+    return f"rule {now.key!r} was {'changed' if changed else 'added'} {what}"
+
+
+def _layout(rule: Match[Any] | None) -> Layout | None:
+    """The layout that a rule gives; None where it splits nothing, which is that of no rule."""
+    layout: Layout | None = None if rule is None else rule.value.backend_layout
+    return None if layout is None or layout.is_replicated else layout
+
+
+def _stale(variables: Iterable[Any], session: Session) -> dict[str, str | None]:
+    """The rules that decided, by path, of the variables for which others stand there now."""
+    stale = [variable for variable in variables if stale_rule(variable, session)]
+    return {v.path: v._shardcore_rule and v._shardcore_rule.key for v in stale}
+
+
+def _as_decided(report: RulesReport, decided: Mapping[str, str | None]) -> RulesReport:
+    """`report`, with the rules that decided in the place of those that came too late."""
+    if not decided:
+        return report
+    kept = {path: key for path, key in report.matched.items() if path not in decided}
+    matched = kept | {path: key for path, key in decided.items() if key is not None}
+    late = [report.matched[path] for path in decided if path in report.matched]
+    idle = [key for key in dict.fromkeys(late) if key not in matched.values()]
+    return attrs.evolve(
+        report,
+        matched=matched,
+        unused_rules=(*report.unused_rules, *idle),
+        unmatched_paths=tuple(
+            path for path in [*report.matched, *report.unmatched_paths] if path not in matched
+        ),
+        hints={**report.hints, **dict.fromkeys(idle, "it came after the variables were built")},
+    )
+
+
+def check_plan(model: Any, session: Session) -> None:
+    """Refuse a plan that was made for other variables than those of `model`.
+
+    Raises:
+        RuleError: If none of its rules matches.
+    """
+    layout_map = getattr(session.distribution, "_layout_map", None)
+    if isinstance(layout_map, Plan):
+        layout_map.check(model.name, [variable.path for variable in model.variables])
 
 
 def warn_of_rules(model: Any, session: Session) -> None:

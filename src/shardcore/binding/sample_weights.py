@@ -41,8 +41,18 @@ def mask(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def apply_mask(sample_weight: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(sample_weight, "_shardcore_array", False):
+        if _was_array(sample_weight):
             sample_weight = sample_weight.clone()
         return original(sample_weight, *args, **kwargs)
 
     return apply_mask
+
+
+def _was_array(weights: Any) -> bool:
+    """Whether `weights` are, or are a view of, what an array of the user became.
+
+    Keras hands the very tensor on, or a copy in another dtype, which may be written to. A loss of
+    the user's own may hand on a view.
+    """
+    whole = getattr(weights, "_base", None)
+    return any(getattr(each, "_shardcore_array", False) for each in (weights, whole))

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from shardcore.binding import seams
+from shardcore.binding.company import in_company
 from shardcore.binding.session import Session, Sessions
 
 
@@ -29,7 +30,7 @@ class Saving:
             def write(path: Any) -> None:
                 original(model, path, weights_format=weights_format, zipped=zipped)
 
-            session = self._session(filepath)
+            session = self._session(model, filepath)
             if session is None:
                 write(filepath)
             else:
@@ -47,7 +48,7 @@ class Saving:
             def write(path: Any) -> None:
                 original(model, path, max_shard_size, objects_to_skip)
 
-            session = self._session(filepath)
+            session = self._session(model, filepath)
             if session is None:
                 write(filepath)
             else:
@@ -81,9 +82,9 @@ class Saving:
 
         return print_msg
 
-    def _session(self, filepath: Any) -> Session | None:
+    def _session(self, model: Any, filepath: Any) -> Session | None:
         """The session, None where nothing is sharded or each rank writes a buffer of its own."""
-        session = self.sessions.current()
+        session = self.sessions.current() or self.sessions.keeping(model.variables)
         if session is None or session.mesh.size == 1 or isinstance(filepath, io.IOBase):
             return None
         return session
@@ -96,15 +97,18 @@ def _save(
     attend: Callable[[], None],
     one_file: bool,
 ) -> None:
-    """Write `path` on rank 0 while the others attend; go on when it is there."""
+    """Write `path` on rank 0 while the others attend; go on when it is there, or fail together."""
+
+    def work() -> None:
+        if session.processes.rank != 0:
+            attend()
+        elif one_file and not seams.is_remote(path):
+            write_then_rename(path, write)
+        else:
+            write(path)
+
     session.processes.meet(f"saving {path!r}")
-    if session.processes.rank != 0:
-        attend()
-    elif one_file and not seams.is_remote(path):
-        write_then_rename(path, write)
-    else:
-        write(path)
-    session.processes.meet(f"the end of saving {path!r}")
+    in_company(work, f"save {path!r}", session)
 
 
 def write_then_rename(path: str, write: Callable[[Any], None]) -> None:

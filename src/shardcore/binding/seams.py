@@ -4,15 +4,18 @@ Known for Keras 3.15 on torch. `Rebinding` replaces names and puts each of them 
 """
 
 import importlib
-import os
+import random
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from copy import copy
 from types import ModuleType
 from typing import Any
 
 import attrs
-from keras.src import backend, tree
+import numpy
+import torch
+from keras.src import backend, optimizers, tree
 from keras.src.backend.common import global_state
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.torch import core as torch_core
@@ -20,6 +23,7 @@ from keras.src.callbacks import remote_monitor
 from keras.src.distribution import distribution_lib
 from keras.src.saving import saving_lib
 from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.utils import file_utils, io_utils, rng_utils
 
 KERAS_VERSIONS = ("3.15",)
@@ -43,6 +47,9 @@ class Seam:
     reason: str
     everywhere: bool = False
 
+
+# What a user calls on a trainer.
+RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 SEAMS = {
     "backend library": Seam(
@@ -136,6 +143,19 @@ SEAMS = {
         "ArrayDataAdapter.get_torch_dataloader",
         "Reads every row of a batch; a rank needs its own.",
     ),
+    **{
+        f"scope of {name}": Seam(
+            "keras.src.backend.torch.trainer",
+            f"TorchTrainer.{name}",
+            "Of a sharded model outside its scope, data, callbacks and files find no distribution.",
+        )
+        for name in RUNS
+    },
+    "beginning of an epoch": Seam(
+        "keras.src.trainers.epoch_iterator",
+        "EpochIterator.__iter__",
+        "Ranks whose generators or copies of variables have come apart are found there.",
+    ),
     "epoch": Seam(
         "keras.src.backend.torch.trainer",
         "TorchEpochIterator._get_iterator",
@@ -188,8 +208,13 @@ SEAMS = {
             "file_utils",
             "Every rank would write the callback's files; one does.",
         )
-        for module in ("backup_and_restore", "csv_logger", "model_checkpoint")
+        for module in ("backup_and_restore", "csv_logger", "model_checkpoint", "tensorboard")
     },
+    "summaries": Seam(
+        "keras.src.callbacks.tensorboard",
+        "TensorBoard.summary",
+        "Every rank would write into one folder; one does.",
+    ),
     "remote monitor": Seam(
         "keras.src.callbacks.remote_monitor",
         "RemoteMonitor.on_epoch_end",
@@ -275,6 +300,17 @@ def layer_path() -> str:
     return path
 
 
+def is_made_by_optimizer() -> bool:
+    """Whether the variable that is being made belongs to an optimizer: its scope tells who asks."""
+    scopes = global_state.get_global_attribute("name_scope_stack")
+    return bool(scopes) and isinstance(scopes[-1].caller, optimizers.Optimizer)
+
+
+def is_seed(variable: Any) -> bool:
+    """Whether the variable is the state of a `keras.random.SeedGenerator`, by the name it gets."""
+    return bool(variable.name == "seed_generator_state")
+
+
 def map_tensors(function: Callable[[Any], Any], structure: Any) -> Any:
     """`structure` with `function` applied to its tensors; the rest stays."""
     return tree.map_structure(
@@ -309,11 +345,11 @@ def gather_model(model: Any) -> None:
 
 def gather_state(model: Any, objects_to_skip: Any = None) -> None:
     """Visit the state of `model` as saving does, in the same order, and write nothing."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with closing(saving_lib.DiskIOStore("assets", mode="w")) as scratch:
         saving_lib._save_state(
             model,
             weights_store=_NoFile(),
-            assets_store=saving_lib.DiskIOStore(os.path.join(scratch, "assets"), mode="w"),
+            assets_store=scratch,
             inner_path="",
             visited_saveables={id(each) for each in objects_to_skip or ()},
         )
@@ -352,6 +388,11 @@ def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
     return tree.map_structure(function, structure, none_is_leaf=False)
 
 
+def arrays_of(adapter: Any) -> Any:
+    """The arrays that a data adapter cuts its batches from, nested; None if it has none."""
+    return adapter._inputs if isinstance(adapter, ArrayDataAdapter) else None
+
+
 def unpack(batch: Any) -> tuple[Any, Any, Any]:
     """Inputs, targets and sample weights of a batch as `fit` takes it."""
     parts: tuple[Any, Any, Any] = data_adapter_utils.unpack_x_y_sample_weight(batch)
@@ -361,3 +402,24 @@ def unpack(batch: Any) -> tuple[Any, Any, Any]:
 def torch_device() -> Any:
     """The device on which Keras makes tensors."""
     return torch_core.get_device()
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """What is built inside leaves no trace: Keras counts names and draws seeds as if it were not.
+
+    No distribution may be set.
+    """
+    before = dict(vars(global_state.GLOBAL_STATE_TRACKER))
+    names = copy(before.get("object_name_uids"))
+    drawn = random.getstate(), numpy.random.get_state()
+    global_state.set_global_attribute("object_name_uids", names)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        now = vars(global_state.GLOBAL_STATE_TRACKER)  # another one after a clear_session()
+        now.clear()
+        now.update(before)
+        random.setstate(drawn[0])
+        numpy.random.set_state(drawn[1])

@@ -2,8 +2,8 @@
 
 import logging
 import weakref
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
@@ -14,8 +14,10 @@ from shardcore.binding.layout_map import rules_of
 from shardcore.domain.errors import LayoutError, MeshError, StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
+from shardcore.domain.path_rules import Match
+from shardcore.ports import contract
 from shardcore.ports.processes import Processes
-from shardcore.ports.strategy import Strategy, StrategyEntry
+from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
 from shardcore.ports.world import World
 
 logger = logging.getLogger("shardcore.session")
@@ -30,15 +32,22 @@ class Session:
         world: Its mesh over the processes of the job.
         strategy: The strategy, opened on that world.
         processes: The job.
+        entry: Who offers the strategy.
     """
 
     distribution: Any = attrs.field(repr=False)
     world: World
     strategy: Strategy
     processes: Processes
+    entry: StrategyEntry = attrs.field(repr=False)
     output_paths: set[str] = attrs.field(factory=set, init=False, repr=False)
     packed: dict[str, Layout] = attrs.field(factory=dict, init=False, repr=False)
     warned: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
+    agreed: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
+
+    def __deepcopy__(self, memo: Any) -> "Session":
+        """A copy of a variable is laid out in the same session."""
+        return self
 
     @property
     def mesh(self) -> Mesh:
@@ -64,8 +73,24 @@ class Session:
         """`layout` as a Keras `TensorLayout` on the distribution's mesh."""
         return keras.distribution.TensorLayout(layout.spec, self.distribution.device_mesh)
 
+    def storage_layout(self, variable: Any) -> Layout:
+        """The layout that the strategy keeps `variable`, which is being made, in.
+
+        Raises:
+            LayoutError: If the rule does not fit the variable; the message names both.
+            StrategyError: If the strategy gives something else than a layout that fits.
+        """
+        new = NewVariable(
+            variable.path,
+            tuple(variable.shape),
+            self.variable_layout(variable),
+            self.batch_axis,
+            seams.is_made_by_optimizer(),
+        )
+        return contract.check_storage(self.entry, new, self.strategy.storage(new))
+
     def variable_layout(self, variable: Any) -> Layout:
-        """The storage layout of `variable`, as the distribution says.
+        """The layout of `variable`, as the distribution says.
 
         Raises:
             LayoutError: If the rule does not fit the variable; the message names both.
@@ -78,11 +103,10 @@ class Session:
             raise _wrong_ndim(variable, layout)
         return layout
 
-    def rule(self, path: str) -> str | None:
+    def rule(self, path: str) -> Match[Any] | None:
         """The layout map's rule that matches `path`, None without one."""
         layout_map = getattr(self.distribution, "_layout_map", None)
-        match = None if layout_map is None else rules_of(layout_map).match(path)
-        return None if match is None else match.key
+        return None if layout_map is None else rules_of(layout_map).match(path)
 
 
 def _wrong_ndim(variable: Any, layout: Layout) -> LayoutError:
@@ -95,15 +119,18 @@ def _wrong_ndim(variable: Any, layout: Layout) -> LayoutError:
 
 @attrs.define
 class Sessions:
-    """The sessions of this process, one per distribution."""
+    """The sessions of this process, one per distribution.
+
+    A session is kept by its distribution and by the variables that were laid out in it, so that
+    all of them are freed together.
+    """
 
     entry: StrategyEntry
     processes: Processes
+    at_work: list[Any] = attrs.field(factory=list, init=False)
     _strategies: dict[World, Strategy] = attrs.field(factory=dict, init=False)
     _presences: ExitStack = attrs.field(factory=ExitStack, init=False)
-    _sessions: "weakref.WeakKeyDictionary[Any, Session]" = attrs.field(
-        factory=weakref.WeakKeyDictionary, init=False
-    )
+    _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 
     def current(self) -> Session | None:
         """The session of the distribution that is set on this thread, or None."""
@@ -127,11 +154,13 @@ class Sessions:
 
     def of(self, distribution: Any) -> Session:
         """The session of `distribution`, made at the first call."""
-        session = self._sessions.get(distribution)
-        if session is None:
+        session: Session | None = getattr(distribution, "_shardcore_session", None)
+        if session is None or session not in self._alive:
             world = distribution.device_mesh.backend_mesh
-            session = Session(distribution, world, self.strategy(world), self.processes)
-            self._sessions[distribution] = session
+            strategy = self.strategy(world)
+            session = Session(distribution, world, strategy, self.processes, self.entry)
+            distribution._shardcore_session = session
+            self._alive.add(session)
             logger.debug(
                 "distribution set: %s over mesh %s", type(distribution).__name__, world.mesh
             )
@@ -140,7 +169,7 @@ class Sessions:
     def strategy(self, world: World) -> Strategy:
         """The strategy opened on `world`, once, and present until `close()`."""
         if world not in self._strategies:
-            strategy = self.entry.open(world)
+            strategy = contract.opened(self.entry, world)
             self._presences.enter_context(strategy.presence())
             self._strategies[world] = strategy
         return self._strategies[world]
@@ -157,9 +186,8 @@ class Sessions:
 
     def keeping(self, variables: Iterable[Any]) -> Session | None:
         """The session that `variables` were laid out in, None if Keras keeps them."""
-        worlds = {getattr(each, "_shardcore_world", None) for each in variables}
-        found = (each for each in self._sessions.values() if each.world in worlds)
-        return next(found, None)
+        laid_in = (getattr(each, "_shardcore_session", None) for each in variables)
+        return next((each for each in laid_in if each is not None and each in self._alive), None)
 
     def keeper(self, tensor: Any) -> Strategy | None:
         """The strategy whose sharded tensor `tensor` is, None if it is plain."""
@@ -168,9 +196,18 @@ class Sessions:
                 return strategy
         return None
 
+    @contextmanager
+    def working(self, trainer: Any) -> Iterator[None]:
+        """While the fit, evaluate, predict or step of `trainer` runs: the innermost stands last."""
+        self.at_work.append(trainer)
+        try:
+            yield
+        finally:
+            self.at_work.remove(trainer)
+
     def close(self) -> None:
         """Forget every session and strategy."""
-        self._sessions.clear()
+        self._alive.clear()
         self._strategies.clear()
         self._presences.close()
 

@@ -4,12 +4,14 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
 from typing import Any
 
 import attrs
 
 from shardcore.binding import agreement, batches, rules, sample_weights, seams
-from shardcore.binding.data_adapters import Together
+from shardcore.binding.data_adapters import epoch_facts, together
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
 
@@ -42,6 +44,23 @@ class Steps:
 
         return replace
 
+    def within_scope(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`fit` and its kind, of a sharded model that has outlived its scope: in it once more.
+
+        Data, callbacks and files ask for the distribution, not only the steps.
+        """
+
+        @wraps(original)
+        def run(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            session = None
+            if self.sessions.current() is None and _on_main_thread():
+                session = self.sessions.keeping(trainer.variables)
+            scope = nullcontext() if session is None else session.distribution.scope()
+            with scope, self.sessions.working(trainer):
+                return original(trainer, *args, **kwargs)
+
+        return run
+
     def compilation(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """`_should_torch_compile`: not over several ranks."""
 
@@ -58,18 +77,31 @@ class Steps:
 
         return _should_torch_compile
 
+    def begin(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """`EpochIterator.__iter__`: ranks that have come apart since the last epoch are found."""
+
+        def __iter__(iterator: Any) -> Any:
+            session = self.sessions.current()
+            if session is not None and session.mesh.size > 1:
+                facts = agreement.generators(session)
+                for trainer in self.sessions.at_work[-1:]:
+                    if trainer in session.agreed:  # before its first step, that compares more
+                        facts |= agreement.copies(trainer, session)
+                agreement.compare(facts, session)
+            return original(iterator)
+
+        return __iter__
+
     def epoch(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """`TorchEpochIterator._get_iterator`: every process makes as many steps."""
+        """`TorchEpochIterator._get_iterator`: every process makes the same steps."""
 
         def _get_iterator(iterator: Any) -> Any:
             session = self.sessions.current()
             if session is None:
                 return original(iterator)
-            agreement.compare({"steps per epoch": str(iterator.num_batches)}, session)
-            batches_of_process = original(iterator)
-            if iterator.data_adapter.num_batches is not None or session.mesh.size == 1:
-                return batches_of_process
-            return Together(batches_of_process, session)
+            facts = {"steps per epoch": str(iterator.num_batches)}
+            agreement.compare(facts | epoch_facts(iterator.data_adapter, session), session)
+            return together(iterator.data_adapter, original(iterator), session)
 
         return _get_iterator
 
@@ -101,9 +133,11 @@ class _Step:
         if session is None:
             return self._without_distribution(data)
         first = session not in self.checked
-        with session.strategy.scope():
+        with session.strategy.scope(), self.sessions.working(self.trainer):
             if first:
                 agreement.check_model(self.trainer, data, session)
+                session.agreed.add(self.trainer)
+                rules.check_plan(self.trainer, session)
             outputs = self.function(self._distribute(data, session))
             if first:
                 self.checked.add(session)
@@ -125,13 +159,17 @@ class _Step:
         session = self.sessions.keeping(self.trainer.variables)
         if session is None:
             return self.function(data)
-        if threading.current_thread() is not threading.main_thread():
+        if not _on_main_thread():
             raise _no_scope(self.trainer)
         with session.distribution.scope():
             return self(data)
 
     def _whole(self, outputs: Any, session: Session) -> Any:
         return seams.map_tensors(session.strategy.whole, outputs)
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _no_scope(trainer: Any) -> StrategyError:

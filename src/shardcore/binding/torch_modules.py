@@ -9,7 +9,7 @@ import attrs
 import keras
 import torch
 
-from shardcore.binding import torch_state
+from shardcore.binding import reading, torch_state
 from shardcore.binding.module_edges import without_edges
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import LayoutError
@@ -103,8 +103,8 @@ def _refuse_another_layout(variable: Any, layout: Layout, session: Session) -> N
     ruled = session.distribution.get_tensor_layout(variable.path).backend_layout
     if ruled != layout:
         raise LayoutError(
-            f"Rule {rule!r} of the layout map gives {variable.path!r} the layout {ruled}, but the "
-            f"parameter is already laid out as {layout}: keep one of the two rules."
+            f"Rule {rule.key!r} of the layout map gives {variable.path!r} the layout {ruled}, but "
+            f"the parameter is already laid out as {layout}: keep one of the two rules."
         )
 
 
@@ -114,10 +114,9 @@ def _holding_whole(module: torch.nn.Module, sessions: Sessions) -> Iterator[None
     whole: dict[int, torch.Tensor] = {}
     sharded: dict[int, torch.Tensor] = {}
     for tensor in [*module.parameters(), *module.buffers()]:
-        strategy = sessions.keeper(tensor)
-        if strategy is None:
+        if sessions.keeper(tensor) is None:
             continue
-        value = strategy.whole(tensor)
+        value = reading.whole(tensor, sessions)
         if isinstance(tensor, torch.nn.Parameter):
             value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
         whole[id(tensor)], sharded[id(value)] = value, tensor

@@ -1,15 +1,18 @@
 """Seam: the torch `Variable`. Under a distribution its value is kept by the strategy."""
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 import torch
 
+from shardcore.binding import seams
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
+from shardcore.ports import contract
 
 logger = logging.getLogger("shardcore.variables")
 
@@ -47,10 +50,22 @@ class VariableSeam:
             if strategy is None:
                 original(variable, value)
                 return
+            self._check_thread(variable)
             with torch.no_grad():
                 strategy.assign(variable._value, value)
 
         return _direct_assign
+
+    def _check_thread(self, variable: Any) -> None:
+        """Refuse a write on a thread that comes between other steps of the main one on each rank.
+
+        A random generator's state may be written there: it counts the draws, which are as many on
+        all ranks, whenever they are made.
+        """
+        if threading.current_thread() is threading.main_thread() or seams.is_seed(variable):
+            return
+        if variable._shardcore_world.mesh.size > 1 and self.sessions.current() is None:
+            raise _no_order(variable)
 
     def represent(self, original: Callable[[Any], str]) -> Callable[[Any], str]:
         """`__repr__`: the layout in place of a value that this rank does not have whole."""
@@ -84,14 +99,19 @@ def place(variable: Any, session: Session, layout: Layout | None = None) -> None
     Args:
         variable: A Keras variable whose `_value` is plain.
         session: The session that keeps it from now on.
-        layout: Its storage layout, by default the one that the distribution says.
+        layout: Its storage layout, by default the one that the strategy makes of what the
+            distribution says.
+
+    Raises:
+        StrategyError: If the strategy does not store what the layout says.
     """
     variable._shape = variable._validate_shape(variable._value.shape)
+    ruled = layout is None and getattr(variable, "_layout", None) is None
+    rule = session.rule(variable.path) if ruled else None
     if layout is None:
-        layout = session.variable_layout(variable)
-    whole = variable._value.detach()
+        layout = session.storage_layout(variable)
     stored = torch.nn.Parameter(
-        session.strategy.create(whole, layout), requires_grad=variable._value.requires_grad
+        _created(variable, layout, session), requires_grad=variable._value.requires_grad
     )
     if stored.requires_grad:
         session.strategy.track(stored, layout)
@@ -99,14 +119,42 @@ def place(variable: Any, session: Session, layout: Layout | None = None) -> None
     variable._layout = session.keras_layout(layout)
     variable._shardcore_layout = layout
     variable._shardcore_world = session.world
+    variable._shardcore_session = session
+    variable._shardcore_ruled = ruled
+    variable._shardcore_rule = rule
     logger.debug(
         "variable %s: shape %s, rule %r, spec %s, placements %s, local shape %s",
         variable.path,
         tuple(variable.shape),
-        session.rule(variable.path),
+        rule.key if rule else None,
         layout,
         "[" + ", ".join(map(str, layout.placements)) + "]",
         layout.local_shape(variable.shape, session.world.position),
+    )
+
+
+def _created(variable: Any, layout: Layout, session: Session) -> torch.Tensor:
+    """What the strategy makes of the variable's whole value, if it has the right shapes."""
+    shape = tuple(variable.shape)
+    created: torch.Tensor = session.strategy.create(variable._value.detach(), layout)
+    contract.check_created(
+        session.entry,
+        variable.path,
+        created,
+        shape,
+        session.strategy.local,
+        layout.local_shape(shape, session.world.position),
+    )
+    return created
+
+
+def _no_order(variable: Any) -> StrategyError:
+    return StrategyError(
+        f"Variable {variable.path!r}, which all ranks keep, was assigned on thread "
+        f"{threading.current_thread().name!r}, which has no distribution: each rank would take the "
+        "value at another step. Assign it on the main thread (for a callback: set `async_safe = "
+        "False`); or, if the main thread waits meanwhile, inside `with distribution.scope():` on "
+        "this thread."
     )
 
 

@@ -21,9 +21,7 @@ def verify_model(model: Any, batch: Any, sessions: Sessions) -> Verification:
         with session.strategy.scope():
             _backward(model, batch, session)
     report = rules.rules_report(model, session)
-    matched = report.matched if report else {}
-    variables = agreement.variables_of(model)
-    checks = tuple(_check(variable, matched.get(variable.path), session) for variable in variables)
+    checks = tuple(_check(variable, session) for variable in agreement.variables_of(model))
     return Verification(
         mesh=str(session.mesh),
         strategy=sessions.entry.name,
@@ -57,7 +55,7 @@ class _Found:
     value: str
 
 
-def _check(variable: Any, rule: str | None, session: Session) -> VariableCheck:
+def _check(variable: Any, session: Session) -> VariableCheck:
     layout = storage_layout(variable)
     if layout is None:
         raise StrategyError(
@@ -76,7 +74,7 @@ def _check(variable: Any, rule: str | None, session: Session) -> VariableCheck:
     fits = [found.gradient_fits for found in everyone]
     return VariableCheck(
         path=variable.path,
-        rule=rule,
+        rule=variable._shardcore_rule.key if variable._shardcore_rule else None,
         spec=str(layout),
         shape=tuple(variable.shape),
         local_shape=tuple(local.shape),
@@ -85,6 +83,7 @@ def _check(variable: Any, rule: str | None, session: Session) -> VariableCheck:
         stored=all(found.stored and found.value == here.value for found in everyone),
         gradient=None if gradient is None else str(gradient),
         gradient_fits=None if None in fits else all(fits),
+        stale=rules.stale_rule(variable, session),
     )
 
 

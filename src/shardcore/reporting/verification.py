@@ -23,6 +23,7 @@ class VariableCheck:
         stored: Whether every rank stores its shard of the whole value, and nothing else.
         gradient: The layout of its gradient as text, None where there is none.
         gradient_fits: Whether that is the layout of the variable, on every rank; None without one.
+        stale: What the rules say since it was built, in words; None where they say the same.
     """
 
     path: str
@@ -35,11 +36,12 @@ class VariableCheck:
     stored: bool
     gradient: str | None
     gradient_fits: bool | None
+    stale: str | None = None
 
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong with it."""
-        return self.stored and self.gradient_fits is not False
+        return self.stored and self.gradient_fits is not False and self.stale is None
 
 
 @attrs.frozen
@@ -83,7 +85,7 @@ class Verification(Shown):
         """One row per variable, and the sum."""
         table = Table(
             title=f"strategy {self.strategy}, mesh {self.mesh}, rank {self.rank}: "
-            + ("all as it should be" if self.ok else "WRONG, see the last columns")
+            + ("all as it should be" if self.ok else "WRONG, see below")
         )
         for name in ("variable", "rule", "spec", "shape", "local shape"):
             table.add_column(name, overflow="fold")
@@ -93,8 +95,10 @@ class Verification(Shown):
         table.add_column("gradient")
         for check in self.variables:
             table.add_row(*_row(check))
+        notes = [f"WRONG: {check.path}: {check.stale}" for check in self.variables if check.stale]
         if self.unused_rules:
-            table.caption = f"Rules that matched nothing: {', '.join(self.unused_rules)}"
+            notes.append(f"Rules that matched nothing: {', '.join(self.unused_rules)}")
+        table.caption = "\n".join(notes) or None
         table.add_section()
         table.add_row(
             f"{len(self.variables)} variables", "", "", "", "",

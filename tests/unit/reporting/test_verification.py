@@ -23,6 +23,7 @@ def report(**changes):
         ({"gradient": None, "gradient_fits": None}, True, "all as it should be"),
         ({"stored": False}, False, "WRONG"),
         ({"gradient": "(None, None)", "gradient_fits": False}, False, "WRONG: (None,"),
+        ({"stale": "rule 'x' was added"}, False, "WRONG: dense/kernel: rule 'x' was added"),
     ],
 )
 def test_the_verdict_is_in_the_data_and_in_the_table(changes, ok, shown):
