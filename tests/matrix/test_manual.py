@@ -1,0 +1,53 @@
+"""A few cases under strategy `manual`; `--strategy manual` runs all of them."""
+
+import pytest
+
+from tests.matrix import ops_run, placing, strategies
+from tests.matrix.ops_cases import CASES
+from tests.matrix.suite import CLASSES, FAST_MESH, unexpected
+
+FUNCTIONS = (
+    "any",
+    "conv",
+    "einsum",
+    "image.affine_transform",
+    "norm",
+    "reshape",
+    "slice_update",
+    "softmax",
+    "sort",
+    "take",
+)
+LAYERS = (
+    "BatchNormalization/odd",
+    "Conv2D",
+    "Dense/regularized",
+    "Dropout/global seed",
+    "Embedding/masked",
+    "GRU/masked",
+    "MultiHeadAttention/causal",
+)
+
+
+@pytest.fixture(autouse=True)
+def manual(monkeypatch):
+    monkeypatch.setenv(strategies.VARIABLE, "manual")
+
+
+def test_functions():
+    cases = {name: CASES[name] for name in FUNCTIONS}
+    found = ops_run.over_mesh(cases, placing.MESHES["(2, 2)"])
+    assert len({name.partition("[")[0] for name in found}) == len(FUNCTIONS)
+    assert unexpected(found) == {}
+
+
+def test_layers():
+    found = CLASSES["layers"].run(FAST_MESH, LAYERS)
+    assert set(found) == set(LAYERS)
+    assert unexpected(found) == {}
+
+
+def test_optimizers():
+    found = CLASSES["optimizers"].run(FAST_MESH, ("Adam/all", "Lamb", "Muon"))
+    assert len(found) == 3
+    assert unexpected(found) == {}
