@@ -140,9 +140,13 @@ def test_writes_into_lists_of_views_and_out_are_refused():
         with pytest.raises(StrategyError, match="each tensor by itself"):
             torch._foreach_add_([x[0]], 1.0)
         with pytest.raises(StrategyError, match=r"copy_\(result\) instead"):
-            torch.add(x, 1.0, out=x)
+            torch.add(x[0], 1.0, out=x[0])
+        y = torch.zeros_like(x)
+        return torch.add(x, 1.0, out=y) is y, y.numpy() - ROWS
 
-    run_ranks(program, 2)
+    for same, difference in run_ranks(program, 2):
+        assert same
+        np.testing.assert_allclose(difference, 1.0, atol=1e-6)
 
 
 # Keras with torch 2.13 imports DTensor by itself, and torch asks for it at the first tensor of a

@@ -18,16 +18,16 @@ from shardcore.adapters.slices import (
 )
 from shardcore.adapters.slices.split import run_split
 from shardcore.adapters.slices.tensor import Slice, refresh, settled, whole
-from shardcore.adapters.slices.whole import run_whole
+from shardcore.adapters.slices.whole import run_whole, run_whole_and_store
 from shardcore.adapters.torch_compat import (
     ITEM,
     Handler,
+    is_elementwise,
     is_list_operator,
     tree_leaves,
     writes_first,
-    written_operands,
+    writes_others,
 )
-from shardcore.domain.errors import StrategyError
 
 
 def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -35,13 +35,6 @@ def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for each in tree_leaves((args, kwargs)):
         if isinstance(each, Slice):
             refresh(each)
-    for each in written_operands(operator, (None, *args[1:]), kwargs):
-        if isinstance(each, Slice):
-            raise StrategyError(
-                f"{operator} is to write into out=, a slice of a tensor of shape "
-                f'{tuple(each.shape)}. Strategy "manual" cannot do that: write '
-                "tensor.copy_(result) instead."
-            )
     with torch.no_grad():
         return _handler(operator, args)(operator, args, kwargs)
 
@@ -51,9 +44,11 @@ def _handler(operator: Any, args: tuple[Any, ...]) -> Handler:
         return HANDLERS[operator]
     if is_list_operator(operator):
         return lists.on_list
+    if writes_others(operator):
+        return run_whole_and_store
     if writes_first(operator):
         return writes.write
-    if torch.Tag.pointwise in operator.tags and not any(isinstance(each, list) for each in args):
+    if is_elementwise(operator) and not any(isinstance(each, list) for each in args):
         return elementwise.elementwise
     return run_whole
 

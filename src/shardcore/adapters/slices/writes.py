@@ -96,7 +96,7 @@ _ELEMENTWISE = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.z
 
 
 def _is_elementwise(operator: Any) -> bool:
-    return operator in _ELEMENTWISE or torch.Tag.pointwise in operator.tags
+    return operator in _ELEMENTWISE or torch_compat.is_elementwise(operator)
 
 
 def reshape(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

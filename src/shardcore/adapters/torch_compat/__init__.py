@@ -20,6 +20,7 @@ from shardcore.adapters.torch_compat.operators import (
     as_returned,
     as_tuple,
     frozen,
+    is_elementwise,
     is_list_operator,
     is_view,
     list_writing_operators,
@@ -31,6 +32,7 @@ from shardcore.adapters.torch_compat.operators import (
     tree_map_only,
     writes_first,
     writes_list,
+    writes_others,
     writing_operators,
     written_operands,
 )
@@ -64,6 +66,7 @@ __all__ = [
     "as_tuple",
     "base_of",
     "frozen",
+    "is_elementwise",
     "is_list_operator",
     "is_view",
     "list_writing_operators",
@@ -79,6 +82,7 @@ __all__ = [
     "wrapper",
     "writes_first",
     "writes_list",
+    "writes_others",
     "writing_operators",
     "written_operands",
 ]

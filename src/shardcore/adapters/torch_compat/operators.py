@@ -101,6 +101,12 @@ def list_writing_operators() -> list[Any]:
     return found
 
 
+def is_elementwise(operator: Any) -> bool:
+    """Whether each element of a result hangs on the same places of the operands, and on no draw."""
+    tags = operator.tags
+    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
 def is_list_operator(operator: Any) -> bool:
     """Whether `operator` is done to each tensor of a list: `_foreach_add` and so on."""
     return bool(operator._schema.name.startswith("aten::_foreach_"))
@@ -163,6 +169,13 @@ def writes_first(operator: Any) -> bool:
     arguments = operator._schema.arguments
     alias = arguments[0].alias_info if arguments else None
     return alias is not None and alias.is_write
+
+
+@cache
+def writes_others(operator: Any) -> bool:
+    """Whether `operator` writes into another operand than its first."""
+    others = operator._schema.arguments[1:]
+    return any(each.alias_info is not None and each.alias_info.is_write for each in others)
 
 
 def written_operands(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
