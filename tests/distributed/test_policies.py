@@ -3,73 +3,11 @@
 import keras
 import numpy as np
 import pytest
-from keras import layers
 
 import shardcore
 from shardcore.testing import count_collectives, run_ranks
+from tests.distributed.models import CASES, Block, cnn, decoder, grouped, mlp
 from tests.distributed.programs import AXES
-
-RNG = np.random.default_rng(0)
-VOCABULARY = 65  # not even
-
-
-def mlp():
-    return keras.Sequential(
-        [keras.Input((16,)), *(layers.Dense(n, activation="relu") for n in (48, 32, 24, 7))]
-    )
-
-
-def cnn():
-    x = keras.Input((6, 6, 3))
-    h = layers.Conv2D(8, 3, padding="same", name="c1")(x)
-    h = layers.ReLU()(layers.BatchNormalization()(h))
-    h = layers.MaxPooling2D()(layers.Dropout(0.25)(h))
-    h = layers.Conv2D(12, 3, padding="same", activation="relu", name="c2")(h)
-    h = layers.Conv2D(10, 3, padding="same", activation="relu", name="c3")(h)
-    return keras.Model(x, layers.Dense(7, name="classes")(layers.GlobalAveragePooling2D()(h)))
-
-
-class Block(layers.Layer):
-    """A decoder block whose graph nobody knows."""
-
-    def __init__(self, width, heads, **kwargs):
-        super().__init__(**kwargs)
-        self.attention_norm = layers.LayerNormalization(name="attention_norm")
-        self.attention = layers.MultiHeadAttention(heads, width // heads, name="attention")
-        self.mlp_norm = layers.LayerNormalization(name="mlp_norm")
-        self.expand = layers.Dense(4 * width, activation="gelu", name="expand")
-        self.contract = layers.Dense(width, name="contract")
-
-    def call(self, x):
-        normed = self.attention_norm(x)
-        x = x + self.attention(normed, normed, use_causal_mask=True)
-        return x + self.contract(self.expand(self.mlp_norm(x)))
-
-
-def decoder():
-    tokens = keras.Input((6,), dtype="int32")
-    h = layers.Embedding(VOCABULARY, 16, name="tokens")(tokens)
-    h = Block(16, 4, name="block_0")(h)
-    return keras.Model(tokens, layers.Dense(VOCABULARY, name="logits")(h))
-
-
-def grouped(key_heads=1):
-    """A block with grouped queries and a gated hidden layer, as a graph."""
-    x = keras.Input((6, 16))
-    h = layers.LayerNormalization(name="n1")(x)
-    h = x + layers.GroupQueryAttention(4, 4, key_heads, name="attention")(h, h)
-    g = layers.LayerNormalization(name="n2")(h)
-    gated = layers.Dense(32, activation="silu", name="gate")(g) * layers.Dense(32, name="up")(g)
-    return keras.Model(x, h + layers.Dense(16, name="down")(gated))
-
-
-TOKENS = RNG.integers(0, VOCABULARY, (8, 6))
-CASES = {
-    mlp: (RNG.normal(size=(8, 16)).astype("float32"), RNG.normal(size=(8, 7)).astype("float32")),
-    cnn: (RNG.normal(size=(8, 6, 6, 3)).astype("float32"), RNG.normal(size=(8, 7))),
-    decoder: (TOKENS, TOKENS),
-    grouped: (RNG.normal(size=(8, 6, 16)).astype("float32"), RNG.normal(size=(8, 6, 16))),
-}
 
 
 def distribute(build, mesh, policy, options, strategy="dtensor"):

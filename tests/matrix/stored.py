@@ -7,6 +7,7 @@ from pathlib import Path
 
 import attrs
 
+from tests.matrix import strategies
 from tests.matrix.outcomes import ORDER, Outcome
 
 FOLDER = Path(__file__).parents[2] / "build" / "matrix"
@@ -14,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "build" / "matrix"
 
 def keep(table: str, mesh: str, found: dict[str, Outcome]) -> None:
     """Keep what a table came to on a mesh."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    _file(table, mesh).parent.mkdir(parents=True, exist_ok=True)
     lines = {case: attrs.asdict(outcome) for case, outcome in found.items()}
     _file(table, mesh).write_text(json.dumps(lines, indent=0))
 
@@ -32,7 +33,8 @@ def _outcome(fell_back: list[str], by_rule: list[str], **others: str) -> Outcome
 
 
 def _file(table: str, mesh: str) -> Path:
-    return FOLDER / f"{table} on {mesh}.json"
+    folder = FOLDER if strategies.name() == "dtensor" else FOLDER / strategies.name()
+    return folder / f"{table} on {mesh}.json"
 
 
 def counts(outcomes: Iterable[Outcome]) -> str:
