@@ -37,8 +37,8 @@ what the matrices found under `dtensor`. [manual.md](manual.md) says what differ
 BYTES = """## What a rank stores and moves
 
 On two ranks, with Adam. **Stored** are the bytes of variables and optimizer state on rank 0; beside
-them those of one device. **Moved** are the bytes of the operands that rank 0 hands to collectives in
-one training step, and how many there are. `fully_sharded` splits the smallest variables too here.
+them those of one device. **Moved** are the bytes of the operands that rank 0 hands to collectives
+in one training step, and how many there are. `fully_sharded` splits the smallest variables too.
 """
 
 

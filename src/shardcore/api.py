@@ -14,7 +14,7 @@ from shardcore.reporting.verification import Verification
 PACKAGES = ("keras", "torch", "numpy")
 
 
-def install(strategy: str = "auto") -> Status:
+def install(strategy: str = "auto", **options: Any) -> Status:
     """Give Keras on PyTorch the `keras.distribution` API.
 
     With no distribution set, Keras computes as before. Call it before the model is built; before
@@ -22,8 +22,9 @@ def install(strategy: str = "auto") -> Status:
     nothing; another strategy needs `uninstall()` first.
 
     Args:
-        strategy: How distributed variables live: "dtensor", "single", the name of one that
-            another package offers, or "auto" for the best that can be had here.
+        strategy: How distributed variables live: "dtensor", "manual", "single", the name of one
+            that another package offers, or "auto" for the best that can be had here.
+        options: What else the strategy is told. "manual" has `gathered`: "per_use" or "per_step".
 
     Returns:
         The same as `status()`.
@@ -32,7 +33,7 @@ def install(strategy: str = "auto") -> Status:
         EnvironmentProblem: If Keras runs on another backend, or Keras or torch is missing or of
             an unknown version.
         StrategyError: If there is no such strategy, it cannot be used here, or another is
-            installed.
+            installed; if it has no such option.
 
     Example:
         >>> import shardcore
@@ -40,7 +41,7 @@ def install(strategy: str = "auto") -> Status:
         'dtensor'
         >>> shardcore.uninstall()
     """
-    bootstrap.install(strategy)
+    bootstrap.install(strategy, options)
     return status()
 
 

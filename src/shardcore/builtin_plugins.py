@@ -24,12 +24,18 @@ def open_dtensor(world: World, kind: type[ShardedStrategy] = ShardedStrategy) ->
     return kind(DTensors(world))
 
 
-def _open_manual(world: World) -> Strategy:
+def _open_manual(world: World, *, gathered: str = "per_use") -> Strategy:
+    """The strategy `manual` on `world`.
+
+    Args:
+        world: What it is opened on.
+        gathered: How long the whole value of a split variable lives: "per_use" or "per_step".
+    """
     if world.mesh.size == 1:
         return _open_single(world)
     from shardcore.adapters.slices.library import SlicedTensors
 
-    return ShardedStrategy(SlicedTensors(world))
+    return ShardedStrategy(SlicedTensors(world, gathered))
 
 
 def why_no_dtensor() -> str | None:

@@ -19,8 +19,8 @@ ROWS = np.random.default_rng(0).normal(size=(12, 6)).astype("float32")
 TARGETS = np.random.default_rng(1).normal(size=(12, 3)).astype("float32")
 
 
-def distribute(shape, rules):
-    shardcore.install("manual")
+def distribute(shape, rules, **options):
+    shardcore.install("manual", **options)
     mesh = keras.distribution.DeviceMesh(shape, ("data", "model"))
     layout_map = keras.distribution.LayoutMap(mesh)
     for path, spec in rules.items():
@@ -63,8 +63,8 @@ def test_a_rank_stores_its_slice_and_nothing_else():
         assert where == ((6, 8), (3 * (rank // 2), 4 * (rank % 2)), "('data', 'model')")
 
 
-def calls_of_a_step(rank, shape, rules):
-    distribute(shape, rules)
+def calls_of_a_step(rank, shape, rules, options):
+    distribute(shape, rules, **options)
     model = perceptron()
     model.train_on_batch(ROWS, TARGETS)
     model.zero_grad()
@@ -78,7 +78,7 @@ def calls_of_a_step(rank, shape, rules):
 
 
 def test_the_gradients_of_replicated_variables_are_reduced_together():
-    ((calls, sent), _) = run_ranks(calls_of_a_step, 2, (2, 1), {})
+    ((calls, sent), _) = run_ranks(calls_of_a_step, 2, (2, 1), {}, {})
     assert calls == {"all_reduce": 1}
     assert sent == {"all_reduce": 4 * (6 * 8 + 8 + 8 * 3 + 3)}
 
@@ -86,13 +86,50 @@ def test_the_gradients_of_replicated_variables_are_reduced_together():
 def test_a_variable_split_over_the_batch_axis_is_gathered_for_each_use():
     """Forward and backward, where the gradient of its input needs it; its own is scattered."""
     rules = {"net/dense_1/kernel": ("data", None)}
-    ((calls, _), _) = run_ranks(calls_of_a_step, 2, (2, 1), rules)
+    ((calls, _), _) = run_ranks(calls_of_a_step, 2, (2, 1), rules, {})
     assert calls == {"all_reduce": 1, "all_gather": 2, "reduce_scatter": 1}
+
+
+def test_it_may_stay_whole_until_the_step_ends():
+    rules = {"net/dense_1/kernel": ("data", None)}
+    ((calls, _), _) = run_ranks(calls_of_a_step, 2, (2, 1), rules, {"gathered": "per_step"})
+    assert calls == {"all_reduce": 1, "all_gather": 1, "reduce_scatter": 1}
+
+
+def test_what_stays_whole_is_that_of_the_last_update_and_goes_with_the_step():
+    def program(rank, ways):
+        losses = {}
+        for how in ways:
+            if how != "one device":
+                distribute((2, 1), {".*kernel": ("data", None)}, gathered=how)
+            model = perceptron()
+            losses[how] = [float(model.train_on_batch(ROWS, TARGETS)) for _ in range(3)]
+            if how != "one device":
+                kept = [v._value.memory.whole for v in model.trainable_variables]
+                assert kept == [None] * 4
+                shardcore.uninstall()
+        return losses
+
+    ((one),) = run_ranks(program, 1, ["one device"])
+    for found in run_ranks(program, 2, ["per_use", "per_step"]):
+        assert found["per_use"] == pytest.approx(one["one device"], abs=1e-6)
+        assert found["per_step"] == pytest.approx(one["one device"], abs=1e-6)
+
+
+def test_another_lifetime_is_refused():
+    def program(rank):
+        with pytest.raises(StrategyError, match="got 'forever'"):
+            distribute((2, 1), {}, gathered="forever")
+        shardcore.uninstall()
+        with pytest.raises(StrategyError, match="'dtensor' has no option 'gathered'; it has none"):
+            shardcore.install("dtensor", gathered="per_use")
+
+    run_ranks(program, 2)
 
 
 def test_a_variable_split_over_the_model_axis_gets_its_slice_of_the_gradient():
     rules = {"net/dense_1/kernel": (None, "model")}
-    ((calls, _), _) = run_ranks(calls_of_a_step, 2, (1, 2), rules)
+    ((calls, _), _) = run_ranks(calls_of_a_step, 2, (1, 2), rules, {})
     assert calls == {"all_gather": 2}
 
 

@@ -193,7 +193,7 @@ def no_keras_yet(monkeypatch):
 def test_another_backend_in_the_environment(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     with pytest.raises(EnvironmentProblem, match=r"backend is 'jax'.*KERAS_BACKEND=torch"):
-        bootstrap.install("auto")
+        bootstrap.install("auto", {})
     assert not bootstrap.is_installed()
 
 
@@ -202,7 +202,7 @@ def test_keras_already_runs_on_another_backend(monkeypatch):
     monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(backend=backend))
     monkeypatch.setenv("KERAS_BACKEND", "torch")  # too late
     with pytest.raises(EnvironmentProblem, match=r"is 'numpy': .* before Keras is imported"):
-        bootstrap.install("auto")
+        bootstrap.install("auto", {})
 
 
 @pytest.mark.parametrize("package", ["keras", "torch"])
@@ -213,7 +213,7 @@ def test_a_package_that_is_missing(package, monkeypatch):
     with pytest.raises(
         EnvironmentProblem, match=rf"needs {package} .*not installed: pip install 'shardcore\[torch"
     ):
-        bootstrap.install("auto")
+        bootstrap.install("auto", {})
 
 
 @pytest.mark.parametrize(

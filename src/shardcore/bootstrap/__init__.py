@@ -20,12 +20,14 @@ class Installation:
 
     Args:
         entry: The strategy that was chosen.
+        options: What the strategy was told.
         passed_over: Why the others were not, by name.
         binding: The `shardcore.binding.binding.Binding`.
         processes: The job of this process.
     """
 
     entry: StrategyEntry
+    options: dict[str, Any]
     passed_over: dict[str, str]
     binding: Any
     processes: Any
@@ -50,22 +52,23 @@ def is_installed() -> bool:
     return _installed is not None
 
 
-def install(strategy: str) -> Installation:
+def install(strategy: str, options: dict[str, Any]) -> Installation:
     """Choose a strategy and bind it into Keras; the same one again changes nothing."""
     global _installed  # noqa: PLW0603 - one Keras per process
     configure(_rank)
     if _installed is not None:
-        return _again(_installed, strategy)
+        return _again(_installed, strategy, options)
     environment.choose_backend()
     environment.check_versions()
     entry, passed_over = plugins.choose(strategy, plugins.entries())
+    entry = plugins.with_options(entry, options)
     from shardcore.adapters.processes import TorchProcesses
     from shardcore.binding.binding import Binding
 
     processes = TorchProcesses()
     binding = Binding(entry, processes)
     binding.put()
-    _installed = Installation(entry, passed_over, binding, processes)
+    _installed = Installation(entry, options, passed_over, binding, processes)
     logger.info("strategy %r taken%s", entry.name, _because(passed_over))
     return _installed
 
@@ -78,14 +81,19 @@ def uninstall() -> None:
         _installed = None
 
 
-def _again(installed: Installation, strategy: str) -> Installation:
-    if strategy in ("auto", installed.entry.name):
+def _again(installed: Installation, strategy: str, options: dict[str, Any]) -> Installation:
+    if strategy in ("auto", installed.entry.name) and options in ({}, installed.options):
         return installed
     raise StrategyError(
-        f"shardcore is installed with strategy {installed.entry.name!r}, so it cannot be installed "
-        f"with {strategy!r}: call shardcore.uninstall() first. Variables that are laid out stay "
+        f"shardcore is installed with strategy {installed.entry.name!r}"
+        f"{_listed(installed.options)}, so it cannot be installed with {strategy!r}"
+        f"{_listed(options)}: call shardcore.uninstall() first. Variables that are laid out stay "
         "with the strategy that made them, so build the model anew after it."
     )
+
+
+def _listed(options: dict[str, Any]) -> str:
+    return "".join(f", {name}={value!r}" for name, value in options.items())
 
 
 def _because(passed_over: dict[str, str]) -> str:

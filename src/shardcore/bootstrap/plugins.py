@@ -1,6 +1,8 @@
 """What packages offer, strategies and policies, and the choice of one."""
 
+import inspect
 import logging
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
@@ -158,6 +160,21 @@ def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, d
     }
     del others[chosen.name]
     return chosen, {**others, **offers.broken}
+
+
+def with_options(entry: StrategyEntry, options: dict[str, Any]) -> StrategyEntry:
+    """`entry`, whose strategy is told `options` when it is opened.
+
+    Raises:
+        StrategyError: If it has no option of such a name.
+    """
+    parameters = inspect.signature(entry.open).parameters.values()
+    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            has = ", ".join(known) or "none"
+            raise StrategyError(f"Strategy {entry.name!r} has no option {name!r}; it has {has}.")
+    return attrs.evolve(entry, open=partial(entry.open, **options)) if options else entry
 
 
 def _preferred(usable: list[StrategyEntry]) -> StrategyEntry:

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import attrs
 
 from shardcore.domain.layout import Layout
-from shardcore.ports.world import World
 
 
 @attrs.frozen
@@ -133,7 +132,8 @@ class StrategyEntry:
         name: What `shardcore.install(strategy=name)` takes.
         summary: One line for people.
         open: Makes the strategy for one mesh. Imports what it needs only when it is called. A
-            mesh that is not served is a StrategyError that names the strategy and the mesh.
+            mesh that is not served is a StrategyError that names the strategy and the mesh. Its
+            keyword-only parameters are options that `shardcore.install()` takes.
         why_unavailable: None where the strategy can be used, else the reason with its remedy.
         preference: `strategy="auto"` takes the available entry with the highest; None is never
             taken by "auto".
@@ -147,7 +147,7 @@ class StrategyEntry:
 
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9_-]*"))
     summary: str
-    open: Callable[[World], Strategy]
+    open: Callable[..., Strategy]
     why_unavailable: Callable[[], str | None] = _available
     preference: int | None = None
     package: str = ""

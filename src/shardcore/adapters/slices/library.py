@@ -1,5 +1,6 @@
 """Sharded tensors as plain slices and explicit collectives, without `torch.distributed.tensor`."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from shardcore.adapters.slices import operators  # noqa: F401 - a slice is run by them
 from shardcore.adapters.slices.buckets import Buckets, bring
 from shardcore.adapters.slices.tensor import (
+    Memory,
     Slice,
     cut,
     in_layout,
@@ -19,8 +21,12 @@ from shardcore.adapters.slices.tensor import (
 )
 from shardcore.adapters.slices.writes import brought
 from shardcore.adapters.threads import communicating
+from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.ports.world import World
+
+# How long what was gathered lives: for one operator, or until the variable is written.
+PER_USE, PER_STEP = "per_use", "per_step"
 
 
 @attrs.frozen
@@ -29,14 +35,26 @@ class SlicedTensors:
 
     Args:
         world: The mesh and the processes under it.
+        gathered: How long the whole value of a split variable lives: "per_use" or "per_step".
     """
 
     world: World
+    gathered: str = attrs.field(default=PER_USE)
+    _kept: "weakref.WeakSet[Memory]" = attrs.field(
+        factory=weakref.WeakSet, init=False, repr=False, eq=False
+    )
     _buckets: Buckets = attrs.field(init=False, repr=False, eq=False)
 
     @_buckets.default
     def _make_buckets(self) -> Buckets:
         return Buckets(self.world)
+
+    @gathered.validator
+    def _check_gathered(self, _attribute: Any, value: str) -> None:
+        if value not in (PER_USE, PER_STEP):
+            raise StrategyError(
+                f'Strategy "manual" has gathered="{PER_USE}" and "{PER_STEP}", got {value!r}.'
+            )
 
     def owns(self, tensor: Any) -> bool:
         """Whether `tensor` is a slice over this mesh."""
@@ -83,7 +101,7 @@ class SlicedTensors:
         """Overwrite `stored` in place."""
         with torch.no_grad():
             stored.part.copy_(brought(value, stored))
-            stored.memory.writes += 1
+            stored.memory.written()
 
     def on_gradient(self, stored: torch.Tensor, layout: Layout) -> None:
         """Bring each gradient into `layout`, by the end of the backward pass."""
@@ -91,22 +109,28 @@ class SlicedTensors:
         def accumulated(parameter: torch.Tensor) -> None:
             bring(parameter, layout, self._buckets)
 
+        if self.gathered == PER_STEP and isinstance(stored, Slice):
+            stored.memory.keeps_whole = True
+            self._kept.add(stored.memory)
         stored.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
 
     def promotion(self, visiting: bool = False) -> AbstractContextManager[None]:
         """A slice takes plain tensors everywhere: it is entered for its collectives only."""
-        return nullcontext() if visiting else _on_this_thread()
+        return nullcontext() if visiting else self._scope()
+
+    @contextmanager
+    def _scope(self) -> Iterator[None]:
+        """The backward pass runs here: that of CUDA tensors else runs on threads of its own."""
+        try:
+            with communicating(), torch.autograd.set_multithreading_enabled(False):
+                yield
+        finally:
+            for memory in self._kept:
+                memory.whole = None
 
     def presence(self) -> AbstractContextManager[None]:
         """Nothing to enter."""
         return nullcontext()
-
-
-@contextmanager
-def _on_this_thread() -> Iterator[None]:
-    """The backward pass runs here, too: that of CUDA tensors else runs on threads of its own."""
-    with communicating(), torch.autograd.set_multithreading_enabled(False):
-        yield
 
 
 def _settled(gradient: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ def on_list(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if writes:
         for target in targets:
             if isinstance(target, Slice):
-                target.memory.writes += 1
+                target.memory.written()
         return None
     if any(part.shape != _part(each).shape for part, each in zip(found, targets, strict=True)):
         raise StrategyError(

@@ -8,6 +8,7 @@ import torch
 from shardcore.adapters import fallback
 from shardcore.adapters.slices.tensor import (
     Slice,
+    gathered,
     in_layout,
     note_copy,
     replicated,
@@ -124,10 +125,7 @@ def _weights_brought(tensors: list[Slice]) -> list[Slice]:
     """What variables keep, whole where another tensor takes part: it is gathered for this use."""
     if all(tensor.kept or tensor.ndim == 0 for tensor in tensors):
         return tensors
-    return [
-        in_layout(each, Layout.replicated(each.world.mesh, each.ndim)) if each.kept else each
-        for each in tensors
-    ]
+    return [gathered(each) if each.kept else each for each in tensors]
 
 
 def _chosen(

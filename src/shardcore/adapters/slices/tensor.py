@@ -16,12 +16,22 @@ from shardcore.ports.world import World
 
 @attrs.define(eq=False)
 class Memory:
-    """What slices that are views of each other share, with the number of writes into it.
+    """What slices that are views of each other share.
 
-    torch 2.13 does not count those that are done below a tensor subclass.
+    Args:
+        writes: The number of writes into it, which torch 2.13 does not count below a subclass.
+        keeps_whole: Whether the whole value is kept, once it was gathered.
+        whole: The whole value, as long as it is kept.
     """
 
     writes: int = 0
+    keeps_whole: bool = False
+    whole: torch.Tensor | None = None
+
+    def written(self) -> None:
+        """Count a write, after which the whole value is that of before."""
+        self.writes += 1
+        self.whole = None
 
 
 class Slice(torch.Tensor):
@@ -168,6 +178,19 @@ def in_layout(tensor: Slice, layout: Layout) -> Slice:
 def _position(world: World, axis: str) -> int:
     """Where this rank stands along `axis`."""
     return world.mesh.coordinate(world.position)[world.mesh.axis_index(axis)]
+
+
+def gathered(tensor: Slice) -> Slice:
+    """`tensor` whole on every rank, for a use of what a variable keeps."""
+    memory = tensor.memory
+    layout = Layout.replicated(tensor.world.mesh, tensor.ndim)
+    if not memory.keeps_whole or tensor.is_whole:
+        return in_layout(tensor, layout)
+    base = torch_compat.base_of(tensor)
+    if memory.whole is None:
+        memory.whole = whole(base if isinstance(base, Slice) else tensor)
+    value = memory.whole if base is None else torch_compat.same_view(tensor, memory.whole)
+    return Slice(value, layout, tuple(tensor.shape), tensor.world)
 
 
 def whole(tensor: Slice) -> torch.Tensor:

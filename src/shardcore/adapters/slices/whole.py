@@ -71,4 +71,4 @@ def _store(operator: Any, target: Slice, value: torch.Tensor) -> None:
         )
     target.mesh_layout = without_pending(target.mesh_layout)
     target.part.copy_(cut(value, target.mesh_layout, target.world))
-    target.memory.writes += 1
+    target.memory.written()

@@ -41,7 +41,7 @@ def write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operator(target.part, *plain[0], **plain[1])
     else:
         _write_whole(operator, args, kwargs)
-    target.memory.writes += 1
+    target.memory.written()
     return target
 
 
@@ -71,7 +71,7 @@ def _write_through(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     operator(view, *plain_others, **plain_kwargs)
     base.part.copy_(cut(value, base.mesh_layout, base.world))
     target.part.copy_(cut(view, target.mesh_layout, target.world))
-    base.memory.writes += 1
+    base.memory.written()
     target.copied = base.memory, base.memory.writes
     return target
 
@@ -81,7 +81,7 @@ def settle(target: Slice) -> None:
     if target.is_pending:
         done = settled(target)
         target.part.copy_(done.part)
-        target.memory.writes += 1
+        target.memory.written()
         target.mesh_layout = done.mesh_layout
 
 
