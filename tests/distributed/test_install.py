@@ -77,7 +77,8 @@ def test_status_tells_what_is_in_use():
     for rank, (before, status) in enumerate(run_ranks(program, 2)):
         assert (before.installed, before.strategy, before.devices) == (False, None, ())
         assert (status.installed, status.strategy) == (True, "dtensor")
-        assert status.passed_over == {"single": "'dtensor' goes before it."}
+        passed_over = dict.fromkeys(["manual", "single"], "'dtensor' goes before it.")
+        assert status.passed_over == passed_over
         assert (status.mesh_shape, status.axis_names) == ((1, 2), ("data", "model"))
         assert (status.devices, status.rank, status.world_size) == (("cpu:0", "cpu:1"), rank, 2)
         assert status.versions["keras"] == keras.__version__
