@@ -250,7 +250,8 @@ def test_before_keras_torch_is_chosen_and_said():
     assert done.stdout == "torch ['cpu:0']\n", done.stderr
     assert done.stderr.splitlines() == [
         "[shardcore rank 0] KERAS_BACKEND was not set: Keras will run on torch",
-        "[shardcore rank 0] strategy 'dtensor' taken (not 'single': 'dtensor' goes before it.)",
+        "[shardcore rank 0] strategy 'dtensor' taken (not 'manual': 'dtensor' goes before it.; "
+        "not 'single': 'dtensor' goes before it.)",
     ]
 
 
@@ -268,10 +269,13 @@ def test_without_dtensor_auto_takes_what_there_is_and_says_why():
         return status.strategy, status.passed_over["dtensor"], sys.stderr.getvalue()
 
     strategy, reason, log = in_one_process(program)
-    assert strategy == "single"
+    assert strategy == "manual"
     assert reason.startswith("DTensor is not available: ")
     assert "Install a torch that has it" in reason
-    assert log == f"[shardcore rank 0] strategy 'single' taken (not 'dtensor': {reason})\n"
+    assert log == (
+        f"[shardcore rank 0] strategy 'manual' taken (not 'dtensor': {reason}; "
+        "not 'single': 'manual' goes before it.)\n"
+    )
 
 
 def test_no_such_strategy_leaves_keras_alone():
