@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -81,6 +82,39 @@ def test_the_gradients_of_replicated_variables_are_reduced_together():
     ((calls, sent), _) = run_ranks(calls_of_a_step, 2, (2, 1), {}, {})
     assert calls == {"all_reduce": 1}
     assert sent == {"all_reduce": 4 * (6 * 8 + 8 + 8 * 3 + 3)}
+
+
+def test_a_backward_pass_that_failed_leaves_nothing_to_the_next():
+    def program(rank):
+        distribute((2, 1), {})
+        model = perceptron()
+        x = shardcore.distribute_tensor(torch.tensor(ROWS), ("data", None))
+
+        def fail(_gradient):
+            raise RuntimeError("on purpose")
+
+        first = model.layers[0].bias._value
+        handle = first.register_hook(fail)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            model(x).sum().backward()
+        handle.remove()
+        model.zero_grad()
+        model(x).sum().backward()
+        return [v._value.grad.mesh_layout.partial for v in model.trainable_variables]
+
+    assert run_ranks(program, 2) == [[()] * 4] * 2
+
+
+def test_a_backward_pass_on_a_thread_without_a_distribution_is_refused():
+    def program(rank):
+        distribute((2, 1), {})
+        model = perceptron()
+        x = shardcore.distribute_tensor(torch.tensor(ROWS), ("data", None))
+        loss = model(x).sum()
+        with ThreadPoolExecutor(1) as pool, pytest.raises(StrategyError, match="collective"):
+            pool.submit(loss.backward).result(timeout=20)
+
+    run_ranks(program, 2)
 
 
 def test_a_variable_split_over_the_batch_axis_is_gathered_for_each_use():

@@ -18,8 +18,9 @@ constraints and initializers, every function of `keras.random`, and small models
 layers, were trained on meshes of real ranks: three steps with batches that do not all divide by
 the ranks, then a prediction. Losses, weights, optimizer state and predictions were compared with
 one device's, within 1e-4 (3e-2 in half precision, 5e-2 for a GRU in it). Every public function of
-`keras.ops` was called with its operands replicated, split on each dim and as pending sums; values and gradients were
-compared. A class or a function is found by introspection: a new one without a case fails the suite.
+`keras.ops` was called with its operands replicated, split on each dim and as pending sums; values
+and gradients were compared. A class or a function is found by introspection: a new one without a
+case fails the suite.
 
 - **ok**: the numbers of one device, computed on parts;
 - **fell back**: the numbers of one device; an operator ran on whole operands, as there is no

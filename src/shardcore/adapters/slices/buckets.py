@@ -9,6 +9,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.slices.moves import AllReduce
 from shardcore.adapters.slices.tensor import Slice, in_layout
+from shardcore.adapters.threads import check_thread
 from shardcore.domain.layout import Layout
 from shardcore.ports.world import World
 
@@ -32,12 +33,15 @@ class Buckets:
     size: int = BUCKET_BYTES
     _open: dict[Any, list[torch.Tensor]] = attrs.field(factory=dict, init=False)
     _sent: list[Callable[[], None]] = attrs.field(factory=list, init=False)
-    _is_awaited: bool = attrs.field(default=False, init=False)
+    _pass: int = attrs.field(default=-1, init=False)
 
     def add(self, parameter: torch.Tensor, gradient: Slice) -> None:
         """Reduce `gradient`, which is that of `parameter`, by the end of the backward pass."""
-        if not self._is_awaited:
-            self._is_awaited = True
+        check_thread()
+        if self._pass != torch_compat.backward_pass():
+            # What a pass that failed has left behind is nobody's.
+            self._open, self._sent = {}, []
+            self._pass = torch_compat.backward_pass()
             torch_compat.after_backward(self._finish)
         key = gradient.mesh_layout.partial, gradient.dtype
         bucket = self._open.setdefault(key, [])
@@ -62,7 +66,6 @@ class Buckets:
 
     def _finish(self) -> None:
         """Called when the backward pass is through."""
-        self._is_awaited = False
         for key in list(self._open):
             self._send(key)
         sent, self._sent = self._sent, []

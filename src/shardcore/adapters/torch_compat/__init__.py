@@ -39,6 +39,7 @@ from shardcore.adapters.torch_compat.operators import (
 from shardcore.adapters.torch_compat.subclasses import NO_TORCH_FUNCTION, wrapper
 from shardcore.adapters.torch_compat.tensors import (
     after_backward,
+    backward_pass,
     base_of,
     same_view,
     store_for_thread,
@@ -64,6 +65,7 @@ __all__ = [
     "after_backward",
     "as_returned",
     "as_tuple",
+    "backward_pass",
     "base_of",
     "frozen",
     "is_elementwise",
