@@ -23,18 +23,7 @@ def run_split(
     call: Callable[[Parts], Sequence[torch.Tensor | None]],
     result_shapes: Shapes = (),
 ) -> tuple[DTensor | None, ...]:
-    """Split `operator` by `rule`.
-
-    Args:
-        operator: The ATen operator, which is told if it has to run whole.
-        rule: Its rule.
-        operands: Its tensors, as many as the rule has; plain ones count as replicated.
-        call: Runs it on this rank's parts; gives this rank's parts of the results.
-        result_shapes: The global shapes of the results, where sums may be left pending.
-
-    Returns:
-        The results, None where `call` gives None.
-    """
+    """`split_operators.RunSplit` for DTensors."""
     mesh = next(each.device_mesh for each in operands if isinstance(each, DTensor))
     with torch.no_grad():
         tensors = [_promoted(each, mesh) for each in operands]

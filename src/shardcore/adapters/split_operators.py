@@ -32,7 +32,18 @@ class RunSplit(Protocol):
         call: Callable[[Parts], Sequence[torch.Tensor | None]],
         result_shapes: Shapes = (),
     ) -> Sequence[Any]:
-        """The results; see `adapters.dtensor_split` and `adapters.slice_split`."""
+        """Split `operator` by `rule`.
+
+        Args:
+            operator: The ATen operator, which is told if it has to run whole.
+            rule: Its rule.
+            operands: Its tensors, as many as the rule has; plain ones count as replicated.
+            call: Runs it on this rank's parts; gives this rank's parts of the results.
+            result_shapes: The global shapes of the results, where sums may be left pending.
+
+        Returns:
+            The results, None where `call` gives None.
+        """
         ...
 
 
