@@ -1,6 +1,7 @@
 # make demo   trains a model sharded over two processes, beside one device
 # make test   runs everything that CI runs
 # make matrix-full   compares every Keras layer and operator with one device
+# make bench  measures steps beside steps written by hand; with Keras on JAX, if make bench-jax was run
 # Both create what they need: .venv (everything) and .venv-core (no torch, no Keras).
 
 PYTHON ?= python3
@@ -11,8 +12,12 @@ PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 # What cannot be imported without torch; every other test and doctest must pass in .venv-core.
 NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/testing
 
+# The distributed tests that are run under strategy manual too: they train, and take little time.
+UNDER_MANUAL := functions loops lora train_step views
+
 .NOTPARALLEL:
-.PHONY: demo test lint checks unit unit-core unit-torch distributed matrix matrix-full clean
+.PHONY: demo test lint checks unit unit-core unit-torch distributed matrix matrix-full \
+	bench bench-jax clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python examples/demo.py
@@ -47,6 +52,8 @@ unit-torch: $(VENV)/.installed
 distributed: $(VENV)/.installed
 	$(call headline,distributed tests on real ranks)
 	$(VENV)/bin/python -m pytest tests/distributed
+	$(call headline,some of them once more under strategy manual)
+	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(UNDER_MANUAL:%=tests/distributed/test_%.py)
 
 matrix: $(VENV)/.installed
 	$(call headline,a part of the matrices: operators and layers against one device)
@@ -55,6 +62,12 @@ matrix: $(VENV)/.installed
 matrix-full: $(VENV)/.installed
 	$(call headline,the whole of the matrices, which takes an hour or two, and docs/coverage.md)
 	$(VENV)/bin/python -m tests.matrix run; found=$$?; $(VENV)/bin/python -m tests.matrix page && exit $$found
+
+bench: $(VENV)/.installed
+	$(call headline,benchmarks: nothing else should run on this machine)
+	$(VENV)/bin/python -m benchmarks $(BENCH)
+
+bench-jax: build/bench-jax/.installed
 
 clean:
 	rm -rf $(VENV) $(CORE_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
@@ -70,6 +83,12 @@ $(CORE_VENV)/.installed: pyproject.toml constraints.txt
 	$(call headline,installing shardcore alone into $(CORE_VENV))
 	$(create_venv)
 	$(CORE_VENV)/bin/python $(PIP_INSTALL) -e . pytest hypothesis numpy
+	@touch $@
+
+build/bench-jax/.installed: benchmarks/constraints-jax.txt
+	$(call headline,installing Keras on JAX into build/bench-jax)
+	$(create_venv)
+	$(@D)/bin/python -m pip install --disable-pip-version-check -c $< attrs jax keras numpy
 	@touch $@
 
 # A command on a line of its own that names the step.

@@ -8,6 +8,7 @@ from shardcore import bootstrap
 from shardcore.bootstrap import environment, planning
 from shardcore.domain.path_report import RulesReport
 from shardcore.domain.placements import ReduceOp
+from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
 
@@ -102,6 +103,34 @@ def verify(model: Any, batch: Any = None) -> Verification:
     from shardcore.binding.verification import verify_model
 
     return verify_model(model, batch, bootstrap.installation().binding.sessions)
+
+
+def explain(model: Any, batch: Any, step: str = "train") -> Explanation:
+    """What one step of the model moves between ranks: every collective, where, and why.
+
+    All ranks call it together, on the main thread. One step is run on the batch, eagerly; then
+    variables, gradients, optimizer state, metrics and generators are put back as they were. What
+    Python code of yours does in a step it does here too. What is not built yet is built.
+
+    Args:
+        model: A Keras model; compiled, unless the step is "predict".
+        batch: The global batch: `(x, y)` or `(x, y, sample_weight)`; for "predict" `x`.
+        step: "train", "test" or "predict".
+
+    Returns:
+        The explanation: print it for a table, `.to_dict()` for data, `.collectives` and
+        `.avoidable`, and `.save("step.html")` or `.save("step.svg")` for a picture.
+
+    Raises:
+        EnvironmentProblem: If shardcore is not installed.
+        StrategyError: If the model is not compiled, the batch or the step is none, or this is not
+            the main thread.
+    """
+    from shardcore.adapters.explaining import StepWitness
+    from shardcore.binding.explaining import explain_model
+
+    sessions = bootstrap.installation().binding.sessions
+    return explain_model(model, batch, step, sessions, StepWitness.of)
 
 
 def plan(model: Any, mesh: Any, policy: str = "tensor_parallel", **options: Any) -> Any:

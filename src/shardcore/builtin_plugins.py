@@ -80,6 +80,7 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:
             "One device holds everything whole.",
             _open_single,
             preference=0,
+            serves_one_device=True,
         ),
     ]
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import shardcore
+from shardcore.adapters import fallback
 from shardcore.adapters.slices.tensor import Slice
 from shardcore.domain.errors import StrategyError
 from shardcore.testing import count_collectives, run_ranks
@@ -183,35 +184,116 @@ def test_what_is_gathered_is_freed_after_its_use():
     assert run_ranks(program, 2) == [[], []]
 
 
+def rows_and_columns(x):
+    row, rest = x[0], x[1:].view(-1)
+    x.add_(1)
+    row.mul_(10)
+    rest[4] = 100.0
+    return x, row, rest
+
+
+def lists_of_views(x):
+    row, column = x[0], x[:, 1]
+    torch._foreach_add_([row[1:], x, column], [1.0, 2.0, 3.0])
+    torch._foreach_mul_([row, column], [column[:3], torch.tensor(2.0)])
+    return x, row, column
+
+
+def out_into_a_view(x):
+    torch.add(x[0], 1.0, out=x[0])
+    return (x,)
+
+
+def detached_from_a_pending_sum(x):
+    total = x.sum(0)
+    alias, some = total.detach(), total[1:]
+    total.mul_(2)
+    some.detach().add_(1)
+    return total, alias, some
+
+
+def while_inferring(x):
+    with torch.inference_mode():
+        doubled = x * 2
+        row = doubled[1]
+        doubled[0] = 7.0
+        row.view(1, 3)[0].mul_(2)
+    return doubled, row
+
+
+WRITES = [
+    rows_and_columns,
+    lists_of_views,
+    out_into_a_view,
+    detached_from_a_pending_sum,
+    while_inferring,
+]
+
+
 def test_views_of_a_split_dim_are_written_and_read_as_on_one_device():
     values = np.arange(12.0, dtype="float32").reshape(4, 3)
 
-    def write(x):
-        row, rest = x[0], x[1:].view(-1)
-        x.add_(1)
-        row.mul_(10)
-        rest[4] = 100.0
-        return x, row, rest
-
     def program(rank):
         distribute((2, 1), {})
-        x = shardcore.distribute_tensor(torch.tensor(values), ("data", None))
-        return [each.numpy() for each in write(x)]
+        x = torch.tensor(values)
+        return {
+            write.__name__: [
+                each.numpy() for each in write(shardcore.distribute_tensor(x, ("data", None)))
+            ]
+            for write in WRITES
+        }
 
-    expected = [each.numpy() for each in write(torch.tensor(values))]
     for found in run_ranks(program, 2):
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
+        for write in WRITES:
+            expected = [each.numpy() for each in write(torch.tensor(values))]
+            for one, other in zip(found[write.__name__], expected, strict=True):
+                np.testing.assert_array_equal(one, other, err_msg=write.__name__)
 
 
-def test_writes_into_lists_of_views_and_out_are_refused():
+def test_the_gradient_of_a_parameter_that_keras_does_not_know_is_clipped_in_place():
+    """It arrives as a view of a pending sum."""
+
+    def gradient(x, scale):
+        (x * scale + 1).sum().backward()
+        torch.nn.utils.clip_grad_norm_([scale], 0.5, foreach=False)
+        return scale.grad
+
     def program(rank):
         distribute((2, 1), {})
         x = shardcore.distribute_tensor(torch.tensor(ROWS), ("data", None))
-        with pytest.raises(StrategyError, match="each tensor by itself"):
-            torch._foreach_add_([x[0]], 1.0)
-        with pytest.raises(StrategyError, match=r"copy_\(result\) instead"):
-            torch.add(x[0], 1.0, out=x[0])
+        return gradient(x, torch.nn.Parameter(torch.ones(6))).numpy()
+
+    expected = gradient(torch.tensor(ROWS), torch.nn.Parameter(torch.ones(6))).numpy()
+    for found in run_ranks(program, 2):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_what_is_made_of_other_operators_is_split_in_inference_mode():
+    """It arrives there as it is, and not as what it is made of."""
+
+    def inferred(x):
+        with torch.inference_mode():
+            hidden = torch.nn.functional.linear(x, torch.ones(4, 6), torch.arange(4.0))
+            return torch.nn.functional.layer_norm(hidden, (4,)).to(torch.float64)
+
+    def program(rank):
+        distribute((2, 1), {})
+        fallback.CALLS.clear()
+        found = inferred(shardcore.distribute_tensor(torch.tensor(ROWS), ("data", None)))
+        return found.numpy(), dict(fallback.CALLS)
+
+    expected = inferred(torch.tensor(ROWS)).numpy()
+    for found, fell_back in run_ranks(program, 2):
+        assert fell_back == {}
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_out_of_another_shape_is_refused():
+    def program(rank):
+        distribute((2, 1), {})
+        x = shardcore.distribute_tensor(torch.tensor(ROWS), ("data", None))
+        with pytest.raises(StrategyError, match=r"\(6,\) into a slice of shape \(0, 6\)"):
+            torch.add(x[0], 1.0, out=torch.zeros_like(x[:0]))
         y = torch.zeros_like(x)
         return torch.add(x, 1.0, out=y) is y, y.numpy() - ROWS
 

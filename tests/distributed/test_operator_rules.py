@@ -15,7 +15,7 @@ import shardcore
 from shardcore.adapters import fallback
 from shardcore.adapters.dtensor_rules import HANDLERS
 from shardcore.testing import count_collectives, run_ranks
-from tests.distributed.programs import as_arrays, assert_close, distribute, placements
+from tests.distributed.programs import as_arrays, assert_close, distribute, only_dtensor, placements
 
 DOCS = Path(__file__).parents[2] / "docs" / "operators.md"
 N = None
@@ -166,6 +166,7 @@ LOSSES = {
     "loss, weighted": of_classes(
         "mean", BATCH[:2], "P(sum) S(0)", moves=SUMMED, weight=torch.tensor([1.0, 2.0, 0.5, 3.0])
     ),
+    "loss over split classes": of_classes("mean", CHANNELS[:2], "P(sum) S(1)", moves=({}, {})),
     "loss of pixels": of_classes("mean", BATCH, "P(sum) S(0)", shape=(5, 4, 2, 3), moves=SUMMED),
     "loss of rows of pixels": of_classes(
         "mean", (N, N, "model", N), "P(sum) S(2)", shape=(5, 4, 2, 3), moves=SUMMED
@@ -173,7 +174,6 @@ LOSSES = {
 }
 SPLIT = CONVOLUTIONS | POOLS_AND_PADS | LOSSES
 WHOLE = {
-    "loss over split classes": of_classes("mean", CHANNELS[:2], "R R"),
     "rows": one(functional.max_pool2d, IMAGES, (N, N, "model", N), "R R", 2),
     "a batch of one": one(functional.avg_pool2d, (1, *IMAGES[1:]), BATCH, "R R", 2),
     "cut groups": convolution(
@@ -243,6 +243,7 @@ def compared():
     return compare(SPLIT | WHOLE, (1, 2))
 
 
+@only_dtensor
 @pytest.mark.parametrize("name", SPLIT)
 def test_what_is_split_stays_split_and_moves_what_it_must(compared, name):
     case = SPLIT[name]
@@ -276,6 +277,7 @@ def rows(x):
     return first * 2 + second * 3
 
 
+@only_dtensor
 def test_a_convolutional_model_moves_no_kernel():
     """Three kernels, all split by their last dim: activations meet them whole."""
 
@@ -292,7 +294,7 @@ def test_a_convolutional_model_moves_no_kernel():
             keras.layers.GlobalAveragePooling2D(),
         ]
         model = keras.Sequential([keras.Input((8, 8, 2)), *layers])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
         rng = np.random.default_rng(0)
         data = rng.normal(size=(5, 8, 8, 2)), rng.normal(size=(5, 2))
         model.train_on_batch(*data)

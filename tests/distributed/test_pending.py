@@ -8,7 +8,7 @@ from torch.nn import functional
 import shardcore
 from shardcore.domain.errors import StrategyError
 from shardcore.testing import run_ranks
-from tests.distributed.programs import as_arrays, assert_close, distribute, placements
+from tests.distributed.programs import as_arrays, assert_close, distribute, only_dtensor, placements
 
 VALUES = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
 VALUES[:, 1] = -np.abs(VALUES[:, 1])  # no rank finds one above zero
@@ -54,6 +54,12 @@ def filled(x):
             x.T, 2 * x.T.flip(0), torch.ones(4), reduction="none"
         ),
     }
+
+
+def over_zero(x):
+    """The sums of both halves are of both signs."""
+    signed = x * torch.tensor([[1.0]] * 3 + [[-1.0]] * 3)
+    return {"sum": signed.sum(0) / 0, "mean": torch.div(signed.mean(0), 0.0)}
 
 
 def drawn(x):
@@ -115,7 +121,7 @@ def losses(x):
     return found
 
 
-GROUPS = [whether_any, norms, filled, drawn, half, strided, rows_read_often, losses]
+GROUPS = [whether_any, norms, filled, over_zero, drawn, half, strided, rows_read_often, losses]
 
 
 def all_groups(rank, mesh, spec):
@@ -154,6 +160,7 @@ def test_norms_of_a_list_are_reduced_together():
     assert run_ranks(program, 2) == [({"all_reduce": 1}, {"R R"})] * 2
 
 
+@only_dtensor
 def test_an_operator_that_nothing_can_run_says_what_was_tried():
     def program(rank):
         distribute((2, 1))

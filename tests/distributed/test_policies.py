@@ -122,7 +122,7 @@ def test_tensor_parallel_blocks_reduce_four_times():
         for build in REDUCTIONS:
             distribute(build, (1, 2), "tensor_parallel", {"small": 0})
             model = build()
-            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
             model.train_on_batch(*CASES[grouped])
             with count_collectives() as traffic:
                 model.train_on_batch(*CASES[grouped])

@@ -13,7 +13,14 @@ from torch.distributed.tensor.experimental import implicit_replication
 import shardcore
 from shardcore.domain.errors import StrategyError
 from shardcore.testing import run_ranks
-from tests.distributed.programs import as_arrays, assert_close, distribute, placements
+from tests.distributed.programs import (
+    STRATEGY,
+    as_arrays,
+    assert_close,
+    distribute,
+    only_dtensor,
+    placements,
+)
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(6, 4)).astype("float32")
@@ -78,6 +85,7 @@ def promotes(model):
     return True
 
 
+@only_dtensor
 def test_threads_compute_with_a_sharded_model_and_train_it_in_a_scope():
     def program(rank, mesh):
         scope = distribute(mesh, RULES).scope if mesh else contextlib.nullcontext
@@ -105,7 +113,7 @@ def test_a_collective_on_a_thread_without_a_scope_is_an_error_on_every_rank():
         kernel = model.layers[0].kernel
 
         def gather():
-            return kernel.value.redistribute(placements=[torch.distributed.tensor.Replicate()] * 2)
+            return kernel.value.full_tensor()
 
         def compute():
             return torch.tanh(model(torch.as_tensor(X)))
@@ -121,6 +129,7 @@ def test_a_collective_on_a_thread_without_a_scope_is_an_error_on_every_rank():
             assert "distribution.scope()" in str(error)
 
 
+@only_dtensor
 def test_without_a_distribution_a_layer_promotes_and_nothing_else_does():
     def program(rank):
         distribute((1, 2), RULES)
@@ -172,9 +181,10 @@ def test_the_backward_pass_and_fit_after_the_scope_are_those_of_one_device():
     ((reference, _),) = run_ranks(program, 1, None)
     results = run_ranks(program, 2, (2, 1))
     assert_close([values for values, _ in results], reference)
-    assert [promoted for _, promoted in results] == [False, False]
+    assert [promoted for _, promoted in results] == [STRATEGY == "manual"] * 2
 
 
+@only_dtensor
 def test_scopes_nest_in_any_order_of_leaving():
     def program(rank):
         first = distribute((1, 2), RULES)

@@ -27,6 +27,12 @@ def written(write):
     return changed
 
 
+def gradient_of(function, x):
+    x = x.detach().requires_grad_()
+    (function(x) ** 2).sum().backward()
+    return x.grad
+
+
 CASES = {
     # random: the values of one device
     "bernoulli": lambda x: torch.bernoulli(torch.sigmoid(x)),
@@ -43,6 +49,10 @@ CASES = {
     "norms of a list": lambda x: torch.stack(torch._foreach_norm([x, x * 2])),
     "filled": lambda x: torch.empty_like(x.sum(0)).fill_(3.0),
     "one minus": lambda x: 1 - x.sum(0),
+    "over zero": lambda x: x.sum(0) / 0,
+    "number over": lambda x: torch.ops.aten.div.Tensor(2.0, x.sum(0)),
+    "number times": lambda x: torch.ops.aten.mul.Tensor(2.0, x.sum(0)),
+    "times infinity": lambda x: x.sum(0) * float("inf"),
     "of integers": lambda x: (x * 10).int().sum(0),
     # means and variances of the whole
     "batch_norm": lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3), training=True),
@@ -55,8 +65,15 @@ CASES = {
     "cross_entropy, weighted": lambda x: F.cross_entropy(x, CLASSES.abs() % 3, weight=WEIGHTS),
     "kl_div": lambda x: F.kl_div(x.log_softmax(1), x.softmax(1), reduction="batchmean"),
     "mse_loss": lambda x: F.mse_loss(x, torch.ones_like(x)),
+    # by elements, with gradients of their own
+    "activations": lambda x: gradient_of(
+        lambda y: F.elu(y) + F.leaky_relu(y) * F.softplus(y) + F.hardswish(y), x
+    ),
     # along dims
     "argmax": lambda x: x.argmax(0),
+    "any over dims": lambda x: (x > 1).any((0,)),
+    "any over no dims": lambda x: (x > 1).any(()),
+    "all over dims": lambda x: (x > -9).all((0, 1)),
     "cumsum": lambda x: x.cumsum(0),
     "group_norm": lambda x: F.group_norm(x.view(6, 3, 1), 3),
     "layer_norm": lambda x: F.layer_norm(x, (3,)),

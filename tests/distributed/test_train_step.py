@@ -1,7 +1,5 @@
 """Steps that users override, and how steps are run: the numbers of one device."""
 
-import logging
-
 import keras
 import numpy as np
 import torch
@@ -149,26 +147,3 @@ def test_an_overridden_step_gives_the_numbers_of_one_device():
     (reference,) = run_ranks(train, 1, None)
     for mesh in [(2, 1), (1, 2)]:
         assert_close(run_ranks(train, 2, mesh, timeout=150), reference, atol=2e-5)
-
-
-def test_a_step_to_be_compiled_runs_eagerly_and_says_so():
-    def compiled(rank):
-        distribute((2, 1), RULES)
-        said = []
-        handler = logging.Handler()
-        handler.emit = lambda record: said.append(record.getMessage())
-        logging.getLogger("shardcore.steps").addHandler(handler)
-        found = {}
-        for jit_compile in (True, False):
-            keras.utils.set_random_seed(1)
-            fitted(keras.Model(*layers()), found, str(jit_compile), jit_compile=jit_compile)
-        return found, said
-
-    for found, said in run_ranks(compiled, 2):
-        values = [value for name, value in found.items() if name.startswith("True")]
-        eager = [value for name, value in found.items() if name.startswith("False")]
-        assert values
-        for value, expected in zip(values, eager, strict=True):
-            np.testing.assert_array_equal(value, expected)
-        assert said
-        assert all("jit_compile=True" in message for message in said)

@@ -156,6 +156,14 @@ LABELS = RNG.integers(0, 2, (ROWS, 3, 1)).astype("float32")
 WEIGHTS_OF_STEPS = RNG.uniform(0.5, 1.5, (ROWS, 3)).astype("float32")
 
 
+class Detached(keras.losses.MeanSquaredError):
+    """Hands its weights on without their gradient."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        weights = keras.ops.convert_to_tensor(sample_weight).detach()
+        return super().__call__(y_true, y_pred, weights)
+
+
 def weigh(rank, mesh):
     """Sample weights under a mask, by which Keras multiplies tensors in place, arrays not."""
     if mesh:
@@ -176,6 +184,8 @@ def weigh(rank, mesh):
             values["fit"] = model.fit(SEQUENCES, LABELS, 8, sample_weight=given, verbose=0).history[
                 "auc"
             ]
+            model.compile("sgd", Detached(), weighted_metrics=[keras.metrics.AUC(20)])
+            values["detached"] = model.train_on_batch(SEQUENCES, LABELS, given)
         if mesh or name == "array":
             np.testing.assert_array_equal(given, weights)  # what the user gave is not written to
     return values

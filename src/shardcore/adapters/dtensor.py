@@ -12,9 +12,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate
 
-from shardcore.adapters import dtensor_promotion, dtensor_views
+from shardcore.adapters import (
+    dtensor_gradients,
+    dtensor_promotion,
+    dtensor_views,
+    dtensor_weights,
+)
 from shardcore.adapters.dtensor_operators import OPERATORS
 from shardcore.adapters.dtensor_placements import from_torch, settled, to_torch
+from shardcore.adapters.gradient_buckets import Buckets
 from shardcore.adapters.torch_compat import dtensor as dtensor_compat
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
@@ -61,6 +67,9 @@ class DTensors:
     """
 
     world: World
+    _buckets: Buckets = attrs.field(
+        factory=lambda: Buckets(dtensor_gradients.start), init=False, repr=False, eq=False
+    )
 
     @property
     def _mesh(self) -> DeviceMesh:
@@ -84,6 +93,10 @@ class DTensors:
         if layout.is_replicated:
             return self.join(part, layout, shape)
         return self.join(part.clone(memory_format=torch.contiguous_format), layout, shape)
+
+    def keep(self, tensor: Any) -> Any:
+        """`tensor`, known by its memory: a split weight is gathered to be used."""
+        return dtensor_weights.keep(tensor) if isinstance(tensor, DTensor) else tensor
 
     def join(self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> DTensor:
         """The DTensor of global `shape`, which is given since ranks may hold unequal parts."""
@@ -143,15 +156,14 @@ class DTensors:
             dtensor_views.spread(stored)
 
     def on_gradient(self, stored: torch.Tensor, layout: Layout) -> None:
-        """Redistribute each gradient once it is accumulated."""
+        """Bring each gradient there once it is accumulated; sums go together, in buckets."""
         placements = torch_placements(layout)
 
-        def redistribute(parameter: torch.Tensor) -> None:
-            gradient = parameter.grad
-            if isinstance(gradient, DTensor) and gradient.placements != placements:
-                parameter.grad = gradient.redistribute(self._mesh, placements)
+        def bring(parameter: torch.Tensor) -> None:
+            dtensor_gradients.bring(parameter, placements, self._buckets)
 
-        stored.register_post_accumulate_grad_hook(redistribute)  # type: ignore[no-untyped-call]
+        stored.register_hook(dtensor_gradients.contiguous)  # type: ignore[no-untyped-call]
+        stored.register_post_accumulate_grad_hook(bring)  # type: ignore[no-untyped-call]
 
     def promotion(self, visiting: bool = False) -> AbstractContextManager[None]:
         """Promote plain tensors to replicated ones, on this thread."""

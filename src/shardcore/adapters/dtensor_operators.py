@@ -8,12 +8,15 @@ from typing import Any
 
 from shardcore.adapters import (
     dtensor_norms,
+    dtensor_own_copies,
     dtensor_pending,
     dtensor_random,
     dtensor_rules,
+    dtensor_softmax,
     dtensor_statistics,
     dtensor_trust,
     dtensor_views,
+    dtensor_weights,
     dtensor_writes,
     fallback,
     torch_compat,
@@ -26,19 +29,21 @@ def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return operator(args[0].full_tensor(), **kwargs)
 
 
+_HANDLERS: dict[Any, torch_compat.Handler] = {
+    **dtensor_trust.HANDLERS,
+    **dtensor_views.HANDLERS,
+    **dtensor_writes.HANDLERS,
+    **dtensor_pending.HANDLERS,
+    **dtensor_random.HANDLERS,
+    **dtensor_statistics.HANDLERS,
+    **dtensor_norms.HANDLERS,
+    **dtensor_softmax.HANDLERS,
+    **dtensor_rules.HANDLERS,
+    torch_compat.ITEM: _item,
+}
 OPERATORS = dtensor_compat.OperatorTable(
-    handlers={
-        **dtensor_trust.HANDLERS,
-        **dtensor_views.HANDLERS,
-        **dtensor_writes.HANDLERS,
-        **dtensor_pending.HANDLERS,
-        **dtensor_random.HANDLERS,
-        **dtensor_statistics.HANDLERS,
-        **dtensor_norms.HANDLERS,
-        **dtensor_rules.HANDLERS,
-        torch_compat.ITEM: _item,
-    },
+    handlers=_HANDLERS | dtensor_weights.handlers(_HANDLERS),
     on_fallback=fallback.tell,
-    on_view=dtensor_views.viewed,
+    on_view=dtensor_own_copies.viewed,
     on_copied_view=dtensor_views.taken,
 )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters import threads
+from shardcore.adapters.dtensor_gathered import GATHERED
 from shardcore.adapters.torch_compat import dtensor as dtensor_compat
 
 
@@ -42,6 +43,8 @@ def promotion(visiting: bool = False) -> Iterator[None]:
             yield
     finally:
         _here.promotions -= 1
+        if not visiting:
+            GATHERED.clear()
         if not _here.promotions:
             dtensor_compat.set_promotion(_here.before)
 

@@ -13,10 +13,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate
 
-from shardcore.adapters import fallback, torch_compat
+from shardcore.adapters import dtensor_own_copies, fallback, torch_compat
+from shardcore.adapters.dtensor_gathered import GATHERED
 from shardcore.adapters.dtensor_trust import DISTRUSTED, is_split, put_in, replicated
 from shardcore.adapters.torch_compat import dtensor as dtensor_compat
-from shardcore.domain.errors import StrategyError
 
 
 @attrs.frozen
@@ -88,18 +88,6 @@ _ORIGIN: "weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[torch.UntypedSto
 )
 
 
-# The memory of views that this rank could only copy: what is written there is lost.
-_LOST: "weakref.WeakSet[torch.UntypedStorage]" = weakref.WeakSet()
-
-
-def viewed(part: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
-    """Note views that do not share the memory of `part`, which they were to be views of."""
-    memory = part.untyped_storage()
-    for each in results:
-        if each.untyped_storage() is not memory:
-            _LOST.add(each.untyped_storage())
-
-
 def taken(tensor: DTensor, placements: Sequence[Placement], part: torch.Tensor) -> None:
     """Note that `tensor` has been copied so that views of it can be taken.
 
@@ -110,6 +98,7 @@ def taken(tensor: DTensor, placements: Sequence[Placement], part: torch.Tensor) 
     """
     own = dtensor_compat.local_tensor(tensor)
     storage, memory = own.untyped_storage(), part.untyped_storage()
+    dtensor_own_copies.check_shared(storage)
     base, path = _ORIGIN.get(storage, (storage, ()))
     step = _Copy(_Place.of(own, tensor, tensor.placements), _Place.of(part, tensor, placements))
     copies = _TAKEN.setdefault(base, {}).setdefault((*path, step), [])
@@ -143,21 +132,6 @@ def is_copied_view(tensor: Any) -> bool:
     return isinstance(tensor, DTensor) and _memory(tensor) in _ORIGIN
 
 
-def check_writable(operator: Any, tensor: DTensor) -> None:
-    """Refuse to write into a view that is a copy on this rank, and cannot be brought back.
-
-    Raises:
-        StrategyError: If `tensor` is such a view.
-    """
-    if _memory(tensor) in _LOST:
-        raise StrategyError(
-            f"{operator} is to write into a view of shape {tuple(tensor.shape)} that lies as "
-            f"{tensor.placements}: the part of this rank does not lie in one piece, so that its "
-            "view is a copy, and the write would not reach the tensor. Make the tensor "
-            "contiguous() before the view is taken."
-        )
-
-
 def catch_up(tensor: DTensor) -> None:
     """Bring a copied view up to date before it is written into.
 
@@ -172,18 +146,21 @@ def spread(tensor: DTensor) -> None:
     """Bring the base of `tensor`, and all views of it, up to date after a write into `tensor`."""
     memory = _memory(tensor)
     base, path = _ORIGIN.get(memory, (memory, ()))
+    GATHERED.written(memory)
+    GATHERED.written(base)
     with torch.no_grad():
-        _give_back(base, path, memory)
+        dtensor_own_copies.written(dtensor_compat.local_tensor(tensor).untyped_storage())
+        if path:
+            _give_back(base, path, memory)
+            dtensor_own_copies.written(base)
         _refresh(base, tensor)
 
 
 def _memory(tensor: DTensor) -> torch.UntypedStorage:
-    return dtensor_compat.local_tensor(tensor).untyped_storage()
+    return dtensor_own_copies.origin(dtensor_compat.local_tensor(tensor).untyped_storage())
 
 
 def _give_back(base: torch.UntypedStorage, path: _Path, memory: torch.UntypedStorage) -> None:
-    if not path:
-        return
     way = [base]
     for step in path[:-1]:
         way.append(step.take(way[-1]))
@@ -225,3 +202,4 @@ def _take_again(base: torch.UntypedStorage, path: _Path, copies: list[Any]) -> N
         memory = copy()
         if memory is not None and memory.data_ptr() != storage.data_ptr():
             memory.copy_(storage)
+            dtensor_own_copies.written(memory)

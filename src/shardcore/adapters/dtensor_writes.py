@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from shardcore.adapters import dtensor_pending, dtensor_random, torch_compat
 from shardcore.adapters.dtensor_placements import is_pending
 from shardcore.adapters.dtensor_trust import DISTRUSTED, run_whole
-from shardcore.adapters.dtensor_views import catch_up, check_writable, is_copied_view, spread
+from shardcore.adapters.dtensor_views import catch_up, is_copied_view, spread
 from shardcore.adapters.torch_compat import dtensor as dtensor_compat
 from shardcore.domain.errors import StrategyError
 
@@ -21,14 +21,13 @@ def _write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target = args[0]
     if not isinstance(target, DTensor):
         return run_whole(operator, args, kwargs)
-    _prepare(operator, target)
+    _prepare(target)
     result = _write_into(operator, args, kwargs)
     spread(target)
     return result
 
 
-def _prepare(operator: Any, target: DTensor) -> None:
-    check_writable(operator, target)
+def _prepare(target: DTensor) -> None:
     if is_copied_view(target):
         catch_up(target)
 
@@ -62,7 +61,7 @@ def _write_many(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _write_all(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     targets = _targets(operator, args, kwargs)
     for each in targets:
-        _prepare(operator, each)
+        _prepare(each)
     result = dtensor_compat.as_torch_does(operator, args, kwargs)
     for each in targets:
         spread(each)
@@ -93,7 +92,6 @@ def _write_out(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 "that is split: such a view has memory of its own, and the write would not reach "
                 "the tensor that it is a view of. Write view.copy_(result) instead."
             )
-        check_writable(operator, each)
     result = dtensor_compat.as_torch_does(operator, args, kwargs)
     for each in targets:
         spread(each)

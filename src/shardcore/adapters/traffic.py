@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import attrs
-import torch
 
 from shardcore.adapters import torch_compat
 
@@ -22,10 +21,10 @@ class Traffic:
     calls: Counter[str] = attrs.field(factory=Counter)
     operand_bytes: Counter[str] = attrs.field(factory=Counter)
 
-    def add(self, name: str, operand: torch.Tensor) -> None:
+    def add(self, started: torch_compat.Started) -> None:
         """Count one collective."""
-        self.calls[name] += 1
-        self.operand_bytes[name] += operand.numel() * operand.element_size()
+        self.calls[started.name] += 1
+        self.operand_bytes[started.name] += started.operand_bytes
 
 
 @contextmanager

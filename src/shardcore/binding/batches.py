@@ -24,13 +24,13 @@ def distribute(data: Any, session: Session) -> Any:
     batch axis. Nothing but row counts is communicated, unless the rows that the processes give
     do not fall as `torch.chunk` would cut them.
     """
-    tensors = seams.map_leaves(_tensor, data)
+    tensors = seams.map_leaves(as_tensor, data)
     if session.distribution.auto_shard_dataset:
         return seams.map_leaves(lambda leaf: _take_rows(leaf, session), tensors)
     return _join_all_rows(tensors, session)
 
 
-def _tensor(leaf: Any) -> Any:
+def as_tensor(leaf: Any) -> Any:
     """Arrays of NumPy, pandas, ... as tensors; what torch has no tensor for stays as it is."""
     if isinstance(leaf, torch.Tensor) or not hasattr(leaf, "__array__"):
         return leaf

@@ -18,6 +18,7 @@ from shardcore.binding.exporting import export
 from shardcore.binding.layer_calls import layer_call
 from shardcore.binding.layer_edges import LayerEdges
 from shardcore.binding.packed_kernels import PackedKernels
+from shardcore.binding.random_generators import generator
 from shardcore.binding.reading import to_numpy
 from shardcore.binding.saving import Saving
 from shardcore.binding.session import Sessions
@@ -25,6 +26,7 @@ from shardcore.binding.steps import Steps
 from shardcore.binding.torch_modules import TorchModules
 from shardcore.binding.variable import VariableSeam
 from shardcore.domain.errors import StrategyError
+from shardcore.ports.capture import StepCapture
 from shardcore.ports.processes import Processes
 from shardcore.ports.strategy import StrategyEntry
 
@@ -41,10 +43,12 @@ class Binding:
     Args:
         entry: The strategy that keeps variables.
         processes: The job of this process.
+        capture: Makes programs of steps.
     """
 
     entry: StrategyEntry
     processes: Processes
+    capture: StepCapture
     sessions: Sessions = attrs.field(init=False)
     library: BackendLibrary = attrs.field(init=False)
     _rebinding: seams.Rebinding = attrs.field(factory=seams.Rebinding, init=False)
@@ -87,7 +91,7 @@ class Binding:
 
     def _replacements(self) -> dict[str, Callable[[Any], Any]]:
         variable = VariableSeam(self.sessions)
-        steps = Steps(self.sessions)
+        steps = Steps(self.sessions, self.capture)
         saving = Saving(self.sessions)
         torch_modules = TorchModules(self.sessions)
         return {
@@ -115,7 +119,10 @@ class Binding:
             "train step": steps.maker("train_function"),
             "test step": steps.maker("test_function"),
             "predict step": steps.maker("predict_function"),
+            "automatic compilation": lambda _: lambda trainer: seams.AUTO,
+            "metric results": self.sessions.sums.before,
             "compilation": steps.compilation,
+            "random generator": lambda original: generator(original, self.sessions, self.capture),
             "mask of a loss": sample_weights.mask,
             "export": lambda original: export(original, self.sessions),
             "save model": saving.save_model,

@@ -1,11 +1,9 @@
 """`parallelize_torch_module`: a plain torch module, laid out by rules as a layout map's."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import torch
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from shardcore.binding import torch_state
 from shardcore.binding.layout_map import rules_of
@@ -26,40 +24,61 @@ def parallelize(module: Any, mesh: Any, rules: Any, sessions: Sessions) -> Any:
     if session.mesh.size == 1:
         return module
     torch_state.agree(module, session)
-    stored: dict[int, torch.Tensor] = {}
-    styles: dict[str, ParallelStyle] = {
-        name: _ByRules(session, plan.layouts, stored, ModuleEdge(session, plan.outputs.get(name)))
-        for name, _ in module.named_modules()
-    }
-    parallelize_module(module, _torch_mesh(session, sessions), styles)
-    torch_state.replace_tensors(module, stored)
+    by_rules = _ByRules(module, session, plan)
+    mesh_of_torch = _torch_mesh(session)
+    if mesh_of_torch is None:
+        for each in module.modules():
+            by_rules.lay_out(each)
+    else:
+        _by_styles(module, mesh_of_torch, by_rules)
+    torch_state.replace_tensors(module, by_rules.stored)
     return module
 
 
+def _by_styles(module: torch.nn.Module, mesh: Any, by_rules: "_ByRules") -> None:
+    """By torch's own `parallelize_module`, which is there where DTensor is."""
+    from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+    class Style(ParallelStyle):
+        def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
+            by_rules.lay_out(module)
+            return module
+
+    parallelize_module(module, mesh, {name: Style() for name, _ in module.named_modules()})
+
+
 @attrs.define(eq=False)
-class _ByRules(ParallelStyle):
-    """Lays out what one module of the tree has itself, and pins its edges.
+class _ByRules:
+    """Lays out what each module of a tree has itself, and pins its edges.
 
     Args:
+        root: The tree.
         session: Whose strategy keeps the tensors.
-        layouts: The layout of each parameter, by its `id`; others are replicated.
+        plan: The layouts of parameters, others are replicated, and of outputs.
+
+    Attributes:
         stored: Where what is laid out goes, by the `id` of the tensor that it replaces.
-        edge: The module's edge.
     """
 
+    root: torch.nn.Module
     session: Session
-    layouts: Mapping[int, Layout]
-    stored: dict[int, torch.Tensor]
-    edge: ModuleEdge
+    plan: "_Plan"
+    stored: dict[int, torch.Tensor] = attrs.field(factory=dict, init=False)
+    _outputs: dict[torch.nn.Module, Layout] = attrs.field(init=False)
 
-    def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
+    @_outputs.default
+    def _by_module(self) -> dict[torch.nn.Module, Layout]:
+        named = self.root.named_modules()
+        return {each: self.plan.outputs[name] for name, each in named if name in self.plan.outputs}
+
+    def lay_out(self, module: torch.nn.Module) -> None:
+        """Lay out what `module` has itself."""
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         for tensor in own:
             if id(tensor) not in self.stored:  # a tied one is laid out once
-                layout = self.layouts.get(id(tensor))
+                layout = self.plan.layouts.get(id(tensor))
                 self.stored[id(tensor)] = torch_state.stored(tensor, layout, self.session)
-        self.edge.attach(module)
-        return module
+        ModuleEdge(self.session, self._outputs.get(module)).attach(module)
 
 
 @attrs.frozen(eq=False)
@@ -169,12 +188,7 @@ def _check_mesh(mesh: Any, session: Session) -> None:
         )
 
 
-def _torch_mesh(session: Session, sessions: Sessions) -> Any:
-    """The mesh as torch knows it, which the strategy's tensors carry."""
+def _torch_mesh(session: Session) -> Any:
+    """The mesh as torch knows it, if the strategy's tensors carry one."""
     scalar = session.strategy.create(torch.zeros(()), Layout.replicated(session.mesh, 0))
-    if not hasattr(scalar, "device_mesh"):
-        raise StrategyError(
-            "parallelize_torch_module needs tensors that carry their mesh, and those of strategy "
-            f'{sessions.entry.name!r} do not: use shardcore.install(strategy="dtensor").'
-        )
-    return scalar.device_mesh
+    return getattr(scalar, "device_mesh", None)

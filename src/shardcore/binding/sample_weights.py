@@ -5,6 +5,7 @@ is not, as Keras makes a new tensor of it at each use. Both stay as they are; bu
 the user gave is not written to, as a rank would change its own rows only.
 """
 
+import weakref
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -33,7 +34,7 @@ def remember_arrays(given: list[Any], distributed: list[Any]) -> None:
             weights = zip(seams.leaves(before[2]), seams.leaves(after[2]), strict=True)
             for array, tensor in weights:
                 if isinstance(tensor, torch.Tensor) and not isinstance(array, torch.Tensor):
-                    tensor._shardcore_array = True  # type: ignore[attr-defined]
+                    _ARRAYS.add(_memory(tensor))
 
 
 def mask(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +53,18 @@ def _was_array(weights: Any) -> bool:
     """Whether `weights` are, or are a view of, what an array of the user became.
 
     Keras hands the very tensor on, or a copy in another dtype, which may be written to. A loss of
-    the user's own may hand on a view.
+    the user's own may hand on a view, which has memory of its own where a split dim is viewed.
     """
-    whole = getattr(weights, "_base", None)
-    return any(getattr(each, "_shardcore_array", False) for each in (weights, whole))
+    tensors = (weights, getattr(weights, "_base", None))
+    return any(isinstance(each, torch.Tensor) and _memory(each) in _ARRAYS for each in tensors)
+
+
+def _memory(tensor: Any) -> torch.UntypedStorage:
+    """Where the values of a tensor are, or of a sharded one this rank's part."""
+    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    memory: torch.UntypedStorage = part.untyped_storage()
+    return memory
+
+
+# The memory of what arrays of the user became.
+_ARRAYS: "weakref.WeakSet[torch.UntypedStorage]" = weakref.WeakSet()

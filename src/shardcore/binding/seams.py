@@ -19,11 +19,16 @@ from keras.src import backend, optimizers, tree
 from keras.src.backend.common import global_state
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.torch import core as torch_core
-from keras.src.callbacks import remote_monitor
+from keras.src.backend.torch import trainer as torch_trainer
+from keras.src.callbacks import Callback, CallbackList, remote_monitor
 from keras.src.distribution import distribution_lib
+from keras.src.ops.node import Node
+from keras.src.random import seed_generator
 from keras.src.saving import saving_lib
 from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.utils import file_utils, io_utils, rng_utils
 
 KERAS_VERSIONS = ("3.15",)
@@ -174,10 +179,26 @@ SEAMS = {
         "TorchTrainer.make_predict_function",
         "As the train step.",
     ),
+    "automatic compilation": Seam(
+        "keras.src.trainers.trainer",
+        "Trainer._resolve_auto_jit_compile",
+        'On torch jit_compile="auto" becomes False, which a user may ask for too: it stays told.',
+    ),
+    "random generator": Seam(
+        "keras.src.backend.torch.random",
+        "torch_seed_generator",
+        "Reads the seed on the host, where a recording of the step does not see it.",
+        everywhere=True,
+    ),
+    "metric results": Seam(
+        "keras.src.trainers.trainer",
+        "Trainer.get_metrics_result",
+        "The states of all metrics are reduced together, before the first is read.",
+    ),
     "compilation": Seam(
         "keras.src.backend.torch.trainer",
         "TorchTrainer._should_torch_compile",
-        "torch.compile dies on Keras' own Python over sharded tensors: the step runs eagerly.",
+        "torch.compile dies on Keras' own Python over sharded tensors: recordings are compiled.",
     ),
     "mask of a loss": Seam(
         "keras.src.losses.loss",
@@ -232,6 +253,21 @@ SEAMS = {
         "One rank shows progress.",
     ),
 }
+
+
+class Auto(str):
+    """What `jit_compile="auto"` becomes: false to Keras, which else calls torch.compile.
+
+    It is written into files as "auto", and so read again.
+    """
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return False
+
+
+AUTO = Auto("auto")
 
 
 @attrs.define
@@ -304,6 +340,59 @@ def is_made_by_optimizer() -> bool:
     """Whether the variable that is being made belongs to an optimizer: its scope tells who asks."""
     scopes = global_state.get_global_attribute("name_scope_stack")
     return bool(scopes) and isinstance(scopes[-1].caller, optimizers.Optimizer)
+
+
+def global_seed() -> Any:
+    """The state of the generator that random layers without a seed draw from; None before one."""
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    return None if generator is None else generator.state
+
+
+def draw_seed(seed: Any) -> tuple[Any, Any]:
+    """Both halves of the next seed of `seed`, as tensors."""
+    first, second = seed_generator.draw_seed(seed)
+    return first, second
+
+
+def is_own_step(trainer: Any, name: str) -> bool:
+    """Whether the user has written the method `name`, such as `train_step`, of `trainer`."""
+    return getattr(type(trainer), name) is not getattr(torch_trainer.TorchTrainer, name)
+
+
+def parts_of(trainer: Any) -> list[Any]:
+    """The layers of a model, its optimizer, metrics and losses: what its steps call."""
+    found = [
+        *trainer._flatten_layers(),
+        getattr(trainer, "optimizer", None),
+        getattr(trainer, "_compile_loss", None),
+        *(trainer.metrics if getattr(trainer, "compiled", False) else []),
+    ]
+    return list({id(each): each for each in found if each is not None}.values())
+
+
+def is_variable(value: Any) -> bool:
+    """Whether `value` is a Keras variable."""
+    return isinstance(value, backend.Variable)
+
+
+# What a trainer notes of its runs, and no step looks at.
+RUNS_NOTED = {
+    "_eval_epoch_iterator",
+    "_initial_epoch",
+    "history",
+    "predict_function",
+    "stop_evaluating",
+    "stop_predicting",
+    "stop_training",
+    "test_function",
+    "train_function",
+}
+
+
+def is_bookkeeping(value: Any) -> bool:
+    """Whether `value` tells how a model was made or is trained, which no step looks at."""
+    of_keras = backend.KerasTensor | Node | Callback | CallbackList | EpochIterator | DataAdapter
+    return isinstance(value, of_keras | torch.nn.ParameterDict | torch.nn.ParameterList)
 
 
 def is_seed(variable: Any) -> bool:

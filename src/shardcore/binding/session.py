@@ -11,6 +11,7 @@ import keras
 
 from shardcore.binding import seams
 from shardcore.binding.layout_map import rules_of
+from shardcore.binding.waiting_sums import WaitingSums
 from shardcore.domain.errors import LayoutError, MeshError, StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
@@ -128,6 +129,7 @@ class Sessions:
     entry: StrategyEntry
     processes: Processes
     at_work: list[Any] = attrs.field(factory=list, init=False)
+    sums: WaitingSums = attrs.field(factory=WaitingSums, init=False)
     _strategies: dict[World, Strategy] = attrs.field(factory=dict, init=False)
     _presences: ExitStack = attrs.field(factory=ExitStack, init=False)
     _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)

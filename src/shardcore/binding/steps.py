@@ -1,6 +1,5 @@
 """Seam: the trainer. A batch is split before a step, and what the step returns is whole."""
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,11 +10,11 @@ from typing import Any
 import attrs
 
 from shardcore.binding import agreement, batches, rules, sample_weights, seams
+from shardcore.binding.captured_steps import CapturedStep
 from shardcore.binding.data_adapters import epoch_facts, together
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
-
-logger = logging.getLogger("shardcore.steps")
+from shardcore.ports.capture import StepCapture
 
 
 @attrs.frozen
@@ -23,6 +22,7 @@ class Steps:
     """The members of `TorchTrainer` and its helpers that shardcore replaces."""
 
     sessions: Sessions
+    capture: StepCapture
 
     def maker(self, function_name: str) -> Callable[[Any], Callable[..., Any]]:
         """A replacement for `make_train_function` and its kind.
@@ -37,7 +37,8 @@ class Steps:
                 result = original(trainer, force=force)
                 made = getattr(trainer, function_name)
                 if made is not kept:
-                    setattr(trainer, function_name, _Step(self.sessions, trainer, made))
+                    captured = CapturedStep(trainer, _NAMES[function_name], self.capture)
+                    setattr(trainer, function_name, _Step(self.sessions, trainer, made, captured))
                 return result
 
             return make
@@ -62,18 +63,11 @@ class Steps:
         return run
 
     def compilation(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """`_should_torch_compile`: not over several ranks."""
+        """`_should_torch_compile`: a step that is captured is compiled from its recording."""
 
         def _should_torch_compile(trainer: Any) -> Any:
-            session = self.sessions.current()
-            if session is None or session.mesh.size == 1 or not trainer.jit_compile:
-                return original(trainer)
-            logger.warning(
-                "Model %r was compiled with jit_compile=True: over several ranks its steps run "
-                "eagerly, with the same numbers. Leave jit_compile out to silence this.",
-                trainer.name,
-            )
-            return False
+            captures = self.sessions.current() is not None or self.sessions.entry.serves_one_device
+            return False if captures else original(trainer)
 
         return _should_torch_compile
 
@@ -126,6 +120,7 @@ class _Step:
     sessions: Sessions
     trainer: Any
     function: Callable[[Any], Any]
+    captured: CapturedStep
     checked: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 
     def __call__(self, data: Any) -> Any:
@@ -138,12 +133,20 @@ class _Step:
                 agreement.check_model(self.trainer, data, session)
                 session.agreed.add(self.trainer)
                 rules.check_plan(self.trainer, session)
-            outputs = self.function(self._distribute(data, session))
-            if first:
-                self.checked.add(session)
-                rules.warn_of_rules(self.trainer, session)
-            # Callbacks read logs on a thread of their own: no collective may be left to them.
-            return self._whole(outputs, session)
+            batch = self._distribute(data, session)
+
+            def step() -> Any:
+                with self.sessions.sums.step():
+                    outputs = self.function(batch)
+                # Callbacks read logs on a thread of their own: no collective may be left to them.
+                return seams.map_tensors(session.strategy.whole, outputs)
+
+            if not first:
+                return self.captured(step, batch, session)
+            outputs = step()
+            self.checked.add(session)
+            rules.warn_of_rules(self.trainer, session)
+            return outputs
 
     def _distribute(self, data: Any, session: Session) -> Any:
         distributed = batches.distribute(sample_weights.own_weights(data), session)
@@ -158,14 +161,26 @@ class _Step:
         """
         session = self.sessions.keeping(self.trainer.variables)
         if session is None:
-            return self.function(data)
+            return self._on_one_device(data)
         if not _on_main_thread():
             raise _no_scope(self.trainer)
         with session.distribution.scope():
             return self(data)
 
-    def _whole(self, outputs: Any, session: Session) -> Any:
-        return seams.map_tensors(session.strategy.whole, outputs)
+    def _on_one_device(self, data: Any) -> Any:
+        """The step of a model that Keras keeps; a strategy for one device captures it."""
+        if not self.sessions.entry.serves_one_device:
+            return self.function(data)
+        batch = seams.map_leaves(batches.as_tensor, data)
+        return self.captured(lambda: self.function(batch), batch, None)
+
+
+# What makes the steps of a trainer keeps them under the first name; people know the second.
+_NAMES = {
+    "train_function": "train_step",
+    "test_function": "test_step",
+    "predict_function": "predict_step",
+}
 
 
 def _on_main_thread() -> bool:

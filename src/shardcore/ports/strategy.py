@@ -137,6 +137,7 @@ class StrategyEntry:
         why_unavailable: None where the strategy can be used, else the reason with its remedy.
         preference: `strategy="auto"` takes the available entry with the highest; None is never
             taken by "auto".
+        serves_one_device: Whether it also serves a model for which no distribution is set.
         package: Who offers it, for messages; shardcore fills it in when it finds the entry.
 
     Example:
@@ -150,4 +151,5 @@ class StrategyEntry:
     open: Callable[..., Strategy]
     why_unavailable: Callable[[], str | None] = _available
     preference: int | None = None
+    serves_one_device: bool = False
     package: str = ""

@@ -28,6 +28,10 @@ class ShardedTensors(Protocol):
         """`value`, plain and whole on every rank, cut to `layout` without communication."""
         ...
 
+    def keep(self, tensor: Any) -> Any:
+        """`tensor`, known from now on as what a variable keeps between uses."""
+        ...
+
     def join(self, part: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
         """The tensor of global `shape` of which this rank brings `part`, without communication."""
         ...

@@ -28,7 +28,7 @@ class ShardedStrategy:
 
     def create(self, value: Any, storage: Layout) -> Any:
         """This rank's part of `value`."""
-        return self.tensors.shard(value, storage)
+        return self.tensors.keep(self.tensors.shard(value, storage))
 
     def track(self, stored: Any, storage: Layout) -> None:
         """Gradients usually arrive as pending sums: they are reduced once, as they arrive."""

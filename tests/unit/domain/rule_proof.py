@@ -33,6 +33,11 @@ class Call:
         return [rng.normal(size=shape) for shape in self.shapes]
 
 
+def as_indices(values, upto):
+    """Real numbers as places below `upto`."""
+    return np.floor(np.abs(values) * 1000).astype(int) % upto
+
+
 @st.composite
 def placements(draw, mesh, rule, shapes, factor):
     """Per operand: on some axis split by `factor` if it has that, else anything."""

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from shardcore.domain import operator_rules_basic as basic
-from tests.unit.domain.rule_proof import Call, prove, sizes
+from tests.unit.domain.rule_proof import Call, as_indices, prove, sizes
 
 shapes = st.lists(sizes, min_size=1, max_size=3).map(tuple)
 
@@ -88,11 +88,6 @@ def embeddings(draw):
         return [parts[0][as_indices(parts[1], 5)]]
 
     return Call(basic.embedding(len(dims)), [(5, draw(sizes)), dims], run)
-
-
-def as_indices(values, upto):
-    """Real numbers as places below `upto`."""
-    return np.floor(np.abs(values) * 1000).astype(int) % upto
 
 
 @st.composite

@@ -64,5 +64,5 @@ def test_a_variable_is_cut_and_its_gradients_are_tracked_in_the_same_layout():
     stored = life.create(Tensor("w"), COLUMNS)
     life.track(stored, COLUMNS)
     life.assign(stored, Tensor("new"))
-    assert [call[0] for call in asked] == ["shard", "on_gradient", "copy_into"]
-    assert asked[1] == ("on_gradient", stored, COLUMNS)
+    assert [call[0] for call in asked] == ["shard", "keep", "on_gradient", "copy_into"]
+    assert asked[2] == ("on_gradient", stored, COLUMNS)

@@ -1,11 +1,13 @@
 """Operators that make each element of one element of each operand."""
 
+import cmath
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.slices.copies import note_view
 from shardcore.adapters.slices.split import run_linear, run_split
 from shardcore.adapters.slices.tensor import Slice, without_pending
 from shardcore.adapters.split_operators import Parts
@@ -39,18 +41,33 @@ def elementwise(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         named = dict(zip(names, parts[len(places) :], strict=True))
         return torch_compat.as_tuple(operator(*local, **{**kwargs, **named}))
 
-    return torch_compat.as_returned(operator, _results(operator, operands, call))
+    linear = len(operands) == 1 and operator in LINEAR and _scales(operator, args)
+    return torch_compat.as_returned(operator, _results(operator, operands, call, linear))
+
+
+def _scales(operator: Any, args: tuple[Any, ...]) -> bool:
+    """Whether parts of a sum may be multiplied by numbers, or divided, before they are summed.
+
+    Parts of both signs divided by zero would add up to nan, and their sum is infinite.
+    """
+    numbers = [each for each in args if not isinstance(each, torch.Tensor)]
+    if operator in (aten.div.Scalar, aten.div.Tensor):
+        return isinstance(args[0], torch.Tensor) and 0 not in numbers
+    return all(map(cmath.isfinite, numbers))
 
 
 def _results(
-    operator: Any, operands: list[Any], call: Callable[[Parts], Sequence[torch.Tensor]]
+    operator: Any,
+    operands: list[Any],
+    call: Callable[[Parts], Sequence[torch.Tensor]],
+    linear: bool,
 ) -> Sequence[Any]:
     alike = _run_alike(operator, operands, call)
     if alike is not None:
         return alike
     returns = torch_compat.number_of_results(operator)
     rule = basic.elementwise(tuple(tuple(each.shape) for each in operands), returns)
-    if len(operands) == 1 and operator in LINEAR:
+    if linear:
         return run_linear(operator, rule, operands[0], lambda part: call([part]))
     return run_split(operator, rule, operands, call)
 
@@ -84,7 +101,7 @@ def _same(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     shape, strides = tuple(tensor.shape), tensor.stride()
     layout, world, memory = tensor.mesh_layout, tensor.world, tensor.memory
     same = Slice(part, layout, shape, world, tensor.kept, strides, memory)
-    same.copied = tensor.copied
+    note_view(same, tensor, lambda whole: whole, is_copy=tensor.is_pending)
     return same
 
 
@@ -126,7 +143,17 @@ def _new(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return operator(tensor.part, *numbers, **kwargs)
 
 
+# torch 2.13 does not tag them as such.
+_ELEMENTWISE = (
+    aten.elu_backward.default,
+    aten.hardswish.default,
+    aten.hardswish_backward.default,
+    aten.leaky_relu_backward.default,
+    aten.softplus_backward.default,
+)
+
 HANDLERS: dict[Any, torch_compat.Handler] = {
+    **dict.fromkeys(_ELEMENTWISE, elementwise),
     **dict.fromkeys((aten.detach.default, aten.alias.default, aten.lift_fresh.default), _same),
     aten.clone.default: elementwise,
     torch_compat.TO_COPY: _converted,

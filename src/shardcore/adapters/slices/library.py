@@ -8,8 +8,9 @@ from typing import Any
 import attrs
 import torch
 
+from shardcore.adapters.gradient_buckets import Buckets
 from shardcore.adapters.slices import operators  # noqa: F401 - a slice is run by them
-from shardcore.adapters.slices.buckets import Buckets, bring
+from shardcore.adapters.slices.buckets import bring, buckets
 from shardcore.adapters.slices.tensor import (
     Memory,
     Slice,
@@ -47,7 +48,7 @@ class SlicedTensors:
 
     @_buckets.default
     def _make_buckets(self) -> Buckets:
-        return Buckets(self.world)
+        return buckets(self.world)
 
     @gathered.validator
     def _check_gathered(self, _attribute: Any, value: str) -> None:
@@ -67,6 +68,10 @@ class SlicedTensors:
     def shard(self, value: torch.Tensor, layout: Layout) -> Any:
         """This rank's part of `value`, copied so that the whole can be freed."""
         return _relaid(value, layout, self.world)
+
+    def keep(self, tensor: Any) -> Any:
+        """`tensor`: a slice that a variable keeps is known by being a parameter."""
+        return tensor
 
     def join(self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> Any:
         """The tensor of global `shape` of which this rank brings `part`."""
@@ -185,7 +190,7 @@ class _Local(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, tensor: Slice) -> Any:
         context.like = tensor.mesh_layout, tuple(tensor.shape), tensor.world
-        return tensor.part
+        return tensor.to_local()
 
     @staticmethod
     def backward(context: Any, gradient: Any) -> Any:

@@ -4,31 +4,63 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.slices.tensor import Slice, whole
-from shardcore.adapters.slices.writes import brought, settle
-from shardcore.adapters.torch_compat import LIST_NORM, writes_list
+from shardcore.adapters.slices.copies import settle, write_through
+from shardcore.adapters.slices.reductions import squares
+from shardcore.adapters.slices.tensor import Slice, replicated, whole
+from shardcore.adapters.slices.writes import brought
+from shardcore.adapters.torch_compat import LIST_NORM, tree_map_only, writes_list
 from shardcore.domain.errors import StrategyError
+from shardcore.domain.layout import Layout
 
 
 def on_list(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`_foreach_add(tensors, ...)` and its kind: each tensor, and what it meets in other lists."""
     if operator == LIST_NORM:
-        return [torch.linalg.vector_norm(each, *args[1:], **kwargs) for each in args[0]]
+        return _norms(*args, **kwargs)
+    if not writes_list(operator):
+        return _made(operator, args, kwargs)
+    if any(isinstance(each, Slice) and each.copied is not None for each in args[0]):
+        for at in range(len(args[0])):
+            _write(operator, tuple(_only(at, each, len(args[0])) for each in args), kwargs)
+    else:
+        _write(operator, args, kwargs)
+    return None
+
+
+def _norms(tensors: list[Any], order: Any = 2, dtype: Any = None) -> list[Any]:
+    """The norm of each, as the clipping of gradients takes it: the usual ones by one reduction."""
+    norms: list[Any] = [None] * len(tensors)
+    alike: dict[Any, list[int]] = {}
+    for at, each in enumerate(tensors):
+        if isinstance(each, Slice) and order == 2 and each.is_floating_point():
+            norms[at] = squares(each, dtype or each.dtype)
+            alike.setdefault((norms[at].mesh_layout, norms[at].dtype), []).append(at)
+        else:
+            norms[at] = torch.linalg.vector_norm(each, order, dtype=dtype)
+    for places in alike.values():
+        for at, total in zip(places, _settled([norms[at] for at in places]), strict=True):
+            norms[at] = total.sqrt().to(dtype or tensors[at].dtype)
+    return norms
+
+
+def _settled(scalars: list[Slice]) -> list[Slice]:
+    """Slices without dims that lie alike, their pending sums done together."""
+    first = scalars[0]
+    if not first.is_pending:
+        return scalars
+    layout = Layout(first.world.mesh, (None,), first.mesh_layout.partial)
+    parts = torch.stack([each.part for each in scalars])
+    joined = whole(Slice(parts, layout, (len(scalars),), first.world))
+    return [replicated(each, first.world) for each in joined.unbind()]
+
+
+def _made(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that `operator` makes, each in the layout of one that it is made of."""
     targets = [_reference(items) for items in _columns(args)]
-    writes = writes_list(operator)
-    if writes:
-        targets = list(args[0])
     for target in targets:
         if isinstance(target, Slice):
-            _check(operator, target, writes)
             settle(target)
-    local = tuple(_local_operand(each, targets) for each in args)
-    found = operator(*local, **kwargs)
-    if writes:
-        for target in targets:
-            if isinstance(target, Slice):
-                target.memory.written()
-        return None
+    found = operator(*(_local_operand(each, targets) for each in args), **kwargs)
     if any(part.shape != _part(each).shape for part, each in zip(found, targets, strict=True)):
         raise StrategyError(
             f'{operator} does not keep the shapes of its tensors: strategy "manual" cannot run it '
@@ -42,12 +74,27 @@ def on_list(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     ]
 
 
-def _check(operator: Any, target: Slice, writes: bool) -> None:
-    if writes and target.copied is not None:
-        raise StrategyError(
-            f"{operator} writes into a list of tensors, of which one is a view of a split dim. "
-            'Strategy "manual" cannot do that: write into each tensor by itself.'
-        )
+def _write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Write into each of the first list; into a view that is a copy only if it is alone there."""
+    targets, *others = args
+    first = targets[0]
+    if isinstance(first, Slice) and first.copied is not None:
+        plain = tree_map_only(Slice, whole, others)
+        write_through(first, lambda view: operator([view], *plain, **kwargs))
+        return
+    for target in targets:
+        if isinstance(target, Slice):
+            settle(target)
+    operator(*(_local_operand(each, targets) for each in args), **kwargs)
+    for target in targets:
+        if isinstance(target, Slice):
+            target.memory.written()
+
+
+def _only(at: int, operand: Any, count: int) -> Any:
+    """Of a list of `count` the one at `at`, in a list."""
+    of_each = isinstance(operand, list | tuple) and len(operand) == count
+    return [operand[at]] if of_each else operand
 
 
 def _part(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,6 @@
 import math
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
 
 import attrs
 import torch
@@ -11,17 +10,13 @@ import torch.distributed as dist
 
 from shardcore.adapters import process_group
 from shardcore.adapters.threads import check_thread
+from shardcore.adapters.torch_compat import collectives
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.redistribution import Step, plan
+from shardcore.ports.whereabouts import Move, moving
 from shardcore.ports.world import World
 
-_OPERATORS = {
-    "sum": dist.ReduceOp.SUM,
-    "avg": dist.ReduceOp.SUM,  # gloo has no average
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-    "product": dist.ReduceOp.PRODUCT,
-}
+_SUM = "sum"
 
 
 def moved(
@@ -36,10 +31,12 @@ def moved(
         shape: The global shape of the tensor.
         world: The mesh over the processes. All ranks call it together.
     """
-    for step in plan(source, target, shape, part.element_size()):
-        if step.kind != "slice":
-            check_thread()
-        part = _MOVES[step.kind](part, step, world)
+    steps = plan(source, target, shape, part.element_size())
+    if any(step.kind != "slice" for step in steps):
+        check_thread()
+    with moving(Move(part, shape, source, target)):
+        for step in steps:
+            part = _MOVES[step.kind](part, step, world)
     return part
 
 
@@ -48,30 +45,29 @@ class AllReduce:
     """A sum over some mesh axes that is on its way.
 
     Args:
-        value: What becomes the sum.
-        work: The collective over the first axis.
+        started: What becomes the sum over the first axis.
         rest: The other axes.
         world: The mesh over the processes.
     """
 
-    value: torch.Tensor
-    work: Any
+    started: torch.Tensor
     rest: tuple[str, ...]
     world: World
 
     @classmethod
     def start(cls, value: torch.Tensor, partial: PartialAxes, world: World) -> "AllReduce":
-        """Start to sum `value`, which is overwritten, over the axes that are `partial`."""
+        """Start to sum `value` over the axes that are `partial`."""
         axes = [axis for axis, _ in partial if world.mesh.axis_size(axis) > 1]
-        work = dist.all_reduce(value, group=process_groups(world)[axes[0]], async_op=True)
-        return cls(value, work, tuple(axes[1:]), world)
+        started = collectives.all_reduce(value, _SUM, process_groups(world)[axes[0]])
+        return cls(started, tuple(axes[1:]), world)
 
     def wait(self) -> torch.Tensor:
         """The sum."""
-        self.work.wait()
+        value = collectives.wait(self.started)
         for axis in self.rest:
-            dist.all_reduce(self.value, group=process_groups(self.world)[axis])
-        return self.value
+            group = process_groups(self.world)[axis]
+            value = collectives.wait(collectives.all_reduce(value, _SUM, group))
+        return value
 
 
 def _slice(part: torch.Tensor, step: Step, world: World) -> torch.Tensor:
@@ -85,19 +81,18 @@ def _all_gather(part: torch.Tensor, step: Step, world: World) -> torch.Tensor:
     shapes = [step.source.local_shape(step.shape, peer) for peer in _peers(step, world)]
     buffer = part.new_zeros(max(map(math.prod, shapes)))
     buffer[: part.numel()] = part.reshape(-1)
-    buffers = [torch.empty_like(buffer) for _ in shapes]
-    dist.all_gather(buffers, buffer, group=_group(step, world))
+    buffers = collectives.wait(collectives.all_gather(buffer, _group(step, world)))
     assert step.source_dim is not None
     chunks = [
-        each[: math.prod(size)].reshape(size) for each, size in zip(buffers, shapes, strict=True)
+        each[: math.prod(size)].reshape(size)
+        for each, size in zip(buffers.chunk(len(shapes)), shapes, strict=True)
     ]
     return torch.cat(chunks, dim=step.source_dim)
 
 
 def _all_reduce(part: torch.Tensor, step: Step, world: World) -> torch.Tensor:
     assert step.op is not None
-    reduced = part.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(reduced, _OPERATORS[step.op], group=_group(step, world))
+    reduced = collectives.wait(collectives.all_reduce(part, _sent(step), _group(step, world)))
     return reduced / step.source.mesh.axis_size(step.axis) if step.op == "avg" else reduced
 
 
@@ -105,16 +100,14 @@ def _all_to_all(part: torch.Tensor, step: Step, world: World) -> torch.Tensor:
     peers, rank = _peers(step, world), world.position
     sent = [part[step.part(rank, peer)] for peer in peers]
     shapes = [_shape(step.part(peer, rank)) for peer in peers]
-    received = part.new_empty(sum(map(math.prod, shapes)))
-    dist.all_to_all_single(
-        received,
-        torch.cat([each.reshape(-1) for each in sent]),
-        [math.prod(shape) for shape in shapes],
-        [each.numel() for each in sent],
-        group=_group(step, world),
-    )
     sizes = [math.prod(shape) for shape in shapes]
-    pieces = torch.split(received, sizes)
+    received = collectives.all_to_all(
+        torch.cat([each.reshape(-1) for each in sent]),
+        sizes,
+        [each.numel() for each in sent],
+        _group(step, world),
+    )
+    pieces = torch.split(collectives.wait(received), sizes)
     assert step.source_dim is not None
     return torch.cat(
         [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)],
@@ -131,10 +124,8 @@ def _reduce_scatter(part: torch.Tensor, step: Step, world: World) -> torch.Tenso
     buffer = part.new_zeros((len(peers), size))
     for row, each in zip(buffer, wanted, strict=True):
         row[: each.numel()] = each.reshape(-1)
-    own = part.new_empty(size)
-    dist.reduce_scatter_single(
-        own, buffer.reshape(-1), _OPERATORS[step.op], group=_group(step, world)
-    )
+    started = collectives.reduce_scatter(buffer.reshape(-1), _sent(step), _group(step, world))
+    own = collectives.wait(started)
     shape = _shape(step.part(rank, rank))
     reduced = own[: math.prod(shape)].reshape(shape)
     return reduced / len(peers) if step.op == "avg" else reduced
@@ -147,6 +138,12 @@ _MOVES = {
     "all_to_all": _all_to_all,
     "reduce_scatter": _reduce_scatter,
 }
+
+
+def _sent(step: Step) -> str:
+    """What the collective does: gloo has no average."""
+    assert step.op is not None
+    return _SUM if step.op == "avg" else step.op
 
 
 def _shape(part: tuple[slice, ...]) -> tuple[int, ...]:

@@ -16,12 +16,14 @@ from shardcore.adapters.slices import (
     views,
     writes,
 )
+from shardcore.adapters.slices.copies import refresh
 from shardcore.adapters.slices.split import run_split
-from shardcore.adapters.slices.tensor import Slice, refresh, settled, whole
+from shardcore.adapters.slices.tensor import Slice, settled, whole
 from shardcore.adapters.slices.whole import run_whole, run_whole_and_store
 from shardcore.adapters.torch_compat import (
     ITEM,
     Handler,
+    is_composite,
     is_elementwise,
     is_list_operator,
     tree_leaves,
@@ -50,7 +52,12 @@ def _handler(operator: Any, args: tuple[Any, ...]) -> Handler:
         return writes.write
     if is_elementwise(operator) and not any(isinstance(each, list) for each in args):
         return elementwise.elementwise
-    return run_whole
+    return _composed if is_composite(operator) else run_whole
+
+
+def _composed(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operator that is made of others, each of which comes here again."""
+    return operator.decompose(*args, **kwargs)
 
 
 def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -58,8 +65,15 @@ def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return operator(whole(args[0]), **kwargs)
 
 
+def _recurrent(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An LSTM of the CPU: what its gradient reads is made only where gradients are on."""
+    with torch.enable_grad():
+        return run_whole(operator, args, kwargs)
+
+
 HANDLERS: dict[Any, Handler] = {
     ITEM: _item,
+    torch.ops.aten.mkldnn_rnn_layer.default: _recurrent,
     **split_operators.handlers(run_split),
     **split_losses.handlers(run_split, settled),
     **elementwise.HANDLERS,

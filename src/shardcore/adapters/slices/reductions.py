@@ -9,6 +9,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.slices.split import run_linear, run_split
 from shardcore.adapters.slices.tensor import Slice, settled
+from shardcore.adapters.slices.whole import run_whole
 from shardcore.adapters.split_operators import Parts
 from shardcore.domain import operator_rules_basic as basic
 from shardcore.domain import operator_rules_table as table
@@ -35,9 +36,14 @@ def _norm(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if order != 2 or not tensor.is_floating_point():
         return _reduced(operator, (tensor, *rest), kwargs, before=(order,))
     dtype = kwargs.get("dtype") or tensor.dtype
+    return settled(squares(tensor, dtype, *rest)).sqrt().to(dtype)
+
+
+def squares(tensor: Slice, dtype: torch.dtype, *dims: Any) -> Slice:
+    """The sum of the squares of `tensor`, of floats that are to become `dtype`."""
     precise = tensor.to(torch.promote_types(dtype, torch.float32))
-    total = _sum(operator, (precise * precise, *rest), {})
-    return settled(total).sqrt().to(dtype)
+    total: Slice = _sum(aten.sum.dim_IntList, (precise * precise, *dims), {})
+    return total
 
 
 def _mean(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -68,6 +74,12 @@ def _reduced(
         return torch_compat.as_tuple(operator(*parts, *rest, **kwargs))
 
     return torch_compat.as_returned(operator, run_split(operator, rule, args[:1], call))
+
+
+def _some(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`any(tensor, dims, keepdim)`: an empty list is no dims, and not all of them."""
+    no_dims = len(args) > 1 and args[1] in ([], ())
+    return (run_whole if no_dims else _reduced)(operator, args, kwargs)
 
 
 def _keep(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +119,8 @@ HANDLERS: dict[Any, torch_compat.Handler] = {
     aten.mean.dim: _mean,
     aten.linalg_vector_norm.default: _norm,
     aten.mean.default: _mean,
+    aten.any.dims: _some,
+    aten.all.dims: _some,
     **dict.fromkeys(
         (
             aten.amax.default,

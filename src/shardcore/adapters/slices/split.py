@@ -1,16 +1,17 @@
 """An operator run on the slices of each rank, as a rule of the domain says."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from shardcore.adapters import fallback
+from shardcore.adapters.slices.copies import note_view
 from shardcore.adapters.slices.tensor import (
     Slice,
     gathered,
     in_layout,
-    note_copy,
     replicated,
     without_pending,
 )
@@ -68,11 +69,17 @@ def run_linear(
         layout = Layout(layout.mesh, layout.spec, (*layout.partial, *pending))
         memory = operand.memory if is_view(operator) else None
         result = Slice(part, layout, shape, operand.world, operand.kept, its, memory)
-        result.copied = operand.copied if is_view(operator) else None
-        if is_view(operator) and (its is None or moved is not tensor or pending):
-            note_copy(result, operand)
+        if is_view(operator):
+            own_memory = its is None or moved is not tensor or bool(pending)
+            note_view(result, operand, partial(_one_of, call, number), is_copy=own_memory)
         results.append(result)
     return tuple(results)
+
+
+def _one_of(
+    call: Callable[[torch.Tensor], Sequence[torch.Tensor]], number: int, tensor: torch.Tensor
+) -> torch.Tensor:
+    return call(tensor)[number]
 
 
 def _set_aside(tensor: Slice) -> tuple[Slice, PartialAxes]:

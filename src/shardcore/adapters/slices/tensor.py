@@ -8,7 +8,6 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.slices.moves import moved
-from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial, Placement, Replicate
 from shardcore.ports.world import World
@@ -61,8 +60,7 @@ class Slice(torch.Tensor):
         world: As given.
         memory: As given.
         run: Runs an operator on slices; set by `slices.operators`.
-        copied: For a view that is a copy: the memory of its base, and the writes into it until
-            then.
+        copied: For a view that is a copy: of what.
     """
 
     part: torch.Tensor
@@ -70,7 +68,7 @@ class Slice(torch.Tensor):
     world: World
     run: ClassVar[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]
     memory: Memory
-    copied: tuple[Memory, int] | None
+    copied: "Copied | None"
     _made_of_kept: bool
 
     @staticmethod
@@ -106,19 +104,25 @@ class Slice(torch.Tensor):
 
     def to_local(self) -> torch.Tensor:
         """What this rank stores, without a word to autograd."""
-        return self.part
+        return self._current().part
 
     def full_tensor(self) -> torch.Tensor:
         """The whole, without a word to autograd. All ranks call it together."""
-        return whole(self)
+        return whole(self._current())
 
     def numpy(self, *, force: bool = False) -> Any:
         """The whole as an array. All ranks call it together."""
-        return whole(self).numpy(force=force)
+        return whole(self._current()).numpy(force=force)
 
     def tolist(self) -> Any:
         """The whole as a nest of lists. All ranks call it together."""
-        return whole(self).tolist()
+        return whole(self._current()).tolist()
+
+    def _current(self) -> "Slice":
+        """Itself; a view that is a copy is brought up to date, as before every operator."""
+        if self.copied is not None:
+            self.detach()
+        return self
 
     @property
     def kept(self) -> bool:
@@ -145,6 +149,21 @@ class Slice(torch.Tensor):
         """Whether the parts of several ranks have to be reduced."""
         mesh = self.world.mesh
         return any(mesh.axis_size(axis) > 1 for axis, _ in self.mesh_layout.partial)
+
+
+@attrs.frozen(eq=False)
+class Copied:
+    """Of what a view is a copy.
+
+    Args:
+        base: The slice that it is a view of, which has its memory, or shares that of others.
+        way: Takes the view of the whole of `base`.
+        writes: The writes into the memory of `base` that the view has seen.
+    """
+
+    base: Slice
+    way: Callable[[torch.Tensor], torch.Tensor]
+    writes: int
 
 
 def is_whole(layout: Layout) -> bool:
@@ -212,29 +231,3 @@ def replicated(value: torch.Tensor, world: World) -> Slice:
 def cut(value: torch.Tensor, layout: Layout, world: World) -> torch.Tensor:
     """This rank's part of the plain `value`, sharing its memory."""
     return value[layout.slices(tuple(value.shape), world.position)]
-
-
-def note_copy(view: Slice, base: Slice) -> None:
-    """Of a view that has memory of its own, note the state of the base that it was taken in."""
-    view.copied = base.copied or (base.memory, base.memory.writes)
-
-
-def refresh(view: Slice) -> None:
-    """Bring a view that is a copy up to date, if its base was written since. A collective.
-
-    Raises:
-        StrategyError: If the base cannot be found any more.
-    """
-    if view.copied is None or view.copied[0].writes == view.copied[1]:
-        return
-    base = torch_compat.base_of(view)
-    if not isinstance(base, Slice):
-        raise StrategyError(
-            f"A view of shape {tuple(view.shape)} of a split dim is used after its base was "
-            "written in place, and the base is not known any more. Take the view again after the "
-            "write, or write out of place."
-        )
-    value = torch_compat.same_view(view, whole(base))
-    view.mesh_layout = without_pending(view.mesh_layout)
-    view.part.copy_(cut(value, view.mesh_layout, view.world))
-    view.copied = base.memory, base.memory.writes

@@ -1,14 +1,15 @@
 """The last resort: an operator on whole operands, on each rank."""
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from shardcore.adapters import fallback
+from shardcore.adapters.slices.copies import note_view, write_through
 from shardcore.adapters.slices.tensor import (
     Slice,
     cut,
-    note_copy,
     replicated,
     whole,
     without_pending,
@@ -27,18 +28,27 @@ def run_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     world = slices[0].world
     wrapped = tree_map_only(torch.Tensor, lambda tensor: replicated(tensor, world), result)
     if is_view(operator) and isinstance(args[0], Slice):
-        for each in tree_leaves(wrapped):
-            each.copied, each.memory = args[0].copied, args[0].memory
-            if not args[0].is_whole:
-                note_copy(each, args[0])
+        base, *numbers = args
+        for at, each in enumerate(tree_leaves(wrapped)):
+            way = partial(_view, operator, numbers, kwargs, at)
+            each.memory = base.memory
+            note_view(each, base, way, is_copy=not base.is_whole)
     return wrapped
+
+
+def _view(
+    operator: Any, numbers: list[Any], kwargs: dict[str, Any], at: int, tensor: torch.Tensor
+) -> torch.Tensor:
+    """View number `at` that `operator` takes of `tensor`."""
+    found: torch.Tensor = tree_leaves(operator(tensor, *numbers, **kwargs))[at]
+    return found
 
 
 def run_whole_and_store(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operator that writes into other operands than its first, as into `out=`.
 
     Raises:
-        StrategyError: If it changes the shape of one, or one is a view of a split dim.
+        StrategyError: If it changes the shape of one.
     """
     slices = _slices((args, kwargs))
     fallback.tell(operator, slices)
@@ -63,12 +73,15 @@ def _slices(operands: Any) -> list[Slice]:
 
 
 def _store(operator: Any, target: Slice, value: torch.Tensor) -> None:
-    if value.shape != target.shape or target.copied is not None:
+    if value.shape != target.shape:
         raise StrategyError(
             f"{operator} writes a tensor of shape {tuple(value.shape)} into a slice of shape "
-            f'{tuple(target.shape)}, or into a view of a split dim. Strategy "manual" cannot do '
-            "that: write tensor.copy_(result) instead."
+            f'{tuple(target.shape)}. Strategy "manual" cannot change the shape of a slice: give '
+            "one of the shape of the result, or none."
         )
+    if target.copied is not None:
+        write_through(target, lambda view: view.copy_(value))
+        return
     target.mesh_layout = without_pending(target.mesh_layout)
     target.part.copy_(cut(value, target.mesh_layout, target.world))
     target.memory.written()

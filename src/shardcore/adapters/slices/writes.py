@@ -5,17 +5,10 @@ from typing import Any
 import torch
 
 from shardcore.adapters import fallback, torch_compat
+from shardcore.adapters.slices.copies import settle, write_through
 from shardcore.adapters.slices.elementwise import ADDING, lies_alike
-from shardcore.adapters.slices.tensor import (
-    Slice,
-    cut,
-    in_layout,
-    settled,
-    whole,
-    without_pending,
-)
+from shardcore.adapters.slices.tensor import Slice, cut, in_layout, whole
 from shardcore.adapters.torch_compat import tree_map_only
-from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 
 aten = torch.ops.aten
@@ -30,7 +23,9 @@ def write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         )
         return target
     if target.copied is not None:
-        return _write_through(operator, args, kwargs)
+        plain, named = tree_map_only(Slice, whole, (others, kwargs))
+        write_through(target, lambda view: operator(view, *plain, **named))
+        return target
     if not _lies_alike(operator, others, target):
         settle(target)
     if _is_elementwise(operator):
@@ -54,37 +49,6 @@ def _write_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     target.part.copy_(cut(value, target.mesh_layout, target.world))
 
 
-def _write_through(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Write into a view that does not share the memory of its base: both get the values."""
-    target, *others = args
-    base = torch_compat.base_of(target)
-    if not isinstance(base, Slice):
-        raise StrategyError(
-            f"{operator} writes into a view of shape {tuple(target.shape)} of a split dim, whose "
-            'base is not known. Strategy "manual" cannot do that: write into the tensor itself.'
-        )
-    settle(base)
-    target.mesh_layout = without_pending(target.mesh_layout)
-    plain_others, plain_kwargs = tree_map_only(Slice, whole, (others, kwargs))
-    value = whole(base).clone()
-    view = torch_compat.same_view(target, value)
-    operator(view, *plain_others, **plain_kwargs)
-    base.part.copy_(cut(value, base.mesh_layout, base.world))
-    target.part.copy_(cut(view, target.mesh_layout, target.world))
-    base.memory.written()
-    target.copied = base.memory, base.memory.writes
-    return target
-
-
-def settle(target: Slice) -> None:
-    """Do what is pending in `target`, in place."""
-    if target.is_pending:
-        done = settled(target)
-        target.part.copy_(done.part)
-        target.memory.written()
-        target.mesh_layout = done.mesh_layout
-
-
 def _lies_alike(operator: Any, others: list[Any], target: Slice) -> bool:
     """Whether pending sums are added that lie alike."""
     return operator in ADDING and all(
@@ -104,6 +68,8 @@ def reshape(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     target = args[0]
     changed = torch_compat.out_of_place(operator)(*args, **kwargs)
     target.part, target.mesh_layout = changed.part, changed.mesh_layout
+    if target.copied is not None:
+        target.copied = changed.copied
     return torch_compat.reshaped_in_place(operator, args, kwargs, target)
 
 

@@ -3,7 +3,8 @@
 Known for torch 2.13. What is private to DTensor stands in `torch_compat.dtensor`.
 """
 
-from shardcore.adapters.torch_compat.listening import COLLECTIVES, CollectiveListener
+from shardcore.adapters.torch_compat import collectives, inductor
+from shardcore.adapters.torch_compat.listening import COLLECTIVES, CollectiveListener, Started
 from shardcore.adapters.torch_compat.operators import (
     ADAPTIVE_AVERAGES,
     CPU_ATTENTION,
@@ -20,6 +21,7 @@ from shardcore.adapters.torch_compat.operators import (
     as_returned,
     as_tuple,
     frozen,
+    is_composite,
     is_elementwise,
     is_list_operator,
     is_view,
@@ -36,6 +38,22 @@ from shardcore.adapters.torch_compat.operators import (
     writing_operators,
     written_operands,
 )
+from shardcore.adapters.torch_compat.recording import (
+    OperatorListener,
+    draws,
+    flatten,
+    identity_of,
+    is_all_reduce,
+    is_collective,
+    is_of_collectives,
+    is_wait,
+    memory_of,
+    reads_values,
+    tree_map,
+    unflatten,
+    wait_for,
+    written,
+)
 from shardcore.adapters.torch_compat.subclasses import NO_TORCH_FUNCTION, wrapper
 from shardcore.adapters.torch_compat.tensors import (
     after_backward,
@@ -43,6 +61,12 @@ from shardcore.adapters.torch_compat.tensors import (
     base_of,
     same_view,
     store_for_thread,
+)
+from shardcore.adapters.torch_compat.watching import (
+    OperatorWatch,
+    accumulated,
+    current_node,
+    nodes_made,
 )
 from shardcore.adapters.torch_compat.workers import wait_for_workers
 
@@ -62,29 +86,51 @@ __all__ = [
     "UNSAFE_VIEW",
     "CollectiveListener",
     "Handler",
+    "OperatorListener",
+    "OperatorWatch",
+    "Started",
+    "accumulated",
     "after_backward",
     "as_returned",
     "as_tuple",
     "backward_pass",
     "base_of",
+    "collectives",
+    "current_node",
+    "draws",
+    "flatten",
     "frozen",
+    "identity_of",
+    "inductor",
+    "is_all_reduce",
+    "is_collective",
+    "is_composite",
     "is_elementwise",
     "is_list_operator",
+    "is_of_collectives",
     "is_view",
+    "is_wait",
     "list_writing_operators",
+    "memory_of",
+    "nodes_made",
     "number_of_results",
     "out_of_place",
+    "reads_values",
     "reshaped_in_place",
     "reshaping_operators",
     "same_view",
     "store_for_thread",
     "tree_leaves",
+    "tree_map",
     "tree_map_only",
+    "unflatten",
+    "wait_for",
     "wait_for_workers",
     "wrapper",
     "writes_first",
     "writes_list",
     "writes_others",
     "writing_operators",
+    "written",
     "written_operands",
 ]

@@ -107,6 +107,15 @@ def is_elementwise(operator: Any) -> bool:
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
 
 
+@cache
+def is_composite(operator: Any) -> bool:
+    """Whether `operator` is made of others, by which `operator.decompose` runs it.
+
+    torch 2.13: below autograd, and in inference mode, such operators arrive as they are.
+    """
+    return bool(operator._can_decompose())
+
+
 def is_list_operator(operator: Any) -> bool:
     """Whether `operator` is done to each tensor of a list: `_foreach_add` and so on."""
     return bool(operator._schema.name.startswith("aten::_foreach_"))

@@ -12,6 +12,7 @@ from shardcore.adapters.torch_compat.dtensor.tensors import (
     ordered_placements,
     plain_placements,
     set_promotion,
+    writes_into,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "out_operators",
     "plain_placements",
     "set_promotion",
+    "writes_into",
 ]

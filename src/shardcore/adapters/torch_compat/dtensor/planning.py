@@ -34,6 +34,11 @@ def settled_schema(operator: Any, schema: OpSchema) -> OpSchema | None:
     specs = [s for s in pytree.tree_leaves(schema.args_schema) if isinstance(s, DTensorSpec)]
     if not (_gathers_for_a_sum(operator, schema, specs) or _leaves_float16(operator, specs)):
         return None
+    return settled(schema)
+
+
+def settled(schema: OpSchema) -> OpSchema:
+    """`schema` with its pending operands reduced."""
 
     def settle(leaf: Any) -> Any:
         if not isinstance(leaf, DTensorSpec):
@@ -72,6 +77,28 @@ def _leaves_float16(operator: Any, specs: list[DTensorSpec]) -> bool:
         and spec.tensor_meta.dtype is torch.float16
         and any(p.is_partial() for p in spec.placements)
         for spec in specs
+    )
+
+
+def scatters_a_sum(sharding: Any, schema: OpSchema) -> bool:
+    """Whether an elementwise operator would be given a pending operand scattered over an axis.
+
+    torch 2.13: that is the cheapest for this operator, as an activation behind a row-split kernel,
+    but the batch or whatever dim it takes is then split over that axis, and the next operators pay
+    for it.
+    """
+    local = getattr(sharding, "redistribute_schema", None)
+    if local is None or torch.Tag.pointwise not in schema.op.tags or schema.is_inplace_op():
+        return False
+    before, after = pytree.tree_leaves(schema.args_schema), pytree.tree_leaves(local.args_schema)
+    return any(
+        isinstance(old, DTensorSpec)
+        and isinstance(new, DTensorSpec)
+        and any(
+            a.is_partial() and isinstance(b, Shard)
+            for a, b in zip(old.placements, new.placements, strict=True)
+        )
+        for old, new in zip(before, after, strict=False)
     )
 
 

@@ -59,6 +59,14 @@ class _Sizes:
         return self._shape[axis]
 
 
+def writes_into(tensor: torch.Tensor) -> int:
+    """How often torch has seen a write into the memory of the plain `tensor`.
+
+    torch 2.13: the counter has no public name.
+    """
+    return int(tensor._version)
+
+
 def local_tensor(tensor: DTensor) -> torch.Tensor:
     """What this rank stores, without a word to autograd."""
     local: torch.Tensor = tensor._local_tensor

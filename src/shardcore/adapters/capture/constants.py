@@ -1,0 +1,82 @@
+"""What in a tape is the same in every run: numbers of the program, and what is made of them."""
+
+import torch
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.tape import Call, Tape, Value, values
+from shardcore.domain.capture import NotCaptured
+
+
+def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
+    """By number, the tensors that Python made anew, with the same values, in both runs of a step.
+
+    Raises:
+        NotCaptured: If one had other values each time.
+    """
+    found = {}
+    written = written_memories(second)
+    for number, value in second.outside.items():
+        before = first.outside[number]
+        if is_same(before, value):
+            continue
+        kept = second.found.get(number)
+        if kept is None and second.memory[number] not in written:
+            kept = value
+        if kept is None or not _are_equal(first.found.get(number, before), kept):
+            raise NotCaptured(
+                f"{_reader(second, number)} reads what Python made anew, with other values, in "
+                "each step"
+            )
+        found[number] = kept
+    return found
+
+
+def is_same(before: object, now: object) -> bool:
+    """Whether it is one tensor, or one generator, in both runs."""
+    if isinstance(before, torch.Generator) and isinstance(now, torch.Generator):
+        return torch_compat.identity_of(before) == torch_compat.identity_of(now)
+    return before is now
+
+
+def _are_equal(first: object, second: object) -> bool:
+    return (
+        isinstance(first, torch.Tensor)
+        and isinstance(second, torch.Tensor)
+        and first.shape == second.shape
+        and first.dtype == second.dtype
+        and bool(((first == second) | ((first != first) & (second != second))).all())
+    )
+
+
+def written_memories(tape: Tape) -> set[int]:
+    """The memories that the operators of `tape` write into."""
+    return {tape.memory[value.number] for call in tape.calls for value in call.writes}
+
+
+def varying_memories(tape: Tape, literal: set[int]) -> set[int]:
+    """The memories whose values may be others in the next run."""
+    outside = [Value(number) for number in tape.outside if number not in literal]
+    varying = {tape.memory[value.number] for value in (*tape.inputs, *outside)}
+    grown = True
+    while grown:  # a write may come after what was read of it
+        before = len(varying)
+        for call in tape.calls:
+            if _varies(call, tape, varying):
+                varying |= {
+                    tape.memory[each.number] for each in (*values(call.result), *call.writes)
+                }
+        grown = len(varying) > before
+    return varying
+
+
+def _varies(call: Call, tape: Tape, varying: set[int]) -> bool:
+    return torch_compat.draws(call.operator) or any(
+        tape.memory[value.number] in varying for value in call.operands
+    )
+
+
+def _reader(tape: Tape, number: int) -> str:
+    for call in tape.calls:
+        if Value(number) in call.operands:
+            return f"{call.operator} at {call.line}"
+    return "the step"

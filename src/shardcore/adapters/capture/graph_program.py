@@ -1,0 +1,44 @@
+"""A graph with the tensors that it keeps: a step that runs without asking anything."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.guards import Guard
+from shardcore.adapters.capture.tape import Value
+
+
+@attrs.frozen
+class GraphProgram:
+    """The port `Program`: a graph, and the tensors that it keeps.
+
+    Args:
+        run: The graph: takes inputs and kept tensors, gives the tensors among the outputs.
+        kept: Tensors and generators that are read and written at each run.
+        outputs: What the step returns, tensors as `Value`.
+        guards: What the step must read on the host, for this to be what it does.
+        collectives: What it starts, in order.
+        remark: Why it is not compiled, though that was asked for; else empty.
+    """
+
+    run: Callable[..., tuple[Any, ...]]
+    kept: tuple[Any, ...]
+    outputs: Any
+    guards: tuple[Guard, ...]
+    collectives: tuple[str, ...]
+    remark: str = ""
+
+    def fits(self) -> bool:
+        """Whether the next step reads on the host what this one was recorded with."""
+        return all(guard.holds(self.kept) for guard in self.guards)
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        """Run it."""
+        with torch.no_grad():
+            results = iter(self.run(*inputs, *self.kept))
+        return torch_compat.tree_map(
+            lambda leaf: next(results).detach() if isinstance(leaf, Value) else leaf, self.outputs
+        )

@@ -1,0 +1,77 @@
+"""Steps as programs: recorded twice, and run from the tape if both runs were the same."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters.capture import compilation, constants, seeds
+from shardcore.adapters.capture.graph import collectives, graph_of
+from shardcore.adapters.capture.graph_program import GraphProgram
+from shardcore.adapters.capture.guards import guards_of
+from shardcore.adapters.capture.passes import improved
+from shardcore.adapters.capture.recorder import Recorder, recording
+from shardcore.adapters.capture.tape import Tape, difference
+from shardcore.domain.capture import NotCaptured, StepsDiffer
+from shardcore.ports.capture import Recording
+
+
+@attrs.frozen
+class TapedStep:
+    """The port `Recording`."""
+
+    tape: Tape
+
+    @property
+    def refusal(self) -> str:
+        """Why the step cannot be run from the tape."""
+        return self.tape.refusal
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """What it read on the host."""
+        return tuple(read.number for read in self.tape.reads)
+
+    @property
+    def told(self) -> str:
+        """What read the last of them, and where."""
+        return self.tape.reads[-1].line if self.tape.reads else ""
+
+
+class FxCapture:
+    """The port `StepCapture` by graphs of torch.fx."""
+
+    def record(self, step: Callable[[], Any], inputs: Sequence[Any]) -> tuple[Any, TapedStep]:
+        """Run `step` while its tape is written."""
+        recorder = Recorder(inputs)
+        return recorder.run(step), TapedStep(recorder.tape)
+
+    def program(
+        self, first: Recording, second: Recording, *, compiled: bool = False
+    ) -> GraphProgram:
+        """The graph of the second tape, if the first is the same."""
+        assert isinstance(first, TapedStep)
+        assert isinstance(second, TapedStep)
+        for tape in (first.tape, second.tape):
+            if tape.refusal:
+                raise NotCaptured(tape.refusal)
+        if differs := difference(first.tape, second.tape):
+            raise StepsDiffer(differs)
+        tape = second.tape
+        literals = constants.literals(first.tape, tape)
+        guards = guards_of(tape, literals)
+        module = graph_of(improved(tape), literals)
+        kept = tuple(value for number, value in tape.outside.items() if number not in literals)
+        program = GraphProgram(
+            module.forward, kept, tape.outputs, guards, tuple(collectives(module))
+        )
+        return compilation.compiled(program, module, tape) if compiled else program
+
+    def is_recording(self) -> bool:
+        """Whether a tape is being written."""
+        return recording() is not None
+
+    def generator(self, seed: torch.Tensor) -> torch.Generator:
+        """A generator whose seed is part of the recording."""
+        return seeds.generator(seed)

@@ -1,0 +1,229 @@
+"""Writes the tape of a step while the step runs."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.tape import Call, Form, Number, Read, Tape, Value
+
+_PACKAGES = tuple(
+    str(Path(sys.modules[name].__file__ or "").parent) for name in ("torch", "shardcore")
+)
+
+
+class Recorder:
+    """Records what one run of a step does.
+
+    The step runs as ever; a recording that turns out to be of no use has done no harm.
+
+    Args:
+        inputs: The plain tensors of the batch.
+    """
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self.tape = Tape()
+        self._numbers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._generators: dict[int, tuple[Value, torch.Generator]] = {}
+        self._kept_memories: dict[int, int] = {}
+        self._inputs = inputs  # alive while it runs: their memory is theirs alone
+        self._busy = False
+        self._numbers_of_call: dict[str, Any] | None = None
+        self.tape.inputs = [self._from_outside(each) for each in inputs]
+
+    def run(self, step: Callable[[], Any]) -> Any:
+        """What `step` returns, plain tensors among it; the tape is written."""
+        global _recording  # noqa: PLW0603 - one step at a time runs on the main thread
+        assert _recording is None, "a step is being recorded already"
+        _recording = self
+        try:
+            with torch_compat.OperatorListener(self._meet, self._listen), _Functions(self):
+                outputs = step()
+        finally:
+            _recording = None
+        self.tape.outputs = self._referred(outputs)
+        return outputs
+
+    def refuse(self, why: str) -> None:
+        """Note that the step cannot be run from its tape; the first reason counts."""
+        if not self.tape.refusal:
+            self.tape.refusal = f"{why}, at {_line()}"
+
+    @contextmanager
+    def numbers(self) -> Iterator[None]:
+        """A call in which torch takes the number of a tensor for a named operand."""
+        self._numbers_of_call = {}
+        try:
+            yield
+        finally:
+            self._numbers_of_call = None
+
+    def read(self, tensor: Any, how: str, number: Any = None) -> None:
+        """Note that values are read on the host: right to repeat where they are constants."""
+        if self._busy or self.tape.refusal:
+            return
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            self.refuse(f"{how} reads the values of a sharded tensor on the host")
+            return
+        place, line = len(self.tape.calls), f"{how} at {_line()}"
+        self.tape.reads.append(Read(self._value(tensor), number, place, line))
+
+    def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what the operands hold that were there before, while they do."""
+        if not self._busy and not self.tape.refusal:
+            self._referred((args, kwargs))
+
+    def _listen(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        if self._busy or self.tape.refusal:
+            return
+        if operator is torch_compat.ITEM and self._numbers_of_call is not None:
+            self._numbers_of_call[str(result)] = Number(self._value(args[0]))
+            return
+        if torch_compat.reads_values(operator, args):
+            for each in filter(_is_tensor, torch_compat.tree_leaves((args, kwargs))):
+                number = result if operator is torch_compat.ITEM else None
+                self.read(each, str(operator), number)
+            if not any(map(_is_tensor, torch_compat.tree_leaves(result))):
+                return
+        self.note(operator, args, kwargs, result)
+
+    def note(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Note a call that was made."""
+        told_args, told_kwargs = self._referred(args), self._referred(kwargs)
+        if self._numbers_of_call:
+            numbers = self._numbers_of_call
+            told_kwargs |= {k: numbers.get(str(v), v) for k, v in kwargs.items() if k in _NUMBERS}
+        writes = tuple(map(self._value, torch_compat.written(operator, args, kwargs)))
+        operands = [each for each in torch_compat.tree_leaves((args, kwargs)) if _is_tensor(each)]
+        made = torch_compat.tree_map(lambda leaf: self._made(leaf, operands), result)
+        self.tape.calls.append(Call(operator, told_args, told_kwargs, made, writes, _line()))
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """What is run inside is not written down."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    def _referred(self, nest: Any) -> Any:
+        return torch_compat.tree_map(self._reference, nest)
+
+    def _reference(self, leaf: Any) -> Any:
+        return self._value(leaf) if isinstance(leaf, torch.Tensor | torch.Generator) else leaf
+
+    def _value(self, thing: Any) -> Value:
+        """The value of a tensor or generator; one that was not met yet was there before."""
+        known = self._known(thing)
+        if known is None:
+            known = self._from_outside(thing)
+            self.tape.outside[known.number] = thing
+            if _is_tensor(thing) and thing.numel() <= _MOST_ELEMENTS:
+                with self.unheard(), torch.no_grad():
+                    self.tape.found[known.number] = thing.detach().clone()
+        return known
+
+    def _known(self, thing: Any) -> Value | None:
+        if isinstance(thing, torch.Generator):
+            return self._generators.get(torch_compat.identity_of(thing), (None,))[0]
+        known: Value | None = self._numbers.get(thing)  # type: ignore[no-untyped-call]
+        return known
+
+    def _made(self, leaf: Any, operands: Sequence[torch.Tensor]) -> Any:
+        """A result of a call: what was not met before is new, in memory of its own or a view."""
+        if not isinstance(leaf, torch.Tensor | torch.Generator):
+            return leaf
+        return self._known(leaf) or self._new(leaf, self._owner(leaf, operands))
+
+    def _owner(self, result: Any, operands: Sequence[torch.Tensor]) -> int | None:
+        """Whose memory a new tensor is a view of, None if it is its own."""
+        if not _is_tensor(result):
+            return None
+        memory = torch_compat.memory_of(result)
+        for each in operands:
+            if torch_compat.memory_of(each) == memory:
+                return self.tape.memory[self._value(each).number]
+        return self._kept_memories.get(memory)
+
+    def _from_outside(self, thing: Any) -> Value:
+        """A new value that was there before: others may be views of the same memory."""
+        if not _is_tensor(thing):
+            return self._new(thing, None)
+        memory = torch_compat.memory_of(thing)
+        value = self._new(thing, self._kept_memories.get(memory))
+        self._kept_memories.setdefault(memory, value.number)
+        return value
+
+    def _new(self, thing: Any, owner: int | None) -> Value:
+        value = Value(len(self.tape.memory))
+        self.tape.memory.append(value.number if owner is None else owner)
+        self.tape.forms.append(Form.of(thing))
+        if _is_tensor(thing):
+            self._numbers[thing] = value
+        else:
+            self._generators[torch_compat.identity_of(thing)] = value, thing
+        return value
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+# Of a larger tensor outside no copy is made: it may be a constant only if nobody writes into it.
+_MOST_ELEMENTS = 65536
+
+_recording: Recorder | None = None
+
+
+def recording() -> Recorder | None:
+    """The recorder of the step that is being recorded, None without one."""
+    return _recording
+
+
+class _Functions(TorchFunctionMode):
+    """Tells of what is done to tensors by no operator, or by one that is not told enough."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _READS:
+            self._recorder.read(args[0], f"Tensor.{func.__name__}()")
+        takes_number = any(_is_tensor(kwargs.get(name)) for name in _NUMBERS)
+        with self._recorder.numbers() if takes_number else nullcontext():
+            return func(*args, **kwargs)
+
+
+# Named operands that are numbers: torch reads them, where it is given tensors.
+_NUMBERS = ("alpha", "value")
+
+_READS = {
+    torch.Tensor.numpy,
+    torch.Tensor.tolist,
+    torch.Tensor.__array__,
+    torch.Tensor.__dlpack__,
+    torch.Tensor.data_ptr,
+}
+
+
+def _line() -> str:
+    """The line of Python, outside torch and shardcore, that is being run."""
+    frame = sys._getframe(1)  # noqa: SLF001 - the name is documented, for uses like this one
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

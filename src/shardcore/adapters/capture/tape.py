@@ -1,0 +1,207 @@
+"""The tape of a step: operators on plain tensors, in the order in which they ran."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters import torch_compat
+
+
+@attrs.frozen
+class Value:
+    """A tensor, or a random generator, of a tape.
+
+    Args:
+        number: In the order in which they were met.
+    """
+
+    number: int
+
+
+@attrs.frozen
+class Number:
+    """The number in a tensor of a tape, as an operand: Keras gives a learning rate so.
+
+    Args:
+        value: The tensor.
+    """
+
+    value: Value
+
+
+@attrs.frozen
+class Form:
+    """What a tensor is, but for its values.
+
+    Args:
+        shape: Its shape.
+        dtype: Its dtype.
+        device: Where it is.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, thing: Any) -> "Form | None":
+        """That of a tensor; None of a generator."""
+        if not isinstance(thing, torch.Tensor):
+            return None
+        return cls(tuple(thing.shape), thing.dtype, thing.device)
+
+    @property
+    def elements(self) -> int:
+        """How many it has."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """How many its elements take."""
+        return self.elements * self.dtype.itemsize
+
+
+@attrs.frozen
+class Call:
+    """One operator that ran.
+
+    Args:
+        operator: What was called.
+        args: Its operands, tensors as `Value`.
+        kwargs: Those with a name.
+        result: What it gave, tensors as `Value`. What is written in place is the value it was.
+        writes: The values whose memory it wrote into.
+        line: The line of Python that led to it, for people.
+    """
+
+    operator: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    writes: tuple[Value, ...] = ()
+    line: str = attrs.field(default="", eq=False)
+
+    @property
+    def operands(self) -> Iterator[Value]:
+        """The values that it reads."""
+        return values((self.args, self.kwargs))
+
+
+@attrs.frozen
+class Read:
+    """A value that was read on the host.
+
+    Args:
+        value: The tensor.
+        number: What was read; None if it was more than one number.
+        place: How many calls there were before.
+        line: What read it, and where, for people.
+    """
+
+    value: Value
+    number: Any
+    place: int
+    line: str
+
+
+@attrs.define
+class Tape:
+    """What one run of a step did.
+
+    Args:
+        calls: The operators, in order.
+        inputs: The values of the batch, in order.
+        outside: By number, the tensors and generators that were there before, or came from nowhere
+            that torch tells of: variables, constants.
+        found: By number, what the tensors outside held when they were met, unless they are large.
+        reads: The values that were read on the host.
+        memory: By number, whose memory a value has. Views share one.
+        forms: By number, what a value is.
+        outputs: What the step returned, tensors as `Value`.
+        refusal: Why it cannot be run again from here, empty if it can.
+    """
+
+    calls: list[Call] = attrs.field(factory=list)
+    inputs: list[Value] = attrs.field(factory=list)
+    outside: dict[int, Any] = attrs.field(factory=dict)
+    found: dict[int, torch.Tensor] = attrs.field(factory=dict)
+    reads: list[Read] = attrs.field(factory=list)
+    memory: list[int] = attrs.field(factory=list)
+    forms: list[Form | None] = attrs.field(factory=list)
+    outputs: Any = None
+    refusal: str = ""
+
+    def new(self, form: Form, memory: int | None = None) -> Value:
+        """A value that no run has made: that of a call which takes the place of others.
+
+        Args:
+            form: What it is.
+            memory: Whose memory it has, by default its own.
+        """
+        value = Value(len(self.memory))
+        self.memory.append(value.number if memory is None else memory)
+        self.forms.append(form)
+        return value
+
+    def form(self, value: Value) -> Form:
+        """What a tensor is."""
+        form = self.forms[value.number]
+        assert form is not None, f"{value} is a generator"
+        return form
+
+    def reads_of(self, call: Call) -> set[int]:
+        """The memories that `call` reads."""
+        return {self.memory[value.number] for value in call.operands}
+
+    def writes_of(self, call: Call) -> set[int]:
+        """The memories that `call` writes into, those of its results among them."""
+        return {self.memory[value.number] for value in (*values(call.result), *call.writes)}
+
+    def with_calls(self, calls: Iterable[Call]) -> "Tape":
+        """The same step, done by other calls."""
+        return attrs.evolve(
+            self, calls=list(calls), memory=list(self.memory), forms=list(self.forms)
+        )
+
+
+def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
+    """`nest` with other values in it."""
+
+    def name(leaf: Any) -> Any:
+        if isinstance(leaf, Number):
+            return Number(names.get(leaf.value, leaf.value))
+        return names.get(leaf, leaf) if isinstance(leaf, Value) else leaf
+
+    return torch_compat.tree_map(name, nest)
+
+
+def values(nest: Any) -> Iterator[Value]:
+    """The values in `nest`, those of its numbers among them."""
+    for leaf in torch_compat.tree_leaves(nest):
+        if isinstance(leaf, Number):
+            yield leaf.value
+        elif isinstance(leaf, Value):
+            yield leaf
+
+
+def difference(first: Tape, second: Tape) -> str:
+    """Why two runs of a step are not the same step, empty if they are."""
+    for one, other in zip(first.calls, second.calls, strict=False):
+        if one != other and repr(one) != repr(other):  # a nan is not equal to itself
+            return f"{_told(one)} in one step was {_told(other)} in the next, at {other.line}"
+    if len(first.calls) != len(second.calls):
+        return f"it ran {len(first.calls)} operators in one step, {len(second.calls)} in the next"
+    if first.inputs != second.inputs or first.outside.keys() != second.outside.keys():
+        return "its operators read other tensors in each step"
+    if first.outputs != second.outputs:
+        return f"it returned {first.outputs} in one step, {second.outputs} in the next"
+    return ""
+
+
+def _told(call: Call) -> str:
+    leaves = torch_compat.tree_leaves((call.args, call.kwargs))
+    plain = [each for each in leaves if isinstance(each, bool | int | float | complex)]
+    return f"{call.operator} with {plain}" if plain else str(call.operator)

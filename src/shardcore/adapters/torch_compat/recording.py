@@ -1,0 +1,146 @@
+"""What a recording of a step needs of torch: every operator on plain tensors, as it is run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardcore.adapters.torch_compat.listening import COLLECTIVES
+
+# torch 2.13: wraps the result of a collective for autograd; what is wrapped is known by then.
+WRAPPING = "_c10d_functional::_wrap_tensor_autograd"
+
+
+class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells of every operator on plain tensors that this thread runs, before and after it ran.
+
+    Operators on sharded tensors are not told: what those make of them on plain parts is.
+
+    torch 2.13: `TorchDispatchMode` has no public name.
+
+    Args:
+        before: Called with the operands.
+        after: Called with the operator, its operands and its result.
+    """
+
+    def __init__(
+        self,
+        before: Callable[[tuple[Any, ...], dict[str, Any]], None],
+        after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._before, self._after = before, after
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if any(kind not in _PLAIN for kind in types):
+            return NotImplemented  # a sharded tensor first: what it makes of it comes here next
+        kwargs = kwargs or {}
+        if func._schema.name == WRAPPING or _is_without_values((args, kwargs)):
+            return func(*args, **kwargs)
+        self._before(args, kwargs)
+        result = func(*args, **kwargs)
+        if not _is_without_values(result):
+            self._after(func, args, kwargs, result)
+        return result
+
+
+# FakeTensor: a library works out shapes, for which nothing is told.
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+
+
+def _is_without_values(nest: Any) -> bool:
+    tensors = [leaf for leaf in pytree.tree_leaves(nest) if isinstance(leaf, torch.Tensor)]
+    return any(each.is_meta or isinstance(each, FakeTensor) for each in tensors)
+
+
+def reads_values(operator: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the result of `operator` is a number, or has a shape, that hangs on values.
+
+    torch 2.13: an operator that takes indices has the tag of those that take masks.
+    """
+    tags = getattr(operator, "tags", ())
+    if operator in _INDEXING:
+        return any(isinstance(each, torch.Tensor) and each.dtype in _MASKS for each in args[1])
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
+_INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default)
+_MASKS = (torch.bool, torch.uint8)
+
+
+def is_collective(operator: Any) -> bool:
+    """Whether `operator` starts a collective of tensors."""
+    space, _, name = _name(operator).partition("::")
+    return space == "_c10d_functional" and name in COLLECTIVES
+
+
+def wait_for() -> Any:
+    """The operator that waits for the collective that makes a tensor."""
+    return torch.ops._c10d_functional.wait_tensor.default
+
+
+def is_all_reduce(operator: Any) -> bool:
+    """Whether `operator` starts an all-reduce whose result is a tensor of its own."""
+    return _name(operator) == "_c10d_functional::all_reduce"
+
+
+def is_wait(operator: Any) -> bool:
+    """Whether `operator` waits for a collective."""
+    return _name(operator) == "_c10d_functional::wait_tensor"
+
+
+def _name(operator: Any) -> str:
+    # A torch without torch.distributed has none of them: they are known by name.
+    schema = getattr(operator, "_schema", None)
+    return "" if schema is None else str(schema.name)
+
+
+def is_of_collectives(operator: Any) -> bool:
+    """Whether `operator` starts a collective, or waits for one."""
+    return getattr(operator, "namespace", "") in ("_c10d_functional", "c10d")
+
+
+def draws(operator: Any) -> bool:
+    """Whether `operator` draws from a random generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+
+
+def written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The operands that `operator` writes into."""
+    schema = getattr(operator, "_schema", None)
+    if schema is None:
+        return []
+    found = []
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            found += pytree.tree_leaves(value)
+    return found
+
+
+def identity_of(generator: torch.Generator) -> int:
+    """A number for the generator, its own as long as somebody has it.
+
+    torch 2.13: an operator gets another Python object for it than the one that was made.
+    """
+    return int(generator._cdata)  # type: ignore[attr-defined]
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """A number for the memory of `tensor`, its own as long as a tensor has it.
+
+    torch 2.13: there is no public name for the identity of a storage without its address, which
+    tensors of no elements share.
+    """
+    return int(StorageWeakRef(tensor.untyped_storage()).cdata)  # type: ignore[no-untyped-call]
+
+
+flatten = pytree.tree_flatten
+unflatten = pytree.tree_unflatten
+tree_map = pytree.tree_map

@@ -1,0 +1,242 @@
+"""A step that is recorded, and from then on run without the Python that it is made of."""
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.binding import seams
+from shardcore.binding.held_state import HeldState
+from shardcore.binding.session import Session
+from shardcore.domain.capture import NotCaptured, StepsDiffer
+from shardcore.ports.capture import Program, Recording, StepCapture
+
+logger = logging.getLogger("shardcore.capture")
+
+# Kinds of batches, by their shapes, that one function keeps programs for.
+_MOST_SIGNATURES = 32
+# How often a step is recorded anew because something that it looks at has changed.
+_MOST_CHANGES = 8
+# How often two recordings may differ: a library plans its work once for each new shape.
+_MOST_DIFFERENCES = 2
+# How many ways a step goes, by what it reads on the host.
+_MOST_WAYS = 8
+
+
+@attrs.define
+class _Attempt:
+    """What is known of the step for batches of one kind.
+
+    Args:
+        recordings: Runs that were recorded once, by the numbers that they read on the host.
+        held: What was held after the last of them.
+        programs: The step, for each way that it goes.
+        refused: Whether the step runs eagerly for good.
+        changes: How often programs were given up.
+        differences: How often a recording was not that of before.
+    """
+
+    recordings: dict[tuple[Any, ...], Recording] = attrs.field(factory=dict)
+    held: HeldState | None = None
+    programs: list[Program] = attrs.field(factory=list)
+    refused: bool = False
+    changes: int = 0
+    differences: int = 0
+
+
+@attrs.define(eq=False)
+class CapturedStep:
+    """The captured forms of one train, test or predict function.
+
+    Args:
+        trainer: The model.
+        name: The method of the model: "train_step" and so on.
+        capture: Records, and makes programs.
+    """
+
+    trainer: Any
+    name: str
+    capture: StepCapture
+    _attempts: dict[str, _Attempt] = attrs.field(factory=dict, init=False)
+    _told: set[str] = attrs.field(factory=set, init=False)
+
+    def __call__(self, step: Callable[[], Any], data: Any, session: Session | None) -> Any:
+        """What `step` returns for the distributed batch `data`: a nest of plain tensors.
+
+        It runs eagerly and is recorded twice; if both runs did the same, the next is the first
+        that runs from the recording.
+        """
+        attempt = self._attempt(data, session) if self._is_wanted() else None
+        if attempt is not None:
+            self._give_up_changed(attempt)
+        if attempt is None or attempt.refused:
+            return step()
+        for program in attempt.programs:
+            if program.fits():
+                return program(_parts(data, session))
+        return self._recorded(attempt, step, data, session)
+
+    def _is_wanted(self) -> bool:
+        """Whether `compile()` asked for it, and a step of the user's own was asked for by name."""
+        asked = self.trainer.jit_compile
+        if self.trainer.run_eagerly or threading.current_thread() is not threading.main_thread():
+            return False
+        return asked is True or (
+            isinstance(asked, seams.Auto) and not seams.is_own_step(self.trainer, self.name)
+        )
+
+    def _attempt(self, data: Any, session: Session | None) -> _Attempt | None:
+        """What is known for batches like `data`; None where the step runs eagerly."""
+        signature = self._signature(data, session)
+        attempt = self._attempts.get(signature)
+        if attempt is None:
+            if len(self._attempts) == _MOST_SIGNATURES:
+                self._tell(f"batches came in more than {_MOST_SIGNATURES} shapes")
+                return None
+            attempt = self._attempts[signature] = _Attempt()
+        return attempt
+
+    def _signature(self, data: Any, session: Session | None) -> str:
+        """What programs are kept by: the nest of the batch with its shapes, dtypes, layouts."""
+
+        def told(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            layout = None if session is None else session.strategy.layout(leaf)
+            return f"{tuple(leaf.shape)} {leaf.dtype} {leaf.device} {layout}"
+
+        nest = seams.map_leaves(told, data)
+        modes = torch.is_autocast_enabled(), torch.is_grad_enabled(), self.trainer.training
+        return f"{nest} {modes} {None if session is None else session.mesh}"
+
+    def _give_up_changed(self, attempt: _Attempt) -> None:
+        """Forget what was recorded while other things were held."""
+        where = "" if attempt.held is None else attempt.held.change()
+        if not where:
+            return
+        logger.debug("%s of %r: %s has changed", self.name, self.trainer.name, where)
+        attempt.programs, attempt.recordings, attempt.held = [], {}, None
+        attempt.changes += 1
+        if attempt.changes > _MOST_CHANGES:
+            self._refuse(attempt, f"{where} changes again and again")
+
+    def _recorded(
+        self, attempt: _Attempt, step: Callable[[], Any], data: Any, session: Session | None
+    ) -> Any:
+        """Run the step eagerly and record it; of the second recording make the program.
+
+        All ranks make it, or none does.
+        """
+        outputs, recording = self.capture.record(step, _parts(data, session))
+        was_held, attempt.held = attempt.held, self._held(session)
+        program, reason = None, recording.refusal
+        try:
+            if not reason:
+                program = self._program(attempt, recording, was_held)
+        except NotCaptured as refusal:
+            reason = str(refusal)
+        reason = _agreed(reason, program, session)
+        if reason:
+            self._refuse(attempt, reason)
+        elif program is None:
+            attempt.recordings[recording.numbers] = recording
+        else:
+            self._keep(program, attempt)
+        return outputs
+
+    def _held(self, session: Session | None) -> HeldState:
+        local = _itself if session is None else session.strategy.local
+        return HeldState.of(self.trainer, local)
+
+    def _program(
+        self, attempt: _Attempt, recording: Recording, was_held: HeldState | None
+    ) -> Program | None:
+        """The program of a step that was recorded before; None of one that was not.
+
+        Raises:
+            NotCaptured: If there can be none.
+        """
+        assert attempt.held is not None
+        if was_held is not None and (where := was_held.change()):
+            raise NotCaptured(f"{where} is changed by the step")
+        before = attempt.recordings.pop(recording.numbers, None)
+        if before is None:
+            if len(attempt.recordings) + len(attempt.programs) == _MOST_WAYS:
+                raise NotCaptured(f"it reads other values on the host each time: {recording.told}")
+            return None
+        try:
+            compiled = self.trainer.jit_compile is True
+            program = self.capture.program(before, recording, compiled=compiled)
+        except StepsDiffer:
+            attempt.differences += 1
+            if attempt.differences > _MOST_DIFFERENCES:
+                raise
+            return None
+        for tensor in program.kept:
+            if isinstance(tensor, torch.Tensor) and not attempt.held.holds(tensor):
+                raise NotCaptured(
+                    f"it reads a tensor of shape {tuple(tensor.shape)} that no variable, torch "
+                    "module or attribute of a layer holds"
+                )
+        return program
+
+    def _keep(self, program: Program, attempt: _Attempt) -> None:
+        """The next step that goes this way runs from `program`."""
+        attempt.programs.append(program)
+        self.trainer.zero_grad()  # gradients of the eager steps: nobody will overwrite them
+        logger.debug("%s of %r is captured", self.name, self.trainer.name)
+        if program.remark:
+            logger.warning(
+                "%s of model %r is captured, but not compiled as jit_compile=True asks: %s.",
+                self.name,
+                self.trainer.name,
+                program.remark,
+            )
+
+    def _refuse(self, attempt: _Attempt, reason: str) -> None:
+        attempt.refused, attempt.held = True, None
+        attempt.programs, attempt.recordings = [], {}
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        if reason in self._told:
+            return
+        self._told.add(reason)
+        logger.warning(
+            "%s of model %r is not captured, so it runs eagerly, with the same numbers: %s. "
+            "To silence this: model.compile(jit_compile=False).",
+            self.name,
+            self.trainer.name,
+            reason,
+        )
+
+
+def _itself(tensor: Any) -> Any:
+    return tensor
+
+
+def _parts(data: Any, session: Session | None) -> list[Any]:
+    """The plain tensors of a batch, in order."""
+    tensors = [leaf for leaf in seams.leaves(data) if isinstance(leaf, torch.Tensor)]
+    if session is None:
+        return tensors
+    with torch.no_grad():
+        return [session.strategy.local(each) for each in tensors]
+
+
+def _agreed(reason: str, program: Program | None, session: Session | None) -> str:
+    """Why the step is not captured, the same on all ranks; empty if all capture it."""
+    if session is None or session.mesh.size == 1:
+        return reason
+    started = None if program is None else list(program.collectives)
+    digest = hashlib.sha256(repr(started).encode()).hexdigest()
+    everyone = session.processes.gather((reason, digest))
+    if first := next((each for each, _ in everyone if each), ""):
+        return first
+    if len({each for _, each in everyone}) > 1:
+        return "the ranks start other collectives"
+    return ""

@@ -1,0 +1,172 @@
+"""What a step moves between ranks, as data: its collectives, and the layers that they are for."""
+
+from collections.abc import Callable, Iterable
+from itertools import chain, combinations
+from math import prod
+from typing import Literal, TypeAlias
+
+import attrs
+
+from shardcore.domain.layout import DimSpec
+from shardcore.domain.mesh import Mesh
+
+Phase: TypeAlias = Literal["batch", "forward", "loss and metrics", "backward", "update"]
+
+# What one rank sends, per byte of its operand, when `n` ranks take part and nothing is forwarded.
+_SENT: dict[str, Callable[[int], float]] = {
+    "all_gather": lambda n: n - 1,
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: (n - 1) / n,
+}
+
+
+@attrs.frozen
+class Collective:
+    """A collective of a step, or several that are equal in all that is told here.
+
+    Args:
+        kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "broadcast".
+        phase: The part of the step that it belongs to.
+        layer: The path of the layer that needs it; in the backward pass the one whose forward
+            operator is gone through. Empty outside the model.
+        operator: The operator that needs it: "aten.mm.default". Empty where none does.
+        axes: The mesh axes along which the ranks take part.
+        ranks: How many take part.
+        operand_bytes: The bytes of this rank's operands, of each time.
+        sent_bytes: The bytes that one rank sends to others by theory, of each time.
+        variables: The paths of the variables, or of those whose gradients, are moved.
+        shape: The global shape of what is moved, where it is one tensor that is known.
+        change: How that lies before and after, over `axes`: "S(1) -> R". Empty where not known.
+        reason: Why, in words.
+        times: How often.
+    """
+
+    kind: str
+    phase: Phase
+    layer: str
+    operator: str
+    axes: tuple[str, ...]
+    ranks: int
+    operand_bytes: int
+    sent_bytes: int
+    variables: tuple[str, ...]
+    shape: tuple[int, ...] | None
+    change: str
+    reason: str
+    times: int = 1
+
+
+@attrs.frozen
+class Avoidable:
+    """A collective that another rule of the layout map would spare.
+
+    Args:
+        collective: The collective.
+        problem: What forces it.
+        rules: The rules to write, specs by keys; None where a rule is to be taken out.
+        effect: What they change.
+    """
+
+    collective: Collective
+    problem: str
+    rules: dict[str, tuple[DimSpec, ...] | None]
+    effect: str
+
+
+@attrs.frozen
+class ExplainedVariable:
+    """A variable of a layer.
+
+    Args:
+        path: Its path.
+        shape: Its global shape.
+        spec: Per tensor dim the mesh axes that split it.
+        itemsize: The bytes of one element.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    spec: tuple[DimSpec, ...]
+    itemsize: int
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the whole value."""
+        return prod(self.shape) * self.itemsize
+
+
+@attrs.frozen
+class ExplainedLayer:
+    """A layer that the step called.
+
+    Args:
+        path: Its path.
+        kind: The name of its class.
+        depth: How many layers it is called inside of.
+        calls: How often it was called.
+        variables: Its own variables, and not those of layers that it calls.
+        shape: The global shape of its output, the first if it has several; None without one.
+        spec: How that lies: per tensor dim the mesh axes that split it.
+    """
+
+    path: str
+    kind: str
+    depth: int
+    calls: int
+    variables: tuple[ExplainedVariable, ...]
+    shape: tuple[int, ...] | None
+    spec: tuple[DimSpec, ...] | None
+
+
+def sent_bytes(kind: str, operand_bytes: int, ranks: int) -> int:
+    """The bytes that one rank sends by theory, when all ranks have operands of one size.
+
+    Those of `Step.bytes_sent` for an even split.
+
+    Example:
+        >>> sent_bytes("all_reduce", 96, ranks=4), sent_bytes("all_gather", 96, ranks=4)
+        (144, 288)
+    """
+    return round(_SENT[kind](ranks) * operand_bytes)
+
+
+def axes_of(mesh: Mesh, processes: Iterable[int], group: Iterable[int]) -> tuple[str, ...]:
+    """The fewest axes of `mesh` along which the processes of `group` lie; none if there are none.
+
+    Args:
+        mesh: The mesh.
+        processes: The process at each rank of the mesh.
+        group: The processes that take part.
+
+    Example:
+        >>> mesh = Mesh((2, 2), ("data", "model"))
+        >>> axes_of(mesh, range(4), [1, 3]), axes_of(mesh, range(4), range(4))
+        (('data',), ('data', 'model'))
+    """
+    at = {process: mesh.coordinate(rank) for rank, process in enumerate(processes)}
+    wanted = set(group)
+    if not wanted <= at.keys():
+        return ()
+    long = [axis for axis, size in zip(mesh.axis_names, mesh.shape, strict=True) if size > 1]
+    here = at[min(wanted)]
+    for axes in chain.from_iterable(combinations(long, n) for n in range(1, len(long) + 1)):
+        fixed = [i for i, axis in enumerate(mesh.axis_names) if axis not in axes]
+        if wanted == {p for p, place in at.items() if all(place[i] == here[i] for i in fixed)}:
+            return axes
+    return ()
+
+
+def counted(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
+    """Equal ones as one, with how often, in the order of the first."""
+    times: dict[Collective, int] = {}
+    for each in collectives:
+        once = attrs.evolve(each, times=1)
+        times[once] = times.get(once, 0) + each.times
+    return tuple(attrs.evolve(each, times=count) for each, count in times.items())

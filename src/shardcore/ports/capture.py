@@ -1,0 +1,85 @@
+"""What the binding needs to capture steps: a recording of one, and a program made of two."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+
+class Recording(Protocol):
+    """What one run of a step did."""
+
+    @property
+    def refusal(self) -> str:
+        """Why the step cannot be run from it, empty if it can."""
+        ...
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """What it read on the host: steps that read other numbers may go other ways."""
+        ...
+
+    @property
+    def told(self) -> str:
+        """What read the last of them, and where, for people."""
+        ...
+
+
+class Program(Protocol):
+    """A step that runs without the Python that it was made of."""
+
+    @property
+    def kept(self) -> Sequence[Any]:
+        """The tensors and generators that it reads, and that were there before it."""
+        ...
+
+    @property
+    def collectives(self) -> Sequence[str]:
+        """The collectives that it starts, in order, as all ranks must have them."""
+        ...
+
+    @property
+    def remark(self) -> str:
+        """Why it is not compiled, though that was asked for; else empty."""
+        ...
+
+    def fits(self) -> bool:
+        """Whether the next step reads on the host what this one was recorded with."""
+        ...
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        """What the step returns for a batch of these plain tensors."""
+        ...
+
+
+class StepCapture(Protocol):
+    """Makes programs of steps."""
+
+    def record(self, step: Callable[[], Any], inputs: Sequence[Any]) -> tuple[Any, Recording]:
+        """Run `step` as ever, and tell what it did.
+
+        Args:
+            step: Returns a nest of plain tensors.
+            inputs: The plain tensors of its batch.
+        """
+        ...
+
+    def program(self, first: Recording, second: Recording, *, compiled: bool = False) -> Program:
+        """The step that ran twice.
+
+        Args:
+            first: One run.
+            second: The next one, which must have done the same.
+            compiled: Whether the program is compiled by Inductor, if it can be.
+
+        Raises:
+            StepsDiffer: If the runs differ.
+            NotCaptured: If there is something that cannot be run again.
+        """
+        ...
+
+    def is_recording(self) -> bool:
+        """Whether a step is being recorded."""
+        ...
+
+    def generator(self, seed: Any) -> Any:
+        """A random generator with the value of the plain tensor `seed`."""
+        ...

@@ -1,0 +1,210 @@
+"""A step as a picture: layers down the page, sharding by colour, collectives where they happen."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+import attrs
+
+from shardcore.domain.explanation import Collective, ExplainedLayer
+from shardcore.domain.mesh import Mesh
+from shardcore.reporting.explanation_blocks import WIDTH, Colours, block
+from shardcore.reporting.explanation_style import PAGE_STYLE, STYLE
+from shardcore.reporting.explanation_words import Explained
+from shardcore.reporting.tables import human_bytes
+
+# The left sides of the columns: layers, variables, outputs, both passes; and the whole width.
+LAYERS, VARIABLES, OUTPUTS, FORWARD, BACKWARD, PAGE = 16, 300, 560, 790, 1060, 1330
+LINE, LETTER = 26, 7.3
+
+
+def svg(explanation: Explained) -> str:
+    """The picture, complete in itself."""
+    top, head = _head(explanation)
+    rows = list(_rows(explanation))
+    shapes, y = [*head], top
+    for number, row in enumerate(rows):
+        if number % 2 == 0:
+            shapes.append(f'<rect y="{y}" width="{PAGE}" height="{row.height}" class="band"/>')
+        shapes += row.drawn(y, explanation)
+        y += row.height
+    size = f'viewBox="0 0 {PAGE} {y + 10}" width="{PAGE}" height="{y + 10}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
+        f"<title>{escape(explanation.title())}</title><style>{STYLE}</style>"
+        f'<rect width="{PAGE}" height="{y + 10}" class="page"/>{"".join(shapes)}</svg>\n'
+    )
+
+
+def html(explanation: Explained, table: str) -> str:
+    """A page with the picture, and the table below it."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
+        f"<title>{escape(explanation.title())}</title><style>{PAGE_STYLE}</style></head><body>\n"
+        f"{svg(explanation)}<pre>{escape(table)}</pre>\n</body></html>\n"
+    )
+
+
+@attrs.frozen
+class _Row:
+    """One line of the page: a layer, or a part of the step outside of layers."""
+
+    name: str
+    layer: ExplainedLayer | None
+    forward: tuple[Collective, ...]
+    backward: tuple[Collective, ...]
+
+    @property
+    def height(self) -> int:
+        """The lines that it takes."""
+        variables = len(self.layer.variables) if self.layer else 0
+        return LINE * max(1, variables, len(self.forward), len(self.backward)) + 4
+
+    def drawn(self, y: int, explanation: Explained) -> Iterator[str]:
+        """The row, from `y` down."""
+        for x, collectives in ((FORWARD, self.forward), (BACKWARD, self.backward)):
+            for number, each in enumerate(collectives):
+                forced = explanation.is_avoidable(each)
+                yield _chip(x, y + 3 + number * LINE, each, explanation.mesh, forced)
+        if self.layer is None:
+            yield _text(LAYERS, y, self.name, "soft")
+        else:
+            yield from _layer(self.name, self.layer, y, explanation)
+
+
+def _layer(name: str, layer: ExplainedLayer, y: int, explanation: Explained) -> Iterator[str]:
+    """The layer's name, its variables and its output."""
+    mesh, rank = explanation.mesh, explanation.rank
+    indent = LAYERS + 12 * layer.depth
+    often = f" x{layer.calls}" if layer.calls > 1 else ""
+    yield _text(indent, y, name, then=f"{layer.kind}{often}", room=VARIABLES - indent)
+    for number, variable in enumerate(layer.variables):
+        at = y + number * LINE
+        yield block(VARIABLES, at + 4, variable.spec, mesh, rank)
+        yield _label(VARIABLES, at, f"{variable.name} {_sizes(variable.shape)}", OUTPUTS)
+    if layer.shape is not None:
+        spec = layer.spec or (None,) * len(layer.shape)
+        yield block(OUTPUTS, y + 4, spec, mesh, rank)
+        yield _label(OUTPUTS, y, _sizes(layer.shape), FORWARD)
+
+
+def _rows(explanation: Explained) -> Iterator[_Row]:
+    """A row for each layer, and for each phase of what belongs to none."""
+    paths = [layer.path for layer in explanation.layers]
+    inside = [each for each in explanation.collectives if each.layer in paths]
+    outside = [each for each in explanation.collectives if each.layer not in paths]
+    yield from _outside(outside, ("batch",))
+    for layer in explanation.layers:
+        own = [each for each in inside if each.layer == layer.path]
+        passes = [each for each in own if each.phase == "backward"]
+        there = [each for each in own if each.phase != "backward"]
+        name = layer.path.rpartition("/")[2]
+        yield _Row(name, layer, tuple(there), tuple(passes))
+    yield from _outside(outside, ("forward", "loss and metrics", "backward", "update"))
+
+
+def _outside(collectives: Iterable[Collective], phases: Sequence[str]) -> Iterator[_Row]:
+    for phase in phases:
+        found = tuple(each for each in collectives if each.phase == phase)
+        name = "loss, several layers" if phase == "backward" else phase
+        if found:
+            passes = phase in ("backward", "update")
+            yield _Row(name, None, () if passes else found, found if passes else ())
+
+
+def _head(explanation: Explained) -> tuple[int, list[str]]:
+    """Where the rows begin, and what stands above them."""
+    lines = [
+        _text(LAYERS, 6, explanation.title(), "title"),
+        _text(LAYERS, 30, explanation.summary()),
+    ]
+    y = 54
+    for advice in explanation.advice():
+        for line in _wrapped(advice, int((PAGE - 2 * LAYERS) / LETTER)):
+            lines.append(_text(LAYERS, y, line, "bad"))
+            y += 18
+    lines += _legend(y + 4, explanation.mesh)
+    y += LINE + 10
+    heads = ("layer", "its variables", "its output", "forward", "backward and update")
+    columns = (LAYERS, VARIABLES, OUTPUTS, FORWARD, BACKWARD)
+    lines += [_text(x, y, head, "head") for x, head in zip(columns, heads, strict=True)]
+    return y + LINE, lines
+
+
+def _legend(y: int, mesh: Mesh | None) -> list[str]:
+    axes = () if mesh is None else tuple(zip(mesh.axis_names, mesh.shape, strict=True))
+    names = [("part whole", "whole on each rank")]
+    names += [
+        (f"part {Colours(tuple(a for a, _ in axes)).of(axis)}", f"split over {axis!r} ({size})")
+        for axis, size in axes
+    ]
+    shapes, x = [], LAYERS
+    for kind, label in names:
+        shapes.append(f'<rect x="{x}" y="{y + 6}" width="16" height="12" class="{kind}"/>')
+        shapes.append(_text(x + 22, y, label, "soft"))
+        x += 40 + round(LETTER * len(label)) + 16
+    if mesh is not None:
+        shapes.append(
+            _text(x, y, "coloured: the part of this rank; a frame in red: avoidable", "soft")
+        )
+    return shapes
+
+
+def _chip(x: int, y: int, each: Collective, mesh: Mesh | None, forced: bool) -> str:
+    """A collective: its axes by colour, its kind, its bytes, how often; the reason on hovering."""
+    colours = Colours(mesh.axis_names if mesh else ())
+    bars = "".join(
+        f'<rect x="{x + 5 * n}" y="{y}" width="5" height="{LINE - 6}" class="{colours.of(axis)}"/>'
+        for n, axis in enumerate(each.axes)
+    )
+    often = f" x{each.times}" if each.times > 1 else ""
+    label = f"{each.kind} {human_bytes(each.operand_bytes)}{often}"
+    width, left = BACKWARD - FORWARD - 14, 6 + 5 * max(1, len(each.axes))
+    kind = "chip forced" if forced else "chip"
+    return (
+        f"<g><title>{escape(each.reason)}</title>{bars}"
+        f'<rect x="{x}" y="{y}" width="{width}" height="{LINE - 6}" class="{kind}"/>'
+        f"{_text(x + left, y - 3, label, then=_of_what(each), room=width - left)}</g>"
+    )
+
+
+def _of_what(each: Collective) -> str:
+    """The variables, or the operator, in short."""
+    first, *others = each.variables or (
+        each.operator.removeprefix("aten.").removesuffix(".default"),
+    )
+    return first.rpartition("/")[2] + (f" +{len(others)}" if others else "")
+
+
+def _label(x: int, y: int, text: str, end: int) -> str:
+    """What stands beside a block at `x`, up to `end`."""
+    return _text(x + WIDTH + 8, y, text, room=end - x - WIDTH - 8)
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _text(
+    x: float, y: int, text: str, kind: str = "", room: int | None = None, then: str = ""
+) -> str:
+    """Text in the line at `y`, and something pale after it, cut to its room."""
+    most = len(text) + len(then) if room is None else max(4, int((room - 12) / LETTER))
+    shown, pale = _cut(text, most), _cut(then, most - len(text))
+    named = f' class="{kind}"' if kind else ""
+    rest = f'<tspan dx="7" class="soft">{escape(pale)}</tspan>' if pale else ""
+    cut = (shown, pale) != (text, then)
+    title = f"<title>{escape(f'{text} {then}'.strip())}</title>" if cut else ""
+    return f'<text x="{x:g}" y="{y + 18}"{named}>{title}{escape(shown)}{rest}</text>'
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…" if most > 1 else ""
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines

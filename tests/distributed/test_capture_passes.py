@@ -1,0 +1,217 @@
+"""Each pass over the tape of a step leaves fewer calls, or other ones, that do the same."""
+
+import attrs
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.passes import improved
+from shardcore.adapters.capture.passes.aliases import without_aliases
+from shardcore.adapters.capture.passes.buckets import in_buckets
+from shardcore.adapters.capture.passes.dead_code import without_dead_code
+from shardcore.adapters.capture.passes.late_waits import with_late_waits
+from shardcore.adapters.capture.passes.ones import with_plain_ones
+from shardcore.adapters.capture.passes.repeats import without_repeats
+from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
+from shardcore.adapters.capture.recorder import Recorder
+from shardcore.adapters.torch_compat import collectives
+from shardcore.testing import run_ranks
+
+
+def recorded(step, *tensors):
+    """The tape of `step` of copies of `tensors`."""
+    copies = [each.clone() for each in tensors]
+    recorder = Recorder(copies)
+    recorder.run(lambda: step(*copies))
+    return recorder.tape
+
+
+def results(tape, tensors):
+    """What the calls of `tape` return for `tensors`, and what they leave in them."""
+    copies = [each.clone() for each in tensors]
+    found = graph_of(tape, {n: tape.found[n] for n in tape.outside})(*copies)
+    return [each.tolist() for each in (*found, *copies)]
+
+
+def names(tape):
+    return [call.operator.__name__.partition(".")[0] for call in tape.calls]
+
+
+def changed(step, one_pass, *tensors):
+    """The operators of `step` before and after a pass, which computes the same."""
+    tape = recorded(step, *tensors)
+    other = one_pass(tape)
+    assert results(other, tensors) == results(tape, tensors)
+    return names(tape), names(other)
+
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def test_an_alias_is_what_it_is_of():
+    def step(x):
+        return (x.detach() * 2).detach().add_(1)
+
+    assert changed(step, without_aliases, X) == (
+        ["detach", "mul", "detach", "add_"],
+        ["mul", "add_"],
+    )
+
+
+def test_a_constant_that_is_written_into_is_made_anew_in_each_run():
+    def step(x):
+        return torch.tensor([1.0, 2.0, 3.0]).add_(x[0])
+
+    tape = without_aliases(recorded(step, X))
+    module = graph_of(tape, {n: tape.found[n] for n in tape.outside})
+    assert module(X)[0].tolist() == module(X)[0].tolist()
+
+
+def test_what_nobody_reads_is_not_computed():
+    def step(x):
+        unread = torch.sin(x)
+        unread.add_(1)
+        torch.rand(2)  # another draw would come out otherwise
+        x.mul_(2)
+        return x + 1
+
+    before, after = changed(step, without_dead_code, X)
+    assert before == ["sin", "add_", "rand", "mul_", "add"]
+    assert after == ["rand", "mul_", "add"]
+
+
+def test_what_was_computed_before_is_not_computed_again():
+    def step(x):
+        return (x * 2) + (x * 2) - (x * 3)
+
+    assert changed(step, without_repeats, X)[1] == ["mul", "add", "mul", "sub"]
+
+
+def test_what_is_written_in_between_is_computed_again():
+    def step(x):
+        first = x * 2
+        x.add_(1)
+        return first + x * 2
+
+    before, after = changed(step, without_repeats, X)
+    assert before == after
+
+
+def test_two_draws_are_two():
+    before, after = (
+        names(without_repeats(recorded(lambda x: x + torch.rand(3) * torch.rand(3), X))),
+        5,
+    )
+    assert before.count("rand") == 2
+    assert after == 5
+
+
+def test_the_one_of_a_backward_pass_does_not_wait_for_the_loss():
+    def step(x):
+        return torch.ones_like(x.sum()) * x
+
+    before, after = changed(step, with_plain_ones, X)
+    assert before == ["sum", "ones_like", "mul"]
+    assert after == ["sum", "ones", "mul"]
+
+
+def reduced(x, op="sum"):
+    return collectives.wait(collectives.all_reduce(x, op, dist.group.WORLD))
+
+
+def on_two_ranks(step, one_pass):
+    def program(rank):
+        return changed(step, one_pass, X + rank)
+
+    first, second = run_ranks(program, 2)
+    assert first == second
+    return first
+
+
+def test_all_reduces_are_done_together_until_one_is_needed():
+    def step(x):
+        one, other = reduced(x), reduced(x[0] * 3)
+        third = reduced(one + 1)
+        return one, other, third, reduced(x, "max")
+
+    before, after = on_two_ranks(step, in_buckets)
+    assert before.count("all_reduce") == 4
+    assert after.count("all_reduce") == 3
+    assert after.index("wait_tensor") < after.index("add")
+
+
+def test_a_full_bucket_is_sent():
+    def step(x):
+        return [reduced(x * factor) for factor in range(1, 6)]
+
+    two_a_bucket = 2 * X.numel() * 4
+    _, after = on_two_ranks(step, lambda tape: in_buckets(tape, two_a_bucket))
+    assert after.count("all_reduce") == 3
+
+
+def test_what_is_written_after_it_was_to_be_sent_is_sent_before():
+    def step(x):
+        one, other = reduced(x), reduced(x * 2)
+        x.add_(1)
+        return one, other
+
+    _, after = on_two_ranks(step, in_buckets)
+    assert after.count("all_reduce") == 1
+    assert after.index("all_reduce") < after.index("add_")
+
+
+def test_a_collective_is_waited_for_when_it_is_needed():
+    def step(x):
+        total = reduced(x)
+        product = x * 2
+        return product, total + 1
+
+    before, after = on_two_ranks(step, with_late_waits)
+    assert before == ["all_reduce", "wait_tensor", "mul", "add"]
+    assert after == ["all_reduce", "mul", "wait_tensor", "add"]
+
+
+def test_sums_of_numbers_come_last_and_together():
+    def step(x):
+        loss = reduced(x.mean()) / 2
+        x.add_(1)
+        count = reduced(x.sum())
+        big = x.repeat(20, 2) * 2
+        return loss, loss / count, big
+
+    before, after = on_two_ranks(step, lambda tape: in_buckets(with_small_sums_last(tape)))
+    assert before.count("all_reduce") == 2
+    assert after.count("all_reduce") == 1
+    assert after.index("mul") < after.index("all_reduce")
+
+
+def test_a_sum_that_much_hangs_on_stays_where_it_is():
+    def step(x):
+        return x.repeat(20, 2) * reduced(x.mean())
+
+    before, after = on_two_ranks(step, with_small_sums_last)
+    assert before == after
+
+
+def test_all_of_them_keep_what_views_share():
+    def step(x):
+        view = x[0]
+        view.mul_(3)
+        again = x[0] + 0
+        reduced_view = reduced(x)[1]
+        reduced_view.add_(again)
+        return view, again, reduced_view
+
+    on_two_ranks(step, improved)
+
+
+@pytest.mark.parametrize("field", ["calls", "memory", "forms"])
+def test_a_pass_leaves_the_tape_that_it_was_given(field):
+    def program(rank):
+        tape = recorded(lambda x: reduced(x) + reduced(x * 2), X)
+        before = list(getattr(tape, field))
+        improved(tape)
+        return before == getattr(tape, field) and attrs.asdict(tape, recurse=False)["refusal"] == ""
+
+    assert all(run_ranks(program, 2))

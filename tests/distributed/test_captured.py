@@ -1,0 +1,406 @@
+"""A captured step has the numbers of the eager one, and sees whatever the eager one would see."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+import shardcore
+from shardcore.testing import count_collectives, run_ranks
+from tests.distributed.programs import distribute
+
+ROWS, STEPS = 8, 7
+RNG = np.random.default_rng(3)
+calls = []  # of the Python of a model, which a captured step does not run
+
+
+def is_real(x):
+    """Whether Keras computes, and is not working out shapes."""
+    return isinstance(x, torch.Tensor) and not x.is_meta
+
+
+class Spy(keras.layers.Layer):
+    """Notes that its Python was run, where no recording looks."""
+
+    def call(self, x):
+        if is_real(x):
+            calls.append(self.name)
+        return x
+
+
+def mlp():
+    x = keras.Input((6,))
+    h = keras.layers.Dense(8, activation="relu", name="first", kernel_regularizer="l2")(Spy()(x))
+    h = keras.layers.Dropout(0.4, seed=5)(keras.layers.Dropout(0.2)(h))
+    return keras.Model(x, keras.layers.Dense(4, name="head")(h))
+
+
+def cnn():
+    x = keras.Input((6, 6, 2))
+    h = keras.layers.BatchNormalization()(keras.layers.Conv2D(4, 3)(Spy()(x)))
+    h = keras.layers.Flatten()(keras.layers.MaxPooling2D()(keras.layers.ReLU()(h)))
+    return keras.Model(x, keras.layers.Dense(4, name="head")(h))
+
+
+def decoder():
+    x = keras.Input((5,), dtype="int32")
+    h = Spy()(keras.layers.Embedding(12, 8)(x))
+    h += keras.layers.MultiHeadAttention(2, 4, name="attention")(h, h, use_causal_mask=True)
+    h = keras.layers.LayerNormalization()(h)
+    return keras.Model(x, keras.layers.Dense(4, name="head")(h[:, -1]))
+
+
+def lstm():
+    x = keras.Input((4, 3))
+    return keras.Model(x, keras.layers.Dense(4, name="head")(keras.layers.LSTM(6)(Spy()(x))))
+
+
+def plain_mlp():
+    x = keras.Input((6,))
+    h = keras.layers.Dense(8, activation="gelu", name="first")(Spy()(x))
+    return keras.Model(x, keras.layers.Dense(4, name="head")(keras.layers.Dropout(0.2)(h)))
+
+
+SHAPES = {mlp: (6,), plain_mlp: (6,), cnn: (6, 6, 2), decoder: (5,), lstm: (4, 3)}
+RULES = {
+    "first/kernel": (None, "model"),
+    "first/bias": ("model",),
+    "attention/(query|key|value)/kernel": (None, "model", None),
+    "attention/output/kernel": ("model", None, None),
+    "head/kernel": ("model", None),
+}
+
+
+def batches(build, steps=STEPS):
+    rng = np.random.default_rng(3)
+    draw = rng.normal if build is not decoder else lambda size: rng.integers(0, 12, size)
+    return [
+        (draw(size=(ROWS, *SHAPES[build])).astype("float32"), rng.integers(0, 4, ROWS))
+        for _ in range(steps)
+    ]
+
+
+def compiled(build, jit_compile, optimizer="adam"):
+    keras.utils.set_random_seed(7)
+    model = build()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=jit_compile)
+    return model
+
+
+def trained(model, data):
+    """All that `model` computes and keeps, and how often its Python ran."""
+    calls.clear()
+    found = [model.train_on_batch(x, y) for x, y in data]
+    runs = len(calls)
+    found += [model.test_on_batch(*data[0]) for _ in range(5)]
+    found += [model.predict_on_batch(data[0][0]) for _ in range(5)]
+    return [*map(np.asarray, found), *state(model)], runs
+
+
+def state(model):
+    return [keras.ops.convert_to_numpy(v) for v in [*model.variables, *model.optimizer.variables]]
+
+
+def assert_equal(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def begin(shape):
+    if shape is None:
+        shardcore.install("single")
+    else:
+        distribute(shape, RULES)
+
+
+CASES = [(mlp, None), (mlp, (2, 1)), (mlp, (1, 2)), (cnn, (2, 1)), (decoder, (1, 2)), (lstm, None)]
+
+
+@pytest.mark.parametrize(("build", "shape"), CASES)
+def test_captured_steps_have_the_numbers_of_eager_ones(build, shape):
+    def program(rank):
+        begin(shape)
+        data = batches(build)
+        return [trained(compiled(build, jit), data) for jit in (False, "auto")]
+
+    for (eager, eager_runs), (captured, runs) in run_ranks(program, 1 if shape is None else 2):
+        assert_equal(captured, eager)
+        # Where a distribution is set the first step compares the ranks; then two are recorded.
+        assert (eager_runs, runs) == (STEPS, 2 if shape is None else 3)
+
+
+def assign(model, data):
+    model.get_layer("head").kernel.assign(np.full((8, 4), 0.25, "float32"))
+
+
+def learn_slower(model, data):
+    model.optimizer.learning_rate = 1e-4
+
+
+def freeze(model, data):
+    model.get_layer("first").trainable = False
+
+
+def drop_more(model, data):
+    model.layers[-3].rate = 0.9
+
+
+def put_weights_back(model, data):
+    model.set_weights([np.zeros_like(each) for each in model.get_weights()])
+
+
+def compile_again(model, data):
+    model.compile("sgd", model.loss, jit_compile=model.jit_compile)
+
+
+def other_rows(model, data):
+    data[:] = [(x[:6], y[:6]) for x, y in data]
+
+
+def regularize_less(model, data):
+    model.get_layer("first").kernel_regularizer.l2 = 1e-6
+
+
+CHANGES = [
+    assign,
+    learn_slower,
+    freeze,
+    drop_more,
+    put_weights_back,
+    compile_again,
+    other_rows,
+    regularize_less,
+]
+
+
+@pytest.mark.parametrize("shape", [None, (2, 1)])
+def test_what_changes_between_steps_is_seen_by_the_next(shape):
+    def program(rank):
+        begin(shape)
+        return [{c.__name__: changed(c, jit) for c in CHANGES} for jit in (False, "auto")]
+
+    def changed(change, jit):
+        model, data = compiled(mlp, jit), batches(mlp)
+        trained(model, data)
+        before = state(model)
+        change(model, data)
+        found, _ = trained(model, data)
+        assert any(not np.array_equal(a, b) for a, b in zip(state(model), before, strict=False))
+        return found
+
+    for eager, captured in run_ranks(program, 1 if shape is None else 2, timeout=180):
+        for name in eager:
+            assert_equal(captured[name], eager[name])
+
+
+def warmed_up():
+    schedule = keras.optimizers.schedules.CosineDecay(0.01, 20, warmup_target=0.1, warmup_steps=6)
+    return keras.optimizers.Adam(schedule)
+
+
+WAYS = {
+    "accumulated": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "averaged": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3),
+    "warmed up": warmed_up,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_that_goes_several_ways_by_a_count_is_captured_for_each(way):
+    def program(rank):
+        begin(None)
+        data = batches(plain_mlp, 16)
+        return [trained(compiled(plain_mlp, jit, WAYS[way]()), data) for jit in (False, "auto")]
+
+    (((eager, _), (captured, runs)),) = run_ranks(program, 1)
+    assert_equal(captured, eager)
+    assert runs == 4  # two of each way
+
+
+def reasons(build, jit="auto", steps=4, shape=None, model_class=None):
+    """What is said of why steps are not captured."""
+    begin(shape)
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("shardcore.capture").addHandler(handler)
+    keras.utils.set_random_seed(1)
+    x = keras.Input((4,))
+    model = (model_class or keras.Model)(x, keras.layers.Dense(1)(build()(x)))
+    model.compile("sgd", "mse", jit_compile=jit)
+    calls.clear()
+    for _ in range(steps):
+        model.train_on_batch(np.ones((4, 4), "float32"), np.ones((4, 1), "float32"))
+    return said, len(calls)
+
+
+class ReadsValues(Spy):
+    def call(self, x):
+        if is_real(x) and float(keras.ops.sum(x)) > 1e9:
+            return -x
+        return super().call(x)
+
+
+class Counts(Spy):
+    count = 0
+
+    def call(self, x):
+        self.count += is_real(x)
+        return super().call(x)
+
+
+class Draws(Spy):
+    def call(self, x):
+        return super().call(x) * float(RNG.random())
+
+
+held_by_nobody = torch.ones(4)
+
+
+class ReadsGlobal(Spy):
+    def call(self, x):
+        return super().call(x) * (held_by_nobody if is_real(x) else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (ReadsValues, "reads values on the host"),
+        (Counts, "attribute 'count' of Counts"),
+        (Draws, "in one step was"),
+        (ReadsGlobal, "that no variable, torch module or attribute of a layer holds"),
+    ],
+)
+def test_what_cannot_be_captured_runs_eagerly_and_says_once_why(layer, said):
+    ((messages, runs),) = run_ranks(lambda rank: reasons(layer, steps=6), 1)
+    assert runs == 6
+    (message,) = messages
+    assert "train_step of model" in message
+    assert said in message
+    if layer is ReadsValues:
+        assert "test_captured.py" in message
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(
+    ("jit", "model_class", "runs"),
+    [("auto", None, 2), (False, None, 4), ("auto", OwnStep, 4)],
+)
+def test_steps_are_captured_where_compile_says_so(jit, model_class, runs):
+    program = run_ranks(lambda rank: reasons(Spy, jit, model_class=model_class), 1)
+    assert program == [([], runs)]
+
+
+def test_ranks_capture_a_step_together_or_not_at_all():
+    class CountsOnOneRank(Spy):
+        def call(self, x):
+            if is_real(x) and torch.distributed.get_rank() == 1:
+                self.count = getattr(self, "count", 0) + 1
+            return super().call(x)
+
+    first, second = run_ranks(lambda rank: reasons(CountsOnOneRank, shape=(2, 1)), 2)
+    assert first[1] == second[1] == 4
+    assert "'count'" in first[0][0]
+    assert first[0] == second[0]
+
+
+def test_the_state_of_a_torch_module_is_read_at_each_step():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 1)
+            self.register_buffer("scale", torch.ones(1))
+
+        def forward(self, x):
+            if is_real(x):
+                self.scale.mul_(1.5)
+            return self.linear(x) * self.scale
+
+    def program(rank, jit):
+        begin(None)
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.TorchModuleWrapper(Scaled())])
+        model.compile("sgd", "mse", jit_compile=jit)
+        x, y = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
+        losses = [float(model.train_on_batch(x, y)) for _ in range(5)]
+        model.layers[0].module.scale = torch.full((1,), 0.1)
+        return losses + [float(model.train_on_batch(x, y)) for _ in range(5)]
+
+    assert run_ranks(program, 1, "auto") == run_ranks(program, 1, False)
+
+
+def test_a_data_parallel_step_makes_one_collective_for_gradients_and_one_for_logs():
+    def program(rank):
+        begin((2, 1))
+        model, data = compiled(decoder, "auto"), batches(decoder)
+        for x, y in data:
+            model.train_on_batch(x, y)
+        with count_collectives() as traffic:
+            model.train_on_batch(*data[0])
+        trainable = sum(4 * int(np.prod(v.shape)) for v in model.trainable_variables)
+        return dict(traffic.calls), sum(traffic.operand_bytes.values()) - trainable
+
+    for made, beyond in run_ranks(program, 2):
+        assert made == {"all_reduce": 2}
+        assert 0 < beyond <= 16  # the loss, and what was right
+
+
+def test_auto_is_kept_in_a_saved_model(tmp_path):
+    def program(rank):
+        begin(None)
+        model = compiled(mlp, "auto")
+        model.train_on_batch(*batches(mlp)[0])
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras", {"Spy": Spy})
+        return loaded.jit_compile == "auto" and not loaded.jit_compile
+
+    assert run_ranks(program, 1) == [True]
+
+
+def test_a_compiled_step_has_the_numbers_of_the_eager_one():
+    def program(rank):
+        begin(None)
+        data = batches(plain_mlp)
+        return [trained(compiled(plain_mlp, jit), data) for jit in (False, True)]
+
+    (((eager, _), (captured, runs)),) = run_ranks(program, 1, timeout=300)
+    assert runs == 2
+    for one, other in zip(captured, eager, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_not_compiled_is_captured_and_says_why():
+    seeded = lambda: keras.layers.Dropout(0.5, seed=1)  # noqa: E731
+    ((messages, _),) = run_ranks(lambda rank: reasons(seeded, True), 1)
+    assert len(messages) == 1
+    assert "not compiled as jit_compile=True asks: it draws from a generator" in messages[0]
+
+
+def test_fits_with_validation_and_callbacks_are_recorded_once_for_each_kind_of_batch():
+    def program(rank, jit):
+        begin((2, 1))
+        model, data = compiled(plain_mlp, jit), batches(plain_mlp, 4)
+        x, y = (np.concatenate(each) for each in zip(*data, strict=True))
+        found, runs = [], []
+        for _ in range(3):
+            calls.clear()
+            callbacks = [keras.callbacks.ReduceLROnPlateau(patience=1)]
+            fit = model.fit(x, y, 12, 3, 0, callbacks, validation_split=0.25)
+            found += [*fit.history.values(), model.evaluate(x, y, 12, verbose=0)]
+            found.append(model.predict(x, 12, verbose=0))
+            runs.append(len(calls))
+        return [np.asarray(each) for each in found], runs
+
+    for (captured, runs), (eager, _) in zip(
+        run_ranks(program, 2, "auto"), run_ranks(program, 2, False), strict=True
+    ):
+        assert_equal(captured, eager)
+        assert runs[2] == 0

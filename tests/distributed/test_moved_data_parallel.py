@@ -1,0 +1,94 @@
+"""Data parallel: the gradients move once, in buckets; the loss and all metrics move together."""
+
+import keras
+import numpy as np
+import pytest
+
+from shardcore.testing import count_collectives, run_ranks
+from tests.distributed.models import cnn, decoder, mlp
+from tests.distributed.moved import DATA, assert_same, compiled, distribute, lstm, numbers, trained
+
+MODELS = (mlp, cnn, lstm, decoder)
+METRICS = {mlp: ["mae", "cosine_similarity"], decoder: ["sparse_categorical_accuracy"]}
+# The channels of the batch normalization of `cnn`. Its mean and mean square are two sums of the
+# batch, each one all-reduce forward and one backward.
+CHANNELS = 8
+
+
+def every_model(rank, mesh=None):
+    found = {}
+    for build in MODELS:
+        keras.utils.clear_session(free_memory=False)
+        if mesh:
+            distribute(build, mesh)
+        found[build.__name__] = trained(build, DATA[build], metrics=METRICS.get(build))
+    return found
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    (found,) = run_ranks(every_model, 1)
+    return {name: values for name, (values, _, _) in found.items()}
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    return run_ranks(every_model, 2, (2, 1), timeout=120)
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_gradients_move_once_and_the_loss_with_the_metrics(build, one_device, two_ranks):
+    name = build.__name__
+    model = compiled(build)
+    gradients = sum(4 * int(np.prod(each.shape)) for each in model.trainable_variables)
+    statistics = 4 if build is cnn else 0
+    states = 4 * (1 + len(METRICS.get(build, ())))
+    for values, calls, moved in (each[name] for each in two_ranks):
+        assert_same(values, one_device[name], name)
+        assert calls == {"all_reduce": 2 + statistics}
+        assert moved == {"all_reduce": gradients + states + statistics * CHANNELS * 4}
+
+
+def in_small_buckets(rank, size):
+    distribute(mlp, (2, 1))
+    model = compiled(mlp, jit_compile=False)
+    model.train_on_batch(*DATA[mlp])
+    model._loss_tracker.variables[0]._shardcore_session.strategy.tensors._buckets.size = size
+    with count_collectives() as traffic:
+        logs = model.train_on_batch(*DATA[mlp], return_dict=True)
+    gradients = sum(4 * int(np.prod(each.shape)) for each in model.trainable_variables)
+    return numbers(model, logs), traffic.calls["all_reduce"] - 1, gradients
+
+
+def test_a_full_bucket_is_sent_while_the_pass_goes_on():
+    size = 4096
+    for _, buckets, gradients in run_ranks(in_small_buckets, 2, size):
+        assert 1 < buckets <= -(-gradients // size) + 1
+
+
+def after_a_failure(rank, mesh=None):
+    if mesh:
+        distribute(mlp, mesh)
+    model = compiled(mlp, jit_compile=False)
+    x, y = DATA[mlp]
+    with count_collectives() as before:
+        model.train_on_batch(x, y)
+
+    def fail(_gradient):
+        raise RuntimeError("half way")
+
+    handle = model.layers[1].kernel.value.register_hook(fail)
+    with pytest.raises(RuntimeError, match="half way"):
+        model.train_on_batch(x, y)
+    handle.remove()
+    model.reset_metrics()
+    with count_collectives() as after:
+        logs = model.train_on_batch(x, y, return_dict=True)
+    return numbers(model, logs), before.operand_bytes["all_reduce"], after.operand_bytes
+
+
+def test_a_pass_that_failed_leaves_no_gradients_in_the_buckets():
+    ((expected, _, _),) = run_ranks(after_a_failure, 1)
+    for found, before, after in run_ranks(after_a_failure, 2, (2, 1)):
+        assert_same(found, expected, "after a failure")
+        assert after == {"all_reduce": before}

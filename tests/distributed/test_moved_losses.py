@@ -1,0 +1,114 @@
+"""Softmax and losses of classes that are split: the classes stay where they lie."""
+
+import itertools
+
+import keras
+import pytest
+import torch
+from torch.nn import functional
+
+import shardcore
+from shardcore.testing import count_collectives, run_ranks
+from tests.distributed.programs import distribute
+
+SHAPES, REDUCTIONS = [(6, 5), (4, 7, 3)], ["none", "mean", "sum"]
+IGNORED = -100
+
+
+def split(value, spec):
+    layout = keras.distribution.TensorLayout(spec, keras.distribution.distribution().device_mesh)
+    return shardcore.distribute_tensor(value.clone(), layout).detach().requires_grad_()
+
+
+def beside_one_device(function, value, *specs):
+    """The result and the gradient of `function`, of each way to split, beside those of one."""
+    whole = value.clone().requires_grad_()
+    expected = function(whole)
+    upstream = torch.rand(expected.shape, generator=torch.Generator().manual_seed(1))
+    expected.backward(upstream)
+    for spec in specs:
+        own = split(value, spec)
+        with count_collectives() as traffic:
+            found = function(own)
+            found.backward(upstream)
+        tolerance = 1e-5 if value.dtype is torch.float32 else 2e-2
+        for ours, its in ((found.detach(), expected.detach()), (own.grad, whole.grad)):
+            torch.testing.assert_close(ours.full_tensor(), its, rtol=tolerance, atol=tolerance)
+        assert [str(each) for each in own.grad.placements] == [str(p) for p in own.placements]
+        yield dict(traffic.calls)
+
+
+def losses(rank):
+    distribute((1, 2))
+    generator = torch.Generator().manual_seed(0)
+    cases = itertools.product(SHAPES, REDUCTIONS, [False, True], [torch.float32, torch.bfloat16])
+    for shape, reduction, weighted, dtype in cases:
+        value = torch.randn(shape, generator=generator).to(dtype)
+        target = torch.randint(0, shape[1], (shape[0], *shape[2:]), generator=generator)
+        target[0] = IGNORED
+        weight = torch.rand(shape[1], generator=generator).to(dtype) if weighted else None
+
+        def loss(x, target=target, weight=weight, reduction=reduction):
+            return functional.cross_entropy(x, target, weight=weight, reduction=reduction)
+
+        specs = [(None, "model", *[None] * (len(shape) - 2))]
+        # The largest, the sum of powers, the sum of the gradient; the weights of the classes.
+        counted = weighted and reduction != "none"
+        for calls in beside_one_device(loss, value, *specs):
+            assert calls == {"all_reduce": 3 + counted}, (shape, reduction, weighted, dtype)
+
+
+def test_losses_of_split_classes():
+    run_ranks(losses, 2)
+
+
+def on_two_axes(rank):
+    distribute((2, 2))
+    value = torch.randn((6, 5), generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([0, 1, 2, 3, 4, IGNORED])
+    specs = [("data", "model"), (None, "model")]
+    for reduction in ("none", "mean"):
+        found = beside_one_device(
+            lambda x, reduction=reduction: functional.cross_entropy(x, target, reduction=reduction),
+            value,
+            *specs,
+        )
+        # With a split batch, the number of samples that count is summed too.
+        more = reduction == "mean"
+        assert list(found) == [{"all_reduce": 3 + more}, {"all_reduce": 3}]
+
+
+def test_losses_of_split_classes_and_a_split_batch():
+    run_ranks(on_two_axes, 4)
+
+
+def softmaxes(rank):
+    distribute((1, 2))
+    value = torch.randn((4, 5), generator=torch.Generator().manual_seed(0)) * 30
+    # The second gradient is a sum of what is given, which every rank has whole here.
+    for function, reductions in ((functional.softmax, 3), (functional.log_softmax, 2)):
+        (calls,) = beside_one_device(lambda x, f=function: f(x, -1), value, (None, "model"))
+        assert calls == {"all_reduce": reductions}
+        (calls,) = beside_one_device(lambda x, f=function: f(x, 0), value, (None, "model"))
+        assert calls == {}
+
+
+def test_softmax_along_a_split_dim():
+    run_ranks(softmaxes, 2)
+
+
+def no_class(rank):
+    distribute((1, 2))
+    value = torch.zeros((2, 4))
+    found = functional.cross_entropy(
+        split(value, (None, "model")), torch.tensor([1, 4]), reduction="none"
+    )
+    return found.full_tensor().tolist()
+
+
+def test_a_class_that_does_not_exist_is_not_a_number():
+    with pytest.raises(IndexError):
+        functional.cross_entropy(torch.zeros((2, 4)), torch.tensor([1, 4]))
+    for first, second in run_ranks(no_class, 2):
+        assert first == pytest.approx(1.386294, abs=1e-5)
+        assert second != second

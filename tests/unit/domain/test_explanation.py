@@ -1,0 +1,211 @@
+"""What is told of a collective: axes, bytes by theory, reason, and what would spare it."""
+
+import pytest
+
+from shardcore.domain.explanation import (
+    Collective,
+    ExplainedLayer,
+    ExplainedVariable,
+    axes_of,
+    counted,
+    sent_bytes,
+)
+from shardcore.domain.explanation_advice import SMALL, advise, said
+from shardcore.domain.explanation_reasons import Cause, Facts, reason
+from shardcore.domain.layout import Layout
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.redistribution import plan
+
+MESH = Mesh((2, 4), ("data", "model"))
+WHOLE = Layout(MESH, (None, None))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "processes", "group", "axes"),
+    [
+        (MESH, range(8), (0, 4), ("data",)),
+        (MESH, range(8), (4, 5, 6, 7), ("model",)),
+        (MESH, range(8), range(8), ("data", "model")),
+        (MESH, range(8), (0, 5), ()),  # no axis lies so
+        (MESH, range(8), (0, 1), ()),
+        (MESH, [7, 6, 5, 4, 3, 2, 1, 0], (7, 3), ("data",)),
+        (Mesh((1, 2), ("data", "model")), range(2), (0, 1), ("model",)),  # the fewest
+        (Mesh((2, 2, 2), ("a", "b", "c")), range(8), (0, 1, 4, 5), ("a", "c")),
+        (MESH, range(8), (0, 99), ()),
+    ],
+)
+def test_axes_of_a_group(mesh, processes, group, axes):
+    assert axes_of(mesh, processes, group) == axes
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (Layout(MESH, ("model", None)), WHOLE),
+        (Layout(MESH, ("model", None)), Layout(MESH, (None, "model"))),
+        (Layout(MESH, (None, None), {"model": "sum"}), WHOLE),
+        (Layout(MESH, (None, None), {"model": "sum"}), Layout(MESH, ("model", None))),
+    ],
+)
+def test_the_bytes_by_theory_are_those_of_a_redistribution(source, target):
+    shape = (8, 16)
+    (step,) = plan(source, target, shape, itemsize=4)
+    rows, columns = source.local_shape(shape, rank=0)
+    assert sent_bytes(step.kind, rows * columns * 4, ranks=4) == step.bytes_sent(rank=0)
+
+
+def facts(kind="all_gather", **known):
+    return Facts(**{"kind": kind, "phase": "forward", "axes": ("model",), "layer": "down", **known})
+
+
+COLUMNS = {"shape": (8, 16), "source": Layout(MESH, ("data", "model")),
+           "target": Layout(MESH, ("data", None))}  # fmt: skip
+PENDING = Layout(MESH, (None, None), {"model": "sum"})
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        (
+            facts("all_reduce", reduced=("a/kernel", "a/bias"), phase="backward"),
+            "the gradients of a/kernel and 1 more, summed together over axis 'model'",
+        ),
+        (
+            facts("all_reduce", reduced=("loss/total", "loss/count"), phase="loss and metrics"),
+            "the new values of loss/total and 1 more, summed together over axis 'model'",
+        ),
+        (
+            facts("reduce_scatter", reduced=("a/kernel",), phase="backward"),
+            "the gradient of a/kernel, summed over axis 'model': each rank keeps its part",
+        ),
+        (
+            facts(variable="a/kernel", axes=("data",), batch_axis="data", operator="aten.mm"),
+            "a/kernel: split over the batch axis 'data', gathered for aten.mm",
+        ),
+        (facts(variable="a/bias"), "a/bias: split over axis 'model', gathered"),
+        (
+            facts("all_reduce", source=PENDING, target=WHOLE, cause=Cause("output")),
+            "the layer's output: a pending sum over axis 'model', done",
+        ),
+        (
+            facts(**COLUMNS, cause=Cause("rule", ".*/output")),
+            "the layer's output: rule '.*/output' asks for it, split by dim 1 over axis 'model', "
+            "gathered",
+        ),
+        (
+            facts(**COLUMNS, operator="aten.mm.default"),
+            "an operand: split by dim 1 over axis 'model', gathered for aten.mm.default",
+        ),
+        (
+            facts(operator="aten.lstsq.default", fell_back=True, variable="a"),
+            "aten.lstsq.default cannot be split for these operands: they are made whole",
+        ),
+        (
+            facts("all_reduce", operator="aten._local_scalar_dense.default"),
+            "a value that is read on the host: a pending reduction over axis 'model', done",
+        ),
+        (
+            facts("all_reduce", phase="backward", source=PENDING, target=WHOLE),
+            "the gradient of what down gives: a pending sum over axis 'model', done",
+        ),
+        (
+            facts("reduce_scatter", cause=Cause("assign", "bn/mean"), source=PENDING,
+                  target=Layout(MESH, ("model", None)), axes=("model",)),
+            "the new value of bn/mean: a pending sum over axis 'model', done, each rank keeps its "
+            "part of dim 0",
+        ),
+        (
+            facts(cause=Cause("returned")),
+            "what the step returns: split over axis 'model', gathered",
+        ),
+        (facts("broadcast", axes=()), "a value: sent over a group of processes outside the mesh"),
+    ],
+)  # fmt: skip
+def test_the_reason_in_words(known, words):
+    assert reason(known) == words
+
+
+def collective(known, **changes):
+    return Collective(**{
+        "kind": known.kind, "phase": known.phase, "layer": known.layer, "operator": known.operator,
+        "axes": known.axes, "ranks": 4, "operand_bytes": 64, "sent_bytes": 192, "variables": (),
+        "shape": known.shape, "change": known.change, "reason": reason(known), **changes,
+    })  # fmt: skip
+
+
+def layer(path, *variables, spec=("data", None)):
+    return ExplainedLayer(path, "Dense", 1, 1, variables, (8, 16), spec)
+
+
+def variable(path, shape, spec):
+    return ExplainedVariable(path, shape, spec, itemsize=4)
+
+
+UP = layer("up", variable("up/kernel", (4, 16), (None, "model")), spec=("data", "model"))
+
+
+def advice(known, *layers):
+    found = advise([(known, collective(known))], layers)
+    return [each.rules for each in found]
+
+
+def test_a_kernel_split_by_columns_is_to_be_split_by_rows():
+    down = layer(
+        "down",
+        variable("down/kernel", (16, 16), ("data", "model")),
+        variable("down/bias", (16,), ("model",)),
+    )
+    assert advice(facts(**COLUMNS), UP, down) == [
+        {"down/kernel": (("data", "model"), None), "down/bias": (None,)}
+    ]
+
+
+def test_where_no_kernel_takes_the_features_the_last_split_layer_before_is_to_be_whole():
+    assert advice(facts(**COLUMNS), UP, layer("down")) == [{"up/kernel": (None, None)}]
+    split = layer("after", variable("after/kernel", (4, 16), (None, "model")), spec=("model", None))
+    assert advice(facts(**COLUMNS), layer("down"), split) == []
+
+
+def test_one_change_at_a_time():
+    known = facts(**COLUMNS)
+    other = facts(**COLUMNS, operator="aten.add.Tensor")
+    moved = [(known, collective(known)), (other, collective(other))]
+    assert len(advise(moved, [UP, layer("down")])) == 1
+
+
+def test_small_variables_that_are_gathered_are_to_be_whole_together():
+    small = [variable(f"a/{n}", (8, 8), ("model", "data")) for n in range(2)]
+    large = variable("a/large", (SMALL, 8), ("model", None))
+    known = [facts(variable=each.path) for each in (*small, large)]
+    (found,) = advise([(each, collective(each)) for each in known], [layer("a", *small, large)])
+    assert found.rules == {"a/0": (None, "data"), "a/1": (None, "data")}
+    assert "a/0 and 1 more small variables are split over 'model'" in found.problem
+    assert found.effect.startswith(f"each rank keeps {2 * 8 * 8 * 4 * 3 // 4} bytes more")
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        facts("all_reduce", source=PENDING, target=WHOLE),  # what a split kernel costs
+        facts(**COLUMNS, phase="backward"),
+        facts(**{**COLUMNS, "axes": ("data",)}, batch_axis="data"),
+        facts(**COLUMNS, reduced=("up/kernel",)),
+    ],
+)
+def test_what_no_rule_spares_is_not_told(known):
+    assert advice(known, UP, layer("down")) == []
+
+
+def test_the_rules_as_they_are_written():
+    rules = {"a/kernel": ("model", None), ".*/output": None}
+    assert said(rules) == "layout_map['a/kernel'] = ('model', None); take out the rule '.*/output'"
+    many = said({str(number): (None,) for number in range(6)})
+    assert many.endswith("layout_map['3'] = (None,); and 2 more alike")
+
+
+def test_equal_ones_are_told_once():
+    one, other = collective(facts()), collective(facts(), layer="up")
+    assert [(each.layer, each.times) for each in counted([one, other, one])] == [
+        ("down", 2),
+        ("up", 1),
+    ]

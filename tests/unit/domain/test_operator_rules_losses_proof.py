@@ -1,0 +1,74 @@
+"""Each rule of a loss, over all ranks: the loss of the parts gives the parts of the loss."""
+
+import inspect
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardcore.domain import operator_rules_losses as losses
+from tests.unit.domain.rule_proof import Call, as_indices, prove, sizes
+
+CLASSES, IGNORED = 5, 0
+
+
+@st.composite
+def calls(draw):
+    """The shapes of input, target and, if there is one, weight; whether losses are summed."""
+    samples, *rest = draw(st.lists(sizes, min_size=1, max_size=3))
+    target = (samples, *rest)
+    weights = [(CLASSES,)] * draw(st.booleans())
+    return [(samples, CLASSES, *rest), target, *weights], draw(st.booleans())
+
+
+def picked(target, weights):
+    """Each sample's class, one-hot over dim 1, times the weight of that class; none if ignored."""
+    classes = as_indices(target, CLASSES)
+    weight = (weights[0] if weights else np.ones(CLASSES)) * (np.arange(CLASSES) != IGNORED)
+    return np.moveaxis(np.eye(CLASSES)[classes] * weight, -1, 1)
+
+
+@st.composite
+def nll_losses(draw):
+    shapes, summed = draw(calls())
+
+    def run(parts):
+        x, target, *weights = parts
+        of_class = picked(target, weights)
+        loss = -(x * of_class).sum(1)
+        return [loss.sum() if summed else loss, of_class.sum()]
+
+    rule = losses.nll_loss(len(shapes[0]), weight=len(shapes) == 3, reduced=summed)
+    return Call(rule, shapes, run)
+
+
+@st.composite
+def nll_losses_backward(draw):
+    shapes, summed = draw(calls())
+
+    def run(parts):
+        gradient, x, target, *weights, total = parts
+        each = gradient / total * np.ones(target.shape)
+        return [-picked(target, weights) * np.expand_dims(each, 1) * np.ones(x.shape)]
+
+    rule = losses.nll_loss_backward(len(shapes[0]), weight=len(shapes) == 3, reduced=summed)
+    gradient = () if summed else shapes[1]
+    return Call(rule, [gradient, *shapes, ()], run)
+
+
+# The calls of each rule.
+CALLS = {"nll_loss": nll_losses(), "nll_loss_backward": nll_losses_backward()}
+
+
+def test_every_rule_is_proved():
+    rules = inspect.getmembers(losses, lambda each: hasattr(each, "cache_info"))
+    assert set(CALLS) == {name for name, _ in rules}
+
+
+@pytest.mark.parametrize(("name", "factor"), [(n, f) for n in CALLS for f in "acd"])
+# A factor is in few of a rule's calls, and others are passed over.
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.data())
+def test_the_parts_give_the_whole(name, factor, data):
+    prove(data.draw(CALLS[name]), factor, data)
