@@ -1,0 +1,76 @@
+"""Who takes part where."""
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import jax_lane, keras_training, peers
+from benchmarks.cases import Case
+from benchmarks.contender import (
+    CAPTURED,
+    EAGER,
+    HAND,
+    INDUCTOR,
+    INSTALLED,
+    JAX,
+    KERAS,
+    PEERS,
+    Contender,
+    Goal,
+)
+from benchmarks.lanes import Lane, open_forked
+
+
+def on_two_ranks(layout: str, strategy: str) -> list[Contender]:
+    """The hand-written peer, JAX where it is installed, and shardcore in three ways."""
+    peer = PEERS[layout]
+    jax = _jax(layout)
+    than_jax = tuple(Goal(each.name, 0.6) for each in jax)
+    inductor = keras(2, layout, strategy, jit_compile=True)
+    return [
+        Contender(peer, open_forked(peers.train, 2, layout)),
+        *jax,
+        *eager_and_captured(layout, strategy, (Goal(peer, 1.0), *than_jax)),
+        Contender(INDUCTOR, inductor, (Goal(peer, 0.9), *than_jax), captured=True),
+    ]
+
+
+def eager_and_captured(layout: str, strategy: str, goals: tuple[Goal, ...] = ()) -> list[Contender]:
+    """shardcore on two ranks. The goals are those of the captured step."""
+    eager = keras(2, layout, strategy, run_eagerly=True)
+    captured = keras(2, layout, strategy, jit_compile="auto")
+    return [
+        Contender(EAGER, eager, tuple(Goal(goal.against) for goal in goals[:1])),
+        Contender(CAPTURED, captured, goals, captured=True),
+    ]
+
+
+def on_one_process() -> list[Contender]:
+    """Plain Keras and plain PyTorch, and shardcore without any distribution."""
+    whole = "whole"
+    installed = keras(1, whole, "auto", jit_compile=False)
+    captured = keras(1, whole, "single", jit_compile="auto")
+    inductor = keras(1, whole, "single", jit_compile=True)
+    jax = _jax(whole)
+    than_jax = tuple(Goal(each.name) for each in jax)
+    return [
+        Contender(KERAS, keras(1, whole, None)),
+        Contender(HAND, open_forked(peers.train, 1, whole), (Goal(KERAS),)),
+        *jax,
+        Contender(INSTALLED, installed, (Goal(KERAS, 1.05),)),
+        Contender(CAPTURED, captured, (Goal(KERAS, 0.9), Goal(HAND), *than_jax), captured=True),
+        Contender(INDUCTOR, inductor, (Goal(KERAS), Goal(HAND), *than_jax), captured=True),
+    ]
+
+
+def keras(
+    ranks: int, layout: str, strategy: str | None, **options: Any
+) -> Callable[[Case, str], Lane]:
+    """Keras on torch. Options are those of `compile`."""
+    return open_forked(keras_training.train, ranks, layout, strategy=strategy, **options)
+
+
+def _jax(layout: str) -> list[Contender]:
+    # Fully sharded comes from a policy of shardcore's, which Keras on JAX has not.
+    if not jax_lane.is_installed() or layout == "fully sharded":
+        return []
+    return [Contender(JAX, jax_lane.open_jax(layout))]

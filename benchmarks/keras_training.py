@@ -1,0 +1,115 @@
+"""Training by `fit` of Keras: plain, under shardcore, or on JAX."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import keras
+from attrs import frozen
+
+from benchmarks import cases
+from benchmarks.cases import ADAM_EPSILON, LEARNING_RATE, MEGATRON, Case
+from benchmarks.training import Training
+
+AXES = ("data", "model")
+
+
+def train(
+    case: Case, layout: str, device: str, strategy: str | None = None, **compile_arguments: Any
+) -> "KerasTraining":
+    """A model that is ready for its first step.
+
+    Args:
+        case: What is trained.
+        layout: "whole" sets no distribution.
+        device: Where it is trained: Keras has chosen the same by itself.
+        strategy: What shardcore is installed with; None leaves Keras alone.
+        **compile_arguments: How `compile` is to run the step.
+    """
+    if strategy is not None:
+        import shardcore
+
+        shardcore.install(strategy)
+    if layout != "whole":
+        distribution = _distribution(case, layout)
+        keras.distribution.set_distribution(distribution)
+    model = case.build()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        keras.optimizers.Adam(LEARNING_RATE, epsilon=ADAM_EPSILON), loss, **compile_arguments
+    )
+    return KerasTraining(case, model, layout)
+
+
+def _distribution(case: Case, layout: str) -> Any:
+    if layout == "data parallel":
+        return keras.distribution.DataParallel()
+    ranks = keras.distribution.get_device_count()
+    shape = (1, ranks) if layout == "megatron" else (ranks, 1)
+    mesh = keras.distribution.DeviceMesh(shape, AXES)
+    layout_map = keras.distribution.LayoutMap(mesh)
+    if layout == "megatron":
+        for path, axes in MEGATRON.items():
+            layout_map[path] = axes
+    else:
+        import shardcore
+
+        layout_map = shardcore.plan(case.build, mesh, "fully_sharded")
+    return keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data")
+
+
+@frozen(eq=False)
+class KerasTraining(Training):
+    """`fit` over arrays."""
+
+    case: Case
+    model: keras.Model
+    layout: str
+
+    def losses(self, steps: int) -> list[float]:
+        return self._fit(1, epochs=steps).history["loss"]
+
+    def epoch(self, steps: int) -> float:
+        watch = Stopwatch()
+        self._fit(steps, callbacks=[watch])
+        return watch.seconds / steps
+
+    def kept(self) -> Iterator[Any]:
+        for variable in [*self.model.variables, *self.model.optimizer.variables]:
+            yield variable._value.detach()
+
+    def share(self) -> int:
+        return cases.share(self.trainable(), self.layout, keras.distribution.get_device_count())
+
+    def trainable(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of what is trained, by path."""
+        return {v.path: tuple(v.shape) for v in self.model.trainable_variables}
+
+    def layer_calls(self) -> int:
+        """How many layers a step calls in Python: none, where it replays what was captured."""
+        call = keras.Layer.__call__
+        calls = []
+
+        def counting(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(layer)
+            return call(layer, *args, **kwargs)
+
+        with mock.patch.object(keras.Layer, "__call__", counting):
+            self.epoch(1)
+        return len(calls)
+
+    def _fit(self, steps: int, **options: Any) -> Any:
+        x, y = self.case.data(steps)
+        return self.model.fit(x, y, batch_size=self.case.batch, shuffle=False, verbose=0, **options)
+
+
+class Stopwatch(keras.callbacks.Callback):
+    """From the first batch of an epoch to its end, when its loss has been read."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if batch == 0:
+            self._began = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seconds = time.perf_counter() - self._began

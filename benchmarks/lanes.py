@@ -1,0 +1,154 @@
+"""Contenders in processes of their own, which wait while another one is measured."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from attrs import frozen
+
+from benchmarks import memory
+from benchmarks.cases import Case
+from benchmarks.serving import Failure, serve
+from benchmarks.training import Training
+from shardcore.testing.ranks import free_port
+
+LOGS = Path("build/bench/logs")
+# A step of Inductor's compiler is the longest that a rank may take for one answer.
+TIMEOUT = 400.0
+_PR_SET_PDEATHSIG = 1  # of sys/prctl.h: a rank does not outlive this process
+
+
+class LaneFailed(Exception):  # noqa: N818 - it says what happened
+    """A contender raised, died or did not answer in time."""
+
+
+class Lane(Protocol):
+    """A contender at work on a case."""
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """What rank 0 answers, when every rank has."""
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+
+
+@frozen
+class _Rank:
+    """What a forked process is told."""
+
+    rank: int
+    ranks: int
+    folder: str
+    port: int
+    log: Path
+    make: Callable[[], Training]
+
+
+class ForkedLane:
+    """Ranks that are forked from this process, which has imported Keras and torch already.
+
+    Args:
+        make: Makes the training, on each rank.
+        ranks: How many; gloo joins them where it is more than one.
+        name: Of the file that takes what the ranks print.
+    """
+
+    def __init__(self, make: Callable[[], Training], ranks: int, name: str) -> None:
+        LOGS.mkdir(parents=True, exist_ok=True)
+        context = multiprocessing.get_context("fork")
+        self._folder = tempfile.TemporaryDirectory(prefix="shardcore-bench-")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        self._log = LOGS / f"{name.replace(' ', '-').replace('/', '-')}.txt"
+        port = free_port()
+        for rank in range(ranks):
+            ours, theirs = context.Pipe()
+            told = _Rank(rank, ranks, self._folder.name, port, self._log, make)
+            process = context.Process(target=_run, args=(told, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        try:
+            self._collect()
+        except LaneFailed:
+            self.close()
+            raise
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        for pipe in self._pipes:
+            pipe.send([name, *arguments])
+        return self._collect()
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._folder.cleanup()
+
+    def _collect(self) -> Any:
+        answers: dict[Connection, Any] = {}
+        while len(answers) < len(self._pipes):
+            ready = wait([pipe for pipe in self._pipes if pipe not in answers], TIMEOUT)
+            if not ready:
+                raise LaneFailed(f"no answer in {TIMEOUT:.0f} seconds, see {self._log}")
+            for pipe in ready:
+                answers[pipe] = self._receive(pipe)
+        return answers[self._pipes[0]]
+
+    def _receive(self, pipe: Connection) -> Any:
+        try:
+            answer = pipe.recv()
+        except EOFError:
+            raise LaneFailed(f"a rank died, see {self._log}") from None
+        if isinstance(answer, Failure):
+            with self._log.open("a") as log:
+                log.write(answer.report)
+            raise LaneFailed(f"{answer.report.splitlines()[-1]} ({self._log})")
+        return answer
+
+
+def _run(told: _Rank, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with told.log.open("w" if told.rank == 0 else "a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False  # convolutions as exact as all else
+    if told.ranks > 1:
+        os.environ.update(RANK=str(told.rank), WORLD_SIZE=str(told.ranks))
+        os.environ.update(LOCAL_RANK=str(told.rank), LOCAL_WORLD_SIZE=str(told.ranks))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(told.port))
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{told.folder}/store",
+            rank=told.rank,
+            world_size=told.ranks,
+            timeout=timedelta(seconds=TIMEOUT),
+        )
+    memory.begin()
+    serve(told.make, pipe.recv, pipe.send)
+    pipe.recv()  # stays until it is killed: the other ranks' errors would blur what was first
+
+
+def open_forked(
+    train: Callable[..., Training], ranks: int, layout: str, **options: Any
+) -> Callable[[Case, str], ForkedLane]:
+    """A way to open a lane for a case on a device."""
+
+    def open_lane(case: Case, device: str) -> ForkedLane:
+        how = "-".join(str(value) for value in options.values())
+        name = f"{case.name}-{layout}-{train.__module__.split('.')[-1]}-{how}"
+        return ForkedLane(lambda: train(case, layout, device, **options), ranks, name)
+
+    return open_lane

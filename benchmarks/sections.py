@@ -1,0 +1,133 @@
+"""What is compared, section by section."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+
+from benchmarks import cases, contenders, rounds, rows, worlds
+from benchmarks.cases import Case
+from benchmarks.contender import CAPTURED, KERAS, PEERS, Contender, Goal
+from benchmarks.rows import Row
+
+LAYERS = (6, 12, 24, 48)
+CAPTURE_SECONDS = 30.0  # for so many layers:
+CAPTURED_LAYERS = 24
+
+
+@frozen
+class Options:
+    """What the command line said.
+
+    Attributes:
+        quick: Small sizes, which only show that everything runs.
+        rounds: How often each contender has its turn.
+        strategy: What shardcore is installed with on two ranks.
+        without: Contenders that are left out, by a part of their name.
+        measured: Collects every measurement, for the file.
+    """
+
+    quick: bool
+    rounds: int
+    strategy: str
+    without: tuple[str, ...] = ()
+    measured: dict[str, Any] = field(factory=dict)
+
+    def size(self, case: Case) -> Case:
+        """The case, in the size that was asked for."""
+        return cases.quick(case) if self.quick else case
+
+    def race(
+        self, section: str, case: Case, everybody: list[Contender], **how: Any
+    ) -> tuple[list[Row], dict[str, rounds.Measured]]:
+        """Measure those that take part; what was measured is kept."""
+        racing = [each for each in everybody if not any(w in each.name for w in self.without)]
+        found = rounds.run(case, racing, self.rounds, **how)
+        self.measured[section] = [attrs.asdict(each) for each in found.values()]
+        return list(rows.times(section, racing, found)), found
+
+
+def one_process(options: Options) -> Iterator[Row]:
+    """Keras, PyTorch and shardcore without distribution."""
+    for case in map(options.size, (cases.MLP, cases.CNN, cases.DECODER)):
+        section = f"{case.name}, one process"
+        yield from options.race(section, case, contenders.on_one_process())[0]
+
+
+def two_ranks(
+    case: Case, *layouts: str, memory: bool = False
+) -> Callable[[Options], Iterator[Row]]:
+    """A model on two gloo ranks against the same layout written by hand, and against JAX."""
+
+    def section(options: Options) -> Iterator[Row]:
+        sized = options.size(case)
+        for layout in layouts:
+            racing = contenders.on_two_ranks(layout, options.strategy)
+            name = f"{case.name}, {layout}"
+            lines, found = options.race(name, sized, racing, memory=memory)
+            yield from lines
+            yield from rows.memory(name, PEERS[layout], found)
+
+    return section
+
+
+def small(options: Options) -> Iterator[Row]:
+    """Where overhead is everything: two ranks against one process."""
+    case = options.size(cases.SMALL)
+    for layout in ("data parallel", "megatron"):
+        racing = [
+            Contender(KERAS, contenders.keras(1, "whole", None)),
+            *contenders.eager_and_captured(layout, options.strategy, (Goal(KERAS, 1.5),)),
+        ]
+        yield from options.race(f"{case.name}, {layout}", case, racing)[0]
+
+
+def growth(options: Options) -> Iterator[Row]:
+    """Tiny blocks, data parallel on two ranks: a step is nearly all host work."""
+    fewest: dict[str, rounds.Measured] = {}
+    for layers in LAYERS[:2] if options.quick else LAYERS:
+        case = cases.tiny_decoder(layers)
+        racing = contenders.eager_and_captured("data parallel", options.strategy)
+        section = f"{layers} tiny blocks, data parallel"
+        lines, found = options.race(section, case, racing)
+        fewest = fewest or found
+        for row in lines:
+            first = fewest[row.contender]
+            known = row.value is not None and not first.failure
+            ratio = row.value / first.step if known else None
+            yield attrs.evolve(row, against=f"{LAYERS[0]} blocks", ratio=ratio)
+        if CAPTURED in found and not found[CAPTURED].failure:
+            yield _capture_time(section, layers, found[CAPTURED])
+
+
+def _capture_time(section: str, layers: int, captured: rounds.Measured) -> Row:
+    limit = 1.0 if layers == CAPTURED_LAYERS else None
+    ratio = captured.extra / CAPTURE_SECONDS
+    note = rows.RAN_IN_PYTHON if captured.layer_calls else ""
+    return Row(section, "extra, first steps", captured.extra, "s", "30 s", ratio, limit, note)
+
+
+def simulated(options: Options) -> Iterator[Row]:
+    """What one rank of many moves in a step, against the closed formula."""
+    for layout in PEERS:
+        for ranks in (8,) if options.quick else (8, 1024):
+            yield worlds.row(layout, ranks, options.strategy)
+
+
+def _cuda(options: Options) -> Iterator[Row]:
+    from benchmarks import cuda  # which imports what is above
+
+    return cuda.section(options)
+
+
+SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
+    "one": one_process,
+    "mlp": two_ranks(cases.MLP, *PEERS),
+    "cnn": two_ranks(cases.CNN, "data parallel"),
+    "decoder": two_ranks(cases.DECODER, *PEERS, memory=True),
+    "small": small,
+    "growth": growth,
+    "worlds": simulated,
+    "cuda": _cuda,
+}

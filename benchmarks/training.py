@@ -1,0 +1,32 @@
+"""What every contender offers, whichever library trains: first losses, epochs, memory."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks import memory
+
+
+class Training(ABC):
+    """A model with its optimizer and data, on one rank. All ranks are asked the same together."""
+
+    @abstractmethod
+    def losses(self, steps: int) -> list[float]:
+        """The loss of each of the next steps, all of them on one batch."""
+
+    @abstractmethod
+    def epoch(self, steps: int) -> float:
+        """Seconds per step over an epoch, from its first batch to its loss being read."""
+
+    @abstractmethod
+    def kept(self) -> Iterable[Any]:
+        """What this rank stores of variables and optimizer state, as torch tensors."""
+
+    @abstractmethod
+    def share(self) -> int:
+        """The bytes of them that theory asks for."""
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: stored, the share of theory, and the peaks of a step and of this process."""
+        stored = sum(memory.storage_bytes(tensor) for tensor in self.kept())
+        return {"stored": stored, "share": self.share(), **memory.peak(lambda: self.epoch(1))}
