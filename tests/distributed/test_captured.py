@@ -1,6 +1,7 @@
 """A captured step has the numbers of the eager one, and sees whatever the eager one would see."""
 
 import logging
+import random
 
 import keras
 import numpy as np
@@ -24,10 +25,14 @@ def is_real(x):
 class Spy(keras.layers.Layer):
     """Notes that its Python was run, where no recording looks."""
 
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.factors = [1.0, 1.0]
+
     def call(self, x):
         if is_real(x):
             calls.append(self.name)
-        return x
+        return x * self.factors[0] if self.factors[0] != 1.0 else x
 
 
 def mlp():
@@ -165,8 +170,18 @@ def regularize_less(model, data):
     model.get_layer("first").kernel_regularizer.l2 = 1e-6
 
 
+def other_element(model, data):
+    model.layers[1].factors[0] = 3.0
+
+
+def other_function(model, data):
+    model.get_layer("first").activation = keras.activations.tanh
+
+
 CHANGES = [
     assign,
+    other_element,
+    other_function,
     learn_slower,
     freeze,
     drop_more,
@@ -177,24 +192,24 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("shape", [None, (2, 1)])
-def test_what_changes_between_steps_is_seen_by_the_next(shape):
+@pytest.mark.parametrize(("shape", "changes"), [(None, CHANGES), ((1, 2), CHANGES[::3])])
+def test_what_changes_between_steps_is_seen_by_the_next(shape, changes):
     def program(rank):
         begin(shape)
-        return [{c.__name__: changed(c, jit) for c in CHANGES} for jit in (False, "auto")]
+        return [{c.__name__: changed(c, jit) for c in changes} for jit in (False, "auto")]
 
     def changed(change, jit):
-        model, data = compiled(mlp, jit), batches(mlp)
-        trained(model, data)
-        before = state(model)
+        model, data = compiled(mlp, jit), batches(mlp, 5)
+        losses = [model.train_on_batch(x, y) for x, y in data]
         change(model, data)
-        found, _ = trained(model, data)
-        assert any(not np.array_equal(a, b) for a, b in zip(state(model), before, strict=False))
-        return found
+        losses += [model.train_on_batch(x, y) for x, y in data]
+        return [*map(np.asarray, losses), *state(model)]
 
     for eager, captured in run_ranks(program, 1 if shape is None else 2, timeout=180):
         for name in eager:
             assert_equal(captured[name], eager[name])
+        found = [str(each) for each in eager.values()]
+        assert len(set(found)) == len(found), "two changes made no difference"
 
 
 def warmed_up():
@@ -258,6 +273,54 @@ class Draws(Spy):
         return super().call(x) * float(RNG.random())
 
 
+class TakesABranch(Spy):
+    def call(self, x):
+        x = super().call(x)
+        return x * 2 if is_real(x) and random.random() < 0.01 else x
+
+
+class SetsTheGenerator(Spy):
+    def call(self, x):
+        if is_real(x):
+            torch.manual_seed(0)
+        return super().call(x) + torch.rand_like(x)
+
+
+class PadsWithAValue(Spy):
+    def call(self, x):
+        x = super().call(x)
+        return torch.nn.functional.pad(x, (1, 1), value=x.max()) if is_real(x) else wider(x)
+
+
+def wider(x):
+    return keras.ops.pad(x, ((0, 0), (1, 1)))
+
+
+class Keeps(Spy):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.cache = {"last": 0}
+
+    def call(self, x):
+        self.cache["last"] = x
+        return super().call(x)
+
+
+class IsSparse(Spy):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.adjacent = torch.eye(4).to_sparse()
+
+    def call(self, x):
+        return torch.sparse.mm(self.adjacent, super().call(x)) if is_real(x) else x
+
+
+class IsHooked(Spy):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.register_forward_hook(lambda *given: None)
+
+
 held_by_nobody = torch.ones(4)
 
 
@@ -272,6 +335,12 @@ class ReadsGlobal(Spy):
         (ReadsValues, "reads values on the host"),
         (Counts, "attribute 'count' of Counts"),
         (Draws, "in one step was"),
+        (TakesABranch, "Python or NumPy draws random numbers"),
+        (SetsTheGenerator, "the state of torch's random generator is set"),
+        (PadsWithAValue, "reads values on the host: a number taken of a tensor"),
+        (Keeps, "attribute 'cache' of Keeps"),
+        (IsSparse, "a sparse tensor"),
+        (IsHooked, "has a hook"),
         (ReadsGlobal, "that no variable, torch module or attribute of a layer holds"),
     ],
 )
@@ -299,6 +368,54 @@ def test_steps_are_captured_where_compile_says_so(jit, model_class, runs):
     assert program == [([], runs)]
 
 
+def test_a_step_within_a_step_is_part_of_it():
+    inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    inner.compile("sgd", "mse")
+
+    class Outer(keras.Model):
+        def train_step(self, data):
+            inner.train_on_batch(np.ones((4, 4), "float32"), np.ones((4, 1), "float32"))
+            return super().train_step(data)
+
+    def program(rank):
+        said, runs = reasons(Spy, True, steps=6, model_class=Outer)
+        return said, runs
+
+    ((said, runs),) = run_ranks(program, 1)
+    assert len(said) == 1
+    assert runs == 6  # the inner model is none of the outer's
+
+
+def test_a_count_that_the_step_writes_before_it_is_read_is_counted_once():
+    class Counting(Spy):
+        def build(self, shape):
+            self.count = self.add_weight(shape=(), dtype="int32", trainable=False)
+
+        def call(self, x):
+            x = super().call(x)
+            if is_real(x):
+                self.count.assign(self.count + 1)
+                if keras.ops.equal(self.count % 2, 1):
+                    return x * 2
+            return x
+
+    def program(rank, jit):
+        begin(None)
+        keras.utils.set_random_seed(1)
+        x = keras.Input((4,))
+        model = keras.Model(x, keras.layers.Dense(1)(Counting()(x)))
+        model.compile("sgd", "mse", jit_compile=jit)
+        data = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
+        calls.clear()
+        losses = [float(model.train_on_batch(*data)) for _ in range(10)]
+        return losses, int(model.layers[1].count), len(calls)
+
+    ((losses, count, runs),) = run_ranks(program, 1, "auto")
+    ((eager, counted, _),) = run_ranks(program, 1, False)
+    assert (losses, count) == (eager, counted)
+    assert runs == 4
+
+
 def test_ranks_capture_a_step_together_or_not_at_all():
     class CountsOnOneRank(Spy):
         def call(self, x):
@@ -310,6 +427,42 @@ def test_ranks_capture_a_step_together_or_not_at_all():
     assert first[1] == second[1] == 4
     assert "'count'" in first[0][0]
     assert first[0] == second[0]
+
+
+def test_one_tensor_twice_is_another_batch_than_two():
+    def program(rank, jit):
+        begin(None)
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+        model.compile("sgd", "mse", jit_compile=jit)
+        clean, noisy = torch.ones(4, 4), torch.full((4, 4), 2.0)
+        batches = [(clean, clean)] * 4 + [(noisy, clean)] * 4
+        return [float(model.train_on_batch(*batch)) for batch in batches]
+
+    assert run_ranks(program, 1, "auto") == run_ranks(program, 1, False)
+
+
+def test_another_global_seed_is_seen():
+    class Noisy(Spy):
+        def call(self, x):
+            x = super().call(x)
+            return x + keras.random.normal(x.shape) if is_real(x) else x
+
+    def program(rank, jit):
+        begin(None)
+        keras.utils.set_random_seed(1)
+        x = keras.Input((4,))
+        model = keras.Model(x, keras.layers.Dense(1)(Noisy()(x)))
+        model.compile("sgd", "mse", jit_compile=jit)
+        losses = []
+        for step in range(9):
+            if step == 5:
+                keras.utils.set_random_seed(2)
+            x, y = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
+            losses.append(float(model.train_on_batch(x, y)))
+        return losses
+
+    assert run_ranks(program, 1, "auto") == run_ranks(program, 1, False)
 
 
 def test_the_state_of_a_torch_module_is_read_at_each_step():

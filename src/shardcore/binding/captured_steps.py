@@ -21,6 +21,8 @@ logger = logging.getLogger("shardcore.capture")
 _MOST_SIGNATURES = 32
 # How often a step is recorded anew because something that it looks at has changed.
 _MOST_CHANGES = 8
+# After more runs than these a change is one of its own, and not one of a row.
+_FEW_RUNS = 20
 # How often two recordings may differ: a library plans its work once for each new shape.
 _MOST_DIFFERENCES = 2
 # How many ways a step goes, by what it reads on the host.
@@ -36,7 +38,8 @@ class _Attempt:
         held: What was held after the last of them.
         programs: The step, for each way that it goes.
         refused: Whether the step runs eagerly for good.
-        changes: How often programs were given up.
+        changes: How often programs were given up, of late.
+        runs: How often programs have run since.
         differences: How often a recording was not that of before.
     """
 
@@ -45,6 +48,7 @@ class _Attempt:
     programs: list[Program] = attrs.field(factory=list)
     refused: bool = False
     changes: int = 0
+    runs: int = 0
     differences: int = 0
 
 
@@ -70,20 +74,25 @@ class CapturedStep:
         It runs eagerly and is recorded twice; if both runs did the same, the next is the first
         that runs from the recording.
         """
-        attempt = self._attempt(data, session) if self._is_wanted() else None
+        attempt = self._attempt(data, session) if self._is_wanted(data) else None
         if attempt is not None:
             self._give_up_changed(attempt)
         if attempt is None or attempt.refused:
             return step()
         for program in attempt.programs:
             if program.fits():
+                attempt.runs += 1
                 return program(_parts(data, session))
         return self._recorded(attempt, step, data, session)
 
-    def _is_wanted(self) -> bool:
+    def _is_wanted(self, data: Any) -> bool:
         """Whether `compile()` asked for it, and a step of the user's own was asked for by name."""
         asked = self.trainer.jit_compile
         if self.trainer.run_eagerly or threading.current_thread() is not threading.main_thread():
+            return False
+        if self.capture.is_recording():  # a step within a step is part of it
+            return False
+        if any(isinstance(each, torch.Tensor) and _is_told(each) for each in seams.leaves(data)):
             return False
         return asked is True or (
             isinstance(asked, seams.Auto) and not seams.is_own_step(self.trainer, self.name)
@@ -102,12 +111,16 @@ class CapturedStep:
 
     def _signature(self, data: Any, session: Session | None) -> str:
         """What programs are kept by: the nest of the batch with its shapes, dtypes, layouts."""
+        seen: list[Any] = []
 
         def told(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             layout = None if session is None else session.strategy.layout(leaf)
-            return f"{tuple(leaf.shape)} {leaf.dtype} {leaf.device} {layout}"
+            same = next((n for n, each in enumerate(seen) if each is leaf), None)
+            seen.append(leaf)
+            form = tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
+            return f"{form} {layout} {same}"
 
         nest = seams.map_leaves(told, data)
         modes = torch.is_autocast_enabled(), torch.is_grad_enabled(), self.trainer.training
@@ -120,7 +133,8 @@ class CapturedStep:
             return
         logger.debug("%s of %r: %s has changed", self.name, self.trainer.name, where)
         attempt.programs, attempt.recordings, attempt.held = [], {}, None
-        attempt.changes += 1
+        attempt.changes = 1 if attempt.runs > _FEW_RUNS else attempt.changes + 1
+        attempt.runs = 0
         if attempt.changes > _MOST_CHANGES:
             self._refuse(attempt, f"{where} changes again and again")
 
@@ -163,6 +177,8 @@ class CapturedStep:
         assert attempt.held is not None
         if was_held is not None and (where := was_held.change()):
             raise NotCaptured(f"{where} is changed by the step")
+        if hook := seams.hook_of(self.trainer):
+            raise NotCaptured(f"{hook} has a hook, which a captured step would not call")
         before = attempt.recordings.pop(recording.numbers, None)
         if before is None:
             if len(attempt.recordings) + len(attempt.programs) == _MOST_WAYS:
@@ -213,6 +229,11 @@ class CapturedStep:
             self.trainer.name,
             reason,
         )
+
+
+def _is_told(tensor: torch.Tensor) -> bool:
+    """Whether somebody wants the gradient of a batch, or it is sparse: no recording has either."""
+    return tensor.requires_grad or tensor.layout is not torch.strided
 
 
 def _itself(tensor: Any) -> Any:

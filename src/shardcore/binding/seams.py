@@ -22,6 +22,7 @@ from keras.src.backend.torch import core as torch_core
 from keras.src.backend.torch import trainer as torch_trainer
 from keras.src.callbacks import Callback, CallbackList, remote_monitor
 from keras.src.distribution import distribution_lib
+from keras.src.layers.layer import Layer
 from keras.src.ops.node import Node
 from keras.src.random import seed_generator
 from keras.src.saving import saving_lib
@@ -368,6 +369,30 @@ def parts_of(trainer: Any) -> list[Any]:
         *(trainer.metrics if getattr(trainer, "compiled", False) else []),
     ]
     return list({id(each): each for each in found if each is not None}.values())
+
+
+def modules_of(trainer: Any) -> list[tuple[str, Any]]:
+    """The torch modules of a model, its layers among them, which do not all know each other."""
+    found: dict[int, tuple[str, Any]] = {}
+    for layer in trainer._flatten_layers():
+        for name, module in layer.named_modules():
+            found.setdefault(id(module), (f"{layer.name}.{name}".rstrip("."), module))
+    return list(found.values())
+
+
+def hook_of(trainer: Any) -> str:
+    """The first module of a model that has a hook of the user's, empty if there is none."""
+    for name, module in modules_of(trainer):
+        kept = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+        for hook in (each for hooks in kept for each in hooks.values()):
+            if not (getattr(hook, "__module__", None) or "").startswith("shardcore."):
+                return f"module {name!r}"
+    return ""
+
+
+def is_layer(value: Any) -> bool:
+    """Whether `value` is a Keras layer, or keeps parameters for one."""
+    return isinstance(value, Layer | torch.nn.ParameterDict | torch.nn.ParameterList)
 
 
 def is_variable(value: Any) -> bool:

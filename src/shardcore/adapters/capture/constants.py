@@ -1,5 +1,7 @@
 """What in a tape is the same in every run: numbers of the program, and what is made of them."""
 
+from typing import Any
+
 import torch
 
 from shardcore.adapters import torch_compat
@@ -20,7 +22,7 @@ def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
         if is_same(before, value):
             continue
         kept = second.found.get(number)
-        if kept is None and second.memory[number] not in written:
+        if kept is None and second.memory[number] not in written and not _share(before, value):
             kept = value
         if kept is None or not _are_equal(first.found.get(number, before), kept):
             raise NotCaptured(
@@ -29,6 +31,11 @@ def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
             )
         found[number] = kept
     return found
+
+
+def _share(before: Any, now: Any) -> bool:
+    """Whether two large tensors are one buffer, of which nobody knows what it held before."""
+    return bool(before.data_ptr() == now.data_ptr())
 
 
 def is_same(before: object, now: object) -> bool:

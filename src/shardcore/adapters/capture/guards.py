@@ -9,8 +9,10 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.constants import varying_memories
 from shardcore.adapters.capture.graph import graph_of
-from shardcore.adapters.capture.tape import Call, Read, Tape, Value
+from shardcore.adapters.capture.tape import Call, Read, Tape, Value, renamed
 from shardcore.domain.capture import NotCaptured
+
+Literals = Mapping[int, torch.Tensor]
 
 
 @attrs.frozen
@@ -34,7 +36,7 @@ class Guard:
         return bool(tensor.item() == self.number)
 
 
-def guards_of(tape: Tape, literals: Mapping[int, torch.Tensor]) -> tuple[Guard, ...]:
+def guards_of(tape: Tape, literals: Literals) -> tuple[Guard, ...]:
     """A guard for each value that was read, and that is not the same in every run.
 
     Raises:
@@ -42,13 +44,19 @@ def guards_of(tape: Tape, literals: Mapping[int, torch.Tensor]) -> tuple[Guard, 
     """
     varying = varying_memories(tape, set(literals)) if tape.reads else set()
     return tuple(
-        Guard(graph_of(_way_to(read, tape), literals).forward, read.number)
+        _guard(read, tape, literals)
         for read in tape.reads
         if tape.memory[read.value.number] in varying
     )
 
 
-def _way_to(read: Read, tape: Tape) -> Tape:
+def _guard(read: Read, tape: Tape, literals: Literals) -> Guard:
+    way = _way_to(read, tape, literals)
+    used = {number: literals[number] for number in way.outside if number in literals}
+    return Guard(graph_of(way, used).forward, read.number)
+
+
+def _way_to(read: Read, tape: Tape, literals: Literals) -> Tape:
     """The calls, of those before `read`, that its value hangs on; nothing outside is written."""
     needed = {tape.memory[read.value.number]}
     calls: list[Call] = []
@@ -59,9 +67,7 @@ def _way_to(read: Read, tape: Tape) -> Tape:
     inputs = {tape.memory[value.number] for value in tape.inputs}
     if read.number is None or needed & inputs or not all(map(_may_be_ahead, calls)):
         raise NotCaptured(f"the step reads values on the host: {read.line}")
-    way = tape.with_calls(reversed(calls))
-    way.inputs, way.outputs = [], (read.value,)
-    return way
+    return _on_copies(list(reversed(calls)), read, tape, literals)
 
 
 def _may_be_ahead(call: Call) -> bool:
@@ -69,5 +75,28 @@ def _may_be_ahead(call: Call) -> bool:
     return not (
         torch_compat.draws(operator)
         or torch_compat.is_of_collectives(operator)
-        or isinstance(call.result, Value) is False
+        or not isinstance(call.result, Value)
     )
+
+
+def _on_copies(calls: list[Call], read: Read, tape: Tape, literals: Literals) -> Tape:
+    """The calls as a tape of their own, that writes into copies of what is outside."""
+    way = tape.with_calls([])
+    written = {tape.memory[value.number] for call in calls for value in call.writes}
+    outside = [Value(n) for n in tape.outside if tape.memory[n] in written]
+    if len({tape.memory[value.number] for value in outside}) < len(outside):
+        raise NotCaptured(f"the step reads values on the host: {read.line}")  # views of one memory
+    read_of = {value.number for call in calls for value in call.operands} | {read.value.number}
+    way.outside = {n: t for n, t in tape.outside.items() if n in read_of or n not in literals}
+    names = {value: way.new(tape.form(value)) for value in outside}
+    way.calls = [
+        *(Call(torch.ops.aten.clone.default, (old,), {}, new) for old, new in names.items()),
+        *(_renamed(call, names) for call in calls),
+    ]
+    way.inputs, way.outputs = [], (names.get(read.value, read.value),)
+    return way
+
+
+def _renamed(call: Call, names: dict[Value, Value]) -> Call:
+    args, kwargs = renamed((call.args, call.kwargs), names)
+    return attrs.evolve(call, args=args, kwargs=kwargs, result=renamed(call.result, names))

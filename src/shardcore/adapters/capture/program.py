@@ -59,6 +59,8 @@ class FxCapture:
         if differs := difference(first.tape, second.tape):
             raise StepsDiffer(differs)
         tape = second.tape
+        if tape.draws_on_host:
+            raise NotCaptured("Python or NumPy draws random numbers in it")
         literals = constants.literals(first.tape, tape)
         guards = guards_of(tape, literals)
         module = graph_of(improved(tape), literals)

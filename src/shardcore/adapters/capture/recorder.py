@@ -1,11 +1,15 @@
 """Writes the tape of a step while the step runs."""
 
+import random
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import attrs
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
@@ -34,7 +38,9 @@ class Recorder:
         self._kept_memories: dict[int, int] = {}
         self._inputs = inputs  # alive while it runs: their memory is theirs alone
         self._busy = False
-        self._numbers_of_call: dict[str, Any] | None = None
+        self._numbers_of_call: list[_Taken] | None = None
+        self.thread = threading.get_ident()
+        self._drawn: torch.Tensor | None = None
         self.tape.inputs = [self._from_outside(each) for each in inputs]
 
     def run(self, step: Callable[[], Any]) -> Any:
@@ -42,13 +48,23 @@ class Recorder:
         global _recording  # noqa: PLW0603 - one step at a time runs on the main thread
         assert _recording is None, "a step is being recorded already"
         _recording = self
+        self._drawn = torch.get_rng_state()
+        host = _host_generators()
         try:
             with torch_compat.OperatorListener(self._meet, self._listen), _Functions(self):
                 outputs = step()
         finally:
             _recording = None
-        self.tape.outputs = self._referred(outputs)
+        self.tape.draws_on_host = _host_generators() != host
+        self._check_generator()
+        if not self.tape.refusal:
+            self.tape.outputs = self._referred(outputs)
         return outputs
+
+    def _check_generator(self) -> None:
+        """Torch's generator is moved by draws alone: of what sets it, no operator tells."""
+        if self._drawn is not None and not torch.equal(self._drawn, torch.get_rng_state()):
+            self.refuse("the state of torch's random generator is set in the step")
 
     def refuse(self, why: str) -> None:
         """Note that the step cannot be run from its tape; the first reason counts."""
@@ -58,11 +74,15 @@ class Recorder:
     @contextmanager
     def numbers(self) -> Iterator[None]:
         """A call in which torch takes the number of a tensor for a named operand."""
-        self._numbers_of_call = {}
+        taken: list[_Taken] = []
+        self._numbers_of_call = taken
         try:
             yield
         finally:
             self._numbers_of_call = None
+        for each in taken:  # what no operator got by that name is read, as by float(x)
+            if not each.used:
+                self.read(each.tensor, "a number taken of a tensor", each.number)
 
     def read(self, tensor: Any, how: str, number: Any = None) -> None:
         """Note that values are read on the host: right to repeat where they are constants."""
@@ -74,18 +94,36 @@ class Recorder:
         place, line = len(self.tape.calls), f"{how} at {_line()}"
         self.tape.reads.append(Read(self._value(tensor), number, place, line))
 
-    def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _meet(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what the operands hold that were there before, while they do."""
-        if not self._busy and not self.tape.refusal:
+        if self._busy or self.tape.refusal:
+            return
+        self._check_layouts((args, kwargs))
+        if torch_compat.draws(operator):
+            self._check_generator()
+            if kwargs.get("generator") is not None and self._known(kwargs["generator"]) is None:
+                self.refuse("it draws from a torch.Generator of its own")
+        if not self.tape.refusal:
             self._referred((args, kwargs))
+
+    def _check_layouts(self, nest: Any) -> None:
+        """A sparse tensor has no memory that could be told from others'."""
+        tensors = filter(_is_tensor, torch_compat.tree_leaves(nest))
+        if any(each.layout is not torch.strided for each in tensors):
+            self.refuse("it computes with a sparse tensor")
 
     def _listen(
         self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         if self._busy or self.tape.refusal:
             return
+        if torch_compat.draws(operator):
+            self._drawn = torch.get_rng_state()
+        self._check_layouts(result)
+        if self.tape.refusal:
+            return
         if operator is torch_compat.ITEM and self._numbers_of_call is not None:
-            self._numbers_of_call[str(result)] = Number(self._value(args[0]))
+            self._numbers_of_call.append(_Taken(args[0], result))
             return
         if torch_compat.reads_values(operator, args):
             for each in filter(_is_tensor, torch_compat.tree_leaves((args, kwargs))):
@@ -101,8 +139,11 @@ class Recorder:
         """Note a call that was made."""
         told_args, told_kwargs = self._referred(args), self._referred(kwargs)
         if self._numbers_of_call:
-            numbers = self._numbers_of_call
-            told_kwargs |= {k: numbers.get(str(v), v) for k, v in kwargs.items() if k in _NUMBERS}
+            for name in _NUMBERS:
+                for taken in self._numbers_of_call:
+                    if name in kwargs and repr(taken.number) == repr(kwargs[name]):
+                        taken.used = True
+                        told_kwargs[name] = Number(self._value(taken.tensor))
         writes = tuple(map(self._value, torch_compat.written(operator, args, kwargs)))
         operands = [each for each in torch_compat.tree_leaves((args, kwargs)) if _is_tensor(each)]
         made = torch_compat.tree_map(lambda leaf: self._made(leaf, operands), result)
@@ -187,8 +228,23 @@ _recording: Recorder | None = None
 
 
 def recording() -> Recorder | None:
-    """The recorder of the step that is being recorded, None without one."""
-    return _recording
+    """The recorder of the step that this thread is recording, None without one."""
+    here = _recording is not None and _recording.thread == threading.get_ident()
+    return _recording if here else None
+
+
+@attrs.define
+class _Taken:
+    """A number that torch took of a tensor, and whether an operator was given it by name."""
+
+    tensor: torch.Tensor
+    number: Any
+    used: bool = False
+
+
+def _host_generators() -> Any:
+    """The state of the generators of Python and NumPy."""
+    return random.getstate(), repr(np.random.get_state(legacy=False)["state"])
 
 
 class _Functions(TorchFunctionMode):

@@ -120,6 +120,7 @@ class Tape:
         reads: The values that were read on the host.
         memory: By number, whose memory a value has. Views share one.
         forms: By number, what a value is.
+        draws_on_host: Whether Python or NumPy drew random numbers.
         outputs: What the step returned, tensors as `Value`.
         refusal: Why it cannot be run again from here, empty if it can.
     """
@@ -131,6 +132,7 @@ class Tape:
     reads: list[Read] = attrs.field(factory=list)
     memory: list[int] = attrs.field(factory=list)
     forms: list[Form | None] = attrs.field(factory=list)
+    draws_on_host: bool = False
     outputs: Any = None
     refusal: str = ""
 

@@ -23,13 +23,13 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
     torch 2.13: `TorchDispatchMode` has no public name.
 
     Args:
-        before: Called with the operands.
+        before: Called with the operator and its operands.
         after: Called with the operator, its operands and its result.
     """
 
     def __init__(
         self,
-        before: Callable[[tuple[Any, ...], dict[str, Any]], None],
+        before: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
         after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -43,7 +43,7 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func._schema.name == WRAPPING or _is_without_values((args, kwargs)):
             return func(*args, **kwargs)
-        self._before(args, kwargs)
+        self._before(func, args, kwargs)
         result = func(*args, **kwargs)
         if not _is_without_values(result):
             self._after(func, args, kwargs, result)
