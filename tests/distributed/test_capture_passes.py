@@ -137,7 +137,8 @@ def test_all_reduces_are_done_together_until_one_is_needed():
 
     before, after = on_two_ranks(step, in_buckets)
     assert before.count("all_reduce") == 4
-    assert after.count("all_reduce") == 3
+    assert after.count("all_reduce_") == 1
+    assert after.count("all_reduce") == 2
     assert after.index("wait_tensor") < after.index("add")
 
 
@@ -147,7 +148,18 @@ def test_a_full_bucket_is_sent():
 
     two_a_bucket = 2 * X.numel() * 4
     _, after = on_two_ranks(step, lambda tape: in_buckets(tape, two_a_bucket))
-    assert after.count("all_reduce") == 3
+    assert after.count("all_reduce_") == 2
+    assert after.count("all_reduce") == 1
+
+
+def test_buckets_are_of_one_size_so_that_the_first_leaves_early():
+    def step(x):
+        return [reduced(x * factor) for factor in range(1, 6)]
+
+    _, after = on_two_ranks(step, lambda tape: in_buckets(tape, 5 * X.numel() * 4, small=0))
+    products = [place for place, name in enumerate(after) if name == "mul"]
+    assert after.count("all_reduce_") == 2
+    assert products[2] < after.index("all_reduce_") < products[3]
 
 
 def test_what_is_written_after_it_was_to_be_sent_is_sent_before():
@@ -157,8 +169,8 @@ def test_what_is_written_after_it_was_to_be_sent_is_sent_before():
         return one, other
 
     _, after = on_two_ranks(step, in_buckets)
-    assert after.count("all_reduce") == 1
-    assert after.index("all_reduce") < after.index("add_")
+    assert after.count("all_reduce_") == 1
+    assert after.index("all_reduce_") < after.index("add_")
 
 
 def test_a_collective_is_waited_for_when_it_is_needed():
@@ -182,8 +194,8 @@ def test_sums_of_numbers_come_last_and_together():
 
     before, after = on_two_ranks(step, lambda tape: in_buckets(with_small_sums_last(tape)))
     assert before.count("all_reduce") == 2
-    assert after.count("all_reduce") == 1
-    assert after.index("mul") < after.index("all_reduce")
+    assert after.count("all_reduce_") == 1
+    assert after.index("mul") < after.index("all_reduce_")
 
 
 def test_a_sum_that_much_hangs_on_stays_where_it_is():

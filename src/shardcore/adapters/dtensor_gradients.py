@@ -40,6 +40,8 @@ def contiguous(gradient: Any) -> Any:
 
 def start(gradients: Sequence[Any]) -> Callable[[], Sequence[DTensor]]:
     """Start to sum gradients that are pending over the same axes."""
+    if len(gradients) == 1:
+        return _start_one(gradients[0])
     parts = [dtensor_compat.local_tensor(each) for each in gradients]
     flat = torch.cat([part.reshape(-1) for part in parts])
     mesh, placements = gradients[0].device_mesh, _sums(gradients[0])
@@ -53,6 +55,13 @@ def start(gradients: Sequence[Any]) -> Callable[[], Sequence[DTensor]]:
         ]
 
     return wait
+
+
+def _start_one(gradient: DTensor) -> Callable[[], Sequence[DTensor]]:
+    part = dtensor_compat.local_tensor(gradient)
+    alone = DTensor.from_local(part, gradient.device_mesh, _sums(gradient), run_check=False)
+    summed = settled(alone).to_local()
+    return lambda: [_with_part(gradient, summed, settled_placements(gradient))]
 
 
 def _cut(gradient: DTensor, target: Sequence[Placement]) -> DTensor:

@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.recorder import recording
 from shardcore.adapters.threads import check_thread
 from shardcore.ports.whereabouts import reducing
 
@@ -55,7 +56,8 @@ class Buckets:
             torch_compat.after_backward(self._finish)
         self._open.setdefault(alike, []).append(parameter)
         self._bytes[alike] = self._bytes.get(alike, 0) + size
-        if self._bytes[alike] >= self.size:
+        # A captured step makes buckets of its own: it knows all that comes.
+        if self._bytes[alike] >= self.size or recording() is not None:
             self._send(alike)
 
     def _send(self, alike: Hashable) -> None:

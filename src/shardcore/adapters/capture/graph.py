@@ -26,6 +26,8 @@ def graph_of(tape: Tape, literals: Mapping[int, torch.Tensor]) -> fx.GraphModule
     written = written_memories(tape)
     for number in literals:
         builder.literal(number, is_written=tape.memory[number] in written)
+    for number, tensor in tape.kept.items():
+        builder.kept(number, tensor)
     for call in tape.calls:
         builder.call(call)
     leaves = [each for each in torch_compat.tree_leaves(tape.outputs) if isinstance(each, Value)]
@@ -58,6 +60,11 @@ class _Builder:
         if is_written:
             node = self.graph.call_function(torch.ops.aten.clone.default, (node,))
         self.nodes[number] = node
+
+    def kept(self, number: int, tensor: torch.Tensor) -> None:
+        """A tensor of the program's own."""
+        self.root.register_buffer(f"kept{number}", tensor)
+        self.nodes[number] = self.graph.get_attr(f"kept{number}")
 
     def call(self, call: Call) -> None:
         """One more node."""

@@ -11,6 +11,9 @@ from shardcore.adapters.capture.graph import collectives, graph_of
 from shardcore.adapters.capture.graph_program import GraphProgram
 from shardcore.adapters.capture.guards import guards_of
 from shardcore.adapters.capture.passes import improved
+from shardcore.adapters.capture.passes.chains import in_blocks
+from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
+from shardcore.adapters.capture.passes.lists import with_large_apart
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.tape import Tape, difference
 from shardcore.domain.capture import NotCaptured, StepsDiffer
@@ -42,6 +45,9 @@ class TapedStep:
 class FxCapture:
     """The port `StepCapture` by graphs of torch.fx."""
 
+    def __init__(self) -> None:
+        self._memories = Memories()
+
     def record(self, step: Callable[[], Any], inputs: Sequence[Any]) -> tuple[Any, TapedStep]:
         """Run `step` while its tape is written."""
         recorder = Recorder(inputs)
@@ -63,7 +69,10 @@ class FxCapture:
             raise NotCaptured("Python or NumPy draws random numbers in it")
         literals = constants.literals(first.tape, tape)
         guards = guards_of(tape, literals)
-        module = graph_of(improved(tape), literals)
+        better = improved(tape)
+        if not compiled:  # Inductor makes chains of its own, and knows no memory that is kept
+            better = with_kept_buckets(in_blocks(with_large_apart(better)), self._memories)
+        module = graph_of(better, literals)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
         program = GraphProgram(
             module.forward, kept, tape.outputs, guards, tuple(collectives(module))

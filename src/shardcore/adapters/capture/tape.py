@@ -40,18 +40,25 @@ class Form:
         shape: Its shape.
         dtype: Its dtype.
         device: Where it is.
+        strides: How its elements lie, by default one after the other.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    strides: tuple[int, ...] = attrs.Factory(lambda form: _dense(form.shape), takes_self=True)
 
     @classmethod
     def of(cls, thing: Any) -> "Form | None":
         """That of a tensor; None of a generator."""
         if not isinstance(thing, torch.Tensor):
             return None
-        return cls(tuple(thing.shape), thing.dtype, thing.device)
+        return cls(tuple(thing.shape), thing.dtype, thing.device, thing.stride())
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether its elements lie one after the other."""
+        return self.strides == _dense(self.shape)
 
     @property
     def elements(self) -> int:
@@ -62,6 +69,10 @@ class Form:
     def bytes(self) -> int:
         """How many its elements take."""
         return self.elements * self.dtype.itemsize
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
 @attrs.frozen
@@ -121,6 +132,7 @@ class Tape:
         memory: By number, whose memory a value has. Views share one.
         forms: By number, what a value is.
         draws_on_host: Whether Python or NumPy drew random numbers.
+        kept: By number, tensors of the program's own: each run writes into them before it reads.
         outputs: What the step returned, tensors as `Value`.
         refusal: Why it cannot be run again from here, empty if it can.
     """
@@ -133,6 +145,7 @@ class Tape:
     memory: list[int] = attrs.field(factory=list)
     forms: list[Form | None] = attrs.field(factory=list)
     draws_on_host: bool = False
+    kept: dict[int, torch.Tensor] = attrs.field(factory=dict)
     outputs: Any = None
     refusal: str = ""
 

@@ -40,6 +40,7 @@ from shardcore.adapters.torch_compat.operators import (
 )
 from shardcore.adapters.torch_compat.recording import (
     OperatorListener,
+    all_reduce_in_place,
     draws,
     flatten,
     identity_of,
@@ -91,6 +92,7 @@ __all__ = [
     "Started",
     "accumulated",
     "after_backward",
+    "all_reduce_in_place",
     "as_returned",
     "as_tuple",
     "backward_pass",

@@ -85,6 +85,11 @@ def wait_for() -> Any:
     return torch.ops._c10d_functional.wait_tensor.default
 
 
+def all_reduce_in_place() -> Any:
+    """The operator that starts an all-reduce whose result is its operand."""
+    return torch.ops._c10d_functional.all_reduce_.default
+
+
 def is_all_reduce(operator: Any) -> bool:
     """Whether `operator` starts an all-reduce whose result is a tensor of its own."""
     return _name(operator) == "_c10d_functional::all_reduce"

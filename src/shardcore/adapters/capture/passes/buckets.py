@@ -1,5 +1,7 @@
 """All-reduces that wait for each other, and are done together."""
 
+import math
+from collections import Counter
 from typing import Any
 
 import attrs
@@ -10,34 +12,62 @@ from shardcore.adapters.capture.tape import Call, Form, Tape, Value
 
 # As `DistributedDataParallel` has it: large enough that the start of a collective is no matter.
 BUCKET_BYTES = 25 * 1024 * 1024
+# Fewer bytes go in one bucket: they are sent in less time than it takes to begin.
+SMALL_BYTES = 1024 * 1024
+
+FLATTEN = torch.ops.aten.flatten_dense_tensors.default
+SPLIT = torch.ops.aten.split_with_sizes.default
+VIEW = torch.ops.aten.view.default
 
 
-def in_buckets(tape: Tape, size: int = BUCKET_BYTES) -> Tape:
+def in_buckets(tape: Tape, most: int = BUCKET_BYTES, small: int = SMALL_BYTES) -> Tape:
     """All-reduces of one kind over one group are done in one, until somebody needs a result.
+
+    Of `n` bytes there are at most `ceil(n / most) + 1` buckets, of about one size: all but the
+    last are on their way while the backward pass goes on.
 
     Args:
         tape: A step.
-        size: The bytes of a bucket, after which it is sent.
+        most: The bytes of a bucket.
+        small: So many bytes, or fewer, go in one.
     """
     found = tape.with_calls([])
     buckets: dict[Any, _Bucket] = {}
+    sizes = _sizes(tape, most, small)
     chunks: list[list[Call]] = []
     for call in tape.calls:
         due = [key for key, each in buckets.items() if each.is_touched(call, tape)]
         chunks += [buckets.pop(key).sent(found) for key in due]
         if torch_compat.is_all_reduce(call.operator):
-            form = tape.form(call.args[0])
-            key = (*call.args[1:], form.dtype, form.device)
+            key = _kind(call, tape)
             chunks.append([])
             bucket = buckets.setdefault(key, _Bucket(chunks[-1]))
             bucket.add(call, tape)
-            if bucket.bytes >= size:
+            if bucket.bytes >= sizes[key]:
                 chunks.append(buckets.pop(key).sent(found))
         elif not any(each.waits(call, tape) for each in buckets.values()):
             chunks.append([call])
     chunks += [bucket.sent(found) for bucket in buckets.values()]
     found.calls = [call for chunk in chunks for call in chunk]
     return found
+
+
+def _kind(call: Call, tape: Tape) -> Any:
+    """What all-reduces have in common that can be done in one."""
+    form = tape.form(call.args[0])
+    return (*call.args[1:], form.dtype, form.device)
+
+
+def _sizes(tape: Tape, most: int, small: int) -> dict[Any, int]:
+    """After how many bytes a bucket is sent, for each kind."""
+    bytes_of: Counter[Any] = Counter()
+    for call in tape.calls:
+        if torch_compat.is_all_reduce(call.operator):
+            bytes_of[_kind(call, tape)] += tape.form(call.args[0]).bytes
+    return {
+        kind: most if total <= small else math.ceil(total / (math.ceil(total / most) + 1))
+        for kind, total in bytes_of.items()
+    }
 
 
 @attrs.define
@@ -85,32 +115,29 @@ def _together(bucket: list[Call], tape: Tape) -> list[Call]:
     first = bucket[0]
     form = tape.form(first.args[0])
     forms = [tape.form(call.args[0]) for call in bucket]
-    flat = [tape.new(Form((each.elements,), form.dtype, form.device)) for each in forms]
-    whole = Form((sum(each.elements for each in forms),), form.dtype, form.device)
-    sent, reduced = tape.new(whole), tape.new(whole)
-    views = [Call(_RESHAPE, (c.args[0], [-1]), {}, f) for c, f in zip(bucket, flat, strict=True)]
-    parts = [tape.new(tape.form(each), reduced.number) for each in flat]
+    sent = tape.new(Form((sum(each.elements for each in forms),), form.dtype, form.device))
+    parts = [
+        tape.new(Form((each.elements,), each.dtype, each.device), sent.number) for each in forms
+    ]
+    operator = torch_compat.all_reduce_in_place()
     return [
-        *views,
-        Call(torch.ops.aten.cat.default, (flat,), {}, sent),
-        attrs.evolve(first, args=(sent, *first.args[1:]), result=reduced),
-        Call(torch_compat.wait_for(), (reduced,), {}, reduced),
-        Call(_SPLIT, (reduced, [each.elements for each in forms]), {}, parts),
+        Call(FLATTEN, ([call.args[0] for call in bucket],), {}, sent),
+        attrs.evolve(
+            first, operator=operator, args=(sent, *first.args[1:]), result=sent, writes=(sent,)
+        ),
+        Call(torch_compat.wait_for(), (sent,), {}, sent),
+        Call(SPLIT, (sent, [each.elements for each in forms]), {}, parts),
         *(
-            _shaped(part, each, call.result, reduced, tape)
+            _shaped(part, each, call.result, sent, tape)
             for part, each, call in zip(parts, forms, bucket, strict=True)
         ),
     ]
 
 
-def _shaped(part: Value, form: Form, result: Value, reduced: Value, tape: Tape) -> Call:
+def _shaped(part: Value, form: Form, result: Value, sent: Value, tape: Tape) -> Call:
     """`result` as a view of what the bucket made: its memory is that of the bucket."""
     before = tape.memory[result.number]
     for number, memory in enumerate(tape.memory):
         if memory == before:
-            tape.memory[number] = reduced.number
-    return Call(torch.ops.aten.view.default, (part, list(form.shape)), {}, result)
-
-
-_RESHAPE = torch.ops.aten.reshape.default
-_SPLIT = torch.ops.aten.split_with_sizes.default
+            tape.memory[number] = sent.number
+    return Call(VIEW, (part, list(form.shape)), {}, result)

@@ -1,0 +1,173 @@
+"""Pointwise chains on large tensors run in blocks, and give what the whole tensors give."""
+
+import torch
+
+from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.passes.chains import in_blocks
+from shardcore.adapters.capture.passes.lists import with_large_apart
+from shardcore.adapters.capture.recorder import Recorder
+
+BLOCK = 8
+
+
+def changed(step, one_pass, *tensors):
+    """The operators of a pass's tape; its results, and what it leaves in memory, are the same."""
+    copies = [each.clone() for each in tensors]
+    recorder = Recorder(copies)
+    recorder.run(lambda: step(*copies))
+    tapes = recorder.tape, one_pass(recorder.tape)
+    found = [_run(tape, tensors) for tape in tapes]
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+        assert one.dtype == other.dtype
+        assert one.stride() == other.stride()
+    return [call.operator.__name__.partition(".")[0] for call in tapes[1].calls]
+
+
+def _run(tape, tensors):
+    copies = [each.clone() for each in tensors]
+    return *graph_of(tape, {n: tape.found[n] for n in tape.outside})(*copies), *copies
+
+
+def blocks(step, *tensors):
+    return changed(step, lambda tape: in_blocks(tape, BLOCK), *tensors)
+
+
+X = torch.randn(6, 5)
+Y = torch.randn(6, 5)
+
+
+def test_what_hangs_together_is_one_call():
+    assert blocks(lambda x, y: (((x * y) + 1).sqrt() - y.mul_(2)).relu(), X.abs(), Y.abs()) == [
+        "in_blocks"
+    ]
+
+
+def test_only_what_others_read_is_ever_there_as_a_whole():
+    recorder = Recorder([X])
+    recorder.run(lambda: (X * 2 + 1).exp() - 3)
+    (chain,) = in_blocks(recorder.tape, BLOCK).calls
+    assert chain.result == [recorder.tape.outputs]
+
+
+def test_what_is_read_in_between_ends_a_chain():
+    def step(x):
+        doubled = x * 2 + 1
+        return doubled.sum() + (doubled - x).exp()
+
+    assert blocks(step, X) == ["in_blocks", "sum", "in_blocks"]
+
+
+def test_what_is_written_in_between_ends_a_chain():
+    def step(x, y):
+        before = x * 2 + y
+        y[0].zero_()
+        return before + y
+
+    assert blocks(step, X, Y)[0] == "in_blocks"
+
+
+def test_a_small_tensor_is_left_alone():
+    assert blocks(lambda x: x * 2 + 1, torch.randn(7)) == ["mul", "add"]
+
+
+def test_one_call_alone_stays_what_it_is():
+    assert blocks(lambda x: (x * 2).sum(), X) == ["mul", "sum"]
+
+
+def test_two_views_of_what_is_written_are_not_cut_alike():
+    def step(x):
+        flat = x.view(30)
+        return x.mul_(2) + flat.flip(0).view(6, 5) + flat.view(5, 6).t()
+
+    blocks(step, X)
+
+
+def test_an_element_that_another_view_has_elsewhere_is_read_first():
+    def step(x):
+        turned = x.t()
+        return x.add_(turned * 2)
+
+    assert "in_blocks" not in blocks(step, torch.randn(6, 6))
+
+
+def test_a_block_of_one_dim_takes_any_broadcast():
+    for other in BROADCAST:
+        x = torch.randn(3, 4, 5)
+        assert changed(affine, lambda tape: in_blocks(tape, 20), x, other) == ["in_blocks"], other
+
+
+def test_dims_are_seen_as_one_where_all_operands_allow_it():
+    x = torch.randn(3, 4, 5)
+    found = [blocks(affine, x, other) == ["in_blocks"] for other in BROADCAST]
+    assert found == [True] * 5 + [False] * 6 + [True]
+
+
+def affine(x, other):
+    return x * other + x
+
+
+BROADCAST = [
+    torch.randn(()),
+    torch.randn(1),
+    torch.randn(5),
+    torch.randn(1, 1, 5),
+    torch.randn(3, 4, 1),
+    torch.randn(4, 5),
+    torch.randn(1, 4, 1),
+    torch.randn(3, 1, 1),
+    torch.randn(3, 1, 5),
+    torch.randn(4, 3, 5).transpose(0, 1),
+    torch.randn(3, 4, 10)[:, :, ::2].transpose(0, 2).contiguous().transpose(0, 2),
+    torch.randn(3, 4, 5) > 0,
+]
+
+
+def test_results_lie_as_they_lay():
+    assert blocks(lambda x: x.t() * 2 + 1, X) == ["t", "in_blocks"]
+
+
+def test_a_large_tensor_of_a_list_is_updated_block_by_block():
+    def step(value, bias, moment, moment_of_bias, rate):
+        values, moments = [value, bias], [moment, moment_of_bias]
+        torch._foreach_mul_(moments, 0.9)
+        torch._foreach_add_(moments, values, alpha=0.1)
+        scaled = torch._foreach_div(torch._foreach_mul(moments, rate), torch._foreach_sqrt(values))
+        torch._foreach_add_(values, scaled, alpha=-1)
+
+    operands = X.abs(), X[0].abs(), Y, Y[0], torch.tensor(0.1)
+    names = changed(step, lambda tape: in_blocks(apart(tape), BLOCK), *operands)
+    assert names.count("in_blocks") == 1
+    assert [name for name in names if name != "in_blocks"] == [
+        "_foreach_mul_",
+        "_foreach_add_",
+        "_foreach_mul",
+        "_foreach_sqrt",
+        "_foreach_div",
+        "_foreach_add_",
+    ]
+
+
+def apart(tape):
+    """With large tensors apart; as much is written as before."""
+    found = with_large_apart(tape, BLOCK)
+    assert _written(found) == _written(tape)
+    return found
+
+
+def _written(tape):
+    return sorted(value.number for call in tape.calls for value in call.writes)
+
+
+def test_each_operator_on_lists_is_the_one_on_tensors():
+    def step(x, y, number):
+        a, b = [x, x[0]], [y, y[0]]
+        one = torch._foreach_sub(torch._foreach_add(a, b, alpha=2), 0.3)
+        two = torch._foreach_mul(torch._foreach_abs(b), number)
+        torch._foreach_sub_(one, two, alpha=0.7)
+        torch._foreach_div_(one, b)
+        return torch._foreach_neg(torch._foreach_add(one, number, alpha=3))
+
+    names = changed(step, apart, X, Y, torch.tensor(0.7))
+    singles = {name for name in names if not name.startswith("_foreach_")} - {"select"}
+    assert singles == {"add", "sub", "abs", "mul", "sub_", "div_", "neg"}
