@@ -14,6 +14,7 @@ from shardcore.adapters.capture.passes.late_waits import with_late_waits
 from shardcore.adapters.capture.passes.ones import with_plain_ones
 from shardcore.adapters.capture.passes.repeats import without_repeats
 from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
+from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_compat import collectives
 from shardcore.testing import run_ranks
@@ -79,6 +80,44 @@ def test_what_nobody_reads_is_not_computed():
     before, after = changed(step, without_dead_code, X)
     assert before == ["sin", "add_", "rand", "mul_", "add"]
     assert after == ["rand", "mul_", "add"]
+
+
+def test_a_view_that_nobody_reads_is_not_made_though_its_memory_is_read():
+    def step(x):
+        x.t().unsqueeze(0)
+        x.view(6)[0].add_(1)
+        return x + 1
+
+    assert changed(step, without_dead_code, X)[1] == ["view", "select", "add_", "add"]
+
+
+def test_views_of_views_are_views_of_what_is_below():
+    def step(x):
+        turned = x.unsqueeze(0).permute(2, 0, 1).unsqueeze(3).squeeze(1)
+        turned.mul_(2)
+        same = x.t().unsqueeze(1).squeeze(1).t()
+        flat = x.unsqueeze(0).squeeze(0).unsqueeze(1).view(6)
+        return turned + 1, same + 2, flat + 3, x.unsqueeze(1).expand(2, 4, 3), x[1].unsqueeze(0).t()
+
+    before, after = changed(step, with_direct_views, X)
+    assert len(before) > 20
+    assert after == [
+        *("as_strided", "mul_", "view", "add", "add", "add"),
+        *("as_strided", "select", "as_strided"),
+    ]
+
+
+def test_what_is_below_a_view_may_lie_otherwise():
+    turned = X.t()
+    assert changed(lambda x: x.t().unsqueeze(0) + 1, with_direct_views, turned)[1] == [
+        "as_strided",
+        "add",
+    ]
+    square = X.t() @ X
+    assert changed(lambda x: x.unsqueeze(0).squeeze(0).t() + x, with_direct_views, square)[1] == [
+        "t",
+        "add",
+    ]
 
 
 def test_what_was_computed_before_is_not_computed_again():

@@ -12,8 +12,11 @@ from shardcore.adapters.capture.graph_program import GraphProgram
 from shardcore.adapters.capture.guards import guards_of
 from shardcore.adapters.capture.passes import improved
 from shardcore.adapters.capture.passes.chains import in_blocks
+from shardcore.adapters.capture.passes.copies import without_needless_copies
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
 from shardcore.adapters.capture.passes.lists import with_large_apart
+from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
+from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.tape import Tape, difference
 from shardcore.domain.capture import NotCaptured, StepsDiffer
@@ -71,7 +74,9 @@ class FxCapture:
         guards = guards_of(tape, literals)
         better = improved(tape)
         if not compiled:  # Inductor makes chains of its own, and knows no memory that is kept
-            better = with_kept_buckets(in_blocks(with_large_apart(better)), self._memories)
+            better = with_pooling_as_it_lies(with_direct_views(better))
+            better = in_blocks(with_large_apart(without_needless_copies(better)))
+            better = with_kept_buckets(better, self._memories)
         module = graph_of(better, literals)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
         program = GraphProgram(

@@ -6,15 +6,17 @@ from shardcore.adapters.capture.tape import Call, Tape, values
 
 def without_dead_code(tape: Tape) -> Tape:
     """Only calls that an output, a tensor outside, another rank or a later draw hangs on."""
-    outputs = {tape.memory[value.number] for value in values(tape.outputs)}
-    outside = {tape.memory[number] for number in tape.outside}
-    inputs = {tape.memory[value.number] for value in tape.inputs}
-    live = outputs | outside | inputs
+    read = set(values(tape.outputs))
+    live = {tape.memory[value.number] for value in (*read, *tape.inputs)}
+    live |= {tape.memory[number] for number in tape.outside}
     kept = []
     for call in reversed(tape.calls):
-        if _has_effect(call) or tape.writes_of(call) & live:
+        # What writes is there for all that lies in the memory; what does not, for its results.
+        is_read = tape.writes_of(call) & live if call.writes else read & set(values(call.result))
+        if is_read or _has_effect(call):
             kept.append(call)
             live |= tape.reads_of(call) | tape.writes_of(call)
+            read |= set(call.operands)
     return tape.with_calls(reversed(kept))
 
 

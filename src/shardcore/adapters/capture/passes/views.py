@@ -1,0 +1,66 @@
+"""Views of views, which are views of what is below them."""
+
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.passes.buckets import VIEW
+from shardcore.adapters.capture.passes.dead_code import without_dead_code
+from shardcore.adapters.capture.tape import Call, Tape, Value, renamed
+
+
+def with_direct_views(tape: Tape) -> Tape:
+    """A row of views is one: a step of Keras and autograd has rows of five for each product.
+
+    What they lie in is known, since a tape is of one run with tensors of one form.
+    """
+    below: dict[Value, Value] = {}
+    names: dict[Value, Value] = {}
+    calls = []
+    for each in tape.calls:
+        call = _renamed(each, names)
+        if call.operator in _VIEWS:
+            base = below.get(call.args[0], call.args[0])
+            if tape.form(call.result) == tape.form(base):
+                names[call.result] = base
+                continue
+            below[call.result] = base
+            if base is not call.args[0]:
+                call = _view(base, call, tape)
+        calls.append(call)
+    found = tape.with_calls(calls)
+    found.outputs = renamed(tape.outputs, names)
+    return without_dead_code(found)
+
+
+def _renamed(call: Call, names: dict[Value, Value]) -> Call:
+    args, kwargs, result, writes = renamed(
+        (call.args, call.kwargs, call.result, call.writes), names
+    )
+    return attrs.evolve(call, args=args, kwargs=kwargs, result=result, writes=writes)
+
+
+def _view(base: Value, call: Call, tape: Tape) -> Call:
+    """The result of `call` as a view of `base`, which begins with the same element."""
+    form = tape.form(call.result)
+    if form.is_dense and tape.form(base).is_dense:
+        return attrs.evolve(call, operator=VIEW, args=(base, list(form.shape)))
+    args = base, list(form.shape), list(form.strides)
+    return attrs.evolve(call, operator=torch.ops.aten.as_strided.default, args=args)
+
+
+# Those that begin with the first element of what they are of.
+_VIEWS: set[Any] = {
+    VIEW,
+    torch_compat.UNSAFE_VIEW,
+    torch.ops.aten.expand.default,
+    torch.ops.aten.permute.default,
+    torch.ops.aten.squeeze.default,
+    torch.ops.aten.squeeze.dim,
+    torch.ops.aten.squeeze.dims,
+    torch.ops.aten.t.default,
+    torch.ops.aten.transpose.int,
+    torch.ops.aten.unsqueeze.default,
+}
