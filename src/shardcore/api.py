@@ -147,9 +147,10 @@ def plan(model: Any, mesh: Any, policy: str = "tensor_parallel", **options: Any)
         mesh: The `keras.distribution.DeviceMesh`; or a `shardcore.domain.mesh.Mesh`, to look at
             a plan where the devices are not.
         policy: Which layout each variable gets: "data_parallel", "fully_sharded",
-            "tensor_parallel", or the name of one that another package offers.
+            "tensor_parallel", "sequence_parallel", or the name of one that another package offers.
         **options: What the policy takes: `axis`, the mesh axis that it splits over, and `small`,
             the bytes below which it splits nothing; none for "data_parallel" but `axis`.
+            "sequence_parallel" takes `batch` too, the axis of the batch.
 
     Returns:
         The `Plan`, a `keras.distribution.LayoutMap`. `print(plan)` shows its rules, what they

@@ -2,7 +2,12 @@
 
 from collections.abc import Iterable
 
-from shardcore.policies import data_parallel, fully_sharded, tensor_parallel
+from shardcore.policies import (
+    data_parallel,
+    fully_sharded,
+    sequence_parallel,
+    tensor_parallel,
+)
 from shardcore.ports.hookspecs import hookimpl
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import Strategy, StrategyEntry
@@ -87,7 +92,7 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:
 
 @hookimpl
 def shardcore_policies() -> Iterable[PolicyEntry]:
-    """`data_parallel`, `fully_sharded` and `tensor_parallel`."""
+    """`data_parallel`, `fully_sharded`, `tensor_parallel` and `sequence_parallel`."""
     return [
         PolicyEntry(
             "data_parallel",
@@ -103,5 +108,10 @@ def shardcore_policies() -> Iterable[PolicyEntry]:
             "tensor_parallel",
             "Column and row pairs, attention heads and embeddings are split over the model axis.",
             tensor_parallel.plan,
+        ),
+        PolicyEntry(
+            "sequence_parallel",
+            "As tensor_parallel, and norms and short cuts compute parts of the sequence.",
+            sequence_parallel.plan,
         ),
     ]

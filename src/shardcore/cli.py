@@ -150,7 +150,8 @@ def _add_plan_arguments(plan: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--policy",
         default="tensor_parallel",
-        help='"tensor_parallel" (default), "fully_sharded", "data_parallel", or another\'s',
+        help='"tensor_parallel" (default), "sequence_parallel", "fully_sharded", "data_parallel", '
+        "or another's",
     )
     plan.add_argument(
         "--option",

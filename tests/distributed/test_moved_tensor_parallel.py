@@ -1,11 +1,15 @@
-"""Megatron's rules on kernels alone: four all-reduces a block, and those of a split vocabulary."""
+"""Megatron's rules on kernels alone: four all-reduces a block, and those of a split vocabulary.
+
+With policy `sequence_parallel` an all-gather and a reduce-scatter each in their place.
+"""
 
 from functools import partial
 
 import keras
 import pytest
 
-from shardcore.testing import run_ranks
+from shardcore.domain.explanation import sent_bytes
+from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.models import mlp
 from tests.distributed.moved import (
     BATCH,
@@ -17,6 +21,7 @@ from tests.distributed.moved import (
     assert_same,
     compiled,
     distribute,
+    numbers,
     trained,
     transformer,
 )
@@ -121,6 +126,75 @@ def test_a_pair_reduces_its_sum_before_its_activation():
     for values, calls, found in run_ranks(of_pairs, 2, (1, 2)):
         assert_same(values, expected, "pairs")
         assert (calls, found) == ({"all_reduce": 3}, {"all_reduce": moved})
+
+
+# --- the sequence split between the regions -------------------------------------------------------
+
+SEQUENCES = partial(transformer, 2)
+
+
+def of_sequences(rank, mesh=None):
+    """What an eager step moves, and one that runs from a recording; the numbers after six."""
+    if mesh:
+        distribute(SEQUENCES, mesh, policy="sequence_parallel", small=0)
+    _, *eager = trained(SEQUENCES, (TOKENS, TOKENS))
+    keras.utils.clear_session(free_memory=False)
+    if mesh:
+        distribute(SEQUENCES, mesh, policy="sequence_parallel", small=0)
+    model = compiled(SEQUENCES, classes=True)
+    for _ in range(5):
+        model.train_on_batch(TOKENS, TOKENS)
+    with count_collectives() as traffic:
+        logs = model.train_on_batch(TOKENS, TOKENS, return_dict=True)
+    return numbers(model, logs), eager, [dict(traffic.calls), dict(traffic.operand_bytes)]
+
+
+def expected_of_sequences(mesh, blocks=2):
+    """The collectives of a rank, and their bytes, from the sizes of the model alone.
+
+    The operand of an all-gather is a rank's part of an activation, that of a reduce-scatter all of
+    it, as that of the all-reduce in whose place both stand.
+    """
+    data, model = mesh
+    activation = 4 * BATCH * LENGTH // data * WIDTH
+    norms = 4 * (2 * blocks + 1) * 2 * WIDTH
+    # In each block two of each forward and two backward. The rows of the embedding are scattered
+    # too, and their gradient is gathered, as is the input of the head.
+    gathers, scatters = 4 * blocks + 2, 4 * blocks + 1
+    calls, moved = 1, norms  # their gradients, of which each rank has the part of its tokens
+    if data > 1:  # the gradients of all variables, those of the norms by themselves, and the loss
+        split_head = parameters_of_a_rank((blocks, "heads", 0.0, True), model)
+        of_head = (WIDTH * VOCABULARY + VOCABULARY) * (model - 1) // model
+        calls, moved = calls + 3, moved + 4 * (split_head + of_head) + 4
+    return [
+        {"all_gather": gathers, "reduce_scatter": scatters, "all_reduce": calls},
+        {
+            "all_gather": gathers * activation // model,
+            "reduce_scatter": scatters * activation,
+            "all_reduce": moved,
+        },
+    ]
+
+
+def test_a_block_takes_four_pairs_of_a_gather_and_a_scatter():
+    ((expected, *_),) = run_ranks(of_sequences, 1)
+    for mesh in [(1, 2), (2, 2)]:
+        calls, moved = expected_of_sequences(mesh)
+        for values, eager, captured in run_ranks(of_sequences, mesh[0] * mesh[1], mesh):
+            assert_same(values, expected, mesh)
+            assert eager == [calls, moved]
+            sums = captured[0]["all_reduce"]  # of which a recording does several in one
+            assert sums <= calls["all_reduce"]
+            assert captured == [calls | {"all_reduce": sums}, moved]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_pair_sends_what_an_all_reduce_does(ranks):
+    whole = 4 * BATCH * LENGTH * WIDTH
+    pair = sent_bytes("all_gather", whole // ranks, ranks) + sent_bytes(
+        "reduce_scatter", whole, ranks
+    )
+    assert pair == sent_bytes("all_reduce", whole, ranks)
 
 
 def test_parameters_are_counted_as_keras_does():

@@ -172,6 +172,11 @@ def test_what_a_policy_is_told():
     ]  # fmt: skip
     assert told.child("norm").config["axis"] == -1
     assert told.child("wide").config["activation"] == "gelu"
+    inside = told.child("inner").child("inside")
+    assert (inside.path, inside.input_shape) == ("inner/inside", (None, 4))
+    relu = told.child("relu")  # an operation
+    assert (relu.path, relu.output_path, relu.input_shape) == ("", "", None)
+    assert told.child("norm").output_path == "norm/output"
     facts = {each.path: each for each in told.all_variables()}
     assert len(facts) == len(told.all_variables()) == 10
     assert facts["shared/kernel"].shape == (4, 4)

@@ -57,12 +57,14 @@ WAYS = {
         (decoder, (2, 1), "data_parallel"),
         *((build, (2, 1), "fully_sharded") for build in CASES),
         *((build, (1, 2), "tensor_parallel") for build in CASES),
+        (grouped, (1, 2), "sequence_parallel"),
     ],
     4: [
         (mlp, (4, 1), "fully_sharded"),
         (cnn, (2, 2), "fully_sharded"),
         (cnn, (2, 2), "tensor_parallel"),
         (decoder, (2, 2), "tensor_parallel"),
+        (decoder, (1, 4), "sequence_parallel"),  # 6 tokens over 4 ranks
     ],
 }
 
@@ -86,7 +88,7 @@ def test_each_policy_gives_the_numbers_of_one_device_and_the_bytes_of_its_plan(
         here = [each[name, mesh, policy][1][0] for each in results]
         assert max(here) == planned, f"{name} {policy} on {mesh}"
         whole = sum(value.nbytes for path, value in one_device[name].items() if path != "losses")
-        parts = {"data_parallel": 1, "fully_sharded": mesh[0], "tensor_parallel": mesh[1]}[policy]
+        parts = {"data_parallel": 1, "fully_sharded": mesh[0]}.get(policy, mesh[1])
         # Almost all of each of these models is split; what is whole is small.
         assert whole / parts <= planned < whole * (1 / parts + (parts > 1) / 4) + 1
 

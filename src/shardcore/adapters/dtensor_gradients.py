@@ -22,7 +22,8 @@ def bring(parameter: torch.Tensor, placements: Sequence[Placement], waiting: Buc
         if _is_summed_whole(gradient, placements):
             part = dtensor_compat.local_tensor(gradient)
             alike = gradient.device_mesh, _sums(gradient), gradient.dtype
-            waiting.add(parameter, alike, part.numel() * part.element_size())
+            moves = sum(placement.is_partial() for placement in alike[1])
+            waiting.add(parameter, alike, part.numel() * part.element_size(), moves)
         else:
             parameter.grad = gradient.redistribute(placements=placements)
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate
 
 from shardcore.adapters import fallback, torch_compat
-from shardcore.adapters.dtensor_placements import is_pending, settled, settled_placements, splits
+from shardcore.adapters.dtensor_placements import is_pending, settled_placements, splits
 from shardcore.adapters.torch_compat import dtensor as dtensor_compat
 
 aten = torch.ops.aten
@@ -218,18 +218,6 @@ def _reshape_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return dtensor_compat.become(operator, args, kwargs, changed)
 
 
-def _embedding(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows of a table that is split by rows: each rank gives its own, the sum is done at once.
-
-    What DTensor leaves pending can be reduced once only, over one axis; its second use asserts.
-    """
-    if isinstance(args[0], DTensor) and [splits(p, 0) for p in _busy(args[0])].count(True) > 1:
-        return run_whole(operator, args, kwargs)
-    result = dtensor_compat.as_torch_does(operator, args, kwargs)
-    with torch.no_grad():
-        return settled(result)
-
-
 def _from_the_front(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The gradient of a slice. DTensor does not take a dim that is counted from the end."""
     gradient, sizes, dim, *rest = args
@@ -251,7 +239,6 @@ def _mesh(*args: Any) -> DeviceMesh:
 HANDLERS: dict[Any, torch_compat.Handler] = {
     **dict.fromkeys(DISTRUSTED, _guard),
     **dict.fromkeys(torch_compat.reshaping_operators(), _reshape_in_place),
-    aten.embedding.default: _embedding,
     aten.select_backward.default: _from_the_front,
     aten.slice_backward.default: _from_the_front,
 }

@@ -40,13 +40,14 @@ class Buckets:
     _sent: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     _pass: int = attrs.field(default=-1, init=False)
 
-    def add(self, parameter: torch.Tensor, alike: Hashable, size: int) -> None:
+    def add(self, parameter: torch.Tensor, alike: Hashable, size: int, moves: int) -> None:
         """Reduce the gradient of `parameter` by the end of the backward pass.
 
         Args:
             parameter: Its gradient is there, and pending.
             alike: What gradients share that are reduced in one move.
             size: The bytes that this rank sends of it.
+            moves: How many reductions it takes, one after the other: one for each axis.
         """
         check_thread()
         if self._pass != torch_compat.backward_pass():
@@ -56,8 +57,9 @@ class Buckets:
             torch_compat.after_backward(self._finish)
         self._open.setdefault(alike, []).append(parameter)
         self._bytes[alike] = self._bytes.get(alike, 0) + size
-        # A captured step makes buckets of its own: it knows all that comes.
-        if self._bytes[alike] >= self.size or recording() is not None:
+        # A captured step makes buckets of its own: it knows all that comes. Sums over several axes
+        # would not meet there: the second of each reads what the first has made.
+        if self._bytes[alike] >= self.size or (moves == 1 and recording() is not None):
             self._send(alike)
 
     def _send(self, alike: Hashable) -> None:

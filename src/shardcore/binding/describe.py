@@ -41,6 +41,8 @@ class _Describer:
             ()
             if graph is None
             else tuple(each._keras_history.operation.name for each in graph.outputs),
+            getattr(layer, "path", None) or "",
+            _input_shape(layer),
         )
 
     def _variables(self, variables: Iterable[Any]) -> tuple[VariableFacts, ...]:
@@ -53,6 +55,14 @@ class _Describer:
 def _variable(variable: Any) -> VariableFacts:
     shape, itemsize = tuple(variable.shape), variable._value.element_size()
     return VariableFacts(variable.path, shape, itemsize, bool(variable.trainable))
+
+
+def _input_shape(layer: Any) -> tuple[int | None, ...] | None:
+    """The one shape that `layer` was built with, None if that is not known."""
+    built = layer.get_build_config() if isinstance(layer, keras.layers.Layer) else None
+    shape = (built or {}).get("input_shape")
+    is_shape = isinstance(shape, tuple) and all(size is None or type(size) is int for size in shape)
+    return shape if is_shape else None
 
 
 def _graph(layer: Any) -> Any:

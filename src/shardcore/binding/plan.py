@@ -25,6 +25,7 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         device_mesh: The Keras mesh.
         policy: The name of the policy.
         variables: The model's variables.
+        outputs: The paths of its layers' outputs.
         rules: What the policy chose.
     """
 
@@ -33,11 +34,13 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         device_mesh: Any,
         policy: str,
         variables: Collection[VariableFacts],
+        outputs: Collection[str],
         rules: Iterable[Rule],
     ) -> None:
         super().__init__(device_mesh)
         self.policy = policy
         self._variables = tuple(variables)
+        self._outputs = tuple(outputs)
         self._made = {rule.key: rule for rule in rules}
         for rule in self._made.values():
             self[rule.key] = rule.spec
@@ -64,7 +67,9 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
             LayoutError: If a rule does not fit a variable.
         """
         reasons = {key: self._reason(key) for key in self}
-        return plan_report(self.policy, self.mesh, self._variables, self._rules(), reasons)
+        return plan_report(
+            self.policy, self.mesh, self._variables, self._outputs, self._rules(), reasons
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The table as plain data, fit for JSON."""

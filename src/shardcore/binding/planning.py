@@ -32,7 +32,8 @@ def make_plan(model: Any, mesh: Any, policy: str, choose: Choose) -> Plan:
     device_mesh = _device_mesh(mesh)
     facts = _facts(model)
     rules = choose(facts, Mesh(device_mesh.shape, device_mesh.axis_names))
-    return Plan(device_mesh, policy, facts.all_variables(), rules)
+    outputs = [layer.output_path for layer in facts.layers() if layer.output_path]
+    return Plan(device_mesh, policy, facts.all_variables(), outputs, rules)
 
 
 def _device_mesh(mesh: Any) -> Any:

@@ -24,7 +24,7 @@ def plan(
     entry = find(policy)
     _check_options(entry, options)
     try:
-        choices = complete(_choices(entry, model, mesh, options), model.all_variables(), mesh)
+        choices = complete(_choices(entry, model, mesh, options), model, mesh)
     except PolicyError as error:
         if entry.package == "shardcore":
             raise

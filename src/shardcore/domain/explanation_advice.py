@@ -42,6 +42,8 @@ def _advice(
     facts: Facts, collective: Collective, layers: Sequence[ExplainedLayer]
 ) -> Avoidable | None:
     if facts.cause is not None and facts.cause.kind == "rule":
+        if _gathers_tokens(facts):  # once, for all who need them
+            return None
         return Avoidable(
             collective,
             f"rule {facts.cause.name!r} has the output gathered",
@@ -119,6 +121,12 @@ def _whole_producer(
                 f"{layer.path} is computed whole on each rank of {axis!r}, and nothing is gathered",
             )
     return None
+
+
+def _gathers_tokens(facts: Facts) -> bool:
+    """Whether it is a dim between the batch and the features, as policy `sequence_parallel` has."""
+    inner = range(1, len(facts.shape or ()) - 1)
+    return any(isinstance(each, Shard) and each.dim in inner for each in facts.before())
 
 
 def _features(facts: Facts) -> int | None:

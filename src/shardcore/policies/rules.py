@@ -6,7 +6,7 @@ out alike, if it is not the same in all. No path matches two such rules: the for
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import attrs
 
@@ -15,7 +15,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.path_key import METACHARACTERS
 from shardcore.policies.sizes import whole
-from shardcore.ports.model import VariableFacts
+from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice, Spec
 
 _NUMBER = re.compile(r"(?<=_)\d+(?=/|$)")
@@ -36,42 +36,47 @@ class Rule:
     reason: str
 
 
-def complete(
-    choices: Mapping[str, Choice], variables: Collection[VariableFacts], mesh: Mesh
-) -> dict[str, Choice]:
+def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> dict[str, Choice]:
     """The choices, checked, and with those that a policy has left out.
 
     A path that variables of several shapes have gets none: no rule could fit them all.
 
     Raises:
-        PolicyError: If a choice is of no variable, or does not fit its variable or the mesh.
+        PolicyError: If a choice is of no variable and no output, or does not fit it or the mesh.
     """
+    variables = model.all_variables()
     shapes: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     known = {each.path: each for each in variables}
     for each in variables:
         shapes[each.path].add(each.shape)
+    outputs = {layer.output_path for layer in model.layers()} - {""}
     for path, choice in choices.items():
-        if path not in known:
-            raise PolicyError(f"it chose {choice} for {path!r}, which is no variable of the model")
-        if len(shapes[path]) == 1:
-            _check(known[path], choice, mesh)
+        if path not in known and path not in outputs:
+            raise PolicyError(
+                f"it chose {choice} for {path!r}, which is no variable of the model, and no "
+                "layer's path with '/output' after it"
+            )
+        if len(shapes.get(path, ())) < 2:
+            _check(path, known.get(path), choice, mesh)
     left_out = "whole: left out by the policy"
     return {
         path: choices.get(path, Choice(whole(each), left_out))
         for path, each in known.items()
         if len(shapes[path]) == 1
-    }
+    } | {path: choice for path, choice in choices.items() if path not in known}
 
 
-def _check(variable: VariableFacts, choice: Choice, mesh: Mesh) -> None:
+def _check(path: str, variable: VariableFacts | None, choice: Choice, mesh: Mesh) -> None:
+    """Of an output no shape is known, but the axes must be those of the mesh."""
     if not isinstance(choice, Choice):
-        raise PolicyError(f"it gave {choice!r} for {variable.path!r}, expected a Choice")
+        raise PolicyError(f"it gave {choice!r} for {path!r}, expected a Choice")
     try:
-        Layout(mesh, choice.spec).local_shape(variable.shape, rank=0)
+        layout = Layout(mesh, choice.spec)
+        if variable is not None:
+            layout.local_shape(variable.shape, rank=0)
     except LayoutError as error:
-        raise PolicyError(
-            f"its choice for {variable.path!r} of shape {variable.shape} does not fit: {error}"
-        ) from error
+        of_shape = "" if variable is None else f" of shape {variable.shape}"
+        raise PolicyError(f"its choice for {path!r}{of_shape} does not fit: {error}") from error
 
 
 def rules(choices: Mapping[str, Choice]) -> tuple[Rule, ...]:

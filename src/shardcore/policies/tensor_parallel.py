@@ -64,7 +64,7 @@ class _Splitter:
         if self.parts == 1:
             return Choice(whole(variable), f"whole: axis {self.axis!r} has one rank")
         if layer.kind.endswith("Normalization"):
-            return Choice(whole(variable), "whole: a norm sees whole activations")
+            return Choice(whole(variable), "whole: a norm sees all channels")
         return Choice(whole(variable), f"whole: {layer.kind} is not split")
 
     def _attention(self, layer: LayerFacts) -> Choices:

@@ -54,6 +54,9 @@ class LayerFacts:
         feeds: Pairs of names: the first child's output is an input of the second. None where
             Keras does not know: only functional and sequential models have a graph.
         outputs: The children whose outputs are outputs of this layer, where `feeds` is known.
+        path: Its path, such as "block_0/dense"; empty for an operation, whose output no rule names.
+        input_shape: The shape of its input when it was built, the batch first and None what was
+            left open. None if it has several inputs, or Keras does not know.
 
     Example:
         >>> kernel = VariableFacts("model/hidden/kernel", (4, 8))
@@ -70,6 +73,13 @@ class LayerFacts:
     children: tuple["LayerFacts", ...] = ()
     feeds: tuple[tuple[str, str], ...] | None = None
     outputs: tuple[str, ...] = ()
+    path: str = ""
+    input_shape: tuple[int | None, ...] | None = None
+
+    @property
+    def output_path(self) -> str:
+        """What a rule for its output is found by; empty where no rule can be."""
+        return self.path and f"{self.path}/output"
 
     @property
     def kind(self) -> str:

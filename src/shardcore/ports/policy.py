@@ -1,4 +1,4 @@
-"""Which layout each variable of a model gets: the contract of every policy."""
+"""Which layout each variable and output of a model gets: the contract of every policy."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +11,7 @@ Spec = tuple[DimSpec, ...]
 
 @attrs.frozen
 class Choice:
-    """The layout of one variable, and why.
+    """The layout of one variable, or of a layer's output, and why.
 
     Args:
         spec: Per tensor dim None, an axis name, or a tuple of axis names, the major first.
@@ -23,7 +23,8 @@ class Choice:
 
 
 # A pure function of a model's facts and a mesh, and of its options by keyword, that gives the
-# choices by the variables' paths. Variables that it leaves out stay whole.
+# choices by the paths of variables and of outputs (`LayerFacts.output_path`). Variables that it
+# leaves out stay whole; outputs stay as they are computed.
 Policy = Callable[..., Mapping[str, Choice]]
 
 
@@ -35,7 +36,8 @@ class PolicyEntry:
         name: What `shardcore.plan(policy=name)` takes.
         summary: One line for people.
         plan: The policy: `plan(model, mesh, **options)`, a `LayerFacts` and a `Mesh` of any shape
-            in, a `Choice` for each variable's path out. Variables that it leaves out stay whole.
+            in, a `Choice` for each variable's path out, and for the path of a layer's output where
+            that shall lie otherwise than it is computed. Variables that it leaves out stay whole.
             Its parameters after the first two are its options.
         package: Who offers it, for messages; shardcore fills it in when it finds the entry.
 

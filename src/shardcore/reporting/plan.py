@@ -1,5 +1,6 @@
 """What a plan says, and how it is shown."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, Protocol
@@ -35,13 +36,14 @@ class Planned(Protocol):
 
 @attrs.frozen
 class PlannedRule:
-    """One rule, and what it does to the variables that it decides.
+    """One rule, and what it does to the variables and outputs that it decides.
 
     Args:
         rule: The rule's key; empty for the variables that no rule matches.
         spec: Its value as text.
         shapes: The global shapes of the variables, each once.
         variables: How many there are.
+        outputs: Of how many layers it lays out the output.
         bytes_here: The bytes that the fullest rank stores of them.
         bytes_whole: Their bytes.
         reason: Why the policy chose it.
@@ -51,6 +53,7 @@ class PlannedRule:
     spec: str
     shapes: tuple[tuple[int, ...], ...]
     variables: int
+    outputs: int
     bytes_here: int
     bytes_whole: int
     reason: str
@@ -91,19 +94,20 @@ class PlanReport(Shown):
         table = Table(title=f"policy {self.policy}, mesh {self.mesh}")
         for name in ("rule", "spec", "shape"):
             table.add_column(name, overflow="fold")
-        for name in ("variables", "bytes a rank", "bytes in all"):
+        for name in ("variables", "outputs", "bytes a rank", "bytes in all"):
             table.add_column(name, justify="right")
         table.add_column("reason", overflow="fold")
         for each in self.rules:
             table.add_row(
                 each.rule or "(no rule)", each.spec, " ".join(map(str, each.shapes)),
-                str(each.variables), human_bytes(each.bytes_here), human_bytes(each.bytes_whole),
-                each.reason,
+                str(each.variables), str(each.outputs), human_bytes(each.bytes_here),
+                human_bytes(each.bytes_whole), each.reason,
             )  # fmt: skip
         table.add_section()
         table.add_row(
             f"{len(self.rules)} rules", "", "", str(sum(each.variables for each in self.rules)),
-            human_bytes(self.bytes_here), human_bytes(self.bytes_whole), "",
+            str(sum(each.outputs for each in self.rules)), human_bytes(self.bytes_here),
+            human_bytes(self.bytes_whole), "",
         )  # fmt: skip
         return table
 
@@ -112,15 +116,17 @@ def plan_report(
     policy: str,
     mesh: Mesh,
     variables: Iterable[Planned],
+    outputs: Iterable[str],
     rules: PathRules[tuple[DimSpec, ...]],
     reasons: Mapping[str, str],
 ) -> PlanReport:
-    """What the rules do to the variables.
+    """What the rules do to the variables and outputs.
 
     Args:
         policy: The policy's name.
         mesh: The mesh.
         variables: The variables of the model.
+        outputs: The paths of its layers' outputs.
         rules: Specs by keys.
         reasons: Why, by keys.
 
@@ -131,6 +137,7 @@ def plan_report(
     for variable in variables:
         match = rules.match(variable.path)
         decided.setdefault("" if match is None else match.key, []).append(variable)
+    laid_out = Counter(match.key for path in outputs if (match := rules.match(path)))
     return PlanReport(
         policy,
         str(mesh),
@@ -140,6 +147,7 @@ def plan_report(
                 str(rules[key]) if key else "whole",
                 tuple(dict.fromkeys(each.shape for each in found)),
                 len(found),
+                laid_out[key],
                 sum(_bytes_here(each, key, rules, mesh) for each in found),
                 sum(prod(each.shape) * each.itemsize for each in found),
                 reasons.get(key, "") if key else "no rule matches: replicated",

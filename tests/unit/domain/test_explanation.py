@@ -60,6 +60,8 @@ def facts(kind="all_gather", **known):
 
 COLUMNS = {"shape": (8, 16), "source": Layout(MESH, ("data", "model")),
            "target": Layout(MESH, ("data", None))}  # fmt: skip
+TOKENS = {"shape": (8, 6, 16), "source": Layout(MESH, ("data", "model", None)),
+          "target": Layout(MESH, ("data", None, None))}  # fmt: skip
 PENDING = Layout(MESH, (None, None), {"model": "sum"})
 
 
@@ -166,6 +168,10 @@ def test_where_no_kernel_takes_the_features_the_last_split_layer_before_is_to_be
     assert advice(facts(**COLUMNS), layer("down"), split) == []
 
 
+def test_a_rule_that_gathers_features_is_to_be_taken_out():
+    assert advice(facts(**COLUMNS, cause=Cause("rule", ".*/output")), UP) == [{".*/output": None}]
+
+
 def test_one_change_at_a_time():
     known = facts(**COLUMNS)
     other = facts(**COLUMNS, operator="aten.add.Tensor")
@@ -190,6 +196,7 @@ def test_small_variables_that_are_gathered_are_to_be_whole_together():
         facts(**COLUMNS, phase="backward"),
         facts(**{**COLUMNS, "axes": ("data",)}, batch_axis="data"),
         facts(**COLUMNS, reduced=("up/kernel",)),
+        facts(**TOKENS, cause=Cause("rule", "norm/output")),  # once, for several products
     ],
 )
 def test_what_no_rule_spares_is_not_told(known):

@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Mapping
 
+import attrs
+
 from shardcore.policies.linear import as_linear
 from shardcore.policies.regions import Graph
 from shardcore.ports.model import LayerFacts, VariableFacts
@@ -13,7 +15,12 @@ CHANNELWISE = ("ReLU", "BatchNormalization", "Add")
 
 def layer(path: str, kind: str, shapes: Mapping[str, tuple[int, ...]], **config) -> LayerFacts:
     variables = tuple(VariableFacts(f"{path}/{name}", shape) for name, shape in shapes.items())
-    return LayerFacts(path.rpartition("/")[2], (kind,), config, variables)
+    return LayerFacts(path.rpartition("/")[2], (kind,), config, variables, path=path)
+
+
+def on_tokens(layer: LayerFacts, *shape: int | None) -> LayerFacts:
+    """`layer`, built for sequences."""
+    return attrs.evolve(layer, input_shape=shape or (None, 6, 8))
 
 
 def dense(path: str, given: int, made: int, activation: str = "linear") -> LayerFacts:
@@ -46,12 +53,13 @@ def attention(path: str, width: int, heads: int, key_heads: int, size: int) -> L
         projection("value", key_heads),
         layer(f"{path}/attention_output", "EinsumDense", output, equation="bquh,uhm->bqm"),
     )
-    return LayerFacts(path.rpartition("/")[2], ("GroupedQueryAttention",), children=children)
+    name = path.rpartition("/")[2]
+    return LayerFacts(name, ("GroupedQueryAttention",), children=children, path=path)
 
 
 def block(path: str, *children: LayerFacts) -> LayerFacts:
     """A layer whose graph nobody knows."""
-    return LayerFacts(path, ("Block",), children=children)
+    return LayerFacts(path, ("Block",), children=children, path=path)
 
 
 def chain(*children: LayerFacts) -> LayerFacts:

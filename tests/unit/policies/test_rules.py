@@ -8,7 +8,7 @@ from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.path_rules import PathRules
 from shardcore.policies.rules import complete, rules
-from shardcore.ports.model import VariableFacts
+from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice
 
 MESH = Mesh((2, 2), ("data", "model"))
@@ -68,22 +68,37 @@ def test_every_path_gets_its_own_choice_back(choices):
 VARIABLES = (VariableFacts("k", (4, 8)), VariableFacts("b", (8,)))
 
 
+def model(*variables):
+    add = LayerFacts("add", ("Add",))
+    return LayerFacts("a", ("Block",), variables=variables or VARIABLES, children=(add,), path="a")
+
+
 def test_what_is_left_out_stays_whole():
-    found = complete({"b": SPLIT}, VARIABLES, MESH)
+    found = complete({"b": SPLIT}, model(), MESH)
     assert found == {"k": Choice((None, None), "whole: left out by the policy"), "b": SPLIT}
 
 
 def test_a_path_of_several_shapes_gets_no_rule():
     variables = [*VARIABLES, VariableFacts("twice", (4,)), VariableFacts("twice", (4, 8))]
-    assert complete({"twice": SPLIT}, variables, MESH).keys() == {"k", "b"}
+    assert complete({"twice": SPLIT}, model(*variables), MESH).keys() == {"k", "b"}
     alike = [*VARIABLES, VariableFacts("twice", (4,)), VariableFacts("twice", (4,))]
-    assert complete({"twice": SPLIT}, alike, MESH)["twice"] == SPLIT
+    assert complete({"twice": SPLIT}, model(*alike), MESH)["twice"] == SPLIT
+
+
+def test_an_output_has_a_rule_where_it_is_chosen():
+    tokens = Choice(("data", "model", None), "parts of the sequence")
+    assert complete({"a/output": tokens}, model(), MESH)["a/output"] == tokens
+    assert complete({}, model(), MESH).keys() == {"k", "b"}
 
 
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"c": SPLIT}, "for 'c', which is no variable of the model"),
+        ({"c": SPLIT}, "for 'c', which is no variable of the model, and no layer's path with"),
+        ({"add/output": SPLIT}, "for 'add/output', which is no variable"),  # an operation's
+        ({"": SPLIT}, "for '', which is no variable"),
+        ({"a/output": Choice(("expert", None), "")}, "its choice for 'a/output' does not fit"),
+        ({"a/output": ("data", None)}, "gave ('data', None) for 'a/output', expected a Choice"),
         ({"b": ("model",)}, "gave ('model',) for 'b', expected a Choice"),
         ({"k": SPLIT}, "its choice for 'k' of shape (4, 8) does not fit: Layout ('model',) is of"),
         ({"b": Choice(("expert",), "")}, "names axis 'expert', but the axes of its mesh are"),
@@ -92,5 +107,5 @@ def test_a_path_of_several_shapes_gets_no_rule():
 )
 def test_what_does_not_fit_is_refused(choices, message):
     with pytest.raises(PolicyError) as error:
-        complete(choices, VARIABLES, MESH)
+        complete(choices, model(), MESH)
     assert message in str(error.value)

@@ -321,8 +321,8 @@ def test_an_embedding_is_split_by_rows(rows, small, spec):
 def test_the_rest_stays_whole_and_says_why():
     model = block("model", norm("ln", 8), layer("rnn", "GRUCell", {"kernel": (8, 24)}))
     assert reasons(model) == {
-        "ln/gamma": "whole: a norm sees whole activations",
-        "ln/beta": "whole: a norm sees whole activations",
+        "ln/gamma": "whole: a norm sees all channels",
+        "ln/beta": "whole: a norm sees all channels",
         "rnn/kernel": "whole: GRUCell is not split",
     }
 

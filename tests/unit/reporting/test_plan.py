@@ -16,10 +16,11 @@ VARIABLES = [
     VariableFacts("b_1/kernel", (8, 16)),
     VariableFacts("norm/gamma", (30,), itemsize=2),
 ]
+OUTPUTS = ["b_0/output", "b_1/output", "norm/output"]
 
 
 def report(rules, reasons=None):
-    return plan_report("mine", MESH, VARIABLES, PathRules(rules), reasons or {})
+    return plan_report("mine", MESH, VARIABLES, OUTPUTS, PathRules(rules), reasons or {})
 
 
 def test_a_row_per_rule_with_the_bytes_of_the_fullest_rank():
@@ -32,6 +33,14 @@ def test_a_row_per_rule_with_the_bytes_of_the_fullest_rank():
     assert (rest.rule, rest.bytes_here, rest.bytes_whole) == ("", 60, 60)
     assert rest.reason == "no rule matches: replicated"
     assert made.bytes_here == first.bytes_here + 60
+
+
+def test_a_rule_for_outputs_counts_them_and_stores_nothing():
+    made = report({r"b_\d+/output": ("data", "model", None)}, {r"b_\d+/output": "tokens"})
+    first, rest = made.rules
+    assert (first.outputs, first.variables, first.bytes_here) == (2, 0, 0)
+    assert (first.spec, first.reason) == ("('data', 'model', None)", "tokens")
+    assert (rest.rule, rest.variables, rest.outputs) == ("", 3, 0)  # outputs need no rule
 
 
 def test_a_rule_that_matches_nothing_is_shown_with_nothing():

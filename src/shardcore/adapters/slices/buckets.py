@@ -53,7 +53,8 @@ def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
         return
     with torch.no_grad():
         if is_summed_whole(gradient, layout):
-            alike = gradient.mesh_layout.partial, gradient.dtype
-            waiting.add(parameter, alike, gradient.part.numel() * gradient.part.element_size())
+            partial, part = gradient.mesh_layout.partial, gradient.part
+            size = part.numel() * part.element_size()
+            waiting.add(parameter, (partial, gradient.dtype), size, len(partial))
         else:
             parameter.grad = in_layout(gradient, layout)

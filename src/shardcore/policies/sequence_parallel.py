@@ -1,0 +1,116 @@
+"""Policy `sequence_parallel`: as `tensor_parallel`, and between its regions the sequence is split.
+
+What a region adds up is scattered over the tokens rather than reduced whole; norms and short cuts
+compute each rank's tokens; the sequence is gathered once before the next region. The bytes are the
+same, the activations between the regions a part (Korthikanti et al. 2022, section 4.2.2).
+"""
+
+from collections.abc import Iterator
+
+import attrs
+
+from shardcore.domain.errors import PolicyError
+from shardcore.domain.mesh import Mesh
+from shardcore.policies import tensor_parallel
+from shardcore.policies.axes import batch_axis, model_axis
+from shardcore.policies.sequence_graph import Flow
+from shardcore.policies.sequence_roles import Roles
+from shardcore.policies.sizes import SMALL
+from shardcore.ports.model import LayerFacts
+from shardcore.ports.policy import Choice
+
+
+def plan(
+    model: LayerFacts,
+    mesh: Mesh,
+    *,
+    axis: str | None = None,
+    batch: str | None = None,
+    small: int = SMALL,
+) -> dict[str, Choice]:
+    """The variables as `tensor_parallel`, and the outputs at the edges of its regions.
+
+    Args:
+        model: The model.
+        mesh: The mesh.
+        axis: The axis that splits variables and sequences, by default the last.
+        batch: The axis that splits the batch, by default the first.
+        small: A pair, an attention or an embedding of fewer bytes than this stays whole.
+
+    Raises:
+        PolicyError: If one axis is to split both the batch and the sequence.
+    """
+    name, rows = model_axis(mesh, axis), batch_axis(mesh, batch)
+    if name == rows:
+        raise PolicyError(
+            f"Policy 'sequence_parallel' splits the sequence over {name!r}, which splits the batch "
+            "too: give the axes, axis=... and batch=..., or add one to the mesh."
+        )
+    chosen = tensor_parallel.plan(model, mesh, axis=name, small=small)
+    if mesh.axis_size(name) == 1:
+        return chosen
+    return chosen | dict(_Edges(Roles(chosen, name), rows, name).choices(model))
+
+
+@attrs.frozen
+class _Edges:
+    """Chooses for the outputs of layers."""
+
+    roles: Roles
+    batch: str
+    axis: str
+
+    def choices(self, layer: LayerFacts) -> Iterator[tuple[str, Choice]]:
+        """Those in `layer`, and those in what it holds."""
+        if layer.feeds is not None:
+            yield from self._in_graph(layer)
+        elif self.roles.of(layer) == "block":
+            yield from self._block(layer)
+            return
+        else:
+            yield from self._in_order(layer)
+        for child in layer.children:
+            if self.roles.of(child) == "other" and child.children:
+                yield from self.choices(child)
+
+    def _in_graph(self, model: LayerFacts) -> Iterator[tuple[str, Choice]]:
+        flow = Flow.of(model, self.roles)
+        for name in flow.split():
+            layer, role = flow.graph.nodes[name], flow.roles[name]
+            if role == "block":
+                yield from self._block(layer)
+            elif role in ("tokens", "rows", "region"):
+                yield from map(self._split, self.roles.ends(layer))
+            if flow.is_gathered(name):
+                users = ", ".join(flow.graph.users[name])
+                yield self._gathered(layer, users)
+
+    def _in_order(self, layer: LayerFacts) -> Iterator[tuple[str, Choice]]:
+        """Embeddings, blocks, and norms behind the blocks, in a layer whose graph nobody knows."""
+        roles = {each.name: self.roles.of(each) for each in layer.children}
+        if "block" not in roles.values():
+            return
+        for child in layer.children:
+            if roles[child.name] == "block":
+                yield from self._block(child)
+            elif roles[child.name] == "tokens":
+                yield from map(self._split, self.roles.ends(child))
+            elif roles[child.name] == "norm":
+                yield self._gathered(child, "what follows")
+
+    def _block(self, block: LayerFacts) -> Iterator[tuple[str, Choice]]:
+        yield from map(self._split, self.roles.ends(block))
+        for norm in self.roles.entries(block):
+            yield self._gathered(norm, "what follows")
+
+    def _split(self, layer: LayerFacts) -> tuple[str, Choice]:
+        reason = "parts of the sequence: " + (
+            "a rank looks up all tokens and keeps its own"
+            if layer.is_a("Embedding")
+            else "a rank keeps the sums of its tokens"
+        )
+        return layer.output_path, Choice((self.batch, self.axis, None), reason)
+
+    def _gathered(self, layer: LayerFacts, users: str) -> tuple[str, Choice]:
+        spec = (self.batch, None, None)
+        return layer.output_path, Choice(spec, f"gathered once, for {users}")

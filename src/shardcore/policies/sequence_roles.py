@@ -1,0 +1,112 @@
+"""What each layer is to a sequence that is split: who makes the parts, and who needs them whole.
+
+A role is told by the kinds of layers and by how `tensor_parallel` has split their variables.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, TypeAlias
+
+import attrs
+
+from shardcore.policies.attention import OUTPUT, is_attention
+from shardcore.policies.linear import CHANNELWISE, as_linear, is_channelwise
+from shardcore.ports.model import LayerFacts
+from shardcore.ports.policy import Choice
+
+# Numbers of tokens into activations; one that does not, such as a table of positions; each token by
+# itself, without and with weights; the two ends of a region of tensor parallelism, and all of one;
+# a block that takes parts and gives parts; anything else.
+Role: TypeAlias = Literal[
+    "tokens", "table", "each", "norm", "columns", "rows", "region", "block", "other"
+]
+NORMS = ("LayerNormalization", "RMSNormalization")
+# Layers that keep channels apart, but not tokens.
+_MIXING = (
+    "BatchNormalization", "SpatialDropout", "Pooling", "ZeroPadding", "Cropping", "UpSampling",
+)  # fmt: skip
+EACH = frozenset(kind for kind in CHANNELWISE if not any(each in kind for each in _MIXING))
+
+
+@attrs.frozen
+class Roles:
+    """The roles of a model's layers.
+
+    Args:
+        chosen: How the variables are laid out, by path.
+        axis: The axis of tensor parallelism.
+    """
+
+    chosen: Mapping[str, Choice]
+    axis: str
+
+    def of(self, layer: LayerFacts) -> Role:
+        """The role of `layer`."""
+        if is_attention(layer):
+            return "region" if self._splits(layer.child(OUTPUT), 0) else "other"
+        linear = as_linear(layer)
+        if linear is not None:
+            return self._of_linear(layer, linear.in_dim, linear.out_dim)
+        if layer.is_a("Embedding"):
+            shape = layer.input_shape or ()
+            return "tokens" if len(shape) == 2 and shape[0] != 1 else "table"
+        if layer.is_a(*NORMS):
+            return "norm" if _is_over_channels(layer) else "other"
+        if layer.is_a(*EACH) and is_channelwise(layer):
+            return "each"
+        return self._of_parts(layer)
+
+    def ends(self, layer: LayerFacts) -> Iterator[LayerFacts]:
+        """The layers in it, or itself, whose outputs are the parts that it gives."""
+        if is_attention(layer):
+            yield from (each for each in layer.children if each.name == OUTPUT)
+        elif self.of(layer) in ("rows", "tokens") and not layer.children:
+            yield layer
+        else:
+            for child in layer.children:
+                if self.of(child) in ("rows", "tokens", "region", "block"):
+                    yield from self.ends(child)
+
+    def entries(self, block: LayerFacts) -> Iterator[LayerFacts]:
+        """The norms of a block, behind which a region takes the whole sequence."""
+        for child in block.children:
+            if self.of(child) == "norm":
+                yield child
+            elif self.of(child) == "block":
+                yield from self.entries(child)
+
+    def _of_linear(self, layer: LayerFacts, in_dim: int, out_dim: int) -> Role:
+        if self._splits(layer, out_dim):
+            return "columns"
+        is_rows = self._splits(layer, in_dim) and len(layer.input_shape or ()) == 3
+        return "rows" if is_rows else "other"
+
+    def _splits(self, layer: LayerFacts | None, dim: int) -> bool:
+        kernel = None if layer is None else layer.variable("kernel")
+        return kernel is not None and self.chosen[kernel.path].spec[dim] == self.axis
+
+    def _of_parts(self, layer: LayerFacts) -> Role:
+        """The role of a layer that holds others.
+
+        Where nobody knows its graph, as many norms as regions are taken for a block whose regions
+        stand behind a norm each. A wrong guess costs time, and no number.
+        """
+        roles = [self.of(each) for each in layer.children if not each.is_a("InputLayer")]
+        sums = roles.count("rows") + roles.count("region")
+        inside = set(roles) - {"each"}
+        if inside <= {"columns", "rows", "region"} and sums == 1:
+            return "region"
+        if layer.feeds is not None:
+            return "other"
+        if "tokens" in inside and inside <= {"tokens", "table", "norm"}:
+            return "tokens"
+        is_known = inside <= {"norm", "columns", "rows", "region", "block"}
+        is_even = roles.count("norm") == sums and ("block" in inside or sums)
+        return "block" if is_known and is_even else "other"
+
+
+def _is_over_channels(norm: LayerFacts) -> bool:
+    """Whether it looks at one token at a time: at the last dim alone."""
+    axis = norm.config.get("axis", -1)
+    axes = axis if isinstance(axis, list | tuple) else [axis]
+    last = len(norm.input_shape or ()) - 1
+    return len(axes) == 1 and axes[0] in (-1, last)
