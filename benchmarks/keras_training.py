@@ -105,11 +105,13 @@ class KerasTraining(Training):
 
 
 class Stopwatch(keras.callbacks.Callback):
-    """From the first batch of an epoch to its end, when its loss has been read."""
+    """From the beginning of an epoch to its end, when its loss has been read.
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if batch == 0:
-            self._began = time.perf_counter()
+    It looks at no batch: what no callback reads need not be summed over the ranks.
+    """
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._began = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.seconds = time.perf_counter() - self._began

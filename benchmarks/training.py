@@ -16,7 +16,7 @@ class Training(ABC):
 
     @abstractmethod
     def epoch(self, steps: int) -> float:
-        """Seconds per step over an epoch, from its first batch to its loss being read."""
+        """Seconds per step over an epoch, from its beginning to its loss being read."""
 
     @abstractmethod
     def kept(self) -> Iterable[Any]:

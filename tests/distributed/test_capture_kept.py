@@ -5,6 +5,7 @@ import torch.distributed as dist
 
 from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.passes.buckets import in_buckets
+from shardcore.adapters.capture.passes.in_place import with_sums_in_place
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_compat import collectives
@@ -27,7 +28,7 @@ def step(x, y):
 def tape_of(*tensors):
     recorder = Recorder(tensors)
     recorder.run(lambda: step(*tensors))
-    return in_buckets(recorder.tape)
+    return with_sums_in_place(in_buckets(recorder.tape))
 
 
 def operands(rank, number=0):

@@ -10,12 +10,17 @@ from shardcore.adapters.capture.passes import improved
 from shardcore.adapters.capture.passes.aliases import without_aliases
 from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.dead_code import without_dead_code
+from shardcore.adapters.capture.passes.early_starts import with_early_starts
+from shardcore.adapters.capture.passes.in_place import with_sums_in_place
 from shardcore.adapters.capture.passes.late_waits import with_late_waits
+from shardcore.adapters.capture.passes.liveness import live_bytes
 from shardcore.adapters.capture.passes.ones import with_plain_ones
+from shardcore.adapters.capture.passes.regather import with_regathers
 from shardcore.adapters.capture.passes.repeats import without_repeats
 from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
 from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.recorder import Recorder
+from shardcore.adapters.capture.tape import Call
 from shardcore.adapters.torch_compat import collectives
 from shardcore.testing import run_ranks
 
@@ -159,6 +164,14 @@ def reduced(x, op="sum"):
     return collectives.wait(collectives.all_reduce(x, op, dist.group.WORLD))
 
 
+def gathered(x):
+    return collectives.wait(collectives.all_gather(x, dist.group.WORLD))
+
+
+def scattered(x):
+    return collectives.wait(collectives.reduce_scatter(x, "sum", dist.group.WORLD))
+
+
 def on_two_ranks(step, one_pass):
     def program(rank):
         return changed(step, one_pass, X + rank)
@@ -176,8 +189,7 @@ def test_all_reduces_are_done_together_until_one_is_needed():
 
     before, after = on_two_ranks(step, in_buckets)
     assert before.count("all_reduce") == 4
-    assert after.count("all_reduce_") == 1
-    assert after.count("all_reduce") == 2
+    assert after.count("all_reduce") == 3
     assert after.index("wait_tensor") < after.index("add")
 
 
@@ -187,8 +199,7 @@ def test_a_full_bucket_is_sent():
 
     two_a_bucket = 2 * X.numel() * 4
     _, after = on_two_ranks(step, lambda tape: in_buckets(tape, two_a_bucket))
-    assert after.count("all_reduce_") == 2
-    assert after.count("all_reduce") == 1
+    assert after.count("all_reduce") == 3
 
 
 def test_buckets_are_of_one_size_so_that_the_first_leaves_early():
@@ -197,8 +208,8 @@ def test_buckets_are_of_one_size_so_that_the_first_leaves_early():
 
     _, after = on_two_ranks(step, lambda tape: in_buckets(tape, 5 * X.numel() * 4, small=0))
     products = [place for place, name in enumerate(after) if name == "mul"]
-    assert after.count("all_reduce_") == 2
-    assert products[2] < after.index("all_reduce_") < products[3]
+    assert after.count("all_reduce") == 2
+    assert products[2] < after.index("all_reduce") < products[3]
 
 
 def test_what_is_written_after_it_was_to_be_sent_is_sent_before():
@@ -208,19 +219,200 @@ def test_what_is_written_after_it_was_to_be_sent_is_sent_before():
         return one, other
 
     _, after = on_two_ranks(step, in_buckets)
-    assert after.count("all_reduce_") == 1
-    assert after.index("all_reduce_") < after.index("add_")
+    assert after.count("all_reduce") == 1
+    assert after.index("all_reduce") < after.index("add_")
+
+
+def test_a_bucket_is_sent_where_its_last_one_stood():
+    def step(x):
+        one, other = reduced(x), reduced(x * 2)
+        return torch.sin(x), one + other
+
+    _, after = on_two_ranks(step, in_buckets)
+    assert after.index("all_reduce") < after.index("sin") < after.index("add")
 
 
 def test_a_collective_is_waited_for_when_it_is_needed():
     def step(x):
-        total = reduced(x)
+        total = reduced(x)[0]
         product = x * 2
         return product, total + 1
 
     before, after = on_two_ranks(step, with_late_waits)
-    assert before == ["all_reduce", "wait_tensor", "mul", "add"]
-    assert after == ["all_reduce", "mul", "wait_tensor", "add"]
+    assert before == ["all_reduce", "wait_tensor", "select", "mul", "add"]
+    assert after == ["all_reduce", "select", "mul", "wait_tensor", "add"]
+
+
+def test_what_is_sent_is_not_written_before_it_is_waited_for():
+    def step(x):
+        mine = x * 2
+        total = reduced(mine)
+        mine.add_(1)
+        return total + mine
+
+    _, after = on_two_ranks(step, with_late_waits)
+    assert after == ["mul", "all_reduce", "wait_tensor", "add_", "add"]
+
+
+@pytest.mark.parametrize(("room", "waits"), [(1, 2), (100, 0)])
+def test_no_more_is_held_for_what_is_sent_than_there_is_room_for(room, waits):
+    def step(x):
+        parts = [scattered(x * factor)[0] for factor in range(1, 5)]
+        return torch.cat(parts), x.repeat(room, 1)
+
+    def one_pass(tape):
+        other = with_late_waits(tape)
+        assert max(live_bytes(other)) == max(live_bytes(tape))
+        return other
+
+    _, after = on_two_ranks(step, one_pass)
+    last = max(place for place, name in enumerate(after) if name == "reduce_scatter_tensor")
+    assert after[:last].count("wait_tensor") == waits
+
+
+def with_room(step):
+    """`step`, which holds much in the end."""
+    return lambda x: (step(x), x.repeat(50, 50))
+
+
+def test_a_collective_starts_before_what_it_does_not_send():
+    def step(x):
+        return torch.sin(x), reduced(torch.cos(x))
+
+    before, after = on_two_ranks(with_room(step), with_early_starts)
+    assert before[:3] == ["sin", "cos", "all_reduce"]
+    assert after[:3] == ["cos", "all_reduce", "sin"]
+
+
+@pytest.mark.parametrize(("far", "ahead"), [(1, 0), (4, 1), (8, 2)])
+def test_weights_are_gathered_so_many_calls_ahead(far, ahead):
+    def step(x):
+        return [gathered(x[row]) * 2 for row in (0, 1, 0, 1)]
+
+    def one_pass(tape):
+        return with_late_waits(with_early_starts(tape, far))
+
+    _, after = on_two_ranks(with_room(step), one_pass)
+    told = {"all_gather_into_tensor": "start", "wait_tensor": "wait", "mul": "mul"}
+    each = ["start", "wait", "mul"]
+    expected = [*ahead * ["start"], *(4 - ahead) * each, *ahead * each[1:]]
+    assert [told[name] for name in after if name in told] == expected
+
+
+def test_nothing_is_gathered_ahead_where_the_step_holds_the_most():
+    def step(x):
+        large, whole = x.repeat(2, 2), gathered(x)
+        return large.sum() + whole
+
+    before, after = on_two_ranks(step, with_early_starts)
+    assert before == after
+    before, after = on_two_ranks(with_room(step), with_early_starts)
+    assert before.index("repeat") < before.index("all_gather_into_tensor")
+    assert after.index("all_gather_into_tensor") < after.index("repeat")
+
+
+def test_room_is_given_to_one_collective_once():
+    def step(x):
+        return [gathered(x * factor).sum() for factor in range(4)], x.repeat(6, 1)
+
+    def one_pass(tape):
+        other = with_late_waits(with_early_starts(tape))
+        assert max(live_bytes(other)) == max(live_bytes(tape))
+        return other
+
+    before, after = on_two_ranks(step, one_pass)
+    assert before != after
+
+
+def test_what_stood_aside_for_a_sum_runs_under_it():
+    def step(x):
+        aside = torch.sin(x)
+        return aside, reduced(torch.tan(reduced(torch.cos(x))))
+
+    def one_pass(tape):
+        return with_late_waits(with_early_starts(tape))
+
+    _, after = on_two_ranks(with_room(step), one_pass)
+    assert after[:5] == ["cos", "all_reduce", "sin", "wait_tensor", "tan"]
+
+
+def test_what_is_written_or_drawn_keeps_its_order():
+    def step(x):
+        drawn = torch.rand(2, 3)
+        view = x[0]
+        y = torch.sin(x)
+        view.mul_(2)
+        total = reduced(x * torch.rand(3))
+        x.add_(torch.rand(3))
+        return drawn, total, y, gathered(x)
+
+    def program(rank):
+        tape = recorded(with_room(step), X)
+        other = with_late_waits(with_early_starts(tape))
+        found = []
+        for each in (tape, other):
+            torch.manual_seed(5)
+            found.append(results(each, (X,)))
+        return found[0] == found[1], names(tape) == names(other)
+
+    assert run_ranks(program, 2) == [(True, False)] * 2
+
+
+def test_collectives_and_looks_of_the_host_keep_their_order():
+    def look(x):
+        """What has no result has its effect on the host."""
+
+    def step(x):
+        late = torch.sin(torch.cos(x))
+        return gathered(late), reduced(x), late
+
+    def program(rank):
+        tape = recorded(with_room(step), X)
+        place = names(tape).index("all_reduce")
+        tape.calls.insert(place, Call(look, (tape.calls[0].result,), {}, None))
+        return [
+            call.operator.__name__.partition(".")[0]
+            for call in with_early_starts(tape).calls
+            if call.operator is look or call.operator.namespace == "_c10d_functional"
+        ]
+
+    order = ["all_gather_into_tensor", "look", "all_reduce"]
+    for found in run_ranks(program, 2):
+        assert [name for name in found if name in order] == order
+
+
+def test_a_sum_takes_the_place_of_what_nobody_reads_any_more():
+    def step(x):
+        mine, read_later = x * 2, x * 3
+        flat = x.repeat(2, 1).t()
+        totals = [reduced(mine[0]), reduced(x), reduced(read_later), reduced(flat)]
+        return totals, read_later + 1
+
+    _, after = on_two_ranks(step, with_sums_in_place)
+    sums = [name for name in after if name.startswith("all_reduce")]
+    assert sums == ["all_reduce_", "all_reduce", "all_reduce", "all_reduce"]
+
+
+def test_a_weight_is_gathered_anew_for_the_backward_pass():
+    parts = {name: torch.rand(1, 3) for name in ("first", "last", "written", "scaled")}
+
+    def step(x):
+        x = x.detach().requires_grad_()
+        written = gathered(parts["written"])
+        y = (x * gathered(parts["first"])).sin() * gathered(parts["scaled"]).mul_(2) * written
+        written_later = parts["written"].add_(1)
+        y = y * torch.cat(gathered(parts["last"]).chunk(2))
+        y.sum().backward()
+        return x.grad, y.detach(), written_later
+
+    def program(rank):
+        tape = recorded(step, X + rank)
+        other = with_regathers(tape)
+        assert results(other, (X + rank,)) == results(tape, (X + rank,))
+        return [names(each).count("all_gather_into_tensor") for each in (tape, other)]
+
+    # One is still there, one no longer what it was, one no longer as it was gathered.
+    assert run_ranks(program, 2) == [[4, 5]] * 2
 
 
 def test_sums_of_numbers_come_last_and_together():
@@ -233,8 +425,8 @@ def test_sums_of_numbers_come_last_and_together():
 
     before, after = on_two_ranks(step, lambda tape: in_buckets(with_small_sums_last(tape)))
     assert before.count("all_reduce") == 2
-    assert after.count("all_reduce_") == 1
-    assert after.index("mul") < after.index("all_reduce_")
+    assert after.count("all_reduce") == 1
+    assert after.index("mul") < after.index("all_reduce")
 
 
 def test_a_sum_that_much_hangs_on_stays_where_it_is():

@@ -3,13 +3,18 @@
 import logging
 import random
 
+import attrs
 import keras
 import numpy as np
 import pytest
 import torch
 
 import shardcore
-from shardcore.testing import count_collectives, run_ranks
+from shardcore.adapters import meeting
+from shardcore.adapters.capture import program as capture_program
+from shardcore.adapters.capture.started import started
+from shardcore.adapters.torch_compat import inductor
+from shardcore.testing import RankFailed, count_collectives, run_ranks
 from tests.distributed.programs import distribute
 
 ROWS, STEPS = 8, 7
@@ -65,7 +70,8 @@ def lstm():
 def plain_mlp():
     x = keras.Input((6,))
     h = keras.layers.Dense(8, activation="gelu", name="first")(Spy()(x))
-    return keras.Model(x, keras.layers.Dense(4, name="head")(keras.layers.Dropout(0.2)(h)))
+    h = keras.layers.Dropout(0.2, seed=5)(keras.layers.Dropout(0.2)(h))
+    return keras.Model(x, keras.layers.Dense(4, name="head")(h))
 
 
 SHAPES = {mlp: (6,), plain_mlp: (6,), cnn: (6, 6, 2), decoder: (5,), lstm: (4, 3)}
@@ -212,6 +218,64 @@ def test_what_changes_between_steps_is_seen_by_the_next(shape, changes):
         assert len(set(found)) == len(found), "two changes made no difference"
 
 
+class Options:
+    __slots__ = ("factor",)
+
+    def __init__(self):
+        self.factor = 1.0
+
+
+class Holding(Spy):
+    power = 1.0
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.array, self.options = np.ones(2, "float32"), Options()
+        self.table = [[1.0]]
+
+    def call(self, x):
+        factor = self.table[0][0] * self.options.factor * type(self).power
+        return super().call(x) * (factor * float(self.array[1]))
+
+
+def in_an_array(layer):
+    layer.array[1] = 2.0
+
+
+def in_a_list_of_a_list(layer):
+    layer.table[0][0] = 3.0
+
+
+def in_a_slot(layer):
+    layer.options.factor = 0.1
+
+
+def in_the_class(layer):
+    type(layer).power = 0.5
+
+
+def test_what_changes_deep_inside_or_in_a_class_is_seen_too():
+    def program(rank, jit):
+        begin(None)
+        keras.utils.set_random_seed(1)
+        x = keras.Input((4,))
+        model = keras.Model(x, keras.layers.Dense(1)(Holding()(x)))
+        model.compile("sgd", "mse", jit_compile=jit)
+        calls.clear()
+        losses = []
+        for change in (in_an_array, in_a_list_of_a_list, in_a_slot, in_the_class):
+            data = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
+            losses += [float(model.train_on_batch(*data)) for _ in range(4)]
+            change(model.layers[1])
+        losses += [float(model.train_on_batch(*data)) for _ in range(4)]
+        return losses, len(calls)
+
+    ((losses, runs),) = run_ranks(program, 1, "auto")
+    ((eager, _),) = run_ranks(program, 1, False)
+    assert losses == eager
+    assert runs == 10  # two after each change
+
+
 def warmed_up():
     schedule = keras.optimizers.schedules.CosineDecay(0.01, 20, warmup_target=0.1, warmup_steps=6)
     return keras.optimizers.Adam(schedule)
@@ -236,13 +300,19 @@ def test_a_step_that_goes_several_ways_by_a_count_is_captured_for_each(way):
     assert runs == 4  # two of each way
 
 
-def reasons(build, jit="auto", steps=4, shape=None, model_class=None):
-    """What is said of why steps are not captured."""
-    begin(shape)
+def messages():
+    """What is said of captured steps from now on."""
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("shardcore.capture").addHandler(handler)
+    return said
+
+
+def reasons(build, jit="auto", steps=4, shape=None, model_class=None):
+    """What is said of why steps are not captured."""
+    begin(shape)
+    said = messages()
     keras.utils.set_random_seed(1)
     x = keras.Input((4,))
     model = (model_class or keras.Model)(x, keras.layers.Dense(1)(build()(x)))
@@ -255,7 +325,7 @@ def reasons(build, jit="auto", steps=4, shape=None, model_class=None):
 
 class ReadsValues(Spy):
     def call(self, x):
-        if is_real(x) and float(keras.ops.sum(x)) > 1e9:
+        if is_real(x) and x.detach().numpy().sum() > 1e9:
             return -x
         return super().call(x)
 
@@ -284,16 +354,6 @@ class SetsTheGenerator(Spy):
         if is_real(x):
             torch.manual_seed(0)
         return super().call(x) + torch.rand_like(x)
-
-
-class PadsWithAValue(Spy):
-    def call(self, x):
-        x = super().call(x)
-        return torch.nn.functional.pad(x, (1, 1), value=x.max()) if is_real(x) else wider(x)
-
-
-def wider(x):
-    return keras.ops.pad(x, ((0, 0), (1, 1)))
 
 
 class Keeps(Spy):
@@ -337,7 +397,6 @@ class ReadsGlobal(Spy):
         (Draws, "in one step was"),
         (TakesABranch, "Python or NumPy draws random numbers"),
         (SetsTheGenerator, "the state of torch's random generator is set"),
-        (PadsWithAValue, "reads values on the host: a number taken of a tensor"),
         (Keeps, "attribute 'cache' of Keeps"),
         (IsSparse, "a sparse tensor"),
         (IsHooked, "has a hook"),
@@ -427,6 +486,36 @@ def test_ranks_capture_a_step_together_or_not_at_all():
     assert first[1] == second[1] == 4
     assert "'count'" in first[0][0]
     assert first[0] == second[0]
+
+
+def test_ranks_whose_collectives_have_other_sizes_capture_nothing():
+    def longer(tape):
+        return [attrs.evolve(each, elements=each.elements + 1) for each in started(tape)]
+
+    def program(rank):
+        if rank == 1:
+            capture_program.started = longer
+        return reasons(Spy, shape=(2, 1))
+
+    for said, runs in run_ranks(program, 2):
+        assert runs == 4
+        assert "the ranks start other collectives" in said[0]
+
+
+def test_a_rank_that_alone_sees_a_change_says_so_on_all():
+    def program(rank):
+        meeting.PATIENCE_SECONDS = 1.0
+        begin((2, 1))
+        model, data = compiled(plain_mlp, "auto"), batches(plain_mlp, 4)
+        for x, y in data:
+            model.train_on_batch(x, y)
+        if rank == 1:
+            model.get_layer("first").activation = keras.activations.tanh
+        model.train_on_batch(*data[0])
+
+    said = "(?s)rank 1 .*Rank 1 records train_step of .* anew, because attribute 'activation' of"
+    with pytest.raises(RankFailed, match=said):
+        run_ranks(program, 2, timeout=20)
 
 
 def test_one_tensor_twice_is_another_batch_than_two():
@@ -521,20 +610,47 @@ def test_auto_is_kept_in_a_saved_model(tmp_path):
 def test_a_compiled_step_has_the_numbers_of_the_eager_one():
     def program(rank):
         begin(None)
-        data = batches(plain_mlp)
-        return [trained(compiled(plain_mlp, jit), data) for jit in (False, True)]
+        data, sgd = batches(plain_mlp), lambda: keras.optimizers.SGD(0.1, momentum=0.9)
+        said = messages()
+        return [trained(compiled(plain_mlp, jit, sgd()), data) for jit in (False, True)], said
 
-    (((eager, _), (captured, runs)),) = run_ranks(program, 1, timeout=300)
+    ((((eager, _), (captured, runs)), said),) = run_ranks(program, 1, timeout=300)
     assert runs == 2
+    assert not said  # all of it is compiled
     for one, other in zip(captured, eager, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_not_compiled_is_captured_and_says_why():
-    seeded = lambda: keras.layers.Dropout(0.5, seed=1)  # noqa: E731
-    ((messages, _),) = run_ranks(lambda rank: reasons(seeded, True), 1)
-    assert len(messages) == 1
-    assert "not compiled as jit_compile=True asks: it draws from a generator" in messages[0]
+    def fails(*given):
+        raise RuntimeError("no compiler is here")
+
+    def program(rank):
+        inductor.compiled = fails
+        return reasons(Spy, True)
+
+    ((said, runs),) = run_ranks(program, 1)
+    assert runs == 2
+    assert len(said) == 1
+    assert "not compiled as jit_compile=True asks: RuntimeError: no compiler is here" in said[0]
+
+
+def test_a_recording_runs_while_shardcore_is_installed_and_no_longer():
+    def program(rank):
+        begin(None)
+        model, data = compiled(plain_mlp, "auto"), batches(plain_mlp, 4)
+        runs = []
+        for installed in (True, False, True):
+            calls.clear()
+            shardcore.uninstall()
+            if installed:
+                begin(None)
+            for x, y in data:
+                model.train_on_batch(x, y)
+            runs.append(len(calls))
+        return runs
+
+    assert run_ranks(program, 1) == [[2, 4, 2]]
 
 
 def test_fits_with_validation_and_callbacks_are_recorded_once_for_each_kind_of_batch():

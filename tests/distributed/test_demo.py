@@ -63,8 +63,8 @@ def test_collectives_are_those_of_the_theory(demo):
         # per block: attention and hidden layer, forward and backward
         assert rank["collectives"] == {"all_reduce": 4 * BLOCKS}
     for rank in data_parallel["ranks"]:
-        # one for the gradients, which fit in one bucket, and one for the loss; the gradient of the
-        # positions is summed before it is added to the rows of their table
+        # two buckets of gradients, the first of which is sent while the backward pass goes on, and
+        # one for the loss
         assert rank["collectives"] == {"all_reduce": 3}
 
 

@@ -6,9 +6,39 @@ import pytest
 
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.models import cnn, decoder, mlp
-from tests.distributed.moved import DATA, assert_same, compiled, distribute, lstm, numbers, trained
+from tests.distributed.moved import (
+    DATA,
+    LENGTH,
+    TOKENS,
+    VOCABULARY,
+    assert_same,
+    compiled,
+    distribute,
+    lstm,
+    numbers,
+    trained,
+)
 
-MODELS = (mlp, cnn, lstm, decoder)
+
+class Positions(keras.layers.Layer):
+    """Adds what is looked up for each place, and computed of it, of which no row of a batch is."""
+
+    def build(self, shape):
+        self.table = keras.layers.Embedding(*shape[1:])
+        self.dense = keras.layers.Dense(shape[-1])
+
+    def call(self, x):
+        return x + self.dense(self.table(keras.ops.arange(x.shape[1])))
+
+
+def positioned():
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    h = Positions()(keras.layers.Embedding(VOCABULARY, 8)(tokens))
+    return keras.Model(tokens, keras.layers.Dense(VOCABULARY)(h))
+
+
+CASES = DATA | {positioned: (TOKENS, TOKENS)}
+MODELS = (mlp, cnn, lstm, decoder, positioned)
 METRICS = {mlp: ["mae", "cosine_similarity"], decoder: ["sparse_categorical_accuracy"]}
 # The channels of the batch normalization of `cnn`. Its mean and mean square are two sums of the
 # batch, each one all-reduce forward and one backward.
@@ -21,7 +51,7 @@ def every_model(rank, mesh=None):
         keras.utils.clear_session(free_memory=False)
         if mesh:
             distribute(build, mesh)
-        found[build.__name__] = trained(build, DATA[build], metrics=METRICS.get(build))
+        found[build.__name__] = trained(build, CASES[build], metrics=METRICS.get(build))
     return found
 
 
@@ -47,6 +77,20 @@ def test_gradients_move_once_and_the_loss_with_the_metrics(build, one_device, tw
         assert_same(values, one_device[name], name)
         assert calls == {"all_reduce": 2 + statistics}
         assert moved == {"all_reduce": gradients + states + statistics * CHANNELS * 4}
+
+
+def on_slices(rank):
+    distribute(cnn, (2, 1), strategy="manual")
+    return trained(cnn, DATA[cnn])
+
+
+def test_slices_move_as_much(one_device):
+    gradients = sum(4 * int(np.prod(each.shape)) for each in compiled(cnn).trainable_variables)
+    for values, calls, moved in run_ranks(on_slices, 2):
+        assert_same(values, one_device["cnn"], "cnn on slices")
+        # One gradient of the normalization is read while the pass goes on: it moves by itself.
+        assert calls == {"all_reduce": 2 + 4 + 1}
+        assert moved == {"all_reduce": gradients + 4 + 4 * CHANNELS * 4}
 
 
 def in_small_buckets(rank, size):

@@ -112,3 +112,47 @@ def test_a_class_that_does_not_exist_is_not_a_number():
     for first, second in run_ranks(no_class, 2):
         assert first == pytest.approx(1.386294, abs=1e-5)
         assert second != second
+
+
+ROWS = torch.tensor(
+    [
+        [1.0, 5.0, 2.0, 5.0, 0.0],  # the first of two
+        [-0.0, 0.0, -0.0, 0.0, -0.0],  # equal
+        [-3.0, -2.0, -7.0, -1.0, -9.0],
+        [0.0, 1.0, float("nan"), 2.0, float("nan")],  # the largest, to torch
+        [-torch.inf] * 5,
+        [3e38, torch.inf, 1.0, torch.inf, -torch.inf],
+    ]
+)
+
+
+# Ways to split rows of classes on a mesh (2, 2), and the all-reduces of their largest.
+SPECS = {
+    (None, "model"): 1,
+    ("data", "model"): 1,
+    (None, ("data", "model")): 2,
+    ("data", None): 0,
+}
+
+
+def largest(rank):
+    distribute((2, 2))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        rows = ROWS.to(dtype)
+        values = (rows, rows.flip(1), torch.stack([rows, rows.flip(0)], -1))
+        for spec, value, keep in itertools.product(SPECS, values, (False, True)):
+            own = split(value, spec if value.ndim == 2 else (*spec, None))
+            with count_collectives() as traffic:
+                places = own.argmax(1, keep)
+            torch.testing.assert_close(places.full_tensor(), value.argmax(1, keep))
+            reductions = {"all_reduce": SPECS[spec]} if SPECS[spec] else {}
+            assert traffic.calls == reductions, (spec, value.shape, keep)
+    few = torch.tensor([[2.0], [1.0]])  # all with the first rank
+    assert split(few, (None, "model")).argmax(-1).full_tensor().tolist() == [0, 0]
+    doubles = ROWS.double()  # whole: they are larger than what is told
+    found = split(doubles, (None, "model")).argmax(1).full_tensor()
+    torch.testing.assert_close(found, doubles.argmax(1))
+
+
+def test_the_largest_of_split_classes():
+    run_ranks(largest, 4)

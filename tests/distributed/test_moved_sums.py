@@ -75,6 +75,33 @@ def test_a_step_of_evaluation_reduces_once_and_leaves_nothing_pending():
         assert found == ({"all_reduce": 1}, {"all_reduce": 4 * 3}, [])
 
 
+def classified(rank, mesh=None):
+    """A loss that is pending over both axes, and an accuracy that is so over one."""
+    if mesh:
+        distribute(classes, mesh, {"logits/kernel": (None, "model"), "logits/bias": ("model",)})
+    model = compiled(classes, classes=True, metrics=["accuracy"], jit_compile=False)
+    x = DATA[mlp][0]
+    y = np.argsort(x[:, :10], axis=1)[:, -1] % 10
+    model.test_on_batch(x, y)
+    with count_collectives() as traffic:
+        logs = model.test_on_batch(x, y, return_dict=True)
+    return {name: np.array(value) for name, value in logs.items()}, dict(traffic.calls)
+
+
+def classes():
+    x = keras.Input((16,))
+    return keras.Model(x, keras.layers.Dense(10, name="logits")(x))
+
+
+def test_sums_over_different_axes_are_reduced_together():
+    ((expected, _),) = run_ranks(classified, 1)
+    assert 0 < expected["accuracy"] < 1
+    for found, calls in run_ranks(classified, 4, (2, 2)):
+        assert_same(found, expected, "on both axes")
+        # the largest and the powers of the loss, the largest of the accuracy; both sums, by axis
+        assert calls == {"all_reduce": 3 + 2}
+
+
 def after_a_failure(rank):
     distribute(mlp, (2, 1))
     model = compiled(mlp, metrics=METRICS, jit_compile=False)

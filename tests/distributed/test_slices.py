@@ -53,6 +53,14 @@ CASES = {
     "number over": lambda x: torch.ops.aten.div.Tensor(2.0, x.sum(0)),
     "number times": lambda x: torch.ops.aten.mul.Tensor(2.0, x.sum(0)),
     "times infinity": lambda x: x.sum(0) * float("inf"),
+    "numbers beside a sum": lambda x: (
+        (torch.tensor(4.0) - x.sum() * torch.tensor(3.0) - 2.0) / torch.tensor(5.0) + x.sum()
+    ),
+    "a number for a sum": lambda x: torch.stack(
+        [torch.where(torch.tensor(chosen), x.sum(), torch.tensor(7.0)) for chosen in (True, False)]
+        + [torch.where(x.sum() > 0, torch.tensor(1.0), x.sum())]
+        + [torch.where(x.sum().bool(), x.sum(), x.mean())]
+    ),
     "of integers": lambda x: (x * 10).int().sum(0),
     # means and variances of the whole
     "batch_norm": lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3), training=True),

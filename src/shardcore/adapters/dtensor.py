@@ -122,7 +122,7 @@ class DTensors:
         if not isinstance(tensor, DTensor):
             return tensor
         reduced = settled(tensor)
-        if reduced.grad_fn is not None:
+        if reduced.grad_fn is not None and not _is_of_variables(reduced):
             reduced.register_hook(settled)
         return reduced
 
@@ -179,6 +179,14 @@ class DTensors:
         finally:
             dtensor_promotion.EVERY_THREAD.leave()
             OPERATORS.leave()
+
+
+def _is_of_variables(output: DTensor) -> bool:
+    """Whether no rows of a batch are in `output`: its gradient is that of some variables.
+
+    Those are summed together, in buckets.
+    """
+    return all(isinstance(placement, Replicate) for placement in output.placements)
 
 
 def _check_order(layout: Layout, shape: tuple[int, ...]) -> None:

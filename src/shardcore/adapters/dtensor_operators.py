@@ -7,6 +7,8 @@ on each rank, the result is right, and one warning names the operator.
 from typing import Any
 
 from shardcore.adapters import (
+    dtensor_argmax,
+    dtensor_lookups,
     dtensor_norms,
     dtensor_own_copies,
     dtensor_pending,
@@ -31,6 +33,7 @@ def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 _HANDLERS: dict[Any, torch_compat.Handler] = {
     **dtensor_trust.HANDLERS,
+    **dtensor_lookups.HANDLERS,
     **dtensor_views.HANDLERS,
     **dtensor_writes.HANDLERS,
     **dtensor_pending.HANDLERS,
@@ -38,6 +41,7 @@ _HANDLERS: dict[Any, torch_compat.Handler] = {
     **dtensor_statistics.HANDLERS,
     **dtensor_norms.HANDLERS,
     **dtensor_softmax.HANDLERS,
+    **dtensor_argmax.HANDLERS,
     **dtensor_rules.HANDLERS,
     torch_compat.ITEM: _item,
 }

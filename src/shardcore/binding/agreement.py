@@ -40,21 +40,54 @@ def check_model(model: Any, data: Any, session: Session) -> None:
             raise _built_elsewhere(variable, session)
 
 
-def compare(facts: Facts, session: Session) -> None:
+def compare(facts: Facts, session: Session, said: Any = None) -> list[Any]:
     """Raise on every rank if the ranks' facts differ, naming the first that does.
+
+    Args:
+        facts: What must be the same on all ranks.
+        session: The session of the ranks.
+        said: What this rank tells the others besides.
+
+    Returns:
+        What each rank has told.
 
     Raises:
         RankMismatchError: The message names the fact and what each rank has.
     """
     digest = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()
-    if len(set(session.processes.gather(digest))) == 1:
-        return
-    everyone = session.processes.gather(facts)
+    gathered = session.processes.gather((digest, said))
+    if len({each for each, _ in gathered}) > 1:
+        _raise_first_difference(session.processes.gather(facts))
+    return [told for _, told in gathered]
+
+
+def _raise_first_difference(everyone: list[Facts]) -> None:
     names = dict.fromkeys(name for each in everyone for name in each)
     for name in names:
         values = [each.get(name, "nothing") for each in everyone]
         if len(set(values)) > 1:
             raise RankMismatchError(_difference(name, values))
+
+
+def meet_changed(step: str, where: str, session: Session) -> None:
+    """Wait until all ranks give up the recording of `step`: one that runs it would not answer.
+
+    Args:
+        step: "train_step of model 'a'".
+        where: What has changed on this rank.
+        session: Where it runs.
+
+    Raises:
+        RankMismatchError: If another rank does not come within a minute, or for something else.
+    """
+    try:
+        session.processes.meet(f"recording {step} anew, as {where} has changed")
+    except RankMismatchError as error:
+        raise RankMismatchError(
+            f"Rank {session.processes.rank} records {step} anew, because {where} has changed "
+            "since it was recorded; another rank does not. What Python holds must change on "
+            "every rank, before the same step."
+        ) from error
 
 
 def _compare_rows(facts: Facts, session: Session) -> None:

@@ -17,13 +17,15 @@ from shardcore.binding.data_adapters import OneProcess, array_loader
 from shardcore.binding.exporting import export
 from shardcore.binding.layer_calls import layer_call
 from shardcore.binding.layer_edges import LayerEdges
+from shardcore.binding.nadam import NumbersOfNadam
 from shardcore.binding.packed_kernels import PackedKernels
-from shardcore.binding.random_generators import generator
+from shardcore.binding.random_generators import draw, generator
 from shardcore.binding.reading import to_numpy
 from shardcore.binding.saving import Saving
 from shardcore.binding.session import Sessions
 from shardcore.binding.steps import Steps
 from shardcore.binding.torch_modules import TorchModules
+from shardcore.binding.unread import results_of_epoch
 from shardcore.binding.variable import VariableSeam
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.capture import StepCapture
@@ -121,8 +123,17 @@ class Binding:
             "predict step": steps.maker("predict_function"),
             "automatic compilation": lambda _: lambda trainer: seams.AUTO,
             "metric results": self.sessions.sums.before,
+            "results of an epoch": results_of_epoch,
+            "callbacks of train steps": lambda original: steps.callbacks(original, "train"),
+            "callbacks of test steps": lambda original: steps.callbacks(original, "test"),
             "compilation": steps.compilation,
             "random generator": lambda original: generator(original, self.sessions, self.capture),
+            **{
+                name: lambda original: draw(original, self.sessions, self.capture)
+                for name in seams.SEAMS
+                if name.startswith("draws of ")
+            },
+            "numbers of Nadam": lambda core: NumbersOfNadam(core, self.capture),
             "mask of a loss": sample_weights.mask,
             "export": lambda original: export(original, self.sessions),
             "save model": saving.save_model,
@@ -182,9 +193,10 @@ class Binding:
 
     def _check_work(self) -> None:
         """Keras would go on with torch's own operators, of which some are wrong on shards."""
-        for trainer in self.sessions.at_work[:1]:
+        for run in self.sessions.at_work[:1]:
+            name = run.trainer.name
             raise StrategyError(
-                f"uninstall() was called, by a callback for instance, while model {trainer.name!r} "
+                f"uninstall() was called, by a callback for instance, while model {name!r} "
                 "is in fit, evaluate, predict or a step: call it when that has returned."
             )
 

@@ -4,15 +4,16 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import attrs
 import torch
 
-from shardcore.binding import seams
+from shardcore.binding import agreement, seams
 from shardcore.binding.held_state import HeldState
 from shardcore.binding.session import Session
-from shardcore.domain.capture import NotCaptured, StepsDiffer
+from shardcore.domain.capture import NotCaptured, OtherWay, StepsDiffer
 from shardcore.ports.capture import Program, Recording, StepCapture
 
 logger = logging.getLogger("shardcore.capture")
@@ -23,6 +24,8 @@ _MOST_SIGNATURES = 32
 _MOST_CHANGES = 8
 # After more runs than these a change is one of its own, and not one of a row.
 _FEW_RUNS = 20
+# After so many runs a way that came once is forgotten: a recording holds copies of small tensors.
+_MANY_RUNS = 1000
 # How often two recordings may differ: a library plans its work once for each new shape.
 _MOST_DIFFERENCES = 2
 # How many ways a step goes, by what it reads on the host.
@@ -51,6 +54,15 @@ class _Attempt:
     runs: int = 0
     differences: int = 0
 
+    def ran(self, program: Program) -> None:
+        """The next step is most likely to go the same way: it is tried first."""
+        self.runs += 1
+        if self.runs % _MANY_RUNS == 0:
+            self.recordings.clear()
+        if program is not self.programs[0]:
+            self.programs.remove(program)
+            self.programs.insert(0, program)
+
 
 @attrs.define(eq=False)
 class CapturedStep:
@@ -68,21 +80,25 @@ class CapturedStep:
     _attempts: dict[str, _Attempt] = attrs.field(factory=dict, init=False)
     _told: set[str] = attrs.field(factory=set, init=False)
 
-    def __call__(self, step: Callable[[], Any], data: Any, session: Session | None) -> Any:
+    def __call__(
+        self, step: Callable[[], Any], data: Any, session: Session | None, mode: str = ""
+    ) -> Any:
         """What `step` returns for the distributed batch `data`: a nest of plain tensors.
 
         It runs eagerly and is recorded twice; if both runs did the same, the next is the first
-        that runs from the recording.
+        that runs from the recording. Steps of another `mode` do other things.
         """
-        attempt = self._attempt(data, session) if self._is_wanted(data) else None
+        attempt = self._attempt(data, session, mode) if self._is_wanted(data) else None
         if attempt is not None:
-            self._give_up_changed(attempt)
+            self._give_up_changed(attempt, session)
         if attempt is None or attempt.refused:
             return step()
-        for program in attempt.programs:
+        for program in list(attempt.programs):
             if program.fits():
-                attempt.runs += 1
-                return program(_parts(data, session))
+                with suppress(OtherWay):
+                    outputs = program(_parts(data, session))
+                    attempt.ran(program)
+                    return outputs
         return self._recorded(attempt, step, data, session)
 
     def _is_wanted(self, data: Any) -> bool:
@@ -98,9 +114,9 @@ class CapturedStep:
             isinstance(asked, seams.Auto) and not seams.is_own_step(self.trainer, self.name)
         )
 
-    def _attempt(self, data: Any, session: Session | None) -> _Attempt | None:
+    def _attempt(self, data: Any, session: Session | None, mode: str) -> _Attempt | None:
         """What is known for batches like `data`; None where the step runs eagerly."""
-        signature = self._signature(data, session)
+        signature = self._signature(data, session) + mode
         attempt = self._attempts.get(signature)
         if attempt is None:
             if len(self._attempts) == _MOST_SIGNATURES:
@@ -126,11 +142,13 @@ class CapturedStep:
         modes = torch.is_autocast_enabled(), torch.is_grad_enabled(), self.trainer.training
         return f"{nest} {modes} {None if session is None else session.mesh}"
 
-    def _give_up_changed(self, attempt: _Attempt) -> None:
+    def _give_up_changed(self, attempt: _Attempt, session: Session | None) -> None:
         """Forget what was recorded while other things were held."""
         where = "" if attempt.held is None else attempt.held.change()
         if not where:
             return
+        if attempt.programs and session is not None and session.mesh.size > 1:
+            agreement.meet_changed(f"{self.name} of model {self.trainer.name!r}", where, session)
         logger.debug("%s of %r: %s has changed", self.name, self.trainer.name, where)
         attempt.programs, attempt.recordings, attempt.held = [], {}, None
         attempt.changes = 1 if attempt.runs > _FEW_RUNS else attempt.changes + 1
@@ -253,11 +271,20 @@ def _agreed(reason: str, program: Program | None, session: Session | None) -> st
     """Why the step is not captured, the same on all ranks; empty if all capture it."""
     if session is None or session.mesh.size == 1:
         return reason
-    started = None if program is None else list(program.collectives)
-    digest = hashlib.sha256(repr(started).encode()).hexdigest()
-    everyone = session.processes.gather((reason, digest))
+    everyone = session.processes.gather((reason, _told(program)))
     if first := next((each for each, _ in everyone if each), ""):
         return first
-    if len({each for _, each in everyone}) > 1:
-        return "the ranks start other collectives"
-    return ""
+    told: dict[str, set[str]] = {}
+    for name, digest in (pair for _, pairs in everyone for pair in pairs.items()):
+        told.setdefault(name, set()).add(digest)
+    differ = any(len(digests) > 1 for digests in told.values())
+    return "the ranks start other collectives" if differ else ""
+
+
+def _told(program: Program | None) -> dict[str, str]:
+    """What ranks must have in common: the kinds of collectives, and for each group their sizes."""
+    started = () if program is None else program.collectives
+    facts: dict[str, Any] = {"": None if program is None else [each.kind for each in started]}
+    for each in started:
+        facts.setdefault(each.group, []).append(each.elements)
+    return {name: hashlib.sha256(repr(each).encode()).hexdigest() for name, each in facts.items()}

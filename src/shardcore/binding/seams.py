@@ -20,7 +20,15 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.torch import core as torch_core
 from keras.src.backend.torch import trainer as torch_trainer
-from keras.src.callbacks import Callback, CallbackList, remote_monitor
+from keras.src.backend.torch.optimizers import torch_nadam
+from keras.src.callbacks import (
+    BackupAndRestore,
+    Callback,
+    CallbackList,
+    ModelCheckpoint,
+    ProgbarLogger,
+    remote_monitor,
+)
 from keras.src.distribution import distribution_lib
 from keras.src.layers.layer import Layer
 from keras.src.ops.node import Node
@@ -31,6 +39,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.utils import file_utils, io_utils, rng_utils
+from keras.src.utils.python_utils import is_default
 
 KERAS_VERSIONS = ("3.15",)
 
@@ -191,11 +200,37 @@ SEAMS = {
         "Reads the seed on the host, where a recording of the step does not see it.",
         everywhere=True,
     ),
+    **{
+        f"draws of {name}": Seam(
+            "keras.src.backend.torch.random",
+            name,
+            "Sets torch's own generator by a number, where a recording does not see it.",
+        )
+        for name in ("beta", "binomial", "gamma")
+    },
+    "numbers of Nadam": Seam(
+        torch_nadam.__name__,  # imported above: Keras does not before the first Nadam is made
+        "core",
+        "Reads a product of its state on the host at each step, where a recording does not see it.",
+    ),
     "metric results": Seam(
         "keras.src.trainers.trainer",
         "Trainer.get_metrics_result",
         "The states of all metrics are reduced together, before the first is read.",
     ),
+    "results of an epoch": Seam(
+        "keras.src.trainers.trainer",
+        "Trainer._get_metrics_result_or_logs",
+        "Steps whose results nobody reads have not worked them out.",
+    ),
+    **{
+        f"callbacks of {phase} steps": Seam(
+            "keras.src.callbacks.callback_list",
+            f"CallbackList.on_{phase}_begin",
+            "Nobody else knows the callbacks, which may read the results of each step.",
+        )
+        for phase in ("train", "test")
+    },
     "compilation": Seam(
         "keras.src.backend.torch.trainer",
         "TorchTrainer._should_torch_compile",
@@ -358,6 +393,38 @@ def draw_seed(seed: Any) -> tuple[Any, Any]:
 def is_own_step(trainer: Any, name: str) -> bool:
     """Whether the user has written the method `name`, such as `train_step`, of `trainer`."""
     return getattr(type(trainer), name) is not getattr(torch_trainer.TorchTrainer, name)
+
+
+def gives_own_logs(trainer: Any, step: str) -> bool:
+    """Whether what a step of `trainer` returns is more, or less, than the results of its metrics.
+
+    Args:
+        trainer: The model.
+        step: "train_step" or "test_step".
+    """
+    names = (step, "compute_metrics", "get_metrics_result", "_get_metrics_result_or_logs")
+    return any(name in vars(trainer) or is_own_step(trainer, name) for name in names)
+
+
+def read_steps(callbacks: CallbackList, phase: str) -> bool:
+    """Whether one of `callbacks` does something between two steps of a fit, or of an evaluate."""
+    if type(callbacks) is not CallbackList:
+        return True
+    hooks = [f"on_{phase}_batch_{when}" for when in ("begin", "end")]
+    hooks += ["on_batch_begin", "on_batch_end"] if phase == "train" else []
+    return any(
+        any(not is_default(getattr(each, hook)) for hook in hooks) and not _rests(each, phase)
+        for each in callbacks.callbacks
+    )
+
+
+def _rests(callback: Callback, phase: str) -> bool:
+    """Whether a callback of Keras is one that has such a hook, and does nothing in it."""
+    if type(callback) is ProgbarLogger:
+        return bool(callback.verbose != 1 or (phase == "test" and callback._called_in_fit))
+    if type(callback) in (ModelCheckpoint, BackupAndRestore):
+        return bool(callback.save_freq == "epoch")
+    return False
 
 
 def parts_of(trainer: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import keras
 
 from shardcore.binding import seams
 from shardcore.binding.layout_map import rules_of
+from shardcore.binding.unread import Run
 from shardcore.binding.waiting_sums import WaitingSums
 from shardcore.domain.errors import LayoutError, MeshError, StrategyError
 from shardcore.domain.layout import Layout
@@ -128,7 +129,8 @@ class Sessions:
 
     entry: StrategyEntry
     processes: Processes
-    at_work: list[Any] = attrs.field(factory=list, init=False)
+    at_work: list[Run] = attrs.field(factory=list, init=False)
+    is_closed: bool = attrs.field(default=False, init=False)
     sums: WaitingSums = attrs.field(factory=WaitingSums, init=False)
     _strategies: dict[World, Strategy] = attrs.field(factory=dict, init=False)
     _presences: ExitStack = attrs.field(factory=ExitStack, init=False)
@@ -198,17 +200,24 @@ class Sessions:
                 return strategy
         return None
 
+    def run(self) -> Run | None:
+        """The innermost fit, evaluate, predict or step that is at work, None outside of any."""
+        return self.at_work[-1] if self.at_work else None
+
     @contextmanager
-    def working(self, trainer: Any) -> Iterator[None]:
+    def working(self, trainer: Any) -> Iterator[Run]:
         """While the fit, evaluate, predict or step of `trainer` runs: the innermost stands last."""
-        self.at_work.append(trainer)
+        run = Run(trainer)
+        self.at_work.append(run)
         try:
-            yield
+            with self.sums.run(run):
+                yield run
         finally:
-            self.at_work.remove(trainer)
+            self.at_work.remove(run)
 
     def close(self) -> None:
-        """Forget every session and strategy."""
+        """Forget every session and strategy, for good."""
+        self.is_closed = True
         self._alive.clear()
         self._strategies.clear()
         self._presences.close()

@@ -13,6 +13,7 @@ from shardcore.binding import agreement, batches, rules, sample_weights, seams
 from shardcore.binding.captured_steps import CapturedStep
 from shardcore.binding.data_adapters import epoch_facts, together
 from shardcore.binding.session import Session, Sessions
+from shardcore.binding.unread import Unread
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.capture import StepCapture
 
@@ -34,7 +35,8 @@ class Steps:
         def replace(original: Callable[..., Any]) -> Callable[..., Any]:
             def make(trainer: Any, force: bool = False) -> Any:
                 kept = getattr(trainer, function_name)
-                result = original(trainer, force=force)
+                is_old = isinstance(kept, _Step) and kept.sessions is not self.sessions
+                result = original(trainer, force=force or is_old)
                 made = getattr(trainer, function_name)
                 if made is not kept:
                     captured = CapturedStep(trainer, _NAMES[function_name], self.capture)
@@ -78,10 +80,13 @@ class Steps:
             session = self.sessions.current()
             if session is not None and session.mesh.size > 1:
                 facts = agreement.generators(session)
-                for trainer in self.sessions.at_work[-1:]:
-                    if trainer in session.agreed:  # before its first step, that compares more
-                        facts |= agreement.copies(trainer, session)
-                agreement.compare(facts, session)
+                run = self.sessions.run()
+                if run is not None and run.trainer in session.agreed:
+                    # before its first step, that compares more
+                    facts |= agreement.copies(run.trainer, session)
+                readers = agreement.compare(facts, session, run is None or run.is_read())
+                if run is not None:
+                    run.agree(any(readers))
             return original(iterator)
 
         return __iter__
@@ -98,6 +103,18 @@ class Steps:
             return together(iterator.data_adapter, original(iterator), session)
 
         return _get_iterator
+
+    def callbacks(self, original: Callable[..., None], phase: str) -> Callable[..., None]:
+        """`CallbackList.on_train_begin` and `on_test_begin`: the steps of a run begin."""
+
+        @wraps(original)
+        def on_begin(callbacks: Any, logs: Any = None) -> None:
+            run = self.sessions.run()
+            if run is not None:
+                run.callbacks, run.phase = callbacks, phase
+            original(callbacks, logs)
+
+        return on_begin
 
     def progress(
         self, original: Callable[[Any, dict[str, Any]], None]
@@ -124,29 +141,40 @@ class _Step:
     checked: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 
     def __call__(self, data: Any) -> Any:
+        if self.sessions.is_closed:  # the trainer keeps this step after an uninstall
+            return self.function(data)
         session = self.sessions.current()
         if session is None:
             return self._without_distribution(data)
         first = session not in self.checked
+        unread = self._unread()
         with session.strategy.scope(), self.sessions.working(self.trainer):
             if first:
                 agreement.check_model(self.trainer, data, session)
                 session.agreed.add(self.trainer)
                 rules.check_plan(self.trainer, session)
             batch = self._distribute(data, session)
+            mode = self.sessions.sums.resume(unread)
 
             def step() -> Any:
-                with self.sessions.sums.step():
+                with self.sessions.sums.step(unread):
                     outputs = self.function(batch)
                 # Callbacks read logs on a thread of their own: no collective may be left to them.
                 return seams.map_tensors(session.strategy.whole, outputs)
 
             if not first:
-                return self.captured(step, batch, session)
+                return self.captured(step, batch, session, mode)
             outputs = step()
             self.checked.add(session)
             rules.warn_of_rules(self.trainer, session)
             return outputs
+
+    def _unread(self) -> Unread | None:
+        """The metrics of which nobody reads this step's results."""
+        run = self.sessions.run()
+        if run is None or run.trainer is not self.trainer:
+            return None
+        return run.unread if self.captured.name == f"{run.phase}_step" else None
 
     def _distribute(self, data: Any, session: Session) -> Any:
         distributed = batches.distribute(sample_weights.own_weights(data), session)

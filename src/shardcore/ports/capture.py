@@ -3,6 +3,23 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import attrs
+
+
+@attrs.frozen
+class StartedCollective:
+    """A collective of a program.
+
+    Args:
+        kind: What all ranks must start as the same one of their collectives.
+        group: Names the ranks that it joins.
+        elements: The size of its operands, that all those ranks must have; 0 where they may differ.
+    """
+
+    kind: str
+    group: str
+    elements: int
+
 
 class Recording(Protocol):
     """What one run of a step did."""
@@ -32,8 +49,8 @@ class Program(Protocol):
         ...
 
     @property
-    def collectives(self) -> Sequence[str]:
-        """The collectives that it starts, in order, as all ranks must have them."""
+    def collectives(self) -> Sequence[StartedCollective]:
+        """The collectives that it starts, in order."""
         ...
 
     @property
@@ -82,4 +99,14 @@ class StepCapture(Protocol):
 
     def generator(self, seed: Any) -> Any:
         """A random generator with the value of the plain tensor `seed`."""
+        ...
+
+    def drawn(self, draw: Callable[..., Any], seed: Any, operands: dict[str, Any]) -> Any:
+        """What a function draws that seeds torch's own generator and puts it back, in a recording.
+
+        Args:
+            draw: Takes `operands` by name, and `seed`, a number.
+            seed: A plain tensor with that number.
+            operands: Plain tensors, and what is written as Python writes it.
+        """
         ...

@@ -1,41 +1,53 @@
 """A captured step, compiled by Inductor."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import torch
-from torch import fx
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.graph_program import GraphProgram
+from shardcore.adapters.capture.numbers import without_numbers
+from shardcore.adapters.capture.parting import parted
 from shardcore.adapters.capture.tape import Tape
 
 
-def compiled(program: GraphProgram, module: fx.GraphModule, tape: Tape) -> GraphProgram:
+def compiled(
+    program: GraphProgram, tape: Tape, literals: Mapping[int, torch.Tensor]
+) -> GraphProgram:
     """`program`, compiled; where that cannot be, itself with a remark that says why.
 
     Args:
         program: The step.
-        module: Its graph.
-        tape: What the graph was made of.
+        tape: What it was made of.
+        literals: By number, the constants among what is outside of the tape.
     """
-    if any(form is None for form in tape.forms):
-        why = "it draws from a generator with a seed (a Dropout with seed=, for instance)"
-        return attrs.evolve(program, remark=why)
-    forms = [tape.form(value) for value in tape.inputs]
-    inputs = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in forms]
     try:
-        run = torch_compat.inductor.compiled(module, [*inputs, *map(_detached, program.kept)])
+        return attrs.evolve(program, run=_run(program, tape, literals))
     except Exception as error:  # noqa: BLE001 - whatever the compiler raises, the graph is there
         return attrs.evolve(program, remark=f"{type(error).__name__}: {error}")
 
-    def run_detached(*operands: Any) -> Any:
-        return run(
-            *(_detached(each).contiguous() for each in operands[: len(inputs)]),
-            *map(_detached, operands[len(inputs) :]),
-        )
 
-    return attrs.evolve(program, run=run_detached)
+def _run(
+    program: GraphProgram, tape: Tape, literals: Mapping[int, torch.Tensor]
+) -> Callable[..., Any]:
+    """Runs what Inductor cannot take as it was recorded, and then the rest, compiled."""
+    ahead, rest = parted(without_numbers(tape), set(literals))
+    first = graph_of(ahead, literals).forward
+    forms = [rest.form(value) for value in rest.inputs]
+    inputs = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in forms]
+    module = graph_of(rest, literals)
+    second = torch_compat.inductor.compiled(module, [*inputs, *map(_detached, program.kept)])
+    count = len(tape.inputs)
+
+    def run(*operands: Any) -> Any:
+        made = first(*operands)
+        ready = (_detached(each).contiguous() for each in (*operands[:count], *made))
+        return second(*ready, *map(_detached, operands[count:]))
+
+    return run
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

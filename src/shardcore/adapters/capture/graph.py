@@ -1,7 +1,7 @@
 """A tape as a graph of torch.fx, which runs without asking anything."""
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,15 +33,6 @@ def graph_of(tape: Tape, literals: Mapping[int, torch.Tensor]) -> fx.GraphModule
     leaves = [each for each in torch_compat.tree_leaves(tape.outputs) if isinstance(each, Value)]
     builder.graph.output(tuple(builder.nodes[each.number] for each in leaves))
     return fx.GraphModule(builder.root, builder.graph)
-
-
-def collectives(module: fx.GraphModule) -> Iterator[str]:
-    """The collectives that a run of `module` starts, in order, with their group."""
-    for node in module.graph.nodes:
-        if torch_compat.is_collective(node.target):
-            # The last operand names the group, which is another one on other ranks.
-            plain = [each for each in node.args[:-1] if isinstance(each, str | int)]
-            yield f"{node.target} {plain}"
 
 
 class _Builder:

@@ -9,6 +9,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.guards import Guard
 from shardcore.adapters.capture.tape import Value
+from shardcore.ports.capture import StartedCollective
 
 
 @attrs.frozen
@@ -28,7 +29,7 @@ class GraphProgram:
     kept: tuple[Any, ...]
     outputs: Any
     guards: tuple[Guard, ...]
-    collectives: tuple[str, ...]
+    collectives: tuple[StartedCollective, ...]
     remark: str = ""
 
     def fits(self) -> bool:

@@ -36,28 +36,38 @@ class Guard:
         return bool(tensor.item() == self.number)
 
 
-def guards_of(tape: Tape, literals: Literals) -> tuple[Guard, ...]:
-    """A guard for each value that was read, and that is not the same in every run.
+def guards_of(tape: Tape, literals: Literals) -> tuple[tuple[Guard, ...], tuple[Read, ...]]:
+    """What is not the same in every run, of the values that were read.
+
+    Returns:
+        A guard for each value that can be worked out before the step, and the reads of the others:
+        they hang on the batch, on a draw or on another rank.
 
     Raises:
-        NotCaptured: If one hangs on the batch, on a draw or on another rank.
+        NotCaptured: If one of those others is more than one number.
     """
     varying = varying_memories(tape, set(literals)) if tape.reads else set()
-    return tuple(
-        _guard(read, tape, literals)
-        for read in tape.reads
-        if tape.memory[read.value.number] in varying
-    )
+    guards: list[Guard] = []
+    others: list[Read] = []
+    for read in tape.reads:
+        if tape.memory[read.value.number] not in varying:
+            continue
+        if read.number is None:
+            raise NotCaptured(f"the step reads values on the host: {read.line}")
+        way = _way_to(read, tape, literals)
+        if way is None:
+            others.append(read)
+        else:
+            used = {number: literals[number] for number in way.outside if number in literals}
+            guards.append(Guard(graph_of(way, used).forward, read.number))
+    return tuple(guards), tuple(others)
 
 
-def _guard(read: Read, tape: Tape, literals: Literals) -> Guard:
-    way = _way_to(read, tape, literals)
-    used = {number: literals[number] for number in way.outside if number in literals}
-    return Guard(graph_of(way, used).forward, read.number)
+def _way_to(read: Read, tape: Tape, literals: Literals) -> Tape | None:
+    """The calls, of those before `read`, that its value hangs on; nothing outside is written.
 
-
-def _way_to(read: Read, tape: Tape, literals: Literals) -> Tape:
-    """The calls, of those before `read`, that its value hangs on; nothing outside is written."""
+    None where they cannot be run ahead of the step.
+    """
     needed = {tape.memory[read.value.number]}
     calls: list[Call] = []
     for call in reversed(tape.calls[: read.place]):
@@ -65,8 +75,8 @@ def _way_to(read: Read, tape: Tape, literals: Literals) -> Tape:
             calls.append(call)
             needed |= tape.reads_of(call) | tape.writes_of(call)
     inputs = {tape.memory[value.number] for value in tape.inputs}
-    if read.number is None or needed & inputs or not all(map(_may_be_ahead, calls)):
-        raise NotCaptured(f"the step reads values on the host: {read.line}")
+    if needed & inputs or not all(map(_may_be_ahead, calls)):
+        return None
     return _on_copies(list(reversed(calls)), read, tape, literals)
 
 
@@ -79,13 +89,16 @@ def _may_be_ahead(call: Call) -> bool:
     )
 
 
-def _on_copies(calls: list[Call], read: Read, tape: Tape, literals: Literals) -> Tape:
-    """The calls as a tape of their own, that writes into copies of what is outside."""
+def _on_copies(calls: list[Call], read: Read, tape: Tape, literals: Literals) -> Tape | None:
+    """The calls as a tape of their own, that writes into copies of what is outside.
+
+    None where several views of one memory would need one copy.
+    """
     way = tape.with_calls([])
     written = {tape.memory[value.number] for call in calls for value in call.writes}
     outside = [Value(n) for n in tape.outside if tape.memory[n] in written]
     if len({tape.memory[value.number] for value in outside}) < len(outside):
-        raise NotCaptured(f"the step reads values on the host: {read.line}")  # views of one memory
+        return None
     read_of = {value.number for call in calls for value in call.operands} | {read.value.number}
     way.outside = {n: t for n, t in tape.outside.items() if n in read_of or n not in literals}
     names = {value: way.new(tape.form(value)) for value in outside}

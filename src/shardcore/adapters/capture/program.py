@@ -7,17 +7,19 @@ import attrs
 import torch
 
 from shardcore.adapters.capture import compilation, constants, seeds
-from shardcore.adapters.capture.graph import collectives, graph_of
+from shardcore.adapters.capture.checks import (
+    CheckedProgram,
+    checked,
+    with_checks,
+    with_waits_before_checks,
+)
+from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.graph_program import GraphProgram
 from shardcore.adapters.capture.guards import guards_of
-from shardcore.adapters.capture.passes import improved
-from shardcore.adapters.capture.passes.chains import in_blocks
-from shardcore.adapters.capture.passes.copies import without_needless_copies
+from shardcore.adapters.capture.passes import improved, improved_without_compiler
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
-from shardcore.adapters.capture.passes.lists import with_large_apart
-from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
-from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.recorder import Recorder, recording
+from shardcore.adapters.capture.started import started
 from shardcore.adapters.capture.tape import Tape, difference
 from shardcore.domain.capture import NotCaptured, StepsDiffer
 from shardcore.ports.capture import Recording
@@ -58,7 +60,7 @@ class FxCapture:
 
     def program(
         self, first: Recording, second: Recording, *, compiled: bool = False
-    ) -> GraphProgram:
+    ) -> GraphProgram | CheckedProgram:
         """The graph of the second tape, if the first is the same."""
         assert isinstance(first, TapedStep)
         assert isinstance(second, TapedStep)
@@ -71,18 +73,18 @@ class FxCapture:
         if tape.draws_on_host:
             raise NotCaptured("Python or NumPy draws random numbers in it")
         literals = constants.literals(first.tape, tape)
-        guards = guards_of(tape, literals)
-        better = improved(tape)
-        if not compiled:  # Inductor makes chains of its own, and knows no memory that is kept
-            better = with_pooling_as_it_lies(with_direct_views(better))
-            better = in_blocks(with_large_apart(without_needless_copies(better)))
-            better = with_kept_buckets(better, self._memories)
+        guards, reads = guards_of(tape, literals)
+        tape = with_checks(tape, reads)
+        if compiled:
+            better = improved(tape)
+        else:
+            better = with_kept_buckets(improved_without_compiler(tape), self._memories)
+        better = with_waits_before_checks(better)
         module = graph_of(better, literals)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
-        program = GraphProgram(
-            module.forward, kept, tape.outputs, guards, tuple(collectives(module))
-        )
-        return compilation.compiled(program, module, tape) if compiled else program
+        program = GraphProgram(module.forward, kept, tape.outputs, guards, tuple(started(better)))
+        program = compilation.compiled(program, better, literals) if compiled else program
+        return checked(program, better)
 
     def is_recording(self) -> bool:
         """Whether a tape is being written."""
@@ -91,3 +93,7 @@ class FxCapture:
     def generator(self, seed: torch.Tensor) -> torch.Generator:
         """A generator whose seed is part of the recording."""
         return seeds.generator(seed)
+
+    def drawn(self, draw: Callable[..., Any], seed: torch.Tensor, operands: dict[str, Any]) -> Any:
+        """A draw whose seed is part of the recording."""
+        return seeds.drawn(draw, seed, operands)

@@ -4,17 +4,17 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.functions import NUMBERS, FunctionListener
 from shardcore.adapters.capture.tape import Call, Form, Number, Read, Tape, Value
 
 _PACKAGES = tuple(
@@ -51,7 +51,8 @@ class Recorder:
         self._drawn = torch.get_rng_state()
         host = _host_generators()
         try:
-            with torch_compat.OperatorListener(self._meet, self._listen), _Functions(self):
+            functions = FunctionListener(self.read, self.numbers, self.at_once)
+            with torch_compat.OperatorListener(self._meet, self._listen), functions:
                 outputs = step()
         finally:
             _recording = None
@@ -139,7 +140,7 @@ class Recorder:
         """Note a call that was made."""
         told_args, told_kwargs = self._referred(args), self._referred(kwargs)
         if self._numbers_of_call:
-            for name in _NUMBERS:
+            for name in NUMBERS:
                 for taken in self._numbers_of_call:
                     if name in kwargs and repr(taken.number) == repr(kwargs[name]):
                         taken.used = True
@@ -147,7 +148,19 @@ class Recorder:
         writes = tuple(map(self._value, torch_compat.written(operator, args, kwargs)))
         operands = [each for each in torch_compat.tree_leaves((args, kwargs)) if _is_tensor(each)]
         made = torch_compat.tree_map(lambda leaf: self._made(leaf, operands), result)
-        self.tape.calls.append(Call(operator, told_args, told_kwargs, made, writes, _line()))
+        backward = torch_compat.backward_pass() >= 0
+        self.tape.calls.append(
+            Call(operator, told_args, told_kwargs, made, writes, _line(), backward)
+        )
+
+    def at_once(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of `function`, a call of the tape itself: what it reads, each run reads."""
+        if self._busy or self.tape.refusal:
+            return function(*args, **kwargs)
+        with self.unheard():
+            result = function(*args, **kwargs)
+        self.note(function, args, kwargs, result)
+        return result
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
@@ -245,36 +258,6 @@ class _Taken:
 def _host_generators() -> Any:
     """The state of the generators of Python and NumPy."""
     return random.getstate(), repr(np.random.get_state(legacy=False)["state"])
-
-
-class _Functions(TorchFunctionMode):
-    """Tells of what is done to tensors by no operator, or by one that is not told enough."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _READS:
-            self._recorder.read(args[0], f"Tensor.{func.__name__}()")
-        takes_number = any(_is_tensor(kwargs.get(name)) for name in _NUMBERS)
-        with self._recorder.numbers() if takes_number else nullcontext():
-            return func(*args, **kwargs)
-
-
-# Named operands that are numbers: torch reads them, where it is given tensors.
-_NUMBERS = ("alpha", "value")
-
-_READS = {
-    torch.Tensor.numpy,
-    torch.Tensor.tolist,
-    torch.Tensor.__array__,
-    torch.Tensor.__dlpack__,
-    torch.Tensor.data_ptr,
-}
 
 
 def _line() -> str:

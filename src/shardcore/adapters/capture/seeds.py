@@ -1,4 +1,8 @@
-"""Random generators that take their seed from a tensor: the seed is part of the tape."""
+"""Random draws that take their seed from a tensor: the seed is part of the tape."""
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
 
 import torch
 
@@ -21,3 +25,21 @@ def generator(seed: torch.Tensor) -> torch.Generator:
         made = seeded(seed)
     recorder.note(seeded, (seed,), {}, made)
     return made
+
+
+def drawn(draw: Callable[..., Any], seed: torch.Tensor, operands: dict[str, Any]) -> Any:
+    """What `draw` gives for the number in `seed`: one call of the recording."""
+    recorder = recording()
+    assert recorder is not None, "no step is being recorded"
+    return recorder.at_once(_seeded_by_tensor(draw), (seed,), operands)
+
+
+@cache
+def _seeded_by_tensor(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """`draw`, its seed in a tensor: one function for each, so that recordings can be compared."""
+
+    @wraps(draw)
+    def draw_with(seed: torch.Tensor, **operands: Any) -> Any:
+        return draw(**operands, seed=int(seed) & 0xFFFFFFFF)
+
+    return draw_with

@@ -86,6 +86,7 @@ class Call:
         result: What it gave, tensors as `Value`. What is written in place is the value it was.
         writes: The values whose memory it wrote into.
         line: The line of Python that led to it, for people.
+        backward: Whether it ran in a backward pass.
     """
 
     operator: Any
@@ -94,6 +95,7 @@ class Call:
     result: Any
     writes: tuple[Value, ...] = ()
     line: str = attrs.field(default="", eq=False)
+    backward: bool = attrs.field(default=False, eq=False)
 
     @property
     def operands(self) -> Iterator[Value]:

@@ -8,8 +8,8 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.slices.copies import note_view
-from shardcore.adapters.slices.split import run_linear, run_split
-from shardcore.adapters.slices.tensor import Slice, without_pending
+from shardcore.adapters.slices.split import as_slice, run_linear, run_split
+from shardcore.adapters.slices.tensor import Slice, in_layout, without_pending
 from shardcore.adapters.split_operators import Parts
 from shardcore.domain import operator_rules_basic as basic
 
@@ -26,6 +26,11 @@ LINEAR = {
 }
 # Of pending sums that lie alike they give the pending sum.
 ADDING = {aten.add.Tensor, aten.sub.Tensor, aten.add_.Tensor, aten.copy_.default}
+
+# Of two numbers, pending or whole, they give a pending one: how many conditions come before.
+_SUMMING = {aten.add.Tensor: 0, aten.sub.Tensor: 0, aten.where.self: 1}
+# Of a pending number and a whole one.
+_SCALING = {aten.mul.Tensor, aten.div.Tensor}
 
 
 def elementwise(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -62,7 +67,7 @@ def _results(
     call: Callable[[Parts], Sequence[torch.Tensor]],
     linear: bool,
 ) -> Sequence[Any]:
-    alike = _run_alike(operator, operands, call)
+    alike = _run_alike(operator, operands, call) or _run_on_sums(operator, operands, call)
     if alike is not None:
         return alike
     returns = torch_compat.number_of_results(operator)
@@ -87,6 +92,36 @@ def _run_alike(
     kept = all(each.kept for each in slices)
     shape = tuple(first.shape)
     return [Slice(part, first.mesh_layout, shape, first.world, kept) for part in parts]
+
+
+def _run_on_sums(
+    operator: Any, operands: list[Any], call: Callable[[Parts], Sequence[torch.Tensor]]
+) -> Sequence[Slice] | None:
+    """On the parts of a pending number and of one that is whole, as a loss and a metric have them.
+
+    What is whole is added by the first rank.
+    """
+    pending = list(filter(_is_pending, operands))
+    if not pending or any(each.ndim for each in operands):
+        return None
+    first, *others = pending
+    layout, world = first.mesh_layout, first.world
+    if {op for _, op in layout.partial} != {"sum"} or any(not lies_alike(first, o) for o in others):
+        return None
+    chosen = _SUMMING.get(operator, len(operands))
+    if len(operands) == chosen + 2 and not any(map(_is_pending, operands[:chosen])):
+        summed = [in_layout(as_slice(each, world), layout) for each in operands[chosen:]]
+        tensors = [*operands[:chosen], *summed]
+    elif len(operands) == 2 and operator in _SCALING and not others and first is operands[0]:
+        tensors = operands
+    else:
+        return None
+    parts = call([each.part if isinstance(each, Slice) else each for each in tensors])
+    return [Slice(part, layout, (), world) for part in parts]
+
+
+def _is_pending(operand: Any) -> bool:
+    return isinstance(operand, Slice) and operand.is_pending
 
 
 def lies_alike(one: Slice, other: Slice) -> bool:

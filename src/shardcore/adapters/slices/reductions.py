@@ -47,10 +47,14 @@ def squares(tensor: Slice, dtype: torch.dtype, *dims: Any) -> Slice:
 
 
 def _mean(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`mean(tensor, dims, keepdim)`: the sum, divided by the number of elements of the whole."""
+    """`mean(tensor, dims, keepdim)`: the sum, divided by the number of elements of the whole.
+
+    A normalization reads it several times: but for a number it is done at once.
+    """
     tensor, dims, _ = _dims_of(*args)
     total = _sum(operator, args, kwargs)
-    return aten.div.Scalar(total, prod(tensor.shape[dim] for dim in dims))
+    mean = aten.div.Scalar(total, prod(tensor.shape[dim] for dim in dims))
+    return settled(mean) if mean.ndim else mean
 
 
 def _dims_of(

@@ -33,7 +33,7 @@ def run_split(
 ) -> tuple[Slice | None, ...]:
     """`split_operators.RunSplit` for slices."""
     world = next(each.world for each in operands if isinstance(each, Slice))
-    tensors = _weights_brought([_as_slice(each, world) for each in operands])
+    tensors = _weights_brought([as_slice(each, world) for each in operands])
     chosen = _chosen(operator, rule, tensors, result_shapes)
     pairs = zip(tensors, chosen.operands, strict=True)
     parts = call([_in_placements(tensor, placements).part for tensor, placements in pairs])
@@ -112,7 +112,7 @@ def _placed_result(
     )
 
 
-def _as_slice(tensor: torch.Tensor, world: World) -> Slice:
+def as_slice(tensor: torch.Tensor, world: World) -> Slice:
     """`tensor`, a plain one as a slice that is whole."""
     return tensor if isinstance(tensor, Slice) else replicated(tensor, world)
 

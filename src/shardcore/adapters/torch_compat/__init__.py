@@ -39,8 +39,10 @@ from shardcore.adapters.torch_compat.operators import (
     written_operands,
 )
 from shardcore.adapters.torch_compat.recording import (
+    LIST_TIMES,
     OperatorListener,
     all_reduce_in_place,
+    collective_name,
     draws,
     flatten,
     identity_of,
@@ -79,6 +81,7 @@ __all__ = [
     "CTC_LOSS",
     "ITEM",
     "LIST_NORM",
+    "LIST_TIMES",
     "NO_TORCH_FUNCTION",
     "SOFTMAX",
     "SOFTMAX_BACKWARD",
@@ -97,6 +100,7 @@ __all__ = [
     "as_tuple",
     "backward_pass",
     "base_of",
+    "collective_name",
     "collectives",
     "current_node",
     "draws",

@@ -74,10 +74,20 @@ _INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default)
 _MASKS = (torch.bool, torch.uint8)
 
 
+# torch 2.13: each tensor of a list times one tensor of one number; lists have no public operators.
+LIST_TIMES = torch.ops.aten._foreach_mul.Tensor
+
+
 def is_collective(operator: Any) -> bool:
     """Whether `operator` starts a collective of tensors."""
     space, _, name = _name(operator).partition("::")
     return space == "_c10d_functional" and name in COLLECTIVES
+
+
+def collective_name(operator: Any) -> str:
+    """What `operator` starts: "all_reduce" and so on; empty if it starts no collective."""
+    space, _, name = _name(operator).partition("::")
+    return COLLECTIVES.get(name, "") if space == "_c10d_functional" else ""
 
 
 def wait_for() -> Any:
@@ -86,7 +96,7 @@ def wait_for() -> Any:
 
 
 def all_reduce_in_place() -> Any:
-    """The operator that starts an all-reduce whose result is its operand."""
+    """The operator that starts an all-reduce whose result takes the place of its operand."""
     return torch.ops._c10d_functional.all_reduce_.default
 
 

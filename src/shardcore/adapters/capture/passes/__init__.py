@@ -4,11 +4,19 @@ from collections.abc import Callable
 
 from shardcore.adapters.capture.passes.aliases import without_aliases
 from shardcore.adapters.capture.passes.buckets import in_buckets
+from shardcore.adapters.capture.passes.chains import in_blocks
+from shardcore.adapters.capture.passes.copies import without_needless_copies
 from shardcore.adapters.capture.passes.dead_code import without_dead_code
+from shardcore.adapters.capture.passes.early_starts import with_early_starts
+from shardcore.adapters.capture.passes.in_place import with_sums_in_place
 from shardcore.adapters.capture.passes.late_waits import with_late_waits
+from shardcore.adapters.capture.passes.lists import with_large_apart
 from shardcore.adapters.capture.passes.ones import with_plain_ones
+from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
+from shardcore.adapters.capture.passes.regather import with_regathers
 from shardcore.adapters.capture.passes.repeats import without_repeats
 from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
+from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.tape import Tape
 
 PASSES: tuple[Callable[[Tape], Tape], ...] = (
@@ -18,12 +26,32 @@ PASSES: tuple[Callable[[Tape], Tape], ...] = (
     without_dead_code,
     with_small_sums_last,
     in_buckets,
+    with_regathers,
+    with_early_starts,
     with_late_waits,
+)
+
+# What Inductor does by itself, or cannot take.
+PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
+    with_sums_in_place,
+    with_direct_views,
+    with_pooling_as_it_lies,
+    without_needless_copies,
+    with_large_apart,
+    in_blocks,
 )
 
 
 def improved(tape: Tape) -> Tape:
-    """`tape` after all passes."""
+    """`tape` after the passes for each step."""
     for each in PASSES:
+        tape = each(tape)
+    return tape
+
+
+def improved_without_compiler(tape: Tape) -> Tape:
+    """`tape` after all passes but that which needs memory to keep."""
+    tape = improved(tape)
+    for each in PASSES_WITHOUT_COMPILER:
         tape = each(tape)
     return tape

@@ -23,8 +23,8 @@ VIEW = torch.ops.aten.view.default
 def in_buckets(tape: Tape, most: int = BUCKET_BYTES, small: int = SMALL_BYTES) -> Tape:
     """All-reduces of one kind over one group are done in one, until somebody needs a result.
 
-    Of `n` bytes there are at most `ceil(n / most) + 1` buckets, of about one size: all but the
-    last are on their way while the backward pass goes on.
+    Each is sent where the last of them stood. Of `n` bytes there are at most `ceil(n / most) + 1`
+    buckets, of about one size: all but the last are on their way while the backward pass goes on.
 
     Args:
         tape: A step.
@@ -37,17 +37,19 @@ def in_buckets(tape: Tape, most: int = BUCKET_BYTES, small: int = SMALL_BYTES) -
     chunks: list[list[Call]] = []
     for call in tape.calls:
         due = [key for key, each in buckets.items() if each.is_touched(call, tape)]
-        chunks += [buckets.pop(key).sent(found) for key in due]
+        for key in due:
+            buckets.pop(key).send(found)
         if torch_compat.is_all_reduce(call.operator):
             key = _kind(call, tape)
             chunks.append([])
-            bucket = buckets.setdefault(key, _Bucket(chunks[-1]))
-            bucket.add(call, tape)
+            bucket = buckets.setdefault(key, _Bucket())
+            bucket.add(call, chunks[-1], tape)
             if bucket.bytes >= sizes[key]:
-                chunks.append(buckets.pop(key).sent(found))
+                buckets.pop(key).send(found)
         elif not any(each.waits(call, tape) for each in buckets.values()):
             chunks.append([call])
-    chunks += [bucket.sent(found) for bucket in buckets.values()]
+    for bucket in buckets.values():
+        bucket.send(found)
     found.calls = [call for chunk in chunks for call in chunk]
     return found
 
@@ -75,16 +77,17 @@ class _Bucket:
     """All-reduces that are not started yet.
 
     Args:
-        place: Where the first one stood.
+        place: Where the last one stood.
     """
 
-    place: list[Call]
+    place: list[Call] = attrs.field(factory=list)
     calls: list[Call] = attrs.field(factory=list)
     bytes: int = 0
     _made: set[int] = attrs.field(factory=set)
     _read: set[int] = attrs.field(factory=set)
 
-    def add(self, call: Call, tape: Tape) -> None:
+    def add(self, call: Call, place: list[Call], tape: Tape) -> None:
+        self.place = place
         self.calls.append(call)
         self.bytes += tape.form(call.args[0]).bytes
         self._made |= tape.writes_of(call)
@@ -101,13 +104,13 @@ class _Bucket:
         touched = tape.reads_of(call) | tape.writes_of(call)
         return bool(touched & self._made or tape.writes_of(call) & self._read)
 
-    def sent(self, tape: Tape) -> list[Call]:
-        """What does them, to stand where a result is needed; one alone starts where it stood."""
+    def send(self, tape: Tape) -> None:
+        """Put what does them at their place. A result may be waited for later."""
         if len(self.calls) > 1:
-            return _together(self.calls, tape)
+            self.place += _together(self.calls, tape)
+            return
         (only,) = self.calls
-        self.place.append(only)
-        return [Call(torch_compat.wait_for(), (only.result,), {}, only.result)]
+        self.place += [only, Call(torch_compat.wait_for(), (only.result,), {}, only.result)]
 
 
 def _together(bucket: list[Call], tape: Tape) -> list[Call]:
@@ -115,29 +118,27 @@ def _together(bucket: list[Call], tape: Tape) -> list[Call]:
     first = bucket[0]
     form = tape.form(first.args[0])
     forms = [tape.form(call.args[0]) for call in bucket]
-    sent = tape.new(Form((sum(each.elements for each in forms),), form.dtype, form.device))
+    whole = Form((sum(each.elements for each in forms),), form.dtype, form.device)
+    sent, reduced = tape.new(whole), tape.new(whole)
     parts = [
-        tape.new(Form((each.elements,), each.dtype, each.device), sent.number) for each in forms
+        tape.new(Form((each.elements,), each.dtype, each.device), reduced.number) for each in forms
     ]
-    operator = torch_compat.all_reduce_in_place()
     return [
         Call(FLATTEN, ([call.args[0] for call in bucket],), {}, sent),
-        attrs.evolve(
-            first, operator=operator, args=(sent, *first.args[1:]), result=sent, writes=(sent,)
-        ),
-        Call(torch_compat.wait_for(), (sent,), {}, sent),
-        Call(SPLIT, (sent, [each.elements for each in forms]), {}, parts),
+        attrs.evolve(first, args=(sent, *first.args[1:]), result=reduced),
+        Call(torch_compat.wait_for(), (reduced,), {}, reduced),
+        Call(SPLIT, (reduced, [each.elements for each in forms]), {}, parts),
         *(
-            _shaped(part, each, call.result, sent, tape)
+            _shaped(part, each, call.result, reduced, tape)
             for part, each, call in zip(parts, forms, bucket, strict=True)
         ),
     ]
 
 
-def _shaped(part: Value, form: Form, result: Value, sent: Value, tape: Tape) -> Call:
+def _shaped(part: Value, form: Form, result: Value, reduced: Value, tape: Tape) -> Call:
     """`result` as a view of what the bucket made: its memory is that of the bucket."""
     before = tape.memory[result.number]
     for number, memory in enumerate(tape.memory):
         if memory == before:
-            tape.memory[number] = sent.number
+            tape.memory[number] = reduced.number
     return Call(VIEW, (part, list(form.shape)), {}, result)

@@ -1,6 +1,7 @@
 """Calls whose results nobody reads."""
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.reading import check
 from shardcore.adapters.capture.tape import Call, Tape, values
 
 
@@ -21,4 +22,6 @@ def without_dead_code(tape: Tape) -> Tape:
 
 
 def _has_effect(call: Call) -> bool:
-    return torch_compat.draws(call.operator) or torch_compat.is_of_collectives(call.operator)
+    operator = call.operator
+    draws, sends = torch_compat.draws(operator), torch_compat.is_of_collectives(operator)
+    return draws or sends or operator is check

@@ -1,30 +1,77 @@
 """Collectives are waited for when somebody reads what they make, and not before."""
 
+import attrs
+
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.tape import Call, Tape, Value
+from shardcore.adapters.capture.passes.liveness import live_bytes, sent_bytes
+from shardcore.adapters.capture.passes.order import is_view
+from shardcore.adapters.capture.tape import Call, Tape, values
 
 
 def with_late_waits(tape: Tape) -> Tape:
-    """Each wait stands before the first call that touches what it waits for, or was sent."""
+    """Each wait stands before the first call that reads what it waits for, or writes what was sent.
+
+    A collective holds what it sends until it is waited for. Where the step would hold more for
+    that than it does at its highest, the oldest is waited for.
+    """
+    flight = _Flight(tape)
+    live = live_bytes(tape)
+    highest = max(live, default=0)
     calls: list[Call] = []
-    waiting: dict[int, Call] = {}  # by the memory that a collective makes
-    sent: dict[int, set[int]] = {}  # by the same, what it may still be reading
-    for call in tape.calls:
-        if torch_compat.is_wait(call.operator):
-            waiting[_memory(tape, call)] = call
+    for place, call in enumerate(tape.calls):
+        if torch_compat.is_wait(call.operator) and tape.reads_of(call) <= flight.sent.keys():
             continue
-        touched = tape.reads_of(call) | tape.writes_of(call)
-        written = tape.writes_of(call)
-        due = [m for m in waiting if m in touched or sent.get(m, set()) & written]
-        calls += [waiting.pop(memory) for memory in due]
+        calls += flight.due(call)
+        calls += flight.oldest(highest - live[place])
         calls.append(call)
         if torch_compat.is_collective(call.operator):
-            for memory in tape.writes_of(call):
-                sent[memory] = tape.reads_of(call)
-    return tape.with_calls([*calls, *waiting.values()])
+            flight.begin(call)
+    return tape.with_calls([*calls, *flight.waits.values()])
 
 
-def _memory(tape: Tape, wait: Call) -> int:
-    value = wait.args[0]
-    assert isinstance(value, Value)
-    return tape.memory[value.number]
+@attrs.define
+class _Flight:
+    """Collectives that are under way.
+
+    Args:
+        tape: The step.
+        waits: What waits for each, by the memory that it makes, in the order of their starts.
+        sent: By the same, of all that were started, what they read.
+        held: By the same, the bytes of that which only they may hold.
+    """
+
+    tape: Tape
+    waits: dict[int, Call] = attrs.field(factory=dict)
+    sent: dict[int, set[int]] = attrs.field(factory=dict)
+    held: dict[int, int] = attrs.field(factory=dict)
+
+    def due(self, call: Call) -> list[Call]:
+        """The waits that `call` is to come after. A view is no reading."""
+        if is_view(call, self.tape):
+            return []
+        written = self.tape.writes_of(call)
+        touched = self.tape.reads_of(call) | written
+        found = [m for m in self.waits if m in touched or self.sent[m] & written]
+        return [self._ended(memory) for memory in found]
+
+    def oldest(self, room: int) -> list[Call]:
+        """The waits for the oldest, so many that the others hold no more than `room` bytes."""
+        found = []
+        for memory, held in list(self.held.items()):
+            if sum(self.held.values()) <= room:
+                break
+            if held:
+                found.append(self._ended(memory))
+        return found
+
+    def begin(self, call: Call) -> None:
+        """`call` starts a collective."""
+        for made in values(call.result):
+            memory = self.tape.memory[made.number]
+            self.waits[memory] = Call(torch_compat.wait_for(), (made,), {}, made)
+            self.sent[memory] = self.tape.reads_of(call)
+            self.held[memory] = sent_bytes(call, self.tape)
+
+    def _ended(self, memory: int) -> Call:
+        del self.held[memory]
+        return self.waits.pop(memory)

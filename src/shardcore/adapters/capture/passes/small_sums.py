@@ -1,6 +1,7 @@
 """Sums of a few numbers, those of losses and metrics, are left to the end of the step."""
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.reading import check
 from shardcore.adapters.capture.tape import Call, Tape, values
 
 # The elements of a tensor that is small: a loss, a count, the counts of some classes.
@@ -42,6 +43,8 @@ def _dependents(tape: Tape, place: int) -> set[int]:
 
 
 def _is_small(tape: Tape, call: Call) -> bool:
+    if call.operator is check:  # a step that goes another way should not have gone far
+        return False
     touched = (*call.operands, *values(call.result))
     forms = [tape.forms[value.number] for value in touched]
     return all(form is not None and form.elements <= SMALL for form in forms) and (

@@ -1,0 +1,146 @@
+"""What a step reads on the host on its way: the run of a program goes on if it reads the same.
+
+If not, what the run has written is put back, and the step is as if it had not begun.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.graph_program import GraphProgram
+from shardcore.adapters.capture.reading import check
+from shardcore.adapters.capture.tape import Call, Read, Tape
+from shardcore.domain.capture import NotCaptured, OtherWay
+from shardcore.ports.capture import StartedCollective
+
+# What a run may write before it knows that it goes on: it is copied at each run.
+_MOST_BYTES = 64 * 2**20
+
+
+def with_checks(tape: Tape, reads: Sequence[Read]) -> Tape:
+    """`tape` with a call for each of `reads`, where the step read."""
+    calls = list(tape.calls)
+    for read in sorted(reads, key=lambda each: each.place, reverse=True):
+        calls.insert(read.place, Call(check, (read.value, read.number), {}, None, (), read.line))
+    return tape.with_calls(calls)
+
+
+def with_waits_before_checks(tape: Tape) -> Tape:
+    """`tape` with all collectives waited for where it may be left: their memory is used again."""
+    calls: list[Call] = []
+    started: set[int] = set()
+    done: set[int] = set()
+    for place, call in enumerate(tape.calls):
+        if call.operator is check:
+            for later in range(place, len(tape.calls)):
+                wait = tape.calls[later]
+                if torch_compat.is_wait(wait.operator) and tape.reads_of(wait) & started:
+                    calls.append(wait)
+                    done.add(later)
+            started.clear()
+        if torch_compat.is_collective(call.operator):
+            started |= tape.writes_of(call)
+        if place not in done:
+            calls.append(call)
+    return tape.with_calls(calls)
+
+
+def checked(program: GraphProgram, tape: Tape) -> "GraphProgram | CheckedProgram":
+    """`program`, that can be left where it checks.
+
+    Args:
+        program: The step.
+        tape: What it runs.
+
+    Raises:
+        NotCaptured: If it writes too much before its last check.
+    """
+    places = [place for place, call in enumerate(tape.calls) if call.operator is check]
+    if not places:
+        return program
+    before = tape.calls[: places[-1]]
+    memories = {memory for call in before for memory in tape.writes_of(call)}
+    inputs = tuple(n for n, each in enumerate(tape.inputs) if tape.memory[each.number] in memories)
+    ours = set(map(id, program.kept))
+    kept = tuple(
+        tensor
+        for number, tensor in tape.outside.items()
+        if tape.memory[number] in memories and id(tensor) in ours
+    )
+    if (size := sum(each.nbytes for each in kept)) > _MOST_BYTES:
+        line = tape.calls[places[-1]].line
+        raise NotCaptured(f"after it has written {size} bytes it reads values on the host: {line}")
+    draws = any(torch_compat.draws(call.operator) for call in before)
+    return CheckedProgram(program, inputs, kept, draws)
+
+
+@attrs.frozen
+class CheckedProgram:
+    """The port `Program`: one that finds out on its way whether the step goes this way.
+
+    Args:
+        program: What is run.
+        inputs: The places of the inputs that it writes into before its last check.
+        written: The tensors that it keeps and writes into before.
+        draws: Whether it draws from torch's generator before.
+    """
+
+    program: GraphProgram
+    inputs: tuple[int, ...]
+    written: tuple[torch.Tensor, ...]
+    draws: bool
+
+    @property
+    def kept(self) -> tuple[Any, ...]:
+        """Those of the program."""
+        return self.program.kept
+
+    @property
+    def collectives(self) -> tuple[StartedCollective, ...]:
+        """Those of the program."""
+        return self.program.collectives
+
+    @property
+    def remark(self) -> str:
+        """That of the program."""
+        return self.program.remark
+
+    def fits(self) -> bool:
+        """Whether the step may go this way, as far as is known before."""
+        return self.program.fits()
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        """Run it.
+
+        Raises:
+            OtherWay: If the step goes another way; nothing is done then.
+        """
+        with self._put_back([*(inputs[n] for n in self.inputs), *self.written]):
+            return self.program(inputs)
+
+    @contextmanager
+    def _put_back(self, written: Sequence[torch.Tensor]) -> Iterator[None]:
+        with torch.no_grad():
+            before = [each.detach().clone() for each in written]
+        states = _generator_states() if self.draws else []
+        try:
+            yield
+        except OtherWay:
+            with torch.no_grad():
+                for tensor, value in zip(written, before, strict=True):
+                    tensor.copy_(value)
+            for state in states[:1]:
+                torch.set_rng_state(state)
+            for state in states[1:]:
+                torch.cuda.set_rng_state(state)
+            raise
+
+
+def _generator_states() -> list[torch.Tensor]:
+    """Those of torch's generators: of the CPU, and of the GPU if there is one."""
+    on_gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *on_gpu]

@@ -1,0 +1,56 @@
+"""What is done to tensors by no operator, or by one that is not told enough."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+# Named operands that are numbers: torch reads them, where it is given tensors.
+NUMBERS = ("alpha", "value")
+
+_READS = {
+    torch.Tensor.numpy,
+    torch.Tensor.tolist,
+    torch.Tensor.__array__,
+    torch.Tensor.__dlpack__,
+    torch.Tensor.data_ptr,
+}
+
+
+class FunctionListener(TorchFunctionMode):
+    """Tells of the functions of torch that this thread calls, where operators do not tell enough.
+
+    Args:
+        read: Called with a tensor whose values are read on the host, and how.
+        numbers: Entered while torch takes the number of a tensor for a named operand.
+        at_once: Called in the place of a function that reads values only to check them, with it
+            and its operands.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Any, str], None],
+        numbers: Callable[[], AbstractContextManager[None]],
+        at_once: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+    ) -> None:
+        super().__init__()
+        self._read, self._numbers, self._at_once = read, numbers, at_once
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _READS:
+            self._read(args[0], f"Tensor.{func.__name__}()")
+        if func is torch.nn.functional.one_hot and _is_checked(*args, **kwargs):
+            return self._at_once(func, args, kwargs)
+        takes_number = any(isinstance(kwargs.get(name), torch.Tensor) for name in NUMBERS)
+        with self._numbers() if takes_number else nullcontext():
+            return func(*args, **kwargs)
+
+
+def _is_checked(tensor: Any, num_classes: int = -1) -> bool:
+    """Whether `one_hot` looks for a class out of range, and for nothing else, on the host."""
+    return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and num_classes > 0

@@ -1,0 +1,49 @@
+"""All-reduces that write where their operand was."""
+
+import attrs
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.passes.liveness import last_uses
+from shardcore.adapters.capture.tape import Call, Tape, Value, renamed
+
+
+def with_sums_in_place(tape: Tape) -> Tape:
+    """An all-reduce of what nobody reads afterwards makes no copy of it: torch's would.
+
+    Not for Inductor, which knows no such operator, and does the same by itself.
+    """
+    last = last_uses(tape)
+    names: dict[Value, Value] = {}
+    calls = []
+    for place, each in enumerate(tape.calls):
+        args, kwargs, result, writes = renamed(
+            (each.args, each.kwargs, each.result, each.writes), names
+        )
+        call = attrs.evolve(each, args=args, kwargs=kwargs, result=result, writes=writes)
+        if torch_compat.is_all_reduce(call.operator) and _may_be_written(each, place, last, tape):
+            names[call.result] = call.args[0]
+            call = _in_place(call)
+        calls.append(call)
+    found = tape.with_calls(calls)
+    found.outputs = renamed(tape.outputs, names)
+    _share(found, names)
+    return found
+
+
+def _may_be_written(call: Call, place: int, last: dict[int, int], tape: Tape) -> bool:
+    operand = call.args[0]
+    return tape.form(operand).is_dense and last.get(tape.memory[operand.number]) == place
+
+
+def _in_place(call: Call) -> Call:
+    value, operator = call.args[0], torch_compat.all_reduce_in_place()
+    return attrs.evolve(call, operator=operator, result=value, writes=(value,))
+
+
+def _share(tape: Tape, names: dict[Value, Value]) -> None:
+    """What was of the memory of a result is of that of the operand."""
+    owners: dict[int, int] = {}
+    for result, operand in names.items():
+        memory = tape.memory[operand.number]
+        owners[tape.memory[result.number]] = owners.get(memory, memory)
+    tape.memory[:] = [owners.get(memory, memory) for memory in tape.memory]

@@ -1,0 +1,40 @@
+"""The place of the largest along a split dim: what a rank tells of its part is one number a row.
+
+Its upper half grows with the value, its lower half falls with the place. So the largest number of
+all ranks is that of the largest value; of several, of the first.
+"""
+
+import torch
+
+# Floats that are as well float32, whose bits are half of such a number.
+SERVED = (torch.float32, torch.bfloat16, torch.float16)
+
+_LEAST = torch.iinfo(torch.int64).min
+_HALF = 1 << 32
+_SIGN = 0x7FFFFFFF
+
+
+def packed(part: torch.Tensor, numbers: torch.Tensor, dim: int) -> torch.Tensor:
+    """The number of each row of `part`, which keeps `dim` with one entry.
+
+    Args:
+        part: This rank's values, perhaps none.
+        numbers: Where along the whole dim each of them is, in order.
+        dim: The dim.
+    """
+    if not part.shape[dim]:
+        return torch.full_like(part.sum(dim, keepdim=True), _LEAST, dtype=torch.int64)
+    values, places = part.float().max(dim, keepdim=True)
+    return _ordered(values) * _HALF + (_HALF - 1 - numbers[places])
+
+
+def places(found: torch.Tensor) -> torch.Tensor:
+    """The place of the largest of each row, of the largest number that a rank had for it."""
+    return _HALF - 1 - (found & (_HALF - 1))
+
+
+def _ordered(values: torch.Tensor) -> torch.Tensor:
+    """Integers in the order of `values`; what is not a number is the largest, as torch has it."""
+    bits = (values + 0.0).view(torch.int32).to(torch.int64)  # minus zero is zero
+    ordered = torch.where(bits < 0, bits ^ _SIGN, bits)
+    return ordered.masked_fill(values.isnan(), _SIGN)

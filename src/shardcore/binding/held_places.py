@@ -1,0 +1,138 @@
+"""Where Python holds what a step may look up: in layers, the optimizer, metrics and losses."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, Protocol
+
+import attrs
+import torch
+
+from shardcore.binding import seams
+from shardcore.binding.agreement import variables_of
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+CONTAINERS = (list, dict, set)
+# How far from a layer, an optimizer, a metric or a loss an attribute is still looked at.
+_DEPTH = 4
+_NOT_ENTERED = (type, ModuleType, FunctionType, MethodType, torch.Tensor)
+# Whose classes do not change from one step to the next.
+_LIBRARIES = sys.stdlib_module_names | {"attr", "keras", "shardcore", "torch"}
+
+
+class Holder(Protocol):
+    """A dict, or what is asked like one."""
+
+    def get(self, key: Any, /) -> Any:
+        """What is held under `key` now, None if nothing is."""
+        ...
+
+
+@attrs.frozen
+class Place:
+    """An entry of a dict, or the attribute of an object, that the next step will look up again.
+
+    Args:
+        holder: The dict, or what is asked like one.
+        key: The key in it.
+        name: Whose it is, for people: "attribute 'rate' of Dropout 'dropout_1'".
+    """
+
+    holder: Holder
+    key: Any
+    name: str
+
+
+@attrs.frozen
+class _Slots:
+    """The attributes of an object that keeps them in slots."""
+
+    owner: Any
+
+    def get(self, key: str, /) -> Any:
+        return getattr(self.owner, key, None)
+
+
+def places_of(trainer: Any) -> Iterator[Place]:
+    """All places of `trainer`, which the steps of it may look at."""
+    for variable in _variables(trainer):
+        for key in ("_value", "_trainable"):
+            yield Place(vars(variable), key, f"variable {variable.path!r}")
+    for name, module in seams.modules_of(trainer):
+        for holder in (module._parameters, module._buffers):
+            for key in holder:
+                yield Place(holder, key, f"{key!r} of torch module {name!r}")
+    visited: set[int] = set()
+    torch_modules = [each for _, each in seams.modules_of(trainer) if not seams.is_layer(each)]
+    roots = [*seams.parts_of(trainer), *torch_modules]
+    for root in roots:  # each by itself, however deep the others hold it
+        visited |= {id(each) for each in roots}
+        visited.discard(id(root))
+        yield from _attributes(root, visited, 0)
+
+
+def _variables(trainer: Any) -> Iterable[Any]:
+    seed = seams.global_seed()
+    return [*variables_of(trainer), *([] if seed is None else [seed])]
+
+
+def _attributes(owner: Any, visited: set[int], depth: int) -> Iterator[Place]:
+    """The attributes of `owner`, and of what it holds."""
+    if id(owner) in visited or depth > _DEPTH:
+        return
+    visited.add(id(owner))
+    told = f"{type(owner).__name__} {getattr(owner, 'name', '')!r}"
+    for holder, key, value in _entries(owner):
+        name = f"attribute {key!r} of {told}"
+        yield Place(holder, key, name)
+        yield from _within(value, name, key, _is_users(type(owner)), visited, depth + 1)
+    for kind in type(owner).__mro__:
+        if id(kind) not in visited and _is_users(kind):
+            visited.add(id(kind))
+            names = (key for key in vars(kind) if not key.startswith("__"))
+            yield from (Place(vars(kind), key, f"{key!r} of {kind}") for key in names)
+
+
+def _entries(owner: Any) -> Iterator[tuple[Holder, str, Any]]:
+    """What an object holds, with the names."""
+    for key, value in list(getattr(owner, "__dict__", {}).items()):
+        if key not in seams.RUNS_NOTED:
+            yield vars(owner), key, value
+    for kind in type(owner).__mro__:
+        for key in vars(kind).get("__slots__", ()) if _is_users(kind) else ():
+            if key not in ("__dict__", "__weakref__"):
+                yield _Slots(owner), key, getattr(owner, key, None)
+
+
+def _is_users(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in _LIBRARIES
+
+
+def _within(
+    value: Any, name: str, key: str, is_users: bool, visited: set[int], depth: int
+) -> Iterator[Place]:
+    """What is held within the attribute `key`: by an object, or by the members of a container.
+
+    A container in a container is a place of its own, where the class is a user's.
+    """
+    if not isinstance(value, (*CONTAINERS, tuple)):
+        if _is_entered(value):
+            yield from _attributes(value, visited, depth)
+        return
+    if id(value) in visited or depth > _DEPTH:
+        return
+    visited.add(id(value))
+    for member in list(value.values() if isinstance(value, dict) else value):
+        if isinstance(member, CONTAINERS) and is_users:
+            yield Place({key: member}, key, name)
+        yield from _within(member, name, key, is_users, visited, depth + 1)
+
+
+def _is_entered(value: Any) -> bool:
+    """Whether what `value` holds is looked at too: not so for variables, which were."""
+    return (
+        (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
+        and not isinstance(value, (*PLAIN, *_NOT_ENTERED))
+        and not seams.is_variable(value)
+        and not seams.is_bookkeeping(value)
+    )

@@ -1,0 +1,117 @@
+"""What goes on in a captured step while its collectives are under way, and what it holds."""
+
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture import passes
+from shardcore.adapters.capture.passes.liveness import live_bytes
+from shardcore.testing import run_ranks
+from tests.distributed.models import cnn, mlp
+from tests.distributed.moved import DATA, TOKENS, compiled, distribute, numbers, transformer
+
+STEPS = 4
+PRODUCTS = ("mm.default", "bmm.default", "convolution.default", "convolution_backward.default")
+MEGATRON = {
+    ".*(query|key|value)/kernel": (None, "model", None),
+    ".*(query|key|value)/bias": ("model", None),
+    ".*attention_output/kernel": ("model", None, None),
+    ".*_up/kernel": (None, "model"),
+    ".*_up/bias": ("model",),
+    ".*_down/kernel": ("model", None),
+}
+
+
+def block():
+    return transformer(1)
+
+
+SETTINGS = {
+    mlp: {"mesh": (2, 1), "policy": "fully_sharded", "small": 0},
+    cnn: {"mesh": (2, 1), "policy": "fully_sharded", "small": 0},
+    block: {"mesh": (1, 2), "rules": MEGATRON},
+}
+
+
+def trained(build, jit_compile):
+    """The numbers of some steps; of a captured one also its tape, as recorded and as it runs."""
+    keras.utils.clear_session(free_memory=False)
+    tapes = []
+
+    def noted(tape, improved=passes.improved):
+        tapes.extend([tape, improved(tape)])
+        return tapes[-1]
+
+    distribute(build, **SETTINGS[build])
+    data = (TOKENS, TOKENS) if build is block else DATA[build]
+    with mock.patch.object(passes, "improved", noted):
+        model = compiled(build, classes=build is block, jit_compile=jit_compile)
+        logs = [model.train_on_batch(*data, return_dict=True) for _ in range(STEPS)][-1]
+    return numbers(model, logs), tapes
+
+
+def under_way(tape, kind):
+    """For each collective of `kind`, how many products are run between its start and its wait."""
+    calls = tape.calls
+    found = []
+    for place, call in enumerate(calls):
+        if torch_compat.collective_name(call.operator) == kind:
+            made = tape.writes_of(call)
+            wait = next(
+                n
+                for n in range(place, len(calls))
+                if torch_compat.is_wait(calls[n].operator) and tape.reads_of(calls[n]) == made
+            )
+            names = [each.operator.__name__ for each in calls[place:wait]]
+            found.append(sum(name in PRODUCTS for name in names))
+    return found
+
+
+def told(build):
+    """What a test asks of a model: whether eager and captured are equal, and what is under way."""
+    (eager, _), (captured, (before, after)) = (trained(build, jit) for jit in (False, "auto"))
+    for name, value in eager.items():
+        np.testing.assert_array_equal(captured[name], value, err_msg=name)
+    held = [max(live_bytes(tape)) for tape in (before, after)]
+    kinds = ("all_gather", "reduce_scatter", "all_reduce")
+    return held, *({kind: under_way(tape, kind) for kind in kinds} for tape in (before, after))
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return run_ranks(lambda rank: {build: told(build) for build in SETTINGS}, 2, timeout=120)[0]
+
+
+@pytest.mark.parametrize("build", SETTINGS)
+def test_no_more_is_held_than_in_the_step_as_it_was_recorded(build, steps):
+    (before, after), *_ = steps[build]
+    assert after <= 1.01 * before
+
+
+def test_weights_are_gathered_and_gradients_scattered_while_the_model_computes(steps):
+    _, before, after = steps[mlp]
+    assert not any(map(sum, before.values()))  # as recorded each is waited for at once
+    first, *others = after["all_gather"]
+    assert first == 0
+    assert min(others) >= 1
+    # Of the last layer the gradient of the bias is there last, of the first nothing comes after.
+    assert after["reduce_scatter"] == [4, 3, 2, 1, 0, 1, 1, 0]
+
+
+def test_kernels_are_gathered_anew_where_a_convolution_goes_backward(steps):
+    _, before, after = steps[cnn]
+    kept = before["all_gather"]  # a kernel once, and that of the product anew
+    again = len(after["all_gather"]) - len(kept)
+    convolutions, scales = 3, 1
+    assert again == convolutions + scales
+    assert len(after["all_gather"]) <= 2 * len(after["reduce_scatter"])
+
+
+def test_sums_of_gradients_are_under_way_while_those_of_kernels_are_computed(steps):
+    _, before, after = steps[block]
+    assert before["all_reduce"] == [0, 0, 0, 0]
+    # Backward: beneath each goes the gradient of three kernels, of the layers that come before it.
+    assert after["all_reduce"] == [0, 0, 3, 3]

@@ -1,0 +1,258 @@
+"""Steps that look at values: what they read is part of the recording, or decides which one runs."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardcore.adapters.capture import checks
+from shardcore.adapters.capture.checks import with_checks, with_waits_before_checks
+from shardcore.adapters.torch_compat import collectives
+from shardcore.binding import captured_steps
+from shardcore.testing import run_ranks
+from tests.distributed.test_capture_passes import names, recorded
+from tests.distributed.test_captured import (
+    Spy,
+    assert_equal,
+    begin,
+    calls,
+    compiled,
+    is_real,
+    messages,
+    state,
+)
+
+RNG = np.random.default_rng(5)
+X, Y = RNG.integers(0, 4, (8, 4)).astype("float32"), RNG.integers(0, 4, 8)
+
+
+class OneHot(Spy):
+    def call(self, x):
+        x = super().call(x)
+        return x + keras.ops.one_hot(keras.ops.cast(x[:, 0], "int32"), 4)
+
+
+class Drawing(Spy):
+    """Adds a draw to its input."""
+
+    def __init__(self, draw, **kwargs):
+        super().__init__(**kwargs)
+        self.draw, self.seeds = draw, keras.random.SeedGenerator(3)
+
+    def call(self, x):
+        x = super().call(x)
+        return x + self.draw(x.shape, seed=self.seeds) if is_real(x) else x
+
+
+def gamma(shape, seed):
+    return keras.random.gamma(shape, 2.0, seed=seed)
+
+
+def beta(shape, seed):
+    return keras.random.beta(shape, 2.0, keras.ops.full(shape, 0.5), seed=seed)
+
+
+def binomial(shape, seed):
+    return keras.random.binomial(shape, 3.0, 0.5, seed=seed)
+
+
+def network(layer, head):
+    def build():
+        x = keras.Input((4,))
+        return keras.Model(x, head()(layer()(x)))
+
+    return build
+
+
+def dense():
+    return keras.layers.Dense(4, name="head")
+
+
+def normalized():
+    return keras.layers.SpectralNormalization(dense())
+
+
+LAYERS = {
+    "one_hot": (network(OneHot, dense), "adam"),
+    "gamma": (network(lambda: Drawing(gamma), dense), "adam"),
+    "beta": (network(lambda: Drawing(beta), dense), "adam"),
+    "binomial": (network(lambda: Drawing(binomial), dense), "adam"),
+    "spectral": (network(Spy, normalized), "adam"),
+    "nadam": (network(Spy, dense), "nadam"),
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "cases"), [(None, [*LAYERS]), ((1, 2), ["beta", "spectral", "nadam"])]
+)
+def test_values_that_torch_or_keras_reads_for_itself_are_no_reason_to_run_eagerly(shape, cases):
+    def program(rank):
+        begin(shape)
+        return {name: [trained(*LAYERS[name], jit) for jit in (False, "auto")] for name in cases}
+
+    for found in run_ranks(program, 1 if shape is None else 2, timeout=120):
+        for name, ((eager, _), (captured, runs)) in found.items():
+            assert_equal(captured, eager)
+            assert (name, runs) == (name, 2 if shape is None else 3)
+
+
+def trained(build, optimizer, jit):
+    """What a model makes of some steps, and how often its Python ran."""
+    model = compiled(build, jit, optimizer)
+    calls.clear()
+    # The largest class is another one in each batch.
+    losses = [model.train_on_batch(X % (2 + step % 3), Y) for step in range(6)]
+    return [*map(np.asarray, losses), *state(model)], len(calls)
+
+
+def test_a_class_out_of_range_is_an_error_of_a_captured_step_too():
+    def program(rank):
+        begin(None)
+        model = compiled(*LAYERS["one_hot"][:1], "auto")
+        for _ in range(4):
+            model.train_on_batch(X, Y)
+        with pytest.raises(RuntimeError, match="Class values must be smaller"):
+            model.train_on_batch(X + 1, Y)
+        return len(calls)
+
+    assert run_ranks(program, 1) == [2]
+
+
+def half():
+    """A network in half precision whose state hangs on how often its steps were begun."""
+    x = keras.Input((4,))
+    h = keras.layers.Dense(4, name="head")(keras.layers.BatchNormalization()(Spy()(x)))
+    h = keras.layers.Dropout(0.3, seed=3)(keras.layers.Dropout(0.3)(h))
+    return keras.Model(x, keras.layers.Dense(4)(h))
+
+
+def overflowing(jit, steps):
+    """Training in which the scale of the loss grows, until gradients overflow, and is halved."""
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(1e-3), initial_scale=2.0**14, dynamic_growth_steps=2
+    )
+    model = compiled(half, jit, optimizer)
+    keras.config.set_dtype_policy(policy)
+    calls.clear()
+    runs, scales = [], []
+    for _ in range(steps):
+        model.train_on_batch(X, Y)
+        runs.append(len(calls))
+        scales.append(float(optimizer.dynamic_scale))
+    return [np.asarray(scales), *state(model)], runs
+
+
+@pytest.mark.parametrize(("shape", "steps"), [(None, 26), ((2, 1), 15)])
+def test_a_step_goes_the_way_that_its_gradients_say(shape, steps):
+    def program(rank):
+        begin(shape)
+        return overflowing(False, steps), overflowing("auto", steps)
+
+    for (eager, _), (captured, runs) in run_ranks(program, 1 if shape is None else 2, timeout=90):
+        assert_equal(captured, eager)
+        scales = eager[0].tolist()
+        assert {b / a for a, b in itertools.pairwise(scales)} == {0.5, 1.0, 2.0}
+        assert runs[-1] == (6 if shape is None else 7)  # two of each way
+
+
+class Branches(Spy):
+    def call(self, x):
+        x = super().call(x)
+        return x * 2 if is_real(x) and keras.ops.sum(x) > 40 else x
+
+
+class PadsWithItsLargest(Spy):
+    def call(self, x):
+        x = super().call(x)
+        largest = x.max() if is_real(x) else 0
+        return torch.nn.functional.pad(x, (1, 1), value=largest) if is_real(x) else wider(x)
+
+
+def wider(x):
+    return keras.ops.pad(x, ((0, 0), (1, 1)))
+
+
+class Scales(Spy):
+    def call(self, x):
+        x = super().call(x)
+        return x / float(keras.ops.sum(x)) if is_real(x) else x
+
+
+@pytest.mark.parametrize(
+    ("layer", "recorded"), [(Branches, 4), (PadsWithItsLargest, 6), (Scales, 24)]
+)
+def test_what_is_read_of_a_batch_tells_which_recording_runs(layer, recorded):
+    def program(rank, jit):
+        begin(None)
+        model = compiled(network(layer, dense), jit, "sgd")
+        calls.clear()
+        found = [model.train_on_batch(scaled(layer, step), Y) for step in range(24)]
+        return [*map(np.asarray, found), *state(model)], len(calls)
+
+    ((eager, _),) = run_ranks(program, 1, False)
+    ((captured, runs),) = run_ranks(program, 1, "auto")
+    assert_equal(captured, eager)
+    assert runs == recorded  # another number in each step is too many ways
+
+
+def scaled(layer, step):
+    """A batch; what a layer reads of it is one of three numbers, or another one each time."""
+    return X * (step + 1 if layer is Scales else step % 3)
+
+
+class Counting(Spy):
+    def build(self, shape):
+        self.counts = self.add_weight(shape=(2,), trainable=False)
+
+    def call(self, x):
+        x = super().call(x)
+        self.counts.assign_add([1.0, 1.0])
+        return x * 2 if is_real(x) and keras.ops.sum(x) + self.counts[0] > 40 else x
+
+
+def test_a_step_that_has_written_much_before_it_reads_is_not_captured():
+    def program(rank):
+        checks._MOST_BYTES = 4
+        begin(None)
+        said = messages()
+        model = compiled(network(Counting, dense), "auto", "sgd")
+        for _ in range(3):
+            model.train_on_batch(X, Y)
+        return said
+
+    ((said,),) = run_ranks(program, 1)
+    assert "after it has written 8 bytes it reads values on the host" in said
+
+
+def test_a_way_that_came_once_is_forgotten_after_many_runs():
+    def program(rank):
+        captured_steps._MANY_RUNS = 4
+        begin(None)
+        model = compiled(network(Branches, dense), "auto", "sgd")
+        calls.clear()
+        for factor in (0, 0, 1, *(0,) * 4, 1, 1, 1):
+            model.train_on_batch(X * factor, Y)
+        return len(calls)
+
+    assert run_ranks(program, 1) == [5]
+
+
+def test_no_collective_is_on_its_way_where_a_step_may_be_left():
+    def step(x):
+        sent = collectives.all_reduce(x, "sum", dist.group.WORLD)
+        number = float(x[0])
+        return collectives.wait(sent) * number
+
+    def program(rank):
+        tape = recorded(step, torch.ones(2))
+        tape = with_checks(tape, tape.reads)
+        return names(tape), names(with_waits_before_checks(tape))
+
+    for before, after in run_ranks(program, 2):
+        assert before[-3:] == ["check", "wait_tensor", "mul"]
+        assert after[-3:] == ["wait_tensor", "check", "mul"]
