@@ -1,25 +1,35 @@
 """Calls that were made before, with the same operands."""
 
+from collections import Counter
 from typing import Any
 
 import attrs
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.constants import written_memories
+from shardcore.adapters.capture.passes.order import gathers, is_view
 from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, values
 
 
 def without_repeats(tape: Tape) -> Tape:
-    """The first of several calls that give the same, where nobody writes into what they touch."""
-    written = {tape.memory[value.number] for call in tape.calls for value in call.writes}
+    """The first of several calls that give the same: nobody has written in between.
+
+    So is a weight gathered once that a layer uses at each of many time steps.
+    """
+    written = written_memories(tape)
+    writes: Counter[int] = Counter()
     names: dict[Value, Value] = {}
     made: dict[str, Any] = {}
     calls = []
     for each in tape.calls:
         call = _renamed(each, names)
-        if not _is_pure(call) or (tape.reads_of(call) | tape.writes_of(call)) & written:
+        writes.update({tape.memory[value.number] for value in call.writes})
+        # Who writes into what the second made would write into what the first made.
+        if not _is_pure(call) or (tape.writes_of(call) & written and not is_view(call, tape)):
             calls.append(call)
             continue
-        key = f"{call.operator} {call.args} {sorted(call.kwargs.items())}"
+        states = sorted((memory, writes[memory]) for memory in tape.reads_of(call))
+        key = f"{call.operator} {call.args} {sorted(call.kwargs.items())} {states}"
         if key in made:
             pairs = zip(values(call.result), values(made[key]), strict=True)
             names.update((value, names.get(before, before)) for value, before in pairs)
@@ -28,18 +38,23 @@ def without_repeats(tape: Tape) -> Tape:
             calls.append(call)
     found = tape.with_calls(calls)
     found.outputs = renamed(tape.outputs, names)
+    # What is a view of the second is one of the first.
+    owners = {tape.memory[value.number]: tape.memory[one.number] for value, one in names.items()}
+    found.memory[:] = [owners.get(memory, memory) for memory in tape.memory]
     return found
 
 
 def _renamed(call: Call, names: dict[Value, Value]) -> Call:
-    args, kwargs = renamed((call.args, call.kwargs), names)
-    return attrs.evolve(call, args=args, kwargs=kwargs, writes=renamed(call.writes, names))
+    args, kwargs, result, writes = renamed(
+        (call.args, call.kwargs, call.result, call.writes), names
+    )
+    return attrs.evolve(call, args=args, kwargs=kwargs, result=result, writes=writes)
 
 
 def _is_pure(call: Call) -> bool:
     return not (
         call.writes
         or torch_compat.draws(call.operator)
-        or torch_compat.is_of_collectives(call.operator)
+        or (torch_compat.is_of_collectives(call.operator) and not gathers(call))
         or not list(call.operands)  # a factory: another one may be written into by its reader
     )
