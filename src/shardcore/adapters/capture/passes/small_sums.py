@@ -1,5 +1,7 @@
 """Sums of a few numbers, those of losses and metrics, are left to the end of the step."""
 
+from collections.abc import Sequence
+
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.reading import check
 from shardcore.adapters.capture.tape import Call, Tape, values
@@ -20,25 +22,34 @@ def with_small_sums_last(tape: Tape) -> Tape:
 
 def _movable(tape: Tape) -> set[int]:
     """The places of the small all-reduces, and of all that hangs on them."""
+    effects = [(tape.reads_of(call), tape.writes_of(call)) for call in tape.calls]
     moved: set[int] = set()
     for place, call in enumerate(tape.calls):
         if torch_compat.is_all_reduce(call.operator) and place not in moved:
-            found = _dependents(tape, place)
-            if all(_is_small(tape, tape.calls[each]) for each in found):
-                moved |= found
+            moved |= _small_dependents(tape, place, effects)
     return moved if _may_move(tape, moved) else set()
 
 
-def _dependents(tape: Tape, place: int) -> set[int]:
-    """The places of the calls that must come after the one at `place`."""
-    found = {place}
-    made, read = tape.writes_of(tape.calls[place]), tape.reads_of(tape.calls[place])
-    for later in range(place + 1, len(tape.calls)):
-        call = tape.calls[later]
-        if (tape.reads_of(call) | tape.writes_of(call)) & made or tape.writes_of(call) & read:
+def _small_dependents(
+    tape: Tape, place: int, effects: Sequence[tuple[set[int], set[int]]]
+) -> set[int]:
+    """The places of the call at `place` and those that must come after it; none if one is large.
+
+    Args:
+        tape: A step.
+        place: Where the first one stands.
+        effects: By place, the memories that a call reads, and those that it writes.
+    """
+    found: set[int] = set()
+    made, read = set[int](), set[int]()
+    for later in range(place, len(tape.calls)):
+        reads, writes = effects[later]
+        if later == place or (reads | writes) & made or writes & read:
+            if not _is_small(tape, tape.calls[later]):
+                return set()
             found.add(later)
-            made |= tape.writes_of(call)
-            read |= tape.reads_of(call)
+            made |= writes
+            read |= reads
     return found
 
 
