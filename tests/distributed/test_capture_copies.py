@@ -127,3 +127,25 @@ def test_a_keras_model_with_pooling_gives_the_bits_of_eager_steps():
         assert losses("auto") == losses(False)
     finally:
         shardcore.uninstall()
+
+
+def test_a_tensor_that_is_transposed_in_place_lies_otherwise_from_then_on():
+    class Turns(keras.layers.Layer):
+        def call(self, x):
+            turned = x * 2
+            turned.transpose_(1, 2)
+            return turned.transpose(1, 2) * keras.ops.arange(5.0)
+
+    import shardcore
+
+    shardcore.install("single")
+    try:
+        model = keras.Sequential([keras.Input((3, 5)), Turns(), keras.layers.Dense(2)])
+        x = torch.randn(4, 3, 5)
+        model.compile("sgd", "mse", jit_compile=False)
+        expected = model.predict_on_batch(x)
+        model.compile("sgd", "mse")
+        for _ in range(4):
+            assert model.predict_on_batch(x).tolist() == expected.tolist()
+    finally:
+        shardcore.uninstall()

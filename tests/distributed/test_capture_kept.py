@@ -1,5 +1,7 @@
 """Buckets whose memory is kept from run to run give what those made anew give."""
 
+import gc
+
 import torch
 import torch.distributed as dist
 
@@ -76,3 +78,17 @@ def test_programs_share_the_memory_and_a_program_has_it_once_for_each_bucket():
         return places[0] == places[1], len(places[0]), one is other
 
     assert run_ranks(program, 2) == [(True, 1, False)] * 2
+
+
+def test_the_memory_is_there_as_long_as_a_program_that_has_it():
+    def program(rank):
+        memories = Memories()
+        tape = tape_of(*operands(rank))
+        module = graph_of(with_kept_buckets(tape, memories), {})
+        gc.collect()
+        held = len(memories)
+        del module
+        gc.collect()
+        return held, len(memories)
+
+    assert run_ranks(program, 2) == [(1, 0)] * 2

@@ -75,7 +75,7 @@ class FxCapture:
         literals = constants.literals(first.tape, tape)
         guards, reads = guards_of(tape, literals)
         tape = with_checks(tape, reads)
-        if compiled:
+        if compiled or tape.reshapes:
             better = improved(tape)
         else:
             better = with_kept_buckets(improved_without_compiler(tape), self._memories)

@@ -198,7 +198,11 @@ class Recorder:
         """A result of a call: what was not met before is new, in memory of its own or a view."""
         if not isinstance(leaf, torch.Tensor | torch.Generator):
             return leaf
-        return self._known(leaf) or self._new(leaf, self._owner(leaf, operands))
+        known = self._known(leaf)
+        if known is None:
+            return self._new(leaf, self._owner(leaf, operands))
+        self.tape.reshapes |= self.tape.forms[known.number] != Form.of(leaf)
+        return known
 
     def _owner(self, result: Any, operands: Sequence[torch.Tensor]) -> int | None:
         """Whose memory a new tensor is a view of, None if it is its own."""

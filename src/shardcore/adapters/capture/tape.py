@@ -133,6 +133,8 @@ class Tape:
         reads: The values that were read on the host.
         memory: By number, whose memory a value has. Views share one.
         forms: By number, what a value is.
+        reshapes: Whether a tensor gets another shape, or other strides, in place: `forms` has the
+            first.
         draws_on_host: Whether Python or NumPy drew random numbers.
         kept: By number, tensors of the program's own: each run writes into them before it reads.
         outputs: What the step returned, tensors as `Value`.
@@ -146,6 +148,7 @@ class Tape:
     reads: list[Read] = attrs.field(factory=list)
     memory: list[int] = attrs.field(factory=list)
     forms: list[Form | None] = attrs.field(factory=list)
+    reshapes: bool = False
     draws_on_host: bool = False
     kept: dict[int, torch.Tensor] = attrs.field(factory=dict)
     outputs: Any = None
@@ -193,6 +196,14 @@ def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
         return names.get(leaf, leaf) if isinstance(leaf, Value) else leaf
 
     return torch_compat.tree_map(name, nest)
+
+
+def renamed_call(call: Call, names: Mapping[Value, Value]) -> Call:
+    """`call` with other values in all that it has."""
+    args, kwargs, result, writes = renamed(
+        (call.args, call.kwargs, call.result, call.writes), names
+    )
+    return attrs.evolve(call, args=args, kwargs=kwargs, result=result, writes=writes)
 
 
 def values(nest: Any) -> Iterator[Value]:

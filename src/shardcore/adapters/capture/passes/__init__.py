@@ -50,7 +50,10 @@ def improved(tape: Tape) -> Tape:
 
 
 def improved_without_compiler(tape: Tape) -> Tape:
-    """`tape` after all passes but that which needs memory to keep."""
+    """`tape` after all passes but that which needs memory to keep.
+
+    Those that come last must know how each tensor lies: none is reshaped in place.
+    """
     tape = improved(tape)
     for each in PASSES_WITHOUT_COMPILER:
         tape = each(tape)

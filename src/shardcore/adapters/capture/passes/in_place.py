@@ -4,7 +4,7 @@ import attrs
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.liveness import last_uses
-from shardcore.adapters.capture.tape import Call, Tape, Value, renamed
+from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, renamed_call
 
 
 def with_sums_in_place(tape: Tape) -> Tape:
@@ -16,10 +16,7 @@ def with_sums_in_place(tape: Tape) -> Tape:
     names: dict[Value, Value] = {}
     calls = []
     for place, each in enumerate(tape.calls):
-        args, kwargs, result, writes = renamed(
-            (each.args, each.kwargs, each.result, each.writes), names
-        )
-        call = attrs.evolve(each, args=args, kwargs=kwargs, result=result, writes=writes)
+        call = renamed_call(each, names)
         if torch_compat.is_all_reduce(call.operator) and _may_be_written(each, place, last, tape):
             names[call.result] = call.args[0]
             call = _in_place(call)

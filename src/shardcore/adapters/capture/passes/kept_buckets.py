@@ -1,6 +1,7 @@
 """Buckets that are there once for all runs, and are filled anew in each."""
 
 from collections import Counter
+from weakref import WeakValueDictionary
 
 import attrs
 import torch
@@ -13,11 +14,14 @@ from shardcore.adapters.capture.tape import Call, Form, Tape, Value, renamed, va
 class Memories:
     """Tensors into which a program writes before it reads them.
 
-    Programs run in turns: they share them.
+    Programs run in turns: they share them. When the last that has one is gone, so is the tensor.
     """
 
     def __init__(self) -> None:
-        self._made: dict[Form, list[torch.Tensor]] = {}
+        self._made: WeakValueDictionary[tuple[Form, int], torch.Tensor] = WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self._made)
 
     def taken(self, forms: list[Form]) -> list[torch.Tensor]:
         """A tensor for each of `forms`, which are those of one program."""
@@ -25,12 +29,13 @@ class Memories:
         return [self._next(form, taken) for form in forms]
 
     def _next(self, form: Form, taken: dict[Form, int]) -> torch.Tensor:
-        made = self._made.setdefault(form, [])
         place = taken.get(form, 0)
         taken[form] = place + 1
-        if place == len(made):
-            made.append(torch.empty(form.shape, dtype=form.dtype, device=form.device))
-        return made[place]
+        found = self._made.get((form, place))
+        if found is None:
+            found = torch.empty(form.shape, dtype=form.dtype, device=form.device)
+            self._made[form, place] = found
+        return found
 
 
 def with_kept_buckets(tape: Tape, memories: Memories) -> Tape:

@@ -3,12 +3,10 @@
 from collections import Counter
 from typing import Any
 
-import attrs
-
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.constants import written_memories
 from shardcore.adapters.capture.passes.order import gathers, is_view
-from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, values
+from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, renamed_call, values
 
 
 def without_repeats(tape: Tape) -> Tape:
@@ -22,7 +20,7 @@ def without_repeats(tape: Tape) -> Tape:
     made: dict[str, Any] = {}
     calls = []
     for each in tape.calls:
-        call = _renamed(each, names)
+        call = renamed_call(each, names)
         writes.update({tape.memory[value.number] for value in call.writes})
         # Who writes into what the second made would write into what the first made.
         if not _is_pure(call) or (tape.writes_of(call) & written and not is_view(call, tape)):
@@ -42,13 +40,6 @@ def without_repeats(tape: Tape) -> Tape:
     owners = {tape.memory[value.number]: tape.memory[one.number] for value, one in names.items()}
     found.memory[:] = [owners.get(memory, memory) for memory in tape.memory]
     return found
-
-
-def _renamed(call: Call, names: dict[Value, Value]) -> Call:
-    args, kwargs, result, writes = renamed(
-        (call.args, call.kwargs, call.result, call.writes), names
-    )
-    return attrs.evolve(call, args=args, kwargs=kwargs, result=result, writes=writes)
 
 
 def _is_pure(call: Call) -> bool:

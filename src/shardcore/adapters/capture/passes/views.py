@@ -8,7 +8,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.buckets import VIEW
 from shardcore.adapters.capture.passes.dead_code import without_dead_code
-from shardcore.adapters.capture.tape import Call, Tape, Value, renamed
+from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, renamed_call
 
 
 def with_direct_views(tape: Tape) -> Tape:
@@ -20,7 +20,7 @@ def with_direct_views(tape: Tape) -> Tape:
     names: dict[Value, Value] = {}
     calls = []
     for each in tape.calls:
-        call = _renamed(each, names)
+        call = renamed_call(each, names)
         if call.operator in _VIEWS:
             base = below.get(call.args[0], call.args[0])
             if tape.form(call.result) == tape.form(base):
@@ -33,13 +33,6 @@ def with_direct_views(tape: Tape) -> Tape:
     found = tape.with_calls(calls)
     found.outputs = renamed(tape.outputs, names)
     return without_dead_code(found)
-
-
-def _renamed(call: Call, names: dict[Value, Value]) -> Call:
-    args, kwargs, result, writes = renamed(
-        (call.args, call.kwargs, call.result, call.writes), names
-    )
-    return attrs.evolve(call, args=args, kwargs=kwargs, result=result, writes=writes)
 
 
 def _view(base: Value, call: Call, tape: Tape) -> Call:
