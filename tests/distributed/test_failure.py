@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from shardcore.adapters.failure import FailureWatch
 from shardcore.adapters.process_group import ProcessGroup
@@ -240,6 +241,18 @@ def test_a_stopped_watch_leaves_nothing_behind_and_can_be_started_again():
 
     assert run_ranks(program, 2) == [True, True]
     assert run_ranks(program, 1) == [False]
+
+
+def test_nobody_watches_a_group_whose_other_ranks_are_simulated():
+    """Their end would be waited for in vain."""
+
+    def program(_rank):
+        from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers it
+
+        dist.init_process_group("fake", rank=0, world_size=8, store=dist.HashStore())
+        return FailureWatch.start(ProcessGroup.start(None)) is None
+
+    assert run_ranks(program, 1, init=False) == [True]
 
 
 def test_a_log_that_nobody_reads_does_not_keep_a_failing_rank(program):

@@ -101,10 +101,11 @@ class FailureWatch:
             group: the ranks to watch.
 
         Returns:
-            The watch; None for a process alone, where there is nobody to watch.
+            The watch; None where there is nobody to watch: for a process alone, and for a rank
+            whose peers are only simulated.
         """
         rank, world_size = group.rank(), group.world_size()
-        if world_size == 1:
+        if world_size == 1 or group.is_simulated():
             return None
         processes = group.gather_objects(_Process(_host(), os.getpid()))
         here = {

@@ -84,6 +84,10 @@ class ProcessGroup:
         """The number of processes; 1 for a process alone."""
         return dist.get_world_size() if dist.is_initialized() else 1
 
+    def is_simulated(self) -> bool:
+        """Whether this is torch's "fake" group, in which the other ranks are not there."""
+        return dist.is_initialized() and dist.get_backend() == "fake"
+
     def device_type(self) -> str:
         """``"cuda"`` or ``"cpu"``: where the tensors of this process live."""
         return device_type()
