@@ -2,35 +2,16 @@
 
 import torch
 
-from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.passes.chains import in_blocks
 from shardcore.adapters.capture.passes.lists import with_large_apart
 from shardcore.adapters.capture.recorder import Recorder
+from tests.distributed.tapes import after, names
 
 BLOCK = 8
 
 
-def changed(step, one_pass, *tensors):
-    """The operators of a pass's tape; its results, and what it leaves in memory, are the same."""
-    copies = [each.clone() for each in tensors]
-    recorder = Recorder(copies)
-    recorder.run(lambda: step(*copies))
-    tapes = recorder.tape, one_pass(recorder.tape)
-    found = [_run(tape, tensors) for tape in tapes]
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
-        assert one.dtype == other.dtype
-        assert one.stride() == other.stride()
-    return [call.operator.__name__.partition(".")[0] for call in tapes[1].calls]
-
-
-def _run(tape, tensors):
-    copies = [each.clone() for each in tensors]
-    return *graph_of(tape, {n: tape.found[n] for n in tape.outside})(*copies), *copies
-
-
 def blocks(step, *tensors):
-    return changed(step, lambda tape: in_blocks(tape, BLOCK), *tensors)
+    return names(after(step, lambda tape: in_blocks(tape, BLOCK), *tensors))
 
 
 X = torch.randn(6, 5)
@@ -94,7 +75,8 @@ def test_an_element_that_another_view_has_elsewhere_is_read_first():
 def test_a_block_of_one_dim_takes_any_broadcast():
     for other in BROADCAST:
         x = torch.randn(3, 4, 5)
-        assert changed(affine, lambda tape: in_blocks(tape, 20), x, other) == ["in_blocks"], other
+        tape = after(affine, lambda tape: in_blocks(tape, 20), x, other)
+        assert names(tape) == ["in_blocks"], other
 
 
 def test_dims_are_seen_as_one_where_all_operands_allow_it():
@@ -136,9 +118,9 @@ def test_a_large_tensor_of_a_list_is_updated_block_by_block():
         torch._foreach_add_(values, scaled, alpha=-1)
 
     operands = X.abs(), X[0].abs(), Y, Y[0], torch.tensor(0.1)
-    names = changed(step, lambda tape: in_blocks(apart(tape), BLOCK), *operands)
-    assert names.count("in_blocks") == 1
-    assert [name for name in names if name != "in_blocks"] == [
+    found = names(after(step, lambda tape: in_blocks(apart(tape), BLOCK), *operands))
+    assert found.count("in_blocks") == 1
+    assert [name for name in found if name != "in_blocks"] == [
         "_foreach_mul_",
         "_foreach_add_",
         "_foreach_mul",
@@ -168,6 +150,6 @@ def test_each_operator_on_lists_is_the_one_on_tensors():
         torch._foreach_div_(one, b)
         return torch._foreach_neg(torch._foreach_add(one, number, alpha=3))
 
-    names = changed(step, apart, X, Y, torch.tensor(0.7))
-    singles = {name for name in names if not name.startswith("_foreach_")} - {"select"}
+    found = names(after(step, apart, X, Y, torch.tensor(0.7)))
+    singles = {name for name in found if not name.startswith("_foreach_")} - {"select"}
     assert singles == {"add", "sub", "abs", "mul", "sub_", "div_", "neg"}

@@ -65,6 +65,14 @@ def test_an_alias_is_what_it_is_of():
     )
 
 
+def test_a_view_of_its_own_shape_is_what_it_is_of():
+    def step(x):
+        with torch._C._AutoDispatchBelowAutograd():  # as where DTensor wraps its part of a result
+            return (x * 2).view_as(x) + x.view_as(x)
+
+    assert changed(step, without_aliases, X)[1] == ["mul", "view_as", "add"]
+
+
 def test_a_constant_that_is_written_into_is_made_anew_in_each_run():
     def step(x):
         return torch.tensor([1.0, 2.0, 3.0]).add_(x[0])

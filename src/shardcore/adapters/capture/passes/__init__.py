@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from shardcore.adapters.capture.passes.aliases import without_aliases
+from shardcore.adapters.capture.passes.broadcasts import with_late_expands
 from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.chains import in_blocks
 from shardcore.adapters.capture.passes.copies import without_needless_copies
@@ -25,15 +26,16 @@ PASSES: tuple[Callable[[Tape], Tape], ...] = (
     without_repeats,
     without_dead_code,
     with_small_sums_last,
-    in_buckets,
     with_regathers,
     with_early_starts,
+    in_buckets,
     with_late_waits,
 )
 
 # What Inductor does by itself, or cannot take.
 PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
     with_sums_in_place,
+    with_late_expands,
     with_direct_views,
     with_pooling_as_it_lies,
     without_needless_copies,

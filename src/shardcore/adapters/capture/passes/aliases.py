@@ -3,7 +3,7 @@
 import attrs
 import torch
 
-from shardcore.adapters.capture.tape import Tape, Value, renamed
+from shardcore.adapters.capture.tape import Call, Tape, Value, renamed
 
 _NOTHING_TO_DO = {
     torch.ops.aten.alias.default,
@@ -19,7 +19,7 @@ def without_aliases(tape: Tape) -> Tape:
     calls = []
     for call in tape.calls:
         args, kwargs = renamed((call.args, call.kwargs), names)
-        if call.operator in _NOTHING_TO_DO:
+        if call.operator in _NOTHING_TO_DO or _is_as_itself(call):
             names[call.result] = args[0]
         else:
             result = renamed(call.result, names)
@@ -28,3 +28,8 @@ def without_aliases(tape: Tape) -> Tape:
     found = tape.with_calls(calls)
     found.outputs = renamed(tape.outputs, names)
     return found
+
+
+def _is_as_itself(call: Call) -> bool:
+    """Whether a tensor is viewed with its own shape, as DTensor does to its part of a result."""
+    return call.operator is torch.ops.aten.view_as.default and call.args[0] == call.args[1]
