@@ -15,6 +15,7 @@ from shardcore.binding.backend_library import BackendLibrary
 from shardcore.binding.callback_files import OneWriter, one_summary, refuse_orbax, send_once
 from shardcore.binding.data_adapters import OneProcess, array_loader
 from shardcore.binding.exporting import export
+from shardcore.binding.initial_states import initial_states
 from shardcore.binding.layer_calls import layer_call
 from shardcore.binding.layer_edges import LayerEdges
 from shardcore.binding.nadam import NumbersOfNadam
@@ -134,6 +135,7 @@ class Binding:
                 if name.startswith("draws of ")
             },
             "numbers of Nadam": lambda core: NumbersOfNadam(core, self.capture),
+            "initial states": lambda original: initial_states(original, self.sessions),
             "mask of a loss": sample_weights.mask,
             "export": lambda original: export(original, self.sessions),
             "save model": saving.save_model,

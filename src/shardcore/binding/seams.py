@@ -236,6 +236,11 @@ SEAMS = {
         "TorchTrainer._should_torch_compile",
         "torch.compile dies on Keras' own Python over sharded tensors: recordings are compiled.",
     ),
+    "initial states": Seam(
+        "keras.src.layers.rnn.rnn",
+        "RNN.get_initial_state",
+        "Whole on every rank, beside sequences whose rows are split.",
+    ),
     "mask of a loss": Seam(
         "keras.src.losses.loss",
         "apply_mask",
