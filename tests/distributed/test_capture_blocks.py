@@ -2,8 +2,10 @@
 
 import torch
 
+from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.passes.chains import in_blocks
 from shardcore.adapters.capture.passes.lists import with_large_apart
+from shardcore.adapters.capture.passes.told import with_results_told
 from shardcore.adapters.capture.recorder import Recorder
 from tests.distributed.tapes import after, names
 
@@ -153,3 +155,48 @@ def test_each_operator_on_lists_is_the_one_on_tensors():
     found = names(after(step, apart, X, Y, torch.tensor(0.7)))
     singles = {name for name in found if not name.startswith("_foreach_")} - {"select"}
     assert singles == {"add", "sub", "abs", "mul", "sub_", "div_", "neg"}
+
+
+def told(step, *tensors):
+    """The operators of `step` that are told where to write, and all of them."""
+    recorder = Recorder(tensors)
+    outputs = recorder.run(lambda: step(*tensors))
+    recorder.tape.outputs = tuple(recorder.tape.outputs)
+    tape = with_results_told(recorder.tape)
+    into = [torch.empty_like(each) for each in outputs]
+    for one, other in zip(graph_of(tape, {}).forward(*tensors, *into), outputs, strict=True):
+        assert torch.equal(one, other)
+    names = [call.operator.__name__ for call in tape.calls]
+    return [name.endswith(("out", "grad_input")) for name in names], into, outputs
+
+
+def test_a_result_is_written_where_it_is_to_be():
+    are_told, into, outputs = told(lambda x, y: ((x * y) + 1, x - y), X, Y)
+    assert are_told == [False, True, True]
+    assert all(map(torch.equal, into, outputs))
+
+
+def test_what_nobody_reads_any_more_gives_its_memory():
+    are_told, _, _ = told(lambda x, y: ((x * y + 1).exp() / y - x,), X, Y)
+    assert are_told == [False, True, True, True, True]
+
+
+def test_what_is_read_later_keeps_its_memory():
+    def step(x, y):
+        product = x * y
+        return ((product + 1) - product,)
+
+    assert told(step, X, Y)[0] == [False, False, True]
+
+
+def test_what_is_of_another_kind_takes_no_memory_of_it():
+    def step(x, y):
+        return (torch.bitwise_and((x * y) > 0, x > 0),)
+
+    assert told(step, X, Y)[0] == [False, False, False, True]
+
+
+def test_an_operator_without_a_variant_of_its_own_makes_its_result():
+    are_told, into, (result,) = told(lambda x: (torch.ops.aten.mul.Scalar(x, 2.0),), X)
+    assert are_told == [False]
+    assert not torch.equal(into[0], result)

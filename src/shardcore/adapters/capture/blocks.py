@@ -79,7 +79,8 @@ def blockwise(
     """A function that does `body` block by block.
 
     Args:
-        body: Takes blocks of tensors, and tensors that are whole; gives blocks of results.
+        body: Takes blocks of tensors, and tensors that are whole, and then blocks to write results
+            into; gives blocks of results, these or others.
         cut: How they are cut.
         split: Which operands of `body` are blocks.
         made: The results.
@@ -96,8 +97,9 @@ def blockwise(
         )
         targets = zip(*map(cut.parts, results), strict=True) if made else itertools.repeat(())
         for target, block in zip(targets, zip(*blocks, strict=False), strict=False):
-            for into, value in zip(target, body(*block), strict=True):
-                into.copy_(value)
+            for into, value in zip(target, body(*block, *target), strict=True):
+                if value is not into:
+                    into.copy_(value)
         return results
 
     return in_blocks

@@ -35,6 +35,7 @@ from shardcore.adapters.torch_compat.operators import (
     writes_first,
     writes_list,
     writes_others,
+    writing_into,
     writing_operators,
     written_operands,
 )
@@ -136,6 +137,7 @@ __all__ = [
     "writes_first",
     "writes_list",
     "writes_others",
+    "writing_into",
     "writing_operators",
     "written",
     "written_operands",

@@ -151,6 +151,28 @@ def out_of_place(operator: Any) -> Any:
     return getattr(getattr(torch.ops.aten, name), overload)
 
 
+@cache
+def writing_into(operator: Any) -> tuple[Any, str] | None:
+    """The variant of `operator` that writes where it is told, and what that operand is called.
+
+    None if torch has none on a CPU but what runs `operator` and copies.
+    """
+    packet = getattr(torch.ops.aten, operator._schema.name.partition("::")[2])
+    for name in packet.overloads():
+        variant = getattr(packet, name)
+        operands = [each for each in variant._schema.arguments if not each.is_out]
+        targets = [each.name for each in variant._schema.arguments if each.is_out]
+        same = list(map(_declared, operands)) == list(map(_declared, operator._schema.arguments))
+        if same and len(targets) == 1:
+            is_own = torch._C._dispatch_has_kernel_for_dispatch_key(variant.name(), "CPU")
+            return (variant, targets[0]) if is_own else None
+    return None
+
+
+def _declared(argument: Any) -> tuple[str, str]:
+    return argument.name, str(argument.type)
+
+
 def reshaped_in_place(
     operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], target: torch.Tensor
 ) -> Any:

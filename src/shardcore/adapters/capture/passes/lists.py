@@ -73,5 +73,6 @@ def _single_operators() -> dict[Any, Any]:
     return found
 
 
-_OVERLOADS = {"default": "default", "List": "Tensor", "Scalar": "Scalar", "Tensor": "Tensor"}
+# A plain number is taken as a tensor is, by which torch has a variant that is told where to write.
+_OVERLOADS = {"default": "default", "List": "Tensor", "Scalar": "Tensor", "Tensor": "Tensor"}
 _SINGLE = _single_operators()
