@@ -122,7 +122,7 @@ class DTensors:
         if not isinstance(tensor, DTensor):
             return tensor
         reduced = settled(tensor)
-        if reduced.grad_fn is not None and not _is_of_variables(reduced):
+        if reduced.grad_fn is not None and (_is_chosen(tensor) or not _is_of_variables(reduced)):
             reduced.register_hook(settled)
         return reduced
 
@@ -187,6 +187,11 @@ def _is_of_variables(output: DTensor) -> bool:
     Those are summed together, in buckets.
     """
     return all(isinstance(placement, Replicate) for placement in output.placements)
+
+
+def _is_chosen(output: DTensor) -> bool:
+    """Whether `output` is a pending maximum or the like: its gradient cannot be a pending sum."""
+    return any(p.is_partial() and not p.is_partial("sum") for p in output.placements)
 
 
 def _check_order(layout: Layout, shape: tuple[int, ...]) -> None:
