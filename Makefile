@@ -1,6 +1,6 @@
 # make demo   trains a model sharded over two processes, beside one device
 # make test   runs everything that CI runs
-# make matrix-full   compares every Keras layer and operator with one device
+# make matrix-full   compares every Keras layer and operator with one device, captured steps with eager ones
 # make bench  measures steps beside steps written by hand; with Keras on JAX, if make bench-jax was run
 # Both create what they need: .venv (everything) and .venv-core (no torch, no Keras).
 
@@ -56,7 +56,7 @@ distributed: $(VENV)/.installed
 	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(UNDER_MANUAL:%=tests/distributed/test_%.py)
 
 matrix: $(VENV)/.installed
-	$(call headline,a part of the matrices: operators and layers against one device)
+	$(call headline,a part of the matrices: operators and layers against one device; captured steps against eager ones)
 	$(VENV)/bin/python -m pytest tests/matrix
 
 matrix-full: $(VENV)/.installed

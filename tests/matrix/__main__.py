@@ -4,6 +4,7 @@ One class on one mesh takes seconds:
 
     python -m tests.matrix run --only Conv2D --mesh 1x2
     python -m tests.matrix run --table ops --only softmax
+    python -m tests.matrix run --table "captured layers" --mesh "one device" --only Conv2D
 
 What was run whole is kept in build/matrix, table by table and mesh by mesh, for the page:
 

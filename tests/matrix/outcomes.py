@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from attrs import frozen
 
-ORDER = ("ok", "fell back", "error", "WRONG")
+ORDER = ("ok", "fell back", "eager", "error", "WRONG")
 
 
 @frozen
@@ -13,7 +13,7 @@ class Outcome:
 
     Args:
         status: one of `ORDER`.
-        detail: what differs, or what was raised.
+        detail: what differs, what was raised, or why a step was not captured.
         fell_back: the operators that ran on whole operands.
         by_rule: the operators that a rule of shardcore split.
     """

@@ -93,7 +93,7 @@ def _attempt(case: Case) -> Numbers | str:
     try:
         return train(case)
     except Exception as error:  # noqa: BLE001 - whatever a model raises is its outcome
-        return _story(error)
+        return story(error)
 
 
 def over_mesh(cases: Sequence[Case], mesh: Mesh, reference: Reference) -> dict[str, Outcome]:
@@ -106,10 +106,11 @@ def over_mesh(cases: Sequence[Case], mesh: Mesh, reference: Reference) -> dict[s
         return lambda case: _compared(case, mesh, reference[case.name])
 
     found = run_all(run, mesh.ranks, start, lambda outcome: outcome.status == "error")
-    return {name: _of_ranks(result) for name, result in found.items()}
+    return {name: of_ranks(result) for name, result in found.items()}
 
 
-def _of_ranks(result: list[Outcome] | Ended) -> Outcome:
+def of_ranks(result: list[Outcome] | Ended) -> Outcome:
+    """The outcome of a case, of those of its ranks."""
     if isinstance(result, Ended):
         return Outcome("error", " ".join([*(each.detail for each in result.noted), result.why]))
     return worst(result)
@@ -123,7 +124,7 @@ def _compared(case: Case, mesh: Mesh, reference: Numbers) -> Outcome:
         distribute(mesh, reference.shapes)
         numbers = train(case, mesh)
     except Exception as error:  # noqa: BLE001 - whatever a model raises is its outcome
-        return Outcome("error", _story(error))
+        return Outcome("error", story(error))
     finally:
         keras.distribution.set_distribution(None)
     difference = compare(numbers.values, reference.values, case.tolerance)
@@ -232,7 +233,8 @@ def compare(
     return ""
 
 
-def _story(error: BaseException) -> str:
+def story(error: BaseException) -> str:
+    """What an error says, and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     last = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames[-4:]]
     return f"{type(error).__name__}: {str(error)[:1500]} [{' > '.join(last)}]"

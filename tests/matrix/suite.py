@@ -7,7 +7,7 @@ from types import ModuleType
 import keras
 from attrs import field, frozen
 
-from tests.matrix import ops_run, placing
+from tests.matrix import captured, ops_run, placing
 from tests.matrix.layer_cases import LAYERS, NOT_ON_ONE_DEVICE
 from tests.matrix.losses_cases import LOSSES
 from tests.matrix.metrics_cases import METRICS
@@ -15,7 +15,7 @@ from tests.matrix.models_cases import MODELS
 from tests.matrix.ops_cases import CASES
 from tests.matrix.optimizers_cases import OPTIMIZERS, SCHEDULES
 from tests.matrix.outcomes import Outcome, class_of
-from tests.matrix.parity import Case, Mesh, Reference, one_device, over_mesh
+from tests.matrix.parity import Case, Mesh, Numbers, Reference, one_device, over_mesh
 from tests.matrix.random_cases import RANDOM
 from tests.matrix.weights_cases import CONSTRAINTS, INITIALIZERS, REGULARIZERS
 
@@ -36,6 +36,9 @@ SPLIT = (
 )
 # For what sees no kernel: another split of them shows nothing more.
 FEW = (Mesh((2,)), Mesh((1, 2), "last"), Mesh((2, 2), "last"))
+# For captured steps: one device, and a mesh for each way in which collectives come into a step.
+ONE_DEVICE = "one device"
+CAPTURED_ON = (Mesh((2, 1), "last"), Mesh((1, 2), "last"), Mesh((2, 2), "last"))
 # CI runs a few cases of each table on the mesh that splits most.
 FAST_MESH = "2x2, last dim over model"
 
@@ -131,6 +134,35 @@ class Functions:
         return ops_run.over_mesh(chosen, placing.MESHES[mesh])
 
 
+@frozen
+class Captured:
+    """The cases of a table again: their captured steps, beside the same steps run eagerly."""
+
+    table: Classes
+
+    def meshes(self) -> list[str]:
+        """The names of the meshes, and of none."""
+        return [ONE_DEVICE, *(mesh.name for mesh in CAPTURED_ON)]
+
+    def named(self, names: Iterable[str]) -> set[str]:
+        """The cases of these names, and those of the classes of these names."""
+        return self.table.named(names)
+
+    def classes(self) -> set[str]:
+        """What is in the table."""
+        return self.table.classes()
+
+    def run(self, mesh: str, only: Iterable[str] | None = None) -> dict[str, Outcome]:
+        """What came of the cases on the mesh of that name that run on one device."""
+        wanted = None if only is None else set(only)
+        chosen = [c for c in self.table.cases if wanted is None or c.name in wanted]
+        numbers = self.table.reference(c for c in chosen if c.name not in NOT_ON_ONE_DEVICE)
+        shapes = {c.name: n.shapes for c in chosen if isinstance(n := numbers.get(c.name), Numbers)}
+        run = {case.name: case for case in chosen if case.name in shapes}
+        by_name = {each.name: each for each in CAPTURED_ON}
+        return captured.beside_eager(run, by_name.get(mesh), shapes)
+
+
 CLASSES = {
     "layers": Classes(
         LAYERS,
@@ -139,6 +171,7 @@ CLASSES = {
          "Layer/state", "Layer/add_loss", "Softmax/axes", "Conv2D", "Conv1D/causal",
          "DepthwiseConv2D", "Conv2DTranspose",
          "MaxPooling2D", "AveragePooling2D/same", "GlobalAveragePooling1D/masked",
+         "GlobalMaxPooling1D/channels_first",
          "BatchNormalization/odd", "BatchNormalization/masked", "LayerNormalization",
          "RMSNormalization", "GroupNormalization", "Dropout/global seed", "Concatenate/axis",
          "Reshape/split", "ZeroPadding2D", "MultiHeadAttention/causal", "GroupQueryAttention",
@@ -186,7 +219,9 @@ CLASSES = {
 }  # fmt: skip
 
 OPERATORS = Functions(dict(sorted(CASES.items())))
-TABLES: dict[str, Classes | Functions] = {**CLASSES, "ops": OPERATORS}
+# Initializers are not in a step.
+CAPTURED = {f"captured {n}": Captured(t) for n, t in CLASSES.items() if n != "initializers"}
+TABLES: dict[str, Classes | Functions | Captured] = {**CLASSES, "ops": OPERATORS, **CAPTURED}
 
 # What does not run over a mesh, and what the user is told. Every other error fails the suite.
 DOCUMENTED_ERRORS = {

@@ -1,0 +1,183 @@
+"""The steps of a case captured, beside the same steps run eagerly: one result, to the bit?
+
+Both run on each rank, one after the other. What a captured step computes is compared with what the
+eager one does on the same mesh: how far that is from one device is the subject of `parity`.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from attrs import define, field, frozen
+
+import shardcore
+from shardcore.binding import captured_steps
+from tests.matrix import parity, strategies
+from tests.matrix.forks import run_all
+from tests.matrix.outcomes import Outcome
+from tests.matrix.parity import Case, Mesh
+
+# Of each function so many steps are run from a recording, and so many at most in all: some are
+# recorded twice for each of several ways that they go.
+REPLAYS = 3
+MOST_STEPS = 24
+# Over more than two ranks a sum in a bucket may differ in its last bit, and what follows from it.
+LAST_BITS = 1e-5
+Shapes = dict[str, tuple[int, ...]]
+
+
+@frozen
+class Run:
+    """What the steps of a case computed.
+
+    Args:
+        values: arrays by name: logs and predictions of every step, variables after the last.
+        steps: how many there were of each function.
+    """
+
+    values: dict[str, np.ndarray] = field(repr=False)
+    steps: dict[str, int]
+
+
+@define
+class Told:
+    """What shardcore did with steps.
+
+    Args:
+        replayed: how many ran from a recording.
+        reasons: why others were not captured.
+    """
+
+    replayed: int = 0
+    reasons: list[str] = field(factory=list)
+
+
+class _Warnings(logging.Handler):
+    def __init__(self, told: Told) -> None:
+        super().__init__(logging.WARNING)
+        self.told = told
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        _, _, reason = text.partition("with the same numbers: ")
+        self.told.reasons.append((reason or text).partition(". To silence this")[0])
+
+
+def watch() -> Told:
+    """What shardcore does with the steps of this process from now on."""
+    told = Told()
+    ran = captured_steps._Attempt.ran
+
+    def noted(attempt: Any, program: Any) -> None:
+        told.replayed += 1
+        ran(attempt, program)
+
+    captured_steps._Attempt.ran = noted
+    logger = logging.getLogger("shardcore.capture")
+    logger.addHandler(_Warnings(told))
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    return told
+
+
+def beside_eager(
+    cases: dict[str, Case], mesh: Mesh | None, shapes: dict[str, Shapes]
+) -> dict[str, Outcome]:
+    """What came of each case: its captured steps, compared with its eager ones.
+
+    Args:
+        cases: by name.
+        mesh: None for one device, under the strategy `single`.
+        shapes: of the variables that the mesh may split, by case and path.
+    """
+    ranks = 1 if mesh is None else mesh.ranks
+
+    def start(rank: int) -> Callable[[Case], Outcome]:
+        shardcore.install("single" if mesh is None else strategies.name())
+        told = watch()
+        return lambda case: _compared(case, mesh, shapes[case.name], told)
+
+    found = run_all(cases, ranks, start, lambda outcome: outcome.status == "error")
+    return {name: parity.of_ranks(result) for name, result in found.items()}
+
+
+def _compared(case: Case, mesh: Mesh | None, shapes: Shapes, told: Told) -> Outcome:
+    told.reasons.clear()
+    try:
+        _begin(mesh, shapes)
+        captured = run(case, told)
+        replayed = told.replayed
+        _begin(mesh, shapes)
+        eager = run(case, told, captured.steps)
+    except Exception as error:  # noqa: BLE001 - whatever a model raises is its outcome
+        return Outcome("error", parity.story(error))
+    finally:
+        keras.distribution.set_distribution(None)
+    assert told.replayed == replayed, f"asked to run eagerly, {case.name} did not"
+    exact = mesh is None or mesh.ranks <= 2
+    if found := difference(captured.values, eager.values, 0.0 if exact else LAST_BITS):
+        return Outcome("WRONG", found)
+    if told.reasons:
+        return Outcome("eager", "; ".join(dict.fromkeys(told.reasons)))
+    silent = [name for name, steps in captured.steps.items() if steps == MOST_STEPS]
+    if silent:
+        return Outcome("error", f"no recording of {', '.join(silent)}, and nothing says why")
+    return Outcome("ok")
+
+
+def _begin(mesh: Mesh | None, shapes: Shapes) -> None:
+    keras.utils.clear_session()
+    keras.config.set_dtype_policy("float32")
+    if mesh is not None:
+        parity.distribute(mesh, shapes)
+
+
+def run(case: Case, told: Told, eagerly: dict[str, int] | None = None) -> Run:
+    """Training steps with other batches of the same shape, then evaluations and predictions.
+
+    Args:
+        case: the model and its data.
+        told: what is done with its steps.
+        eagerly: how many steps of each function run eagerly; if None, all that it takes to run some
+            from a recording.
+    """
+    keras.utils.set_random_seed(7)
+    generator = np.random.default_rng(11)
+    model = case.build()
+    if eagerly is not None:
+        model.jit_compile = False
+    rows = case.rows[0]
+    values: dict[str, np.ndarray] = {}
+    steps: dict[str, int] = {}
+
+    def several(name: str, step: Callable[..., Any]) -> None:
+        enough, said = told.replayed + REPLAYS, len(told.reasons)
+        for number in range(MOST_STEPS if eagerly is None else eagerly[name]):
+            steps[name] = number + 1
+            found = step(*case.batch(generator, rows))
+            for leaf, value in enumerate(keras.tree.flatten(found)):
+                values[f"{name} {number}: {leaf}"] = np.asarray(value)
+            if told.replayed == enough or len(told.reasons) > said:
+                break
+
+    several("train_step", lambda *batch: model.train_on_batch(*batch, return_dict=True))
+    if case.batch(generator, rows)[1] is not None:
+        several("test_step", lambda *batch: model.test_on_batch(*batch, return_dict=True))
+    several("predict_step", lambda x, *_: model.predict_on_batch(x))
+    for variable in [*model.variables, *model.optimizer.variables]:
+        values[variable.path] = np.asarray(keras.ops.convert_to_numpy(variable))
+    return Run(values, steps)
+
+
+def difference(
+    captured: dict[str, np.ndarray], eager: dict[str, np.ndarray], tolerance: float
+) -> str:
+    """What differs, "" if nothing does: any bit, or what is more than a tolerance that is not 0."""
+    if found := parity.compare(captured, eager, tolerance):
+        return found
+    if tolerance:
+        return ""
+    unlike = (name for name in eager if captured[name].tobytes() != eager[name].tobytes())
+    return next((f"{name}: other bits" for name in unlike), "")

@@ -1,0 +1,98 @@
+"""Captured steps have the numbers of eager ones, to the bit; and the comparison sees it if not.
+
+A few cases; `make matrix-full` runs all of them, on more meshes.
+"""
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+from shardcore.adapters.capture import passes
+from shardcore.binding.captured_steps import CapturedStep
+from tests.matrix.captured import difference
+from tests.matrix.classifier import REAL, trained
+from tests.matrix.suite import CAPTURED, CLASSES, ONE_DEVICE, Captured, Classes
+
+MESH = "1x2, last dim over model"
+OVER_TWO = {
+    "captured layers": (
+        "BatchNormalization/masked",
+        "Conv2D/strided same",
+        "Dropout/global seed",
+        "Embedding/masked",
+        "GRU/masked",
+        "MaxPooling2D",
+        "MelSpectrogram",
+        "RandomFlip",
+        "SpectralNormalization",
+    ),
+    "captured models": ("decoder", "own loss"),
+    "captured optimizers": ("Adam/all", "LossScaleOptimizer/overflowing"),
+}
+# What is not captured, and what is said of it.
+EAGER = {
+    "CTC": "the step reads values on the host",
+    "MeanIoU": "it reads other values on the host each time",
+    "SimpleRNN/stateful": "it reads a tensor of shape (4, 4) that no variable",
+    "own loss": "it reads other values on the host each time",
+}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_on_one_device(name):
+    expect(name, ONE_DEVICE, CLASSES[name.removeprefix("captured ")].fast)
+
+
+@pytest.mark.parametrize("name", OVER_TWO)
+def test_over_two_ranks(name):
+    expect(name, MESH, OVER_TWO[name])
+
+
+def expect(name, mesh, cases):
+    found = CAPTURED[name].run(mesh, cases)
+    assert set(found) == set(cases)
+    assert {case: found[case] for case in cases if not as_expected(case, found[case])} == {}
+
+
+def as_expected(case, outcome):
+    if case in EAGER:
+        return outcome.status == "eager" and outcome.detail.startswith(EAGER[case])
+    return outcome.status == "ok"
+
+
+PLAIN = trained("plain", lambda: {"loss": "mse", "optimizer": keras.optimizers.SGD(0.1)}, REAL)
+
+
+def outcome_of_plain():
+    found = Captured(Classes([PLAIN], None, ())).run(ONE_DEVICE)["plain"]
+    return found.status, found.detail
+
+
+def without_writes(tape):
+    """A pass that loses what a step writes into the states of metrics."""
+    copy = torch.ops.aten.copy_.default
+    return tape.with_calls([call for call in tape.calls if call.operator is not copy])
+
+
+def test_a_pass_that_loses_writes_is_found(monkeypatch):
+    assert outcome_of_plain() == ("ok", "")
+    monkeypatch.setattr(passes, "PASSES", (*passes.PASSES, without_writes))
+    status, detail = outcome_of_plain()
+    assert (status, "differs" in detail) == ("WRONG", True)
+
+
+def test_a_step_that_runs_eagerly_in_silence_is_found(monkeypatch):
+    monkeypatch.setattr(CapturedStep, "_is_wanted", lambda step, data: False)
+    status, detail = outcome_of_plain()
+    assert (status, "nothing says why" in detail) == ("error", True)
+
+
+def test_one_bit_is_a_difference_unless_there_is_a_tolerance():
+    one = {"w": np.array([1.0, 0.0], "float32")}
+    assert difference(one, one, 0.0) == ""
+    next_to_it = {"w": np.nextafter(one["w"], np.float32(2))}
+    assert "differs" in difference(next_to_it, one, 0.0)
+    assert difference(next_to_it, one, 1e-6) == ""
+    assert "other bits" in difference({"w": np.array([1.0, -0.0], "float32")}, one, 0.0)
+    assert "other values" in difference({}, one, 0.0)
