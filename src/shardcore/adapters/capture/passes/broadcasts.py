@@ -41,7 +41,7 @@ def _expanded_later(
         parts = [_part(each, whole, tape) for each in call.result]
         expanded |= zip(call.result, parts, strict=True)
         return [attrs.evolve(call, args=(whole, *call.args[1:]), result=parts)]
-    elif call.operator in _ARITHMETIC and tape.form(call.result).is_dense:
+    elif call.operator in _ARITHMETIC:
         swapped = attrs.evolve(call, args=_swapped(call, expanded))
         if dims := _common_dims(swapped, tape):
             return _done_first(swapped, dims, expanded, tape)

@@ -1,0 +1,122 @@
+"""Random steps give the same numbers after all passes, to the bit, and leave the same in memory."""
+
+import functools
+import random
+
+import pytest
+import torch
+
+from shardcore.adapters.capture import passes
+from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.passes.chains import in_blocks
+from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
+from shardcore.adapters.capture.passes.lists import with_large_apart
+from shardcore.adapters.capture.recorder import Recorder
+
+STEPS, LENGTH, BLOCK = 12, 30, 8
+SHAPE = (4, 6, 5, 3)
+FIRST = {"memory_format": torch.contiguous_format}
+
+
+def step(seed, *tensors):
+    """Some operators on tensors of all kinds: views, broadcasts, writes, lists, images."""
+    draw = random.Random(seed)
+    pool = [each.clone() for each in tensors]
+    own = list(pool)
+    for _ in range(LENGTH):
+        pool += draw.choice(OPERATORS)(draw, pool)
+    return *draw.sample(pool, 3), *own, torch.stack([each.double().sum() for each in pool]).sum()
+
+
+def one(pool, draw, fits=lambda x: True):
+    return draw.choice([each for each in pool if fits(each)] or pool[:1])
+
+
+def is_whole(x):
+    return x.shape == SHAPE
+
+
+def pointwise(draw, pool):
+    x, y = one(pool, draw, is_whole), one(pool, draw, is_whole)
+    return [draw.choice([torch.add, torch.mul, torch.sub, torch.maximum])(x, y)]
+
+
+def alone(draw, pool):
+    x = one(pool, draw)
+    return [draw.choice([torch.tanh, torch.neg, torch.relu, torch.abs, lambda x: x / 3])(x)]
+
+
+def row(draw, pool):
+    """What is the same for each row, and is expanded."""
+    x = one(pool, draw, is_whole)
+    kept = draw.choice([(0,), (0, 1), (0, 1, 2), (1, 3)])
+    return [x.mean(kept, keepdim=True).expand(SHAPE)]
+
+
+def scaled(draw, pool):
+    x = one(pool, draw, lambda x: is_whole(x) and 0 in x.stride())
+    return [draw.choice([lambda x: x / 24, lambda x: x * 2, torch.neg])(x)]
+
+
+def part(draw, pool):
+    x = one(pool, draw, is_whole)
+    mine = draw.choice([x.chunk(2), x.split([1, 3]), x.split(1)])[-1]
+    return [mine.clone() if draw.random() < 0.5 else mine]
+
+
+def turned(draw, pool):
+    x = one(pool, draw, is_whole)
+    there, back = draw.choice([((0, 3, 1, 2), (0, 2, 3, 1)), ((1, 0, 2, 3), (1, 0, 2, 3))])
+    x = x.permute(there).clone(**FIRST)
+    return [draw.choice([x, x.permute(back), x.permute(back).clone(**FIRST)])]
+
+
+def image(draw, pool):
+    x = one(pool, draw, is_whole).permute(0, 3, 1, 2).clone(**FIRST)
+    return [torch.nn.functional.max_pool2d(x, 2).permute(0, 2, 3, 1)]
+
+
+def viewed(draw, pool):
+    x = one(pool, draw)
+    return [draw.choice([x.unsqueeze(0).squeeze(0), x.reshape(x.shape), x.detach(), x.flatten()])]
+
+
+def written(draw, pool):
+    x = one(pool, draw, lambda x: 0 not in x.stride())
+    return [draw.choice([x.mul_, x.sub_])(0.5)]
+
+
+def of_a_list(draw, pool):
+    x, y = one(pool, draw, is_whole), one(pool, draw, is_whole)
+    return torch._foreach_mul(torch._foreach_add([x, y], 1.0), [y, x])
+
+
+OPERATORS = [pointwise, alone, scaled, row, part, turned, image, viewed, written, of_a_list]
+
+
+def better(tape):
+    """`tape` after all passes, with blocks so small that these tensors have some."""
+    with_small = {
+        in_blocks: functools.partial(in_blocks, block=BLOCK),
+        with_large_apart: functools.partial(with_large_apart, least=BLOCK),
+    }
+    tape = passes.improved(tape)
+    for each in passes.PASSES_WITHOUT_COMPILER:
+        tape = with_small.get(each, each)(tape)
+    return with_kept_buckets(tape, Memories())
+
+
+@pytest.mark.parametrize("first", range(0, 5 * STEPS, STEPS))
+def test_passes_change_no_bit(first):
+    generator = torch.Generator().manual_seed(first)
+    for seed in range(first, first + STEPS):
+        tensors = [torch.randn(SHAPE, generator=generator) for _ in range(3)]
+        copies = [each.clone() for each in tensors]
+        recorder = Recorder(copies)
+        expected = recorder.run(functools.partial(step, seed, *copies))
+        tape = better(recorder.tape)
+        assert len(tape.calls) < len(recorder.tape.calls)
+        literals = {number: tape.found[number] for number in tape.outside}
+        found = graph_of(tape, literals).forward(*tensors)
+        for place, (one_, other) in enumerate(zip(found, expected, strict=True)):
+            assert torch.equal(one_, other), f"result {place} of step {seed}"
