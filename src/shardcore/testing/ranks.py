@@ -7,6 +7,7 @@ time of importing torch and Keras again. Needs a system with ``fork`` (Linux, ma
 import atexit
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -161,6 +162,8 @@ def _flush() -> None:
 
 def _child(case: _Case, rank: int, sender: Connection) -> None:
     """One rank, from fork to its end: sends ``("result", ...)`` or ``("failure", ...)``."""
+    # What the parent made stays: to look through it at each collection takes a quarter of a second.
+    gc.freeze()
     # What the parent registered is the parent's to run.
     atexit._clear()  # noqa: SLF001 - the only way, undocumented since Python 3.0
     dump = case.stacks(rank).open("w")
