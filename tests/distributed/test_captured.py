@@ -13,7 +13,7 @@ import shardcore
 from shardcore.adapters import meeting
 from shardcore.adapters.capture import program as capture_program
 from shardcore.adapters.capture.started import started
-from shardcore.adapters.torch_compat import inductor
+from shardcore.adapters.torch_compat import inductor, is_all_reduce
 from shardcore.testing import RankFailed, count_collectives, run_ranks
 from tests.distributed.programs import distribute
 
@@ -621,6 +621,41 @@ def test_a_compiled_step_has_the_numbers_of_the_eager_one():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+def pair():
+    x = keras.Input((6,))
+    h = keras.layers.Dense(8, activation="gelu", name="first")(x)
+    return keras.Model(x, keras.layers.Dense(4, name="head")(h))
+
+
+def test_a_compiled_step_of_two_ranks_has_the_numbers_of_the_eager_one():
+    by_torch, sums = inductor.compiled, []
+
+    def noted(graph, examples):
+        sums.append([is_all_reduce(node.target) for node in graph.graph.nodes].count(True))
+        return by_torch(graph, examples)
+
+    def program(rank):
+        inductor.compiled = noted
+        said = messages()
+        return [steps(shape) for shape in ((2, 1), (1, 2))], said, sums
+
+    def steps(shape):
+        begin(shape)
+        return [trained(jit) for jit in (False, True)]
+
+    def trained(jit):
+        model = compiled(pair, jit, keras.optimizers.SGD(0.1, momentum=0.9))
+        losses = [model.train_on_batch(x, y) for x, y in batches(plain_mlp, 5)]
+        return [*map(np.asarray, losses), *state(model)]
+
+    for found, said, reduced in run_ranks(program, 2, timeout=300):
+        assert not said  # all of it is compiled,
+        assert reduced == [1, 1]  # the sums too: of gradients and logs, and of what a layer makes
+        for eager, captured in found:
+            for one, other in zip(captured, eager, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_what_is_not_compiled_is_captured_and_says_why():
     def fails(*given):
         raise RuntimeError("no compiler is here")
@@ -654,8 +689,11 @@ def test_a_recording_runs_while_shardcore_is_installed_and_no_longer():
 
 
 def test_fits_with_validation_and_callbacks_are_recorded_once_for_each_kind_of_batch():
-    def program(rank, jit):
+    def program(rank):
         begin((2, 1))
+        return fitted(False), fitted("auto")
+
+    def fitted(jit):
         model, data = compiled(plain_mlp, jit), batches(plain_mlp, 4)
         x, y = (np.concatenate(each) for each in zip(*data, strict=True))
         found, runs = [], []
@@ -668,8 +706,6 @@ def test_fits_with_validation_and_callbacks_are_recorded_once_for_each_kind_of_b
             runs.append(len(calls))
         return [np.asarray(each) for each in found], runs
 
-    for (captured, runs), (eager, _) in zip(
-        run_ranks(program, 2, "auto"), run_ranks(program, 2, False), strict=True
-    ):
+    for (eager, _), (captured, runs) in run_ranks(program, 2):
         assert_equal(captured, eager)
         assert runs[2] == 0

@@ -42,10 +42,8 @@ OF_VOCABULARY = {
 # Blocks, kind of attention, rate of dropout, whether the vocabulary is split.
 ONE_AXIS = {
     2: [
-        (1, "heads", 0.0, False),
+        (1, "heads", 0.1, False),
         (2, "heads", 0.0, True),
-        (3, "heads", 0.0, False),
-        (2, "heads", 0.1, False),
         (2, "groups", 0.0, False),
     ],
     4: [(2, "heads", 0.0, True), (1, "groups", 0.0, False)],
