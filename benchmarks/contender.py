@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from benchmarks.cases import Case
 from benchmarks.lanes import Lane
 
 PEERS = {"data parallel": "DDP", "megatron": "parallelize_module", "fully sharded": "fully_shard"}
@@ -27,12 +26,12 @@ class Contender:
 
     Attributes:
         name: What it is called in the table.
-        open_lane: Starts it, given a case and a device.
+        open_lane: Starts it, given a case and a device; with `maps`, to count its memory.
         goals: What it is compared with.
         captured: Whether its step is to be a replay: no layer is called in Python.
     """
 
     name: str
-    open_lane: Callable[[Case, str], Lane]
+    open_lane: Callable[..., Lane]
     goals: tuple[Goal, ...] = ()
     captured: bool = False

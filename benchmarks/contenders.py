@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import jax_lane, keras_training, peers
-from benchmarks.cases import Case
 from benchmarks.contender import (
     CAPTURED,
     EAGER,
@@ -62,9 +61,7 @@ def on_one_process() -> list[Contender]:
     ]
 
 
-def keras(
-    ranks: int, layout: str, strategy: str | None, **options: Any
-) -> Callable[[Case, str], Lane]:
+def keras(ranks: int, layout: str, strategy: str | None, **options: Any) -> Callable[..., Lane]:
     """Keras on torch. Options are those of `compile`."""
     return open_forked(keras_training.train, ranks, layout, strategy=strategy, **options)
 

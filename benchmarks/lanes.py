@@ -49,6 +49,7 @@ class _Rank:
     port: int
     log: Path
     make: Callable[[], Training]
+    maps: bool
 
 
 class ForkedLane:
@@ -58,9 +59,12 @@ class ForkedLane:
         make: Makes the training, on each rank.
         ranks: How many; gloo joins them where it is more than one.
         name: Of the file that takes what the ranks print.
+        maps: Whether their large blocks are mappings: memory is counted, and not time.
     """
 
-    def __init__(self, make: Callable[[], Training], ranks: int, name: str) -> None:
+    def __init__(
+        self, make: Callable[[], Training], ranks: int, name: str, *, maps: bool = False
+    ) -> None:
         LOGS.mkdir(parents=True, exist_ok=True)
         context = multiprocessing.get_context("fork")
         self._folder = tempfile.TemporaryDirectory(prefix="shardcore-bench-")
@@ -70,7 +74,7 @@ class ForkedLane:
         port = free_port()
         for rank in range(ranks):
             ours, theirs = context.Pipe()
-            told = _Rank(rank, ranks, self._folder.name, port, self._log, make)
+            told = _Rank(rank, ranks, self._folder.name, port, self._log, make, maps)
             process = context.Process(target=_run, args=(told, theirs), daemon=True)
             process.start()
             theirs.close()
@@ -136,6 +140,8 @@ def _run(told: _Rank, pipe: Connection) -> None:
             world_size=told.ranks,
             timeout=timedelta(seconds=TIMEOUT),
         )
+    if told.maps:
+        memory.map_large_blocks()
     memory.begin()
     serve(told.make, pipe.recv, pipe.send)
     pipe.recv()  # stays until it is killed: the other ranks' errors would blur what was first
@@ -143,12 +149,12 @@ def _run(told: _Rank, pipe: Connection) -> None:
 
 def open_forked(
     train: Callable[..., Training], ranks: int, layout: str, **options: Any
-) -> Callable[[Case, str], ForkedLane]:
-    """A way to open a lane for a case on a device."""
+) -> Callable[..., ForkedLane]:
+    """A way to open a lane for a case on a device; `maps` is that of the lane."""
 
-    def open_lane(case: Case, device: str) -> ForkedLane:
+    def open_lane(case: Case, device: str, *, maps: bool = False) -> ForkedLane:
         how = "-".join(str(value) for value in options.values())
         name = f"{case.name}-{layout}-{train.__module__.split('.')[-1]}-{how}"
-        return ForkedLane(lambda: train(case, layout, device, **options), ranks, name)
+        return ForkedLane(lambda: train(case, layout, device, **options), ranks, name, maps=maps)
 
     return open_lane

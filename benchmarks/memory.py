@@ -1,8 +1,8 @@
 """The memory of a process, as the kernel counts it.
 
 Resident memory covers what no count of tensors sees: buckets of DDP, buffers of compiled graphs,
-workspaces. It is noisy while the C library keeps freed blocks, so they are given back first, and
-from there on every large block is a mapping of its own, which is unmapped as it is freed.
+workspaces. It also covers what the C library keeps of freed blocks, where that is not prevented:
+the holes of earlier steps are filled anew, each by what fits, and count until the process ends.
 """
 
 import ctypes
@@ -21,6 +21,14 @@ _LARGE = 1 << 16
 _at_start = 0
 
 
+def map_large_blocks() -> None:
+    """Every large block is a mapping of its own from here on, which is unmapped as it is freed.
+
+    To be called before anything large is made: what lies free in the heap is taken first.
+    """
+    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
+
+
 def begin() -> None:
     """Count the growth of this process from here on: all libraries are imported, nothing built."""
     global _at_start  # noqa: PLW0603 - a fact of the process
@@ -30,9 +38,7 @@ def begin() -> None:
 def peak(step: Callable[[], Any]) -> dict[str, int]:
     """What `step` needs: above what is resident before it, and above the beginning."""
     gc.collect()
-    library = ctypes.CDLL(None)
-    library.mallopt(_MMAP_THRESHOLD, _LARGE)
-    library.malloc_trim(0)
+    ctypes.CDLL(None).malloc_trim(0)
     CLEAR.write_text(_FORGET_THE_PEAK)
     before = _resident("VmRSS")
     step()
