@@ -16,7 +16,9 @@ from shardcore.adapters.capture.passes.ones import with_plain_ones
 from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
 from shardcore.adapters.capture.passes.regather import with_regathers
 from shardcore.adapters.capture.passes.repeats import without_repeats
+from shardcore.adapters.capture.passes.reuse import with_operands_reused
 from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
+from shardcore.adapters.capture.passes.softmax import with_softmax_copies_apart
 from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.tape import Tape
 
@@ -39,8 +41,10 @@ PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
     with_direct_views,
     with_pooling_as_it_lies,
     without_needless_copies,
+    with_softmax_copies_apart,
     with_large_apart,
     in_blocks,
+    with_operands_reused,
 )
 
 

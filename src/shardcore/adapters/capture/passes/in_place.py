@@ -23,7 +23,7 @@ def with_sums_in_place(tape: Tape) -> Tape:
         calls.append(call)
     found = tape.with_calls(calls)
     found.outputs = renamed(tape.outputs, names)
-    _share(found, names)
+    share(found, names)
     return found
 
 
@@ -37,7 +37,7 @@ def _in_place(call: Call) -> Call:
     return attrs.evolve(call, operator=operator, result=value, writes=(value,))
 
 
-def _share(tape: Tape, names: dict[Value, Value]) -> None:
+def share(tape: Tape, names: dict[Value, Value]) -> None:
     """What was of the memory of a result is of that of the operand."""
     owners: dict[int, int] = {}
     for result, operand in names.items():

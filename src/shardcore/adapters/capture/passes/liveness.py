@@ -20,9 +20,14 @@ def live_bytes(tape: Tape) -> list[int]:
     return list(accumulate(changes))[: len(tape.calls)]
 
 
-def last_uses(tape: Tape) -> dict[int, int]:
-    """By memory that the calls make, the place of its last use; of outputs, after all calls."""
-    return {memory: last for memory, (_, last) in _lives(tape, sends=False).items()}
+def last_uses(tape: Tape, *, sends: bool = False) -> dict[int, int]:
+    """By memory that the calls make, the place of its last use; of outputs, after all calls.
+
+    Args:
+        tape: A step.
+        sends: Whether what is under way to other ranks is in use.
+    """
+    return {memory: last for memory, (_, last) in _lives(tape, sends=sends).items()}
 
 
 def _lives(tape: Tape, *, sends: bool = True) -> dict[int, tuple[int, int]]:
