@@ -16,7 +16,6 @@ from shardcore.testing import RankFailed, run_ranks
 STRATEGY = os.environ.get("SHARDCORE_TEST_STRATEGY", "dtensor")
 # For what a test says of DTensor, and that is otherwise, or not so, with slices: docs/manual.md.
 only_dtensor = pytest.mark.skipif(STRATEGY != "dtensor", reason="it is about DTensor")
-MESHES = [(1, 2), (2, 1), (2, 2), (4, 1), (1, 4)]
 AXES = ("data", "model")
 
 
