@@ -200,3 +200,12 @@ def test_an_operator_without_a_variant_of_its_own_makes_its_result():
     are_told, into, (result,) = told(lambda x: (torch.ops.aten.mul.Scalar(x, 2.0),), X)
     assert are_told == [False]
     assert not torch.equal(into[0], result)
+
+
+@torch.library.custom_op("shardcore_tests::cubed", mutates_args=(), tags=(torch.Tag.pointwise,))
+def cubed(x: torch.Tensor) -> torch.Tensor:
+    return x * x * x
+
+
+def test_a_pointwise_operator_of_somebody_else_s_is_in_blocks_too():
+    assert blocks(lambda x: cubed(x * 2) + 1, X) == ["in_blocks"]

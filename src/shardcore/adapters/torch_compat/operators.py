@@ -157,9 +157,10 @@ def writing_into(operator: Any) -> tuple[Any, str] | None:
 
     None if torch has none on a CPU but what runs `operator` and copies.
     """
-    packet = getattr(torch.ops.aten, operator._schema.name.partition("::")[2])
-    for name in packet.overloads():
-        variant = getattr(packet, name)
+    space, _, name = operator._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, space), name)
+    for overload in packet.overloads():
+        variant = getattr(packet, overload)
         operands = [each for each in variant._schema.arguments if not each.is_out]
         targets = [each.name for each in variant._schema.arguments if each.is_out]
         same = list(map(_declared, operands)) == list(map(_declared, operator._schema.arguments))
