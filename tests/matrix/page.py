@@ -151,7 +151,10 @@ def _captured() -> str:
 
 
 def _counts(name: str, outcomes: dict[str, Outcome]) -> str:
-    return f"{stored.counts(outcomes.values())}{_part(name, outcomes)}" if outcomes else "not run"
+    """How many cases came to what, and of how many if some were not run."""
+    there = sum(case.name not in NOT_ON_ONE_DEVICE for case in CAPTURED[name].table.cases)
+    part = f" ({len(outcomes)} of {there} cases run)" if len(outcomes) < there else ""
+    return f"{stored.counts(outcomes.values())}{part}" if outcomes else "not run"
 
 
 def _cases(names: set[str]) -> str:
