@@ -19,11 +19,13 @@ def reduced(x):
 
 
 def step(x, y):
-    """Sums of products, of one that is read again, of one of views, and of no product."""
+    """Sums of products, of one that is read again, of one of views, of one twice, and of none."""
     product = x @ y
     read_again = x.t() @ x
     viewed = (y @ x).view(1, 9)
-    sums = [reduced(each) for each in (product, read_again, viewed, x.exp(), product.t() @ product)]
+    twice = y.t() @ x.t()
+    sent = (product, read_again, viewed, twice, twice, x.exp(), product.t() @ product)
+    sums = [reduced(each) for each in sent]
     return *sums, sums[0] * 2, read_again + 1
 
 
@@ -51,8 +53,8 @@ def test_products_are_made_in_the_bucket_and_the_rest_is_copied():
     first, second = run_ranks(program, 2)
     assert first == second
     found, copied = first
-    assert found.count("mm.out") == 2  # of five: two are read again, one is an exponential
-    assert copied == 3
+    assert found.count("mm.out") == 2  # of seven: four are read again, one is an exponential
+    assert copied == 5
     assert not {"flatten_dense_tensors.default", "split_with_sizes.default"} & set(found)
 
 
@@ -62,7 +64,7 @@ def test_each_run_gives_its_own_results():
         modules = [graph_of(each, {}) for each in (tape, with_kept_buckets(tape, Memories()))]
         before, now = ([module(*operands(rank, n)) for n in range(3)] for module in modules)
         for ones, others in zip(before, now, strict=True):
-            assert len(ones) == 7
+            assert len(ones) == 9
             assert all(map(torch.equal, ones, others))
 
     run_ranks(program, 2)

@@ -83,7 +83,7 @@ class _Makers:
 
     Args:
         places: By value, the place of the call that makes it.
-        readers: By value, how many calls read it, and whether it is returned.
+        readers: By value, how often it is read, by one call or by several, or returned.
         calls: By place, what stands there instead.
         needless: The places of calls that are not needed any more.
     """
@@ -95,8 +95,8 @@ class _Makers:
 
     @classmethod
     def of(cls, tape: Tape) -> "_Makers":
-        readers = Counter(value for call in tape.calls for value in set(call.operands))
-        readers.update(set(values(tape.outputs)))
+        readers = Counter(value for call in tape.calls for value in call.operands)
+        readers.update(values(tape.outputs))
         places: dict[Value, int] = {}
         for place, call in enumerate(tape.calls):
             if isinstance(call.result, Value):

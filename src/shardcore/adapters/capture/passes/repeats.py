@@ -12,7 +12,8 @@ from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, renamed_
 def without_repeats(tape: Tape) -> Tape:
     """The first of several calls that give the same: nobody has written in between.
 
-    So is a weight gathered once that a layer uses at each of many time steps.
+    So is a weight gathered once that a layer uses at each of many time steps, and a sum over the
+    ranks is made once that two read.
     """
     written = written_memories(tape)
     writes: Counter[int] = Counter()
@@ -43,9 +44,10 @@ def without_repeats(tape: Tape) -> Tape:
 
 
 def _is_pure(call: Call) -> bool:
+    sends_alike = gathers(call) or torch_compat.is_all_reduce(call.operator)
     return not (
         call.writes
         or torch_compat.draws(call.operator)
-        or (torch_compat.is_of_collectives(call.operator) and not gathers(call))
+        or (torch_compat.is_of_collectives(call.operator) and not sends_alike)
         or not list(call.operands)  # a factory: another one may be written into by its reader
     )
