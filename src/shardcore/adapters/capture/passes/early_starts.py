@@ -6,7 +6,7 @@ import attrs
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.liveness import held_bytes, live_bytes
-from shardcore.adapters.capture.passes.order import gathers, needs_of
+from shardcore.adapters.capture.passes.order import gathering_ranks, gathers, is_view, needs_of
 from shardcore.adapters.capture.tape import Call, Tape
 
 # A start overtakes no more calls than a layer has: what those read is kept for a little longer.
@@ -19,7 +19,8 @@ def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
     A weight is gathered while the layer before it computes, and an input's gradient is sent while
     that of the kernel is computed: what stands aside for one collective does not for the next,
     under which it is to run. Collectives keep their order, which is that of all ranks. None goes
-    where the step would then hold more than it does at its highest.
+    where the step would then hold more than it does at its highest; and on a CPU no gather goes
+    ahead of who first reads what was gathered before over the same ranks.
 
     Args:
         tape: A step.
@@ -28,20 +29,35 @@ def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
     order = _Order(needs_of(tape))
     live = live_bytes(tape)
     highest = max(live, default=0)
+    readers = _first_readers(tape)
+    gathered: dict[str, int] = {}
     last = 0
     for place, call in enumerate(tape.calls):
         if not _is_fixed(call, tape):
             continue
         first, held = place, held_bytes(call, tape)
-        farthest = max(place - far, 0 if gathers(call) else last)
+        ranks = gathering_ranks(call, tape)
+        farthest = max(place - far, gathered.get(ranks, 0) if gathers(call) else last)
         while first > farthest and live[first - 1] + held <= highest:
             first -= 1
             live[first] += held
         order.add_before(first)
         order.add_with_needs(place)
         last = last if gathers(call) else place
+        if ranks:
+            gathered[ranks] = readers.get(tape.memory[call.result.number], place)
     order.add_before(len(tape.calls))
     return tape.with_calls(tape.calls[place] for place in order.places)
+
+
+def _first_readers(tape: Tape) -> dict[int, int]:
+    """By memory, the place of the first call that reads it, and does not only look at it."""
+    found: dict[int, int] = {}
+    for place, call in enumerate(tape.calls):
+        if not is_view(call, tape) and not torch_compat.is_wait(call.operator):
+            for memory in tape.reads_of(call):
+                found.setdefault(memory, place)
+    return found
 
 
 def _is_fixed(call: Call, tape: Tape) -> bool:

@@ -4,7 +4,7 @@ import attrs
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.liveness import live_bytes, sent_bytes
-from shardcore.adapters.capture.passes.order import is_view
+from shardcore.adapters.capture.passes.order import gathering_ranks, is_view
 from shardcore.adapters.capture.tape import Call, Tape, values
 
 
@@ -12,7 +12,8 @@ def with_late_waits(tape: Tape) -> Tape:
     """Each wait stands before the first call that reads what it waits for, or writes what was sent.
 
     A collective holds what it sends until it is waited for. Where the step would hold more for
-    that than it does at its highest, the oldest is waited for.
+    that than it does at its highest, the oldest is waited for. On a CPU a gather is waited for
+    before the next one starts over the same ranks.
     """
     flight = _Flight(tape)
     live = live_bytes(tape)
@@ -38,12 +39,14 @@ class _Flight:
         waits: What waits for each, by the memory that it makes, in the order of their starts.
         sent: By the same, of all that were started, what they read.
         held: By the same, the bytes of that which only they may hold.
+        gathered: By the same, of gathers on a CPU, over which ranks.
     """
 
     tape: Tape
     waits: dict[int, Call] = attrs.field(factory=dict)
     sent: dict[int, set[int]] = attrs.field(factory=dict)
     held: dict[int, int] = attrs.field(factory=dict)
+    gathered: dict[int, str] = attrs.field(factory=dict)
 
     def due(self, call: Call) -> list[Call]:
         """The waits that `call` is to come after. A view is no reading."""
@@ -51,7 +54,14 @@ class _Flight:
             return []
         written = self.tape.writes_of(call)
         touched = self.tape.reads_of(call) | written
-        found = [m for m in self.waits if m in touched or self.sent[m] & written]
+        ranks = gathering_ranks(call, self.tape)
+        found = [
+            memory
+            for memory in self.waits
+            if memory in touched
+            or self.sent[memory] & written
+            or (ranks and self.gathered.get(memory) == ranks)
+        ]
         return [self._ended(memory) for memory in found]
 
     def oldest(self, room: int) -> list[Call]:
@@ -71,6 +81,7 @@ class _Flight:
             self.waits[memory] = Call(torch_compat.wait_for(), (made,), {}, made)
             self.sent[memory] = self.tape.reads_of(call)
             self.held[memory] = sent_bytes(call, self.tape)
+            self.gathered[memory] = gathering_ranks(call, self.tape)
 
     def _ended(self, memory: int) -> Call:
         del self.held[memory]

@@ -11,6 +11,16 @@ def gathers(call: Call) -> bool:
     return torch_compat.collective_name(call.operator) == "all_gather"
 
 
+def gathering_ranks(call: Call, tape: Tape) -> str:
+    """The group over which `call` gathers on a CPU, where one gather may be under way; else empty.
+
+    torch 2.13: gathers over gloo have all one tag. Of two at once one receives what was sent for
+    the other, which breaks the memory where it is larger.
+    """
+    on_cpu = gathers(call) and tape.form(call.args[0]).device.type == "cpu"
+    return str(call.args[-1]) if on_cpu else ""
+
+
 def is_view(call: Call, tape: Tape) -> bool:
     """Whether `call` only tells how to look at a memory, and neither reads nor writes it."""
     made = {tape.memory[value.number] for value in values(call.result)}
