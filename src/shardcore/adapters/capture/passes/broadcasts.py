@@ -15,7 +15,8 @@ def with_late_expands(tape: Tape) -> Tape:
     """What is expanded and then divided, as the gradient of a mean is, is divided first.
 
     The parts of it, and copies of them, are parts of the expanded then. A pointwise call reads
-    these, if its result lies as before. Only arithmetic is moved: that is exact in every loop.
+    these, if its result lies as before. Only arithmetic on real numbers is moved: that is rounded
+    alike in every loop.
     """
     found = tape.with_calls([])
     written = written_memories(tape)
@@ -52,7 +53,7 @@ def _common_dims(call: Call, tape: Tape) -> set[int]:
     """The dims over which all operands are expanded, but for plain numbers."""
     shape = tape.form(call.result).shape
     forms = [form for form in map(tape.form, call.operands) if form.shape]
-    if not forms or any(form.shape != shape for form in forms):
+    if not forms or any(form.shape != shape or form.dtype.is_complex for form in forms):
         return set()
     return set.intersection(*map(_expanded_dims, forms))
 
