@@ -63,9 +63,9 @@ def test_collectives_are_those_of_the_theory(demo):
         # per block: attention and hidden layer, forward and backward
         assert rank["collectives"] == {"all_reduce": 4 * BLOCKS}
     for rank in data_parallel["ranks"]:
-        # two buckets of gradients, the first of which is sent while the backward pass goes on, and
-        # one for the loss
-        assert rank["collectives"] == {"all_reduce": 3}
+        # two buckets of gradients: the first is sent while the backward pass goes on, and the loss
+        # moves with the second
+        assert rank["collectives"] == {"all_reduce": 2}
 
 
 def test_one_rank_shows_progress_and_a_table_ends_it(demo):
