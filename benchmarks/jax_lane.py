@@ -14,7 +14,6 @@ from benchmarks.cases import Case
 from benchmarks.lanes import LOGS, TIMEOUT, LaneFailed
 
 PYTHON = Path("build/bench-jax/bin/python")
-# A thread per device, as each gloo rank has one.
 FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_multi_thread_eigen=false"
 
 
@@ -33,7 +32,7 @@ class JaxLane:
         environment = {**os.environ, "KERAS_BACKEND": "jax", "XLA_FLAGS": FLAGS.format(devices)}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [str(PYTHON), "-m", "benchmarks.jax_rank"],
+                [str(PYTHON), "-m", "benchmarks.jax_rank", str(devices)],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

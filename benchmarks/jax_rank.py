@@ -5,10 +5,18 @@ import os
 import sys
 from typing import Any
 
-from benchmarks import keras_training
-from benchmarks.cases import Case
 from benchmarks.serving import Failure, serve
 from benchmarks.training import Training
+
+
+def take_cores(count: int) -> None:
+    """Leave this process a core per device, as each gloo rank has one thread.
+
+    jaxlib 0.10: products take a thread per core that the process may use, whatever
+    `--xla_cpu_multi_thread_eigen` says. Cores are counted when JAX is imported, or later.
+    """
+    if hasattr(os, "sched_setaffinity"):  # not on macOS
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
 
 
 def main() -> None:
@@ -29,9 +37,13 @@ def _receive() -> list[Any]:
 
 
 def _make() -> Training:
+    from benchmarks import keras_training  # which imports JAX
+    from benchmarks.cases import Case
+
     case, layout = _receive()
     return keras_training.train(Case(**case), layout, "cpu")
 
 
 if __name__ == "__main__":
+    take_cores(int(sys.argv[1]))
     main()
