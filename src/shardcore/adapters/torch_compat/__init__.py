@@ -39,6 +39,7 @@ from shardcore.adapters.torch_compat.operators import (
     writing_operators,
     written_operands,
 )
+from shardcore.adapters.torch_compat.products import ONEDNN_PRODUCT, has_onednn
 from shardcore.adapters.torch_compat.recording import (
     LIST_TIMES,
     OperatorListener,
@@ -84,6 +85,7 @@ __all__ = [
     "LIST_NORM",
     "LIST_TIMES",
     "NO_TORCH_FUNCTION",
+    "ONEDNN_PRODUCT",
     "SOFTMAX",
     "SOFTMAX_BACKWARD",
     "TO_COPY",
@@ -107,6 +109,7 @@ __all__ = [
     "draws",
     "flatten",
     "frozen",
+    "has_onednn",
     "identity_of",
     "inductor",
     "is_all_reduce",

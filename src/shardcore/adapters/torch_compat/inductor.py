@@ -11,11 +11,60 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
     """`module` compiled for operands like `examples`; random values are those of eager torch.
 
     torch 2.13: `torch.compile` would trace the graph anew and guard what needs no guards;
-    `torch._inductor.compile` takes no settings for one graph alone.
+    `torch._inductor.compile` takes no settings for one graph alone. With `reorder_for_locality`
+    each collective would be started where it is waited for.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
-    with torch.no_grad(), config.patch(fallback_random=True):
+    settings = {
+        "fallback_random": True,
+        "reorder_for_locality": False,
+        "post_grad_custom_post_pass": _one_gather_at_a_time(),
+    }
+    with torch.no_grad(), config.patch(settings):
         made: Any = compile_fx(module, list(examples))
     return cast(Callable[..., Any], made)
+
+
+def _one_gather_at_a_time() -> Any:
+    """A pass over Inductor's graph: over gloo a gather starts when that before has been waited for.
+
+    Two at once break the memory there (see `passes.order.gathering_ranks`). The recording has
+    them in turns, and Inductor keeps the order of collectives; but it may move a wait.
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    class OneGatherAtATime(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+            from torch.utils._ordered_set import OrderedSet
+
+            after = {node: OrderedSet([wait]) for node, wait in _gathers_after_waits(graph)}
+            preserve_node_ordering(graph, after)
+
+        def uuid(self) -> Any:
+            return get_hash_for_files((__file__,))
+
+    return OneGatherAtATime()
+
+
+def _gathers_after_waits(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
+    """The gathers on a CPU but the first of each group, and what must have been waited for."""
+    last: dict[Any, fx.Node] = {}
+    found = []
+    for node in graph.find_nodes(
+        op="call_function", target=torch.ops._c10d_functional.all_gather_into_tensor.default
+    ):
+        if node.meta["val"].device.type != "cpu":
+            continue
+        group = node.args[-1]
+        if group in last:
+            found.append((node, _wait_for(last[group])))
+        last[group] = node
+    return found
+
+
+def _wait_for(gather: fx.Node) -> fx.Node:
+    waits = torch.ops._c10d_functional.wait_tensor.default
+    return next(user for user in gather.users if user.target is waits)

@@ -1,0 +1,35 @@
+"""Products of matrices by oneDNN, which torch leaves to MKL."""
+
+import platform
+
+import torch
+
+# Inductor does not look into an operator that it does not know, and calls it as it is.
+_LIBRARY = torch.library.Library("shardcore", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("product(Tensor left, Tensor right) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+@torch.library.impl(_LIBRARY, "product", "CPU")
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    # torch 2.13: oneDNN multiplies matrices of float32 by no public name. This one takes operands
+    # as they lie, a transposed one too; called by Inductor it would get a copy of the second.
+    if left.dim() == 3:
+        return _product(left[0], right[0])[None]
+    linear = torch.ops.mkldnn._linear_pointwise.default
+    made: torch.Tensor = linear(left, right.t(), None, "none", [], "")
+    return made
+
+
+@torch.library.impl(_LIBRARY, "product", "Meta")
+def _form(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return left.new_empty((*left.shape[:-1], right.shape[-1]))
+
+
+# Of two matrices of float32 on a CPU, or of two batches of one matrix each.
+ONEDNN_PRODUCT = torch.ops.shardcore.product.default
+
+
+def has_onednn() -> bool:
+    """Whether torch was built with oneDNN, for a processor that it is written for."""
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    return is_x86 and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]

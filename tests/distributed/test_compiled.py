@@ -1,0 +1,139 @@
+"""What Inductor makes of a step, on real ranks: when it gathers, and who computes its products."""
+
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.passes.products import with_onednn_products
+from shardcore.adapters.capture.recorder import Recorder
+from shardcore.adapters.torch_compat import inductor
+from shardcore.testing import run_ranks
+from tests.distributed.moved import TOKENS, compiled, distribute, numbers, transformer
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler on a CPU"
+)
+GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
+SCATTER = torch.ops._c10d_functional.reduce_scatter_tensor.default
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+STEPS = 5
+
+
+def block():
+    return transformer(1)
+
+
+class Watch(TorchDispatchMode):
+    """Notes what runs while gathers and reduce-scatters are under way.
+
+    Attributes:
+        gathers: How many gathers were under way at once, at most.
+        beside: By operator, how many products each that was started had beside it.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.gathers, self.beside = 0, {GATHER: [], SCATTER: []}
+        self._under_way = {}
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        made = operator(*args, **(kwargs or {}))
+        if operator in self.beside:
+            self._under_way[made.data_ptr()] = operator, len(self.beside[operator])
+            self.beside[operator].append(0)
+            kinds = [kind for kind, _ in self._under_way.values()]
+            self.gathers = max(self.gathers, kinds.count(GATHER))
+        elif operator is WAIT:
+            self._under_way.pop(args[0].data_ptr(), None)
+        elif "mm" in operator.name():
+            for kind, place in self._under_way.values():
+                self.beside[kind][place] += 1
+        return made
+
+
+def test_weights_are_gathered_one_at_a_time_and_gradients_sent_while_the_step_computes():
+    by_torch, noted = inductor.compiled, Watch()
+
+    def watched(graph, examples):
+        run = by_torch(graph, examples)
+
+        def run_watched(*operands):
+            with noted:
+                return run(*operands)
+
+        return run_watched
+
+    def trained(jit_compile):
+        keras.utils.clear_session(free_memory=False)
+        distribute(block, mesh=(2, 1), policy="fully_sharded", small=0)
+        model = compiled(block, classes=True, jit_compile=jit_compile)
+        logs = [model.train_on_batch(TOKENS, TOKENS, return_dict=True) for _ in range(STEPS)][-1]
+        return numbers(model, logs)
+
+    def program(rank):
+        inductor.compiled = watched
+        return trained(False), trained(True), noted.gathers, *noted.beside.values()
+
+    for eager, found, gathers, gathered, scattered in run_ranks(program, 2, timeout=300):
+        for name, one in eager.items():
+            np.testing.assert_allclose(found[name], one, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert gathers == 1
+        half = len(gathered) // 2  # of two steps
+        assert sum(gathered[half:]) >= 5  # backward; forward the next weight is mostly a bias
+        assert min(scattered[: len(scattered) // 4]) > 0
+
+
+def test_a_gather_starts_when_that_before_was_waited_for_wherever_inductor_puts_it():
+    def program(rank):
+        shards = [torch.full((64, 64), float(rank + n)) for n in (1, 3)]
+        graph = fx.symbolic_trace(lambda a, b: step(a, b, dist.group.WORLD.group_name))
+        run, noted = inductor.compiled(graph, shards), Watch()
+        with noted:
+            (found,) = run(*shards)
+        first, last = (torch.cat([shard - rank, shard - rank + 1]) for shard in shards)
+        torch.testing.assert_close(found, first.T @ last)
+        return noted.gathers, len(noted.beside[GATHER])
+
+    def step(a, b, group):
+        first, last = GATHER(a, 2, group), GATHER(b, 2, group)
+        return (WAIT(first).T @ WAIT(last),)
+
+    assert run_ranks(program, 2, timeout=300) == [(1, 2)] * 2
+
+
+def matrix(rows, columns, dtype=torch.float32):
+    return torch.randn(rows, columns, dtype=dtype)
+
+
+OPERANDS = {
+    "as they lie": (matrix(256, 256), matrix(256, 256), True),
+    "the second transposed": (matrix(256, 300), matrix(400, 300).T, True),
+    "the second in part": (matrix(256, 300), matrix(300, 500)[:, 7:307], True),
+    "one in a batch": (matrix(256, 300)[None], matrix(400, 300).T[None], True),
+    "the first transposed": (matrix(300, 256).T, matrix(300, 400), False),
+    "three in a batch": (torch.randn(3, 256, 300), torch.randn(3, 300, 400), False),
+    "small": (matrix(256, 256), matrix(256, 255), False),
+    "doubles": (matrix(256, 256, torch.float64), matrix(256, 256, torch.float64), False),
+}
+
+
+@pytest.mark.skipif(not torch_compat.has_onednn(), reason="oneDNN is not there")
+@pytest.mark.parametrize("which", OPERANDS)
+def test_large_products_are_those_of_onednn(which):
+    left, right, is_taken = OPERANDS[which]
+    recorder = Recorder([left, right])
+    recorder.run(lambda: (left @ right) if left.dim() == 2 else torch.bmm(left, right))
+    tape = with_onednn_products(recorder.tape)
+    (call,) = tape.calls
+    assert (call.operator is torch_compat.ONEDNN_PRODUCT) == is_taken
+    (made,) = graph_of(tape, {})(left, right)
+    np.testing.assert_allclose(made, left.double() @ right.double(), rtol=1e-4, atol=1e-4)
+    assert made.stride() == torch.matmul(left, right).stride()
