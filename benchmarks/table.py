@@ -22,7 +22,7 @@ Times are of one step, the median of rounds in which all contenders of a section
 Ratios of times are the median of the rounds' ratios, which is not always that of the medians.
 Peaks are resident memory: of a step above what stays, and of the process above its start.
 Keras on JAX: """
-JAX = "its two devices share one process, with a thread each."
+JAX = "its two devices share one process, with a core each."
 NO_JAX = "not installed (make bench-jax)."
 COLUMNS = ("section", "contender", "figure", "ratio", "to", "goal", "")
 
