@@ -1,1 +1,1 @@
-"""Where Keras calls us: one module per seam, and `seams`, the one table of every name touched."""
+"""Where Keras calls us: one module per seam, and `seams`, where every private name stands."""

@@ -1,0 +1,90 @@
+"""What Keras keeps for a thread: distribution, device, names, seeds."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+import numpy
+import torch
+from keras.src import optimizers
+from keras.src.backend.common import global_state
+from keras.src.backend.common.name_scope import current_path
+from keras.src.backend.torch import core as torch_core
+from keras.src.distribution import distribution_lib
+from keras.src.random import seed_generator
+from keras.src.utils import rng_utils
+
+CURRENT_DISTRIBUTION: str = distribution_lib.GLOBAL_ATTRIBUTE_NAME
+
+
+def current_distribution() -> Any:
+    """The distribution that is set on this thread, or None."""
+    return global_state.get_global_attribute(CURRENT_DISTRIBUTION)
+
+
+def forget_distribution() -> None:
+    """Unset the distribution of this thread."""
+    global_state.set_global_attribute(CURRENT_DISTRIBUTION, None)
+
+
+def torch_device() -> Any:
+    """The device on which Keras makes tensors."""
+    return torch_core.get_device()
+
+
+def is_symbolic() -> bool:
+    """Whether Keras is working out shapes, on the meta device."""
+    return str(torch_core.get_device()) == "meta"
+
+
+def layer_path() -> str:
+    """The path of the layer that is being called."""
+    path: str = current_path()
+    return path
+
+
+def is_made_by_optimizer() -> bool:
+    """Whether the variable that is being made belongs to an optimizer: its scope tells who asks."""
+    scopes = global_state.get_global_attribute("name_scope_stack")
+    return bool(scopes) and isinstance(scopes[-1].caller, optimizers.Optimizer)
+
+
+def user_seed() -> int | None:
+    """The seed of `keras.utils.set_random_seed`, None if it was not called."""
+    seed: int | None = rng_utils.get_random_seed()
+    return seed
+
+
+def global_seed() -> Any:
+    """The state of the generator that random layers without a seed draw from; None before one."""
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    return None if generator is None else generator.state
+
+
+def draw_seed(seed: Any) -> tuple[Any, Any]:
+    """Both halves of the next seed of `seed`, as tensors."""
+    first, second = seed_generator.draw_seed(seed)
+    return first, second
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """What is built inside leaves no trace: Keras counts names and draws seeds as if it were not.
+
+    No distribution may be set.
+    """
+    before = dict(vars(global_state.GLOBAL_STATE_TRACKER))
+    names = copy(before.get("object_name_uids"))
+    drawn = random.getstate(), numpy.random.get_state()
+    global_state.set_global_attribute("object_name_uids", names)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        now = vars(global_state.GLOBAL_STATE_TRACKER)  # another one after a clear_session()
+        now.clear()
+        now.update(before)
+        random.setstate(drawn[0])
+        numpy.random.set_state(drawn[1])
