@@ -1,6 +1,7 @@
 """What the programs of the distributed tests share: distributions, readings, comparisons."""
 
 import os
+import shutil
 
 import keras
 import numpy as np
@@ -16,6 +17,9 @@ from shardcore.testing import RankFailed, run_ranks
 STRATEGY = os.environ.get("SHARDCORE_TEST_STRATEGY", "dtensor")
 # For what a test says of DTensor, and that is otherwise, or not so, with slices: docs/manual.md.
 only_dtensor = pytest.mark.skipif(STRATEGY != "dtensor", reason="it is about DTensor")
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler on a CPU"
+)
 AXES = ("data", "model")
 
 

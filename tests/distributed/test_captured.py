@@ -2,7 +2,6 @@
 
 import logging
 import random
-import shutil
 
 import attrs
 import keras
@@ -16,13 +15,10 @@ from shardcore.adapters.capture import program as capture_program
 from shardcore.adapters.capture.started import started
 from shardcore.adapters.torch_compat import inductor, is_all_reduce
 from shardcore.testing import RankFailed, count_collectives, run_ranks
-from tests.distributed.programs import distribute
+from tests.distributed.programs import distribute, needs_compiler
 
 ROWS, STEPS = 8, 7
 RNG = np.random.default_rng(3)
-NEEDS_COMPILER = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler on a CPU"
-)
 calls = []  # of the Python of a model, which a captured step does not run
 
 
@@ -611,7 +607,7 @@ def test_auto_is_kept_in_a_saved_model(tmp_path):
     assert run_ranks(program, 1) == [True]
 
 
-@NEEDS_COMPILER
+@needs_compiler
 def test_a_compiled_step_has_the_numbers_of_the_eager_one():
     def program(rank):
         begin(None)
@@ -632,7 +628,7 @@ def pair():
     return keras.Model(x, keras.layers.Dense(4, name="head")(h))
 
 
-@NEEDS_COMPILER
+@needs_compiler
 def test_a_compiled_step_of_two_ranks_has_the_numbers_of_the_eager_one():
     by_torch, sums = inductor.compiled, []
 

@@ -1,7 +1,5 @@
 """What Inductor makes of a step, on real ranks: when it gathers, and who computes its products."""
 
-import shutil
-
 import keras
 import numpy as np
 import pytest
@@ -17,10 +15,8 @@ from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_compat import inductor
 from shardcore.testing import run_ranks
 from tests.distributed.moved import TOKENS, compiled, distribute, numbers, transformer
+from tests.distributed.programs import needs_compiler
 
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler on a CPU"
-)
 GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
 SCATTER = torch.ops._c10d_functional.reduce_scatter_tensor.default
 WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -59,6 +55,7 @@ class Watch(TorchDispatchMode):
         return made
 
 
+@needs_compiler
 def test_weights_are_gathered_one_at_a_time_and_gradients_sent_while_the_step_computes():
     by_torch, noted = inductor.compiled, Watch()
 
@@ -91,6 +88,7 @@ def test_weights_are_gathered_one_at_a_time_and_gradients_sent_while_the_step_co
         assert min(scattered[: len(scattered) // 4]) > 0
 
 
+@needs_compiler
 def test_a_gather_starts_when_that_before_was_waited_for_wherever_inductor_puts_it():
     def program(rank):
         shards = [torch.full((64, 64), float(rank + n)) for n in (1, 3)]

@@ -6,6 +6,8 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from shardcore.adapters.torch_compat.recording import collective_name, is_wait
+
 
 def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:
     """`module` compiled for operands like `examples`; random values are those of eager torch.
@@ -53,18 +55,17 @@ def _gathers_after_waits(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
     """The gathers on a CPU but the first of each group, and what must have been waited for."""
     last: dict[Any, fx.Node] = {}
     found = []
-    for node in graph.find_nodes(
-        op="call_function", target=torch.ops._c10d_functional.all_gather_into_tensor.default
-    ):
-        if node.meta["val"].device.type != "cpu":
-            continue
-        group = node.args[-1]
-        if group in last:
-            found.append((node, _wait_for(last[group])))
-        last[group] = node
+    for node in graph.nodes:
+        if collective_name(node.target) == "all_gather" and node.meta["val"].device.type == "cpu":
+            group = node.args[-1]
+            if group in last:
+                found.append((node, _wait_for(last[group])))
+            last[group] = node
     return found
 
 
 def _wait_for(gather: fx.Node) -> fx.Node:
-    waits = torch.ops._c10d_functional.wait_tensor.default
-    return next(user for user in gather.users if user.target is waits)
+    for user in gather.users:
+        if is_wait(user.target):
+            return user
+    raise LookupError(f"nothing waits for {gather}, and another gather would start beside it")
