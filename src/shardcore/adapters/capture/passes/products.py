@@ -13,7 +13,7 @@ LARGE = 2**24
 def with_onednn_products(tape: Tape) -> Tape:
     """`tape` with its large products of float32 on a CPU by oneDNN.
 
-    Measured on an AMD EPYC with AVX-512, one thread: 84 to 105 billion operations a second, where
+    Measured on an AMD EPYC with AVX-512, one thread: 80 to 105 billion operations a second, where
     MKL does 64 to 95.
     """
     if not torch_compat.has_onednn():
