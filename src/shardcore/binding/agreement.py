@@ -13,6 +13,8 @@ from shardcore.binding.variable import storage_layout
 from shardcore.domain.errors import RankMismatchError, StrategyError
 
 Facts = dict[str, str]
+# Elements, 8 MiB of them in `float64`.
+_SUMMED_AT_ONCE = 2**20
 
 
 def check_model(model: Any, data: Any, session: Session) -> None:
@@ -147,40 +149,54 @@ def _describe(variable: Any, session: Session) -> str:
     layout = storage_layout(variable)
     if layout is None:
         return "no layout"
-    values = f", values that sum to {_sum(variable, session)}" if layout.is_replicated else ""
+    values = (
+        f", values that sum to {float(_sum(_local(variable, session)))}"
+        if layout.is_replicated
+        else ""
+    )
     return f"shape {tuple(variable.shape)}, dtype {variable.dtype}, layout {layout}{values}"
 
 
-def _sum(variable: Any, session: Session) -> float:
-    """Equal on all ranks that hold equal copies: the operator and its order are the same."""
-    return float(_local(variable, session).sum(dtype=torch.float64))
+def _sum(local: torch.Tensor) -> torch.Tensor:
+    """Equal on all ranks that hold equal copies: the operators and their order are the same.
+
+    Part by part, as torch makes a copy in `float64` of what it sums in it.
+    """
+    parts = torch.split(local.reshape(-1), _SUMMED_AT_ONCE)
+    return torch.stack([each.sum(dtype=torch.float64) for each in parts]).sum()
 
 
 def _local(variable: Any, session: Session) -> torch.Tensor:
-    local: torch.Tensor = session.strategy.local(variable._value.detach())
-    return local
+    with torch.no_grad():
+        local: torch.Tensor = session.strategy.local(variable._value)
+    return local.detach()
 
 
 def copies(model: Any, session: Session) -> Facts:
     """What each rank has of the variables that all of them keep whole; metrics left out."""
     metrics = {id(each) for each in getattr(model, "metrics_variables", None) or []}
-    copied = [v for v in variables_of(model) if id(v) not in metrics and _is_copied(v, session)]
+    whole = [v for v in variables_of(model) if id(v) not in metrics and _is_whole(v, session)]
+    parts = [(v.path, _local(v, session)) for v in whole]
+    copied = [(path, local) for path, local in parts if _is_equal_everywhere(local)]
     if not copied:
         return {}
-    sums = torch.stack([_local(v, session).sum(dtype=torch.float64) for v in copied]).tolist()
+    sums = torch.stack([_sum(local) for _, local in copied]).tolist()
     told = zip(copied, sums, strict=True)
-    return {f"copy of {v.path}": f"values that sum to {total}" for v, total in told}
+    return {f"copy of {path}": f"values that sum to {total}" for (path, _), total in told}
 
 
-def _is_copied(variable: Any, session: Session) -> bool:
-    """Whether all ranks keep `variable` whole, and equal to the last bit.
+def _is_whole(variable: Any, session: Session) -> bool:
+    """Whether all ranks keep all of `variable`."""
+    layout = storage_layout(variable)
+    is_whole = layout is not None and layout.is_replicated
+    return is_whole and variable._shardcore_world == session.world
+
+
+def _is_equal_everywhere(local: torch.Tensor) -> bool:
+    """Whether the copies of the ranks are equal to the last bit.
 
     On an accelerator, ranks that compute one gradient each for itself may round it otherwise.
     """
-    layout = storage_layout(variable)
-    if layout is None or not layout.is_replicated or variable._shardcore_world != session.world:
-        return False
-    local = _local(variable, session)
     return local.device.type == "cpu" or local.ndim == 0 or not local.is_floating_point()
 
 

@@ -46,7 +46,7 @@ def explain_model(
 @contextmanager
 def _scope(model: Any, sessions: Sessions) -> Iterator[Session | None]:
     """The session of the model, and its scope: a sharded model may have outlived it."""
-    kept = None if sessions.current() else sessions.keeping(agreement.variables_of(model))
+    kept = None if sessions.current() else sessions.keeping(model)
     with nullcontext() if kept is None else kept.distribution.scope():
         session = sessions.current()
         with nullcontext() if session is None else session.strategy.scope():

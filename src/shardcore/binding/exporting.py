@@ -31,7 +31,7 @@ def export(original: Callable[..., None], sessions: Sessions) -> Callable[..., N
         def write(path: Any, verbose: Any = verbose) -> None:
             original(model, path, format=format, verbose=verbose, **options)
 
-        session = sessions.current() or sessions.keeping(model.variables)
+        session = sessions.current() or sessions.keeping(model)
         if session is None or session.mesh.size == 1:
             write(filepath)
             return

@@ -1,6 +1,6 @@
 """What a step finds in Python: who holds the tensors that it reads, and what else it looks at."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import is_
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from shardcore.binding import seams
+from shardcore.binding.held_members import HeldMembers
 from shardcore.binding.held_places import CONTAINERS, PLAIN, Place, places_of
 
 # The content of a larger array is not looked at.
@@ -22,9 +23,12 @@ class HeldState:
     Args:
         places: Where numbers, flags, names, functions, lists and tensors are held.
         values: What they were.
+        whole: The dicts of which every entry is one of the places.
+        apart: All other places.
+        apart_values: What they were.
         sized: The lists, sets and dicts among the values.
         sizes: How long they were.
-        listed: Those of them that hold plain values, with all that they hold.
+        listed: Those of them that hold plain values.
         arrays: Small arrays of NumPy.
         contents: What was in them.
         memories: Where in memory the tensors lie that are held.
@@ -33,9 +37,12 @@ class HeldState:
 
     places: list[Place]
     values: list[Any]
+    whole: HeldMembers
+    apart: list[Place]
+    apart_values: list[Any]
     sized: list[Any]
     sizes: list[int]
-    listed: list[tuple[Any, tuple[Any, ...]]]
+    listed: HeldMembers
     arrays: list[Any]
     contents: list[bytes]
     memories: frozenset[Any]
@@ -50,7 +57,8 @@ class HeldState:
             local: Gives the plain tensor in which a tensor keeps its part.
         """
         places = list(places_of(trainer))
-        values = [each.holder.get(each.key) for each in places]
+        values = _values(places)
+        whole, apart = _whole_dicts(places)
         pairs = zip(places, values, strict=True)
         keyed = [(each.key, value) for each, value in pairs if _is_container(value)]
         sized = [value for _, value in keyed]
@@ -58,16 +66,19 @@ class HeldState:
             parts = (local(each) for each in values if isinstance(each, torch.Tensor))
             memories = {_memory(each) for each in parts if each.layout is torch.strided}
         # What a user's list or dict holds is what a step may leave there; Keras' own hold losses.
-        listed = [
-            (each, members)
+        listed = HeldMembers.of(
+            each
             for key, each in keyed
-            if _any_plain(members := _members(each)) or not str(key).startswith("_")
-        ]
-        held = [*values, *(each for _, members in listed for each in members)]
+            if _any_plain(_members(each)) or not str(key).startswith("_")
+        )
+        held = [*values, *listed.members]
         arrays = list({id(each): each for each in held if _is_small_array(each)}.values())
         return cls(
             places=places,
             values=values,
+            whole=HeldMembers.of(whole),
+            apart=apart,
+            apart_values=_values(apart),
             sized=sized,
             sizes=list(map(len, sized)),
             listed=listed,
@@ -88,30 +99,26 @@ class HeldState:
         """
         if seams.global_seed() is not self.seed:
             return "Keras' global seed generator"
-        now = [each.holder.get(each.key) for each in self.places]
-        sizes = list(map(len, self.sized))
-        listed = [_members(each) for each, _ in self.listed]
-        contents = [each.tobytes() for each in self.arrays]
-        if (
-            all(map(is_, now, self.values))
-            and sizes == self.sizes
-            and all(all(map(is_, a, b)) for a, (_, b) in zip(listed, self.listed, strict=True))
-            and contents == self.contents
-        ):
-            return ""
-        return next(self._changes(now), "")
+        return "" if self._is_identical() else next(self._changes(), "")
 
-    def _changes(self, now: list[Any]) -> Iterator[str]:
+    def _is_identical(self) -> bool:
+        return (
+            self.whole.are_in_place()
+            and all(map(is_, _values(self.apart), self.apart_values))
+            and list(map(len, self.sized)) == self.sizes
+            and self.listed.are_in_place()
+            and [each.tobytes() for each in self.arrays] == self.contents
+        )
+
+    def _changes(self) -> Iterator[str]:
         """The names of what has changed; what is equal has not."""
-        for place, new, value in zip(self.places, now, self.values, strict=True):
+        for place, new, value in zip(self.places, _values(self.places), self.values, strict=True):
             if not _same(new, value):
                 yield place.name
         for container, size in zip(self.sized, self.sizes, strict=True):
             if len(container) != size:
                 yield self._name(container)
-        for container, before in self.listed:
-            if not all(map(_same, _members(container), before)):
-                yield self._name(container)
+        yield from map(self._name, self.listed.changed(_same))
         for array, content in zip(self.arrays, self.contents, strict=True):
             if array.tobytes() != content:
                 yield self._name(array)
@@ -125,6 +132,23 @@ class HeldState:
             if value is held
             or (_is_container(value) and any(each is held for each in _members(value)))
         )
+
+
+def _values(places: Iterable[Place]) -> list[Any]:
+    return [each.holder.get(each.key) for each in places]
+
+
+def _whole_dicts(places: Iterable[Place]) -> tuple[list[dict[Any, Any]], list[Place]]:
+    """The dicts of which each entry is a place, and the places that are not in one of these."""
+    keys: dict[int, set[Any]] = {}
+    for each in places:
+        keys.setdefault(id(each.holder), set()).add(each.key)
+    whole = {
+        id(each.holder): each.holder
+        for each in places
+        if isinstance(each.holder, dict) and each.holder.keys() == keys[id(each.holder)]
+    }
+    return list(whole.values()), [each for each in places if id(each.holder) not in whole]
 
 
 def _is_container(value: Any) -> bool:

@@ -84,7 +84,7 @@ class Saving:
 
     def _session(self, model: Any, filepath: Any) -> Session | None:
         """The session, None where nothing is sharded or each rank writes a buffer of its own."""
-        session = self.sessions.current() or self.sessions.keeping(model.variables)
+        session = self.sessions.current() or self.sessions.keeping(model)
         if session is None or session.mesh.size == 1 or isinstance(filepath, io.IOBase):
             return None
         return session

@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -188,9 +188,11 @@ class Sessions:
             return None
         return next(reversed(self._strategies.values()))
 
-    def keeping(self, variables: Iterable[Any]) -> Session | None:
-        """The session that `variables` were laid out in, None if Keras keeps them."""
-        laid_in = (getattr(each, "_shardcore_session", None) for each in variables)
+    def keeping(self, model: Any) -> Session | None:
+        """The session that the variables of `model` were laid out in, None if Keras keeps them."""
+        if not self._alive:
+            return None
+        laid_in = (getattr(each, "_shardcore_session", None) for each in model.variables)
         return next((each for each in laid_in if each is not None and each in self._alive), None)
 
     def keeper(self, tensor: Any) -> Strategy | None:

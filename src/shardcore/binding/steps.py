@@ -57,7 +57,7 @@ class Steps:
         def run(trainer: Any, *args: Any, **kwargs: Any) -> Any:
             session = None
             if self.sessions.current() is None and _on_main_thread():
-                session = self.sessions.keeping(trainer.variables)
+                session = self.sessions.keeping(trainer)
             scope = nullcontext() if session is None else session.distribution.scope()
             with scope, self.sessions.working(trainer):
                 return original(trainer, *args, **kwargs)
@@ -187,7 +187,7 @@ class _Step:
         Raises:
             StrategyError: On a thread that is not the main one.
         """
-        session = self.sessions.keeping(self.trainer.variables)
+        session = self.sessions.keeping(self.trainer)
         if session is None:
             return self._on_one_device(data)
         if not _on_main_thread():
