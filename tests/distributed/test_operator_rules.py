@@ -172,7 +172,25 @@ LOSSES = {
         "mean", (N, N, "model", N), "P(sum) S(2)", shape=(5, 4, 2, 3), moves=SUMMED
     ),
 }
-SPLIT = CONVOLUTIONS | POOLS_AND_PADS | LOSSES
+
+
+def put(spec, placed, *, accumulate, moves=({}, {})):
+    """The case of values that are put into rows of a tensor of ones, two of them into one row."""
+    places = torch.tensor([3, 1, 0, -1, 2])
+
+    def function(values):
+        return torch.index_put(torch.ones(4, 4), (places,), values, accumulate=accumulate)
+
+    return Case(function, [(5, 4)], [spec], placed, *moves)
+
+
+PUTS = {
+    # The places are whole, and so are the values that the gradient has there.
+    "put, added rows": put(BATCH[:2], "P(sum) R", accumulate=True),
+    "put, added columns": put(CHANNELS[:2], "S(1) S(1)", accumulate=True),
+    "put, columns": put(CHANNELS[:2], "S(1) S(1)", accumulate=False),
+}
+SPLIT = CONVOLUTIONS | POOLS_AND_PADS | LOSSES | PUTS
 WHOLE = {
     "rows": one(functional.max_pool2d, IMAGES, (N, N, "model", N), "R R", 2),
     "a batch of one": one(functional.avg_pool2d, (1, *IMAGES[1:]), BATCH, "R R", 2),

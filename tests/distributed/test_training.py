@@ -1,6 +1,5 @@
 """A model trains over a mesh to the numbers of one device: the same program, with and without."""
 
-import itertools
 import math
 from functools import cache
 
@@ -130,8 +129,15 @@ SPLIT = {
     ),
     gru: ("adam", {"recurrent/gru_cell/kernel": (3, 24), "head/kernel": (8, 4)}),
 }
-# Four ranks along one axis: batch statistics of ranks without a row, a rank for each head.
-CASES = [*itertools.product(SPLIT, [(1, 2), (2, 1), (2, 2)]), (cnn, (4, 1)), (decoder, (1, 4))]
+# Both axes for each model, each axis alone for one; and four ranks along one axis: batch statistics
+# of ranks without a row, a rank for each head.
+CASES = [
+    (mlp, (1, 2)),
+    (mlp, (2, 1)),
+    *((build, (2, 2)) for build in SPLIT),
+    (cnn, (4, 1)),
+    (decoder, (1, 4)),
+]
 
 
 @pytest.mark.parametrize(

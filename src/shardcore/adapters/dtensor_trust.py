@@ -111,7 +111,6 @@ WRONG_WHEN_SPLIT = (
     aten.index_copy.default,
     aten.index_copy_.default,
     aten.index_fill_.int_Scalar,
-    aten.index_put.default,
     aten.index_put_.default,
     aten.scatter_.src,
     aten.scatter_.value,

@@ -139,6 +139,40 @@ def _along(
     return results[0] if returns == 1 else results
 
 
+def _index_put(run: RunSplit, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`index_put(tensor, indices, values, accumulate)`: split where each index is a row of numbers.
+
+    Other indices, masks and such as are broadcast, are not split.
+    """
+    tensor, indices, values, *rest = args
+    accumulates = bool(rest[0] if rest else kwargs.get("accumulate", False))
+    given = [each for each in indices if each is not None]
+    operands = (tensor, *given, values)
+
+    def call(parts: Parts) -> Sequence[torch.Tensor]:
+        local, *numbers, put = parts
+        of_dims = iter(numbers)
+        found = [None if each is None else next(of_dims) for each in indices]
+        return (operator(local, found, put, accumulates),)
+
+    if _are_rows(tensor, indices, values):
+        rule = table.index_put(tensor.ndim, len(indices), accumulates)
+    else:
+        rule = table.whole(tuple(each.ndim for each in operands), tensor.ndim)
+    return run(operator, rule, operands, call, (tuple(tensor.shape),))[0]
+
+
+def _are_rows(tensor: torch.Tensor, indices: Sequence[Any], values: torch.Tensor) -> bool:
+    """Whether the first dims have an index of as many numbers as there are values for."""
+    shape = (values.shape[0] if values.ndim else 0, *tensor.shape[len(indices) :])
+    return tuple(values.shape) == shape and all(
+        each is not None
+        and tuple(each.shape) == shape[:1]
+        and each.dtype not in (torch.bool, torch.uint8)
+        for each in indices
+    )
+
+
 def _im2col(run: RunSplit, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`im2col(images, window, ...)`."""
     images, window, *numbers = args
@@ -263,6 +297,7 @@ _SPLIT: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.constant_pad_nd.default: _constant_pad,
+    aten.index_put.default: _index_put,
     aten.im2col.default: _im2col,
     aten.col2im.default: _col2im,
     torch_compat.CPU_ATTENTION: _attention,

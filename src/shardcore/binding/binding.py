@@ -23,6 +23,7 @@ from shardcore.binding.packed_kernels import PackedKernels
 from shardcore.binding.random_generators import draw, generator
 from shardcore.binding.reading import to_numpy
 from shardcore.binding.saving import Saving
+from shardcore.binding.scatter import scatter_at_once
 from shardcore.binding.session import Sessions
 from shardcore.binding.steps import Steps
 from shardcore.binding.torch_modules import TorchModules
@@ -135,6 +136,7 @@ class Binding:
                 if name.startswith("draws of ")
             },
             "numbers of Nadam": lambda core: NumbersOfNadam(core, self.capture),
+            "scatter": scatter_at_once,
             "initial states": lambda original: initial_states(original, self.sessions),
             "mask of a loss": sample_weights.mask,
             "export": lambda original: export(original, self.sessions),

@@ -122,6 +122,24 @@ def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1)
 
 
 @lru_cache
+def whole(operands: tuple[int, ...], result: int) -> OperatorRule:
+    """What is not split.
+
+    Args:
+        operands: How many dims each operand has.
+        result: How many dims the result has.
+
+    Example:
+        >>> str(whole((2, 1), 2))
+        '- -, - -> - -'
+    """
+    return OperatorRule(
+        tuple(Operand(f"operand {number}", _whole(n).strip()) for number, n in enumerate(operands)),
+        (Result("result", _whole(result).strip()),),
+    )
+
+
+@lru_cache
 def unbind(ndim: int, dim: int, count: int) -> OperatorRule:
     """A tensor in its `count` slices along `dim`.
 
@@ -135,6 +153,37 @@ def unbind(ndim: int, dim: int, count: int) -> OperatorRule:
     return OperatorRule(
         (Operand("tensor", " ".join(dims)),),
         tuple(Result(f"slice {number}", rest) for number in range(count)),
+    )
+
+
+@lru_cache
+def index_put(ndim: int, indexed: int, accumulates: bool) -> OperatorRule:
+    """Values put at rows of a tensor that are looked up in its first `indexed` dims.
+
+    What is added up may be split by the values: each rank adds its own. What is overwritten may
+    not, since the last of several values stays.
+
+    Args:
+        ndim: The dims of the tensor.
+        indexed: How many of them have an index, one row of numbers each.
+        accumulates: Whether values are added to what is there.
+
+    Example:
+        >>> str(index_put(3, indexed=2, accumulates=True))
+        '+ - - c, n, n, n c -> - - c'
+        >>> str(index_put(2, indexed=1, accumulates=False))
+        '- b, -, - b -> - b'
+    """
+    count = "n" if accumulates else "-"
+    rest = [letter(dim) for dim in range(indexed, ndim)]
+    dims = " ".join(["-"] * indexed + rest)
+    return OperatorRule(
+        (
+            Operand("tensor", dims, added=accumulates),
+            *(Operand(f"index {number}", count) for number in range(indexed)),
+            Operand("values", " ".join([count, *rest])),
+        ),
+        (Result("tensor", dims),),
     )
 
 

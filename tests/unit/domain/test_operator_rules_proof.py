@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardcore.domain import operator_rules_table as table
 from tests.unit.domain import numpy_operators as reference
-from tests.unit.domain.rule_proof import Call, prove, sizes
+from tests.unit.domain.rule_proof import Call, as_indices, prove, sizes
 
 
 @st.composite
@@ -95,6 +95,33 @@ def unbinds(draw):
 
 
 @st.composite
+def index_puts(draw):
+    indexed, count = draw(st.integers(1, 2)), draw(sizes)
+    looked_up, rest = (3, 4)[:indexed], tuple(draw(st.lists(sizes, max_size=2)))
+    accumulates = draw(st.booleans())
+
+    def run(parts):
+        tensor, *numbers, values = parts
+        at = tuple(as_indices(n, upto) for n, upto in zip(numbers, looked_up, strict=True))
+        result = tensor.copy()
+        if accumulates:
+            np.add.at(result, at, values)
+        else:
+            result[at] = values
+        return [result]
+
+    shapes = [(*looked_up, *rest), *[(count,)] * indexed, (count, *rest)]
+    rule = table.index_put(indexed + len(rest), indexed, accumulates)
+    return Call(rule, shapes, run)
+
+
+@st.composite
+def wholes(draw):
+    shape = tuple(draw(st.lists(sizes, max_size=2)))
+    return Call(table.whole((len(shape),), len(shape)), [shape], lambda parts: parts)
+
+
+@st.composite
 def im2cols(draw):
     batch, channels = draw(st.lists(sizes, max_size=1)), draw(sizes)
     size = draw(st.integers(1, 3))
@@ -151,8 +178,10 @@ CALLS = {
     "convolution": convolutions(),
     "convolution_backward": convolutions_backward(),
     "im2col": im2cols(),
+    "index_put": index_puts(),
     "planes": max_pools(),
     "unbind": unbinds(),
+    "whole": wholes(),
 }
 
 
@@ -164,8 +193,10 @@ FACTORS = {
     "convolution": "ncog",
     "convolution_backward": "ncog",
     "im2col": "nc",
+    "index_put": "nbcd",
     "planes": "ab",
     "unbind": "abc",
+    "whole": "",  # it has none
 }
 
 

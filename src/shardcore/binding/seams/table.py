@@ -177,6 +177,11 @@ SEAMS = {
         "core",
         "Reads a product of its state on the host at each step, where a recording does not see it.",
     ),
+    "scatter": Seam(
+        "keras.src.backend.torch.core",
+        "scatter",
+        "Adds value by value, each at an index that is read on the host.",
+    ),
     "metric results": Seam(
         "keras.src.trainers.trainer",
         "Trainer.get_metrics_result",

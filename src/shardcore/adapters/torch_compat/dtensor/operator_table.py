@@ -82,7 +82,9 @@ class OperatorTable(WhileUsed):
                 raise planning.no_plan(operator, info, error, reason) from error
             self._on_fallback(operator, (args, kwargs))
             return replicated
-        if planning.scatters_a_sum(sharding, info.schema):
+        if planning.scatters_a_sum(sharding, info.schema) or planning.adds_integers(
+            sharding, info.schema
+        ):
             return planning.after_settling(planning.settled(info.schema))
         if planning.is_distrusted(operator, info.schema, sharding):
             try:

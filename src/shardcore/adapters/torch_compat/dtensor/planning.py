@@ -188,6 +188,12 @@ def divides_integers(sharding: Any, schema: OpSchema) -> bool:
     )
 
 
+def adds_integers(sharding: Any, schema: OpSchema) -> bool:
+    """Whether an elementwise operator would do so, and may have the pending operand reduced."""
+    is_pointwise = torch.Tag.pointwise in schema.op.tags and not schema.is_inplace_op()
+    return is_pointwise and divides_integers(sharding, schema)
+
+
 # Views, which DTensor plans by the factors of their dims.
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 

@@ -1,0 +1,84 @@
+"""`keras.ops.scatter` in one call, and the confusion matrices that are made by it."""
+
+import keras
+import numpy as np
+import pytest
+
+import shardcore
+from shardcore.adapters import fallback
+from shardcore.testing import count_collectives, run_ranks
+from tests.distributed.programs import assert_close, distribute
+
+RNG = np.random.default_rng(0)
+CLASSES = 4
+IMAGES = RNG.normal(size=(6, 4, 4, 3)).astype("float32")
+LABELS = RNG.integers(0, CLASSES, (6, 4, 4))
+
+# By name: the indices, the values, and the shape of what they are added up in.
+CALLS = {
+    "numbers": (RNG.integers(0, 5, (40, 1)), RNG.normal(size=40), (5,)),
+    "from the end": ([[-1], [0], [-1]], np.array([1.0, 2.0, 3.0]), (3,)),
+    "cells": (RNG.integers(0, 3, (30, 2)), RNG.normal(size=30), (3, 3)),
+    "rows": (RNG.integers(0, 3, (9, 1)), RNG.normal(size=(9, 4)), (3, 4)),
+    "of several dims": (RNG.integers(0, 3, (2, 7, 2)), RNG.normal(size=(2, 7)), (3, 3)),
+    "integers": (RNG.integers(0, 3, (9, 1)).astype("int8"), RNG.integers(0, 9, 9), (3,)),
+    "many": (np.zeros((100_000, 1), int), np.full(100_000, 0.1, "float32"), (2,)),
+}
+
+
+def added(indices, values, shape):
+    """What is there by definition."""
+    indices = np.asarray(indices)
+    result = np.zeros(shape, "float64")
+    at = tuple(np.moveaxis(indices.reshape(-1, indices.shape[-1]), -1, 0))
+    np.add.at(result, at, np.asarray(values).reshape(-1, *shape[indices.shape[-1] :]))
+    return result
+
+
+def test_the_values_are_added_up():
+    def program(rank):
+        shardcore.install("single")
+        found = {name: keras.ops.scatter(*call) for name, call in CALLS.items()}
+        with pytest.raises(IndexError):
+            keras.ops.scatter([[3]], np.ones(1), (3,))
+        return {name: (str(each.dtype), each.numpy()) for name, each in found.items()}
+
+    (found,) = run_ranks(program, 1)
+    for name, (dtype, value) in found.items():
+        np.testing.assert_allclose(value, added(*CALLS[name]), rtol=1e-6, atol=1e-6, err_msg=name)
+        assert ("int" in dtype) == (name == "integers")
+
+
+def segmented(mesh):
+    if mesh:
+        distribute(mesh)
+    else:
+        shardcore.install("single")
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((4, 4, 3)), keras.layers.Conv2D(CLASSES, 3, padding="same")]
+    )
+    model.compile(
+        "sgd",
+        keras.losses.SparseCategoricalCrossentropy(True),
+        metrics=[keras.metrics.MeanIoU(CLASSES, sparse_y_pred=False)],
+    )
+    fallback.CALLS.clear()
+    losses = [model.train_on_batch(IMAGES, LABELS) for _ in range(4)]
+    with count_collectives() as traffic:
+        losses.append(model.train_on_batch(IMAGES, LABELS))
+    steps = model.train_function.captured
+    captured = [bool(each.programs) for each in steps._attempts.values()]
+    return {"losses": np.array(losses)}, dict(traffic.calls), captured, dict(fallback.CALLS)
+
+
+def test_a_confusion_matrix_is_a_pending_sum_of_each_ranks_rows():
+    def program(rank, mesh):
+        return segmented(mesh)
+
+    ((one, *_),) = run_ranks(program, 1, None)
+    for found, calls, captured, fell_back in run_ranks(program, 2, (2, 1)):
+        assert_close([found], one)
+        # The gradients; the matrix, which is one of integers; the loss. No label is gathered.
+        assert calls == {"all_reduce": 3}
+        assert (captured, fell_back) == ([True], {})
