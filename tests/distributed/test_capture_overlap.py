@@ -41,8 +41,8 @@ def trained(build, jit_compile):
     keras.utils.clear_session(free_memory=False)
     tapes = []
 
-    def noted(tape, improved=passes.improved):
-        tapes.extend([tape, improved(tape)])
+    def noted(tape, improved=passes.improved, **how):
+        tapes.extend([tape, improved(tape, **how)])
         return tapes[-1]
 
     distribute(build, **SETTINGS[build])

@@ -10,6 +10,7 @@ import torch
 
 from shardcore.adapters.capture import passes
 from shardcore.binding.captured_steps import CapturedStep
+from tests.matrix import suite
 from tests.matrix.captured import difference
 from tests.matrix.classifier import REAL, trained
 from tests.matrix.suite import CAPTURED, CLASSES, ONE_DEVICE, Captured, Classes
@@ -46,6 +47,11 @@ def test_on_one_device(name):
 @pytest.mark.parametrize("name", OVER_TWO)
 def test_over_two_ranks(name):
     expect(name, MESH, OVER_TWO[name])
+
+
+def test_over_four_ranks_of_which_some_have_more_rows():
+    """By sizes they would decide otherwise which sums go together."""
+    expect("captured layers", suite.FAST_MESH, ("BatchNormalization/masked", "Layer/add_loss"))
 
 
 def expect(name, mesh, cases):

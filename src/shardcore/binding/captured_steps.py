@@ -1,6 +1,5 @@
 """A step that is recorded, and from then on run without the Python that it is made of."""
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding import agreement, seams
+from shardcore.binding import agreement, agreement_of_steps, seams
 from shardcore.binding.held_state import HeldState
 from shardcore.binding.session import Session
 from shardcore.domain.capture import NotCaptured, OtherWay, StepsDiffer
@@ -62,6 +61,21 @@ class _Attempt:
         if program is not self.programs[0]:
             self.programs.remove(program)
             self.programs.insert(0, program)
+
+
+@attrs.frozen
+class _Runs:
+    """What a step did that is to be captured.
+
+    Args:
+        first: In a run before, that read the same numbers; None if there was none.
+        last: In the last run.
+        was_held: What was held before that.
+    """
+
+    first: Recording | None
+    last: Recording
+    was_held: HeldState | None
 
 
 @attrs.define(eq=False)
@@ -165,46 +179,62 @@ class CapturedStep:
         """
         outputs, recording = self.capture.record(step, _parts(data, session))
         was_held, attempt.held = attempt.held, self._held(session)
-        program, reason = None, recording.refusal
+        runs = _Runs(attempt.recordings.get(recording.numbers), recording, was_held)
         try:
-            if not reason:
-                program = self._program(attempt, recording, was_held)
+            program = self._agreed(attempt, runs, session)
         except NotCaptured as refusal:
-            reason = str(refusal)
-        reason = _agreed(reason, program, session)
-        if reason:
-            self._refuse(attempt, reason)
-        elif program is None:
+            self._refuse(attempt, str(refusal))
+            return outputs
+        if program is None:
             attempt.recordings[recording.numbers] = recording
         else:
+            del attempt.recordings[recording.numbers]
             self._keep(program, attempt)
         return outputs
+
+    def _agreed(self, attempt: _Attempt, runs: _Runs, session: Session | None) -> Program | None:
+        """The program of all ranks, None where none of them has one yet.
+
+        What is decided by sizes may be decided otherwise by a rank with a part of another size:
+        then it is not decided.
+
+        Raises:
+            NotCaptured: If there can be none, on any rank.
+        """
+        for alike in (False, True):
+            program, reason = None, ""
+            try:
+                program = self._program(attempt, runs, alike=alike)
+            except NotCaptured as refusal:
+                reason = str(refusal)
+            if agreement_of_steps.all_agree(reason, program, session):
+                return program
+        raise NotCaptured("the ranks start other collectives")
 
     def _held(self, session: Session | None) -> HeldState:
         local = _itself if session is None else session.strategy.local
         return HeldState.of(self.trainer, local)
 
-    def _program(
-        self, attempt: _Attempt, recording: Recording, was_held: HeldState | None
-    ) -> Program | None:
+    def _program(self, attempt: _Attempt, runs: _Runs, *, alike: bool) -> Program | None:
         """The program of a step that was recorded before; None of one that was not.
 
         Raises:
             NotCaptured: If there can be none.
         """
         assert attempt.held is not None
-        if was_held is not None and (where := was_held.change()):
+        if runs.last.refusal:
+            raise NotCaptured(runs.last.refusal)
+        if runs.was_held is not None and (where := runs.was_held.change()):
             raise NotCaptured(f"{where} is changed by the step")
         if hook := seams.hook_of(self.trainer):
             raise NotCaptured(f"{hook} has a hook, which a captured step would not call")
-        before = attempt.recordings.pop(recording.numbers, None)
-        if before is None:
+        if runs.first is None:
             if len(attempt.recordings) + len(attempt.programs) == _MOST_WAYS:
-                raise NotCaptured(f"it reads other values on the host each time: {recording.told}")
+                raise NotCaptured(f"it reads other values on the host each time: {runs.last.told}")
             return None
         try:
             compiled = self.trainer.jit_compile is True
-            program = self.capture.program(before, recording, compiled=compiled)
+            program = self.capture.program(runs.first, runs.last, compiled=compiled, alike=alike)
         except StepsDiffer:
             attempt.differences += 1
             if attempt.differences > _MOST_DIFFERENCES:
@@ -265,26 +295,3 @@ def _parts(data: Any, session: Session | None) -> list[Any]:
         return tensors
     with torch.no_grad():
         return [session.strategy.local(each) for each in tensors]
-
-
-def _agreed(reason: str, program: Program | None, session: Session | None) -> str:
-    """Why the step is not captured, the same on all ranks; empty if all capture it."""
-    if session is None or session.mesh.size == 1:
-        return reason
-    everyone = session.processes.gather((reason, _told(program)))
-    if first := next((each for each, _ in everyone if each), ""):
-        return first
-    told: dict[str, set[str]] = {}
-    for name, digest in (pair for _, pairs in everyone for pair in pairs.items()):
-        told.setdefault(name, set()).add(digest)
-    differ = any(len(digests) > 1 for digests in told.values())
-    return "the ranks start other collectives" if differ else ""
-
-
-def _told(program: Program | None) -> dict[str, str]:
-    """What ranks must have in common: the kinds of collectives, and for each group their sizes."""
-    started = () if program is None else program.collectives
-    facts: dict[str, Any] = {"": None if program is None else [each.kind for each in started]}
-    for each in started:
-        facts.setdefault(each.group, []).append(each.elements)
-    return {name: hashlib.sha256(repr(each).encode()).hexdigest() for name, each in facts.items()}

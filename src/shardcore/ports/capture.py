@@ -79,13 +79,17 @@ class StepCapture(Protocol):
         """
         ...
 
-    def program(self, first: Recording, second: Recording, *, compiled: bool = False) -> Program:
+    def program(
+        self, first: Recording, second: Recording, *, compiled: bool = False, alike: bool = False
+    ) -> Program:
         """The step that ran twice.
 
         Args:
             first: One run.
             second: The next one, which must have done the same.
             compiled: Whether the program is compiled by Inductor, if it can be.
+            alike: Whether it must start what ranks with parts of other sizes start: what would
+                be decided by sizes is left as it was recorded.
 
         Raises:
             StepsDiffer: If the runs differ.

@@ -59,7 +59,7 @@ class FxCapture:
         return recorder.run(step), TapedStep(recorder.tape)
 
     def program(
-        self, first: Recording, second: Recording, *, compiled: bool = False
+        self, first: Recording, second: Recording, *, compiled: bool = False, alike: bool = False
     ) -> GraphProgram | CheckedProgram:
         """The graph of the second tape, if the first is the same."""
         assert isinstance(first, TapedStep)
@@ -76,9 +76,10 @@ class FxCapture:
         guards, reads = guards_of(tape, literals)
         tape = with_checks(tape, reads)
         if compiled or tape.reshapes:
-            better = improved(tape)
+            better = improved(tape, alike=alike)
         else:
-            better = with_kept_buckets(improved_without_compiler(tape), self._memories)
+            better = improved_without_compiler(tape, alike=alike)
+            better = with_kept_buckets(better, self._memories)
         better = with_waits_before_checks(better)
         module = graph_of(better, literals)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)

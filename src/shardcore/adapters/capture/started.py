@@ -15,5 +15,8 @@ def started(tape: Tape) -> Iterator[StartedCollective]:
             plain = [each for each in operands if isinstance(each, str | int)]
             # An all-to-all has a list of sizes: ranks may send more or less.
             may_differ = any(isinstance(each, list) and not list(values(each)) for each in operands)
-            elements = 0 if may_differ else sum(tape.form(each).elements for each in call.operands)
-            yield StartedCollective(f"{call.operator} {plain}", str(group), elements)
+            tensors = list(call.operands)
+            elements = 0 if may_differ else sum(tape.form(each).elements for each in tensors)
+            # Whether it writes where its operand was is a rank's own affair.
+            name = torch_compat.collective_name(call.operator)
+            yield StartedCollective(f"{name} of {len(tensors)}, {plain}", str(group), elements)

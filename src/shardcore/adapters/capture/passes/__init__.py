@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from shardcore.adapters.capture.passes.aliases import without_aliases
+from shardcore.adapters.capture.passes.aligned import with_aligned_products
 from shardcore.adapters.capture.passes.broadcasts import with_late_expands
-from shardcore.adapters.capture.passes.buckets import in_buckets
+from shardcore.adapters.capture.passes.buckets import in_buckets, in_buckets_of_any_size
 from shardcore.adapters.capture.passes.chains import in_blocks
 from shardcore.adapters.capture.passes.copies import without_needless_copies
 from shardcore.adapters.capture.passes.dead_code import without_dead_code
@@ -34,9 +35,21 @@ PASSES: tuple[Callable[[Tape], Tape], ...] = (
     with_late_waits,
 )
 
+# Where ranks with parts of other sizes would start other collectives: nothing hangs on sizes here.
+PASSES_ALIKE: tuple[Callable[[Tape], Tape], ...] = (
+    without_aliases,
+    with_plain_ones,
+    without_repeats,
+    without_dead_code,
+    with_regathers,
+    in_buckets_of_any_size,
+    with_late_waits,
+)
+
 # What Inductor does by itself, or cannot take.
 PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
     with_sums_in_place,
+    with_aligned_products,
     with_late_expands,
     with_direct_views,
     with_pooling_as_it_lies,
@@ -48,19 +61,24 @@ PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
 )
 
 
-def improved(tape: Tape) -> Tape:
-    """`tape` after the passes for each step."""
-    for each in PASSES:
+def improved(tape: Tape, *, alike: bool = False) -> Tape:
+    """`tape` after the passes for each step.
+
+    Args:
+        tape: A step.
+        alike: Whether its collectives must be those of ranks with parts of other sizes.
+    """
+    for each in PASSES_ALIKE if alike else PASSES:
         tape = each(tape)
     return tape
 
 
-def improved_without_compiler(tape: Tape) -> Tape:
+def improved_without_compiler(tape: Tape, *, alike: bool = False) -> Tape:
     """`tape` after all passes but that which needs memory to keep.
 
     Those that come last must know how each tensor lies: none is reshaped in place.
     """
-    tape = improved(tape)
+    tape = improved(tape, alike=alike)
     for each in PASSES_WITHOUT_COMPILER:
         tape = each(tape)
     return tape

@@ -14,6 +14,8 @@ from shardcore.adapters.capture.tape import Call, Form, Tape, Value
 BUCKET_BYTES = 25 * 1024 * 1024
 # Fewer bytes go in one bucket: they are sent in less time than it takes to begin.
 SMALL_BYTES = 1024 * 1024
+# torch 2.13: where each tensor of a CPU begins (c10::gAlignment); on a GPU it is a multiple of it.
+ROUND_BYTES = 64
 
 FLATTEN = torch.ops.aten.flatten_dense_tensors.default
 SPLIT = torch.ops.aten.split_with_sizes.default
@@ -52,6 +54,12 @@ def in_buckets(tape: Tape, most: int = BUCKET_BYTES, small: int = SMALL_BYTES) -
         bucket.send(found)
     found.calls = [call for chunk in chunks for call in chunk]
     return found
+
+
+def in_buckets_of_any_size(tape: Tape) -> Tape:
+    """As `in_buckets`; one is sent when somebody needs a result, however large it is."""
+    whole = sum(form.bytes for form in tape.forms if form is not None)
+    return in_buckets(tape, most=whole, small=whole)
 
 
 def _kind(call: Call, tape: Tape) -> Any:
@@ -114,7 +122,11 @@ class _Bucket:
 
 
 def _together(bucket: list[Call], tape: Tape) -> list[Call]:
-    """The calls that do those of `bucket` in one collective."""
+    """The calls that do those of `bucket` in one collective.
+
+    Those of odd sizes come last, so that the others begin where tensors of their own would.
+    """
+    bucket = sorted(bucket, key=lambda call: tape.form(call.args[0]).bytes % ROUND_BYTES != 0)
     first = bucket[0]
     form = tape.form(first.args[0])
     forms = [tape.form(call.args[0]) for call in bucket]
