@@ -51,13 +51,13 @@ unit-torch: $(VENV)/.installed
 
 distributed: $(VENV)/.installed
 	$(call headline,distributed tests on real ranks)
-	$(VENV)/bin/python -m pytest tests/distributed
+	$(VENV)/bin/python -m pytest tests/distributed --durations=20
 	$(call headline,some of them once more under strategy manual)
 	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(UNDER_MANUAL:%=tests/distributed/test_%.py)
 
 matrix: $(VENV)/.installed
 	$(call headline,a part of the matrices: operators and layers against one device; captured steps against eager ones)
-	$(VENV)/bin/python -m pytest tests/matrix
+	$(VENV)/bin/python -m pytest tests/matrix --durations=20
 
 matrix-full: $(VENV)/.installed
 	$(call headline,the whole of the matrices, which takes an hour or two, and docs/coverage.md)

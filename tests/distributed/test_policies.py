@@ -6,7 +6,7 @@ import pytest
 
 import shardcore
 from shardcore.testing import count_collectives, run_ranks
-from tests.distributed.models import CASES, Block, cnn, decoder, grouped, mlp
+from tests.distributed.models import CASES, Block, cnn, decoder, grouped
 from tests.distributed.programs import AXES
 
 
@@ -60,9 +60,7 @@ WAYS = {
         (grouped, (1, 2), "sequence_parallel"),
     ],
     4: [
-        (mlp, (4, 1), "fully_sharded"),
         (cnn, (2, 2), "fully_sharded"),
-        (cnn, (2, 2), "tensor_parallel"),
         (decoder, (2, 2), "tensor_parallel"),
         (decoder, (1, 4), "sequence_parallel"),  # 6 tokens over 4 ranks
     ],

@@ -129,15 +129,9 @@ SPLIT = {
     ),
     gru: ("adam", {"recurrent/gru_cell/kernel": (3, 24), "head/kernel": (8, 4)}),
 }
-# Both axes for each model, each axis alone for one; and four ranks along one axis: batch statistics
-# of ranks without a row, a rank for each head.
-CASES = [
-    (mlp, (1, 2)),
-    (mlp, (2, 1)),
-    *((build, (2, 2)) for build in SPLIT),
-    (cnn, (4, 1)),
-    (decoder, (1, 4)),
-]
+# Each axis alone, both, and four ranks along one: batch statistics of ranks without a row. The
+# matrices have more models on more meshes.
+CASES = [(mlp, (1, 2)), (mlp, (2, 1)), (decoder, (2, 2)), (gru, (2, 2)), (cnn, (4, 1))]
 
 
 @pytest.mark.parametrize(

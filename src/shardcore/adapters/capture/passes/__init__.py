@@ -36,12 +36,12 @@ PASSES: tuple[Callable[[Tape], Tape], ...] = (
 )
 
 # Where ranks with parts of other sizes would start other collectives: nothing hangs on sizes here.
+# A smaller part is padded before it is gathered, so weights are not gathered again either.
 PASSES_ALIKE: tuple[Callable[[Tape], Tape], ...] = (
     without_aliases,
     with_plain_ones,
     without_repeats,
     without_dead_code,
-    with_regathers,
     in_buckets_of_any_size,
     with_late_waits,
 )
