@@ -131,7 +131,14 @@ SPLIT = {
 }
 # Each axis alone, both, and four ranks along one: batch statistics of ranks without a row. The
 # matrices have more models on more meshes.
-CASES = [(mlp, (1, 2)), (mlp, (2, 1)), (decoder, (2, 2)), (gru, (2, 2)), (cnn, (4, 1))]
+CASES = [
+    (mlp, (1, 2)),
+    (mlp, (2, 1)),
+    (cnn, (1, 2)),
+    (cnn, (4, 1)),
+    (decoder, (2, 2)),
+    (gru, (2, 2)),
+]
 
 
 @pytest.mark.parametrize(
