@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from shardcore.adapters.capture.passes.broadcasts import with_late_expands
-from shardcore.adapters.capture.tape import values
 from tests.distributed.tapes import after, names
 
 SUM = torch.randn(1, 1, 5)
@@ -15,7 +14,7 @@ VIEWS = {"as_strided", "expand", "chunk", "split", "slice", "split_with_sizes", 
 def computed(step, *tensors):
     """The operators that are left, but for views, and how many elements each of them makes."""
     tape = after(step, with_late_expands, *tensors)
-    made = [[tape.form(value).elements for value in values(call.result)] for call in tape.calls]
+    made = [[tape.form(value).elements for value in call.results] for call in tape.calls]
     return [
         (name, *sizes) for name, sizes in zip(names(tape), made, strict=True) if name not in VIEWS
     ]

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.tape import Call, Tape, Value, values
+from shardcore.adapters.capture.tape import Call, Tape, Value
 from shardcore.domain.capture import NotCaptured
 
 
@@ -69,9 +69,7 @@ def varying_memories(tape: Tape, literal: set[int]) -> set[int]:
         before = len(varying)
         for call in tape.calls:
             if _varies(call, tape, varying):
-                varying |= {
-                    tape.memory[each.number] for each in (*values(call.result), *call.writes)
-                }
+                varying |= {tape.memory[each.number] for each in (*call.results, *call.writes)}
         grown = len(varying) > before
     return varying
 

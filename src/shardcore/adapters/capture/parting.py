@@ -27,7 +27,7 @@ def parted(tape: Tape, literals: Set[int]) -> tuple[Tape, Tape]:
     places = _ahead(tape)
     ahead = tape.with_calls(call for n, call in enumerate(tape.calls) if n in places)
     rest = tape.with_calls(call for n, call in enumerate(tape.calls) if n not in places)
-    made = {value for call in ahead.calls for value in values(call.result)}
+    made = {value for call in ahead.calls for value in call.results}
     used = {value for call in rest.calls for value in call.operands} | set(values(tape.outputs))
     known = {*tape.inputs, *(Value(n) for n in tape.outside if n not in literals)}
     given = sorted((made & used) - known, key=lambda value: value.number)
@@ -61,4 +61,4 @@ def _ahead(tape: Tape) -> set[int]:
 
 
 def _has_generator(tape: Tape, call: Call) -> bool:
-    return any(tape.forms[value.number] is None for value in (*call.operands, *values(call.result)))
+    return any(tape.forms[value.number] is None for value in (*call.operands, *call.results))

@@ -1,7 +1,8 @@
 """The tape of a step: operators on plain tensors, in the order in which they ran."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -87,6 +88,7 @@ class Call:
         writes: The values whose memory it wrote into.
         line: The line of Python that led to it, for people.
         backward: Whether it ran in a backward pass.
+        sends: Of an all-reduce, the bytes of the rank that sends most; 0 if they are this rank's.
     """
 
     operator: Any
@@ -96,11 +98,17 @@ class Call:
     writes: tuple[Value, ...] = ()
     line: str = attrs.field(default="", eq=False)
     backward: bool = attrs.field(default=False, eq=False)
+    sends: int = attrs.field(default=0, eq=False)
 
-    @property
-    def operands(self) -> Iterator[Value]:
+    @cached_property
+    def operands(self) -> tuple[Value, ...]:
         """The values that it reads."""
         return values((self.args, self.kwargs))
+
+    @cached_property
+    def results(self) -> tuple[Value, ...]:
+        """The values that it gives."""
+        return values(self.result)
 
 
 @attrs.frozen
@@ -178,7 +186,7 @@ class Tape:
 
     def writes_of(self, call: Call) -> set[int]:
         """The memories that `call` writes into, those of its results among them."""
-        return {self.memory[value.number] for value in (*values(call.result), *call.writes)}
+        return {self.memory[value.number] for value in (*call.results, *call.writes)}
 
     def with_calls(self, calls: Iterable[Call]) -> "Tape":
         """The same step, done by other calls."""
@@ -200,19 +208,24 @@ def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
 
 def renamed_call(call: Call, names: Mapping[Value, Value]) -> Call:
     """`call` with other values in all that it has."""
+    if names.keys().isdisjoint((*call.operands, *call.results, *call.writes)):
+        return call
     args, kwargs, result, writes = renamed(
         (call.args, call.kwargs, call.result, call.writes), names
     )
     return attrs.evolve(call, args=args, kwargs=kwargs, result=result, writes=writes)
 
 
-def values(nest: Any) -> Iterator[Value]:
+def values(nest: Any) -> tuple[Value, ...]:
     """The values in `nest`, those of its numbers among them."""
-    for leaf in torch_compat.tree_leaves(nest):
-        if isinstance(leaf, Number):
-            yield leaf.value
-        elif isinstance(leaf, Value):
-            yield leaf
+    leaves = torch_compat.tree_leaves(nest)
+    return tuple(
+        [
+            leaf.value if isinstance(leaf, Number) else leaf
+            for leaf in leaves
+            if isinstance(leaf, Value | Number)
+        ]
+    )
 
 
 def difference(first: Tape, second: Tape) -> str:

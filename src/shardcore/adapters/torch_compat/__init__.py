@@ -30,8 +30,6 @@ from shardcore.adapters.torch_compat.operators import (
     out_of_place,
     reshaped_in_place,
     reshaping_operators,
-    tree_leaves,
-    tree_map_only,
     writes_first,
     writes_list,
     writes_others,
@@ -46,7 +44,6 @@ from shardcore.adapters.torch_compat.recording import (
     all_reduce_in_place,
     collective_name,
     draws,
-    flatten,
     identity_of,
     is_all_reduce,
     is_collective,
@@ -54,8 +51,6 @@ from shardcore.adapters.torch_compat.recording import (
     is_wait,
     memory_of,
     reads_values,
-    tree_map,
-    unflatten,
     wait_for,
     written,
 )
@@ -67,6 +62,7 @@ from shardcore.adapters.torch_compat.tensors import (
     same_view,
     store_for_thread,
 )
+from shardcore.adapters.torch_compat.trees import tree_leaves, tree_map, tree_map_only
 from shardcore.adapters.torch_compat.watching import (
     OperatorWatch,
     accumulated,
@@ -107,7 +103,6 @@ __all__ = [
     "collectives",
     "current_node",
     "draws",
-    "flatten",
     "frozen",
     "has_onednn",
     "identity_of",
@@ -133,7 +128,6 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "tree_map_only",
-    "unflatten",
     "wait_for",
     "wait_for_workers",
     "wrapper",

@@ -6,8 +6,9 @@ from typing import Any
 import attrs
 import torch
 import torch.distributed as dist
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardcore.adapters.torch_compat.trees import tree_leaves
 
 # The stubs of torch do not export it.
 _BY_NAME: Any = vars(dist.distributed_c10d)["_resolve_process_group"]
@@ -87,7 +88,7 @@ def collective(func: Any, args: tuple[Any, ...]) -> Started | None:
     names = [argument.name for argument in func._schema.arguments]
     operands = args[next(at for at, each in enumerate(names) if each in _OPERANDS)]
     group = args[next(at for at, each in enumerate(names) if each in _GROUPS)]
-    tensors = (each for each in pytree.tree_leaves(operands) if isinstance(each, torch.Tensor))
+    tensors = (each for each in tree_leaves(operands) if isinstance(each, torch.Tensor))
     return Started(name, tuple(tensors), group)
 
 

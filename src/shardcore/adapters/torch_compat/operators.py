@@ -5,15 +5,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import return_and_correct_aliasing
-
-# torch 2.13: nests of operands are walked by a module without a public name.
-tree_leaves = pytree.tree_leaves
-
-
-tree_map_only = pytree.tree_map_only
-
 
 # torch 2.13: operators that have no public name, as the dispatcher meets them.
 ITEM = torch.ops.aten._local_scalar_dense.default

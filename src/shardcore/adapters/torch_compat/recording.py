@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.adapters.torch_compat.listening import COLLECTIVES
+from shardcore.adapters.torch_compat.trees import tree_leaves
 
 # torch 2.13: wraps the result of a collective for autograd; what is wrapped is known by then.
 WRAPPING = "_c10d_functional::_wrap_tensor_autograd"
@@ -55,7 +54,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 
 
 def _is_without_values(nest: Any) -> bool:
-    tensors = [leaf for leaf in pytree.tree_leaves(nest) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in tree_leaves(nest) if isinstance(leaf, torch.Tensor)]
     return any(each.is_meta or isinstance(each, FakeTensor) for each in tensors)
 
 
@@ -135,7 +134,7 @@ def written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> lis
     for place, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[place] if place < len(args) else kwargs.get(argument.name)
-            found += pytree.tree_leaves(value)
+            found += tree_leaves(value)
     return found
 
 
@@ -153,9 +152,4 @@ def memory_of(tensor: torch.Tensor) -> int:
     torch 2.13: there is no public name for the identity of a storage without its address, which
     tensors of no elements share.
     """
-    return int(StorageWeakRef(tensor.untyped_storage()).cdata)  # type: ignore[no-untyped-call]
-
-
-flatten = pytree.tree_flatten
-unflatten = pytree.tree_unflatten
-tree_map = pytree.tree_map
+    return int(tensor.untyped_storage()._cdata)

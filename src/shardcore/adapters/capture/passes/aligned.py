@@ -9,7 +9,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.buckets import FLATTEN, ROUND_BYTES, SPLIT
 from shardcore.adapters.capture.passes.order import is_view
-from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, values
+from shardcore.adapters.capture.tape import Call, Tape, Value, renamed
 
 
 def is_aligned(elements: int, dtype: torch.dtype) -> bool:
@@ -32,7 +32,7 @@ def with_aligned_products(tape: Tape) -> Tape:
         if call.operator is SPLIT and tape.memory[call.args[0].number] in buckets:
             unaligned |= _unaligned_parts(call, tape)
         elif is_view(call, tape) and unaligned & set(call.operands):
-            unaligned |= set(values(call.result))
+            unaligned |= set(call.results)
         elif call.operator in _PRODUCTS:
             call = _on_copies(call, unaligned & set(call.operands), found)  # noqa: PLW2901
         found.calls.append(call)

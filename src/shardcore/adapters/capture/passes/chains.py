@@ -61,7 +61,7 @@ class _Chain:
 
     def cut(self, tape: Tape, block: int) -> Cut | None:
         """How all of them can go block by block; None if they cannot."""
-        involved = {v for each in self.calls for v in (*each.operands, *values(each.result))}
+        involved = {v for each in self.calls for v in (*each.operands, *each.results)}
         written = {memory for each in self.calls for memory in tape.writes_of(each)}
         # Of what is written there must be no other view, whose blocks would be other elements.
         views = Counter(tape.memory[value.number] for value in involved)
@@ -99,7 +99,7 @@ class _Chain:
         made: dict[Value, None] = {}
         for call in self.calls:
             inputs.update((value, None) for value in call.operands if value not in made)
-            made.update((value, None) for value in values(call.result) if value not in inputs)
+            made.update((value, None) for value in call.results if value not in inputs)
         return list(inputs), list(made)
 
 

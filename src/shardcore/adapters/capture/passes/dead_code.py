@@ -13,7 +13,7 @@ def without_dead_code(tape: Tape) -> Tape:
     kept = []
     for call in reversed(tape.calls):
         # What writes is there for all that lies in the memory; what does not, for its results.
-        is_read = tape.writes_of(call) & live if call.writes else read & set(values(call.result))
+        is_read = tape.writes_of(call) & live if call.writes else read & set(call.results)
         if is_read or _has_effect(call):
             kept.append(call)
             live |= tape.reads_of(call) | tape.writes_of(call)

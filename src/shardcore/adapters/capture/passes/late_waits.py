@@ -5,7 +5,7 @@ import attrs
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.liveness import live_bytes, sent_bytes
 from shardcore.adapters.capture.passes.order import gathering_ranks, is_view
-from shardcore.adapters.capture.tape import Call, Tape, values
+from shardcore.adapters.capture.tape import Call, Tape
 
 
 def with_late_waits(tape: Tape) -> Tape:
@@ -76,7 +76,7 @@ class _Flight:
 
     def begin(self, call: Call) -> None:
         """`call` starts a collective."""
-        for made in values(call.result):
+        for made in call.results:
             memory = self.tape.memory[made.number]
             self.waits[memory] = Call(torch_compat.wait_for(), (made,), {}, made)
             self.sent[memory] = self.tape.reads_of(call)

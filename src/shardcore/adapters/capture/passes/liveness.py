@@ -51,7 +51,7 @@ def _lives(tape: Tape, *, sends: bool = True) -> dict[int, tuple[int, int]]:
 
 def held_bytes(call: Call, tape: Tape) -> int:
     """The bytes that a collective holds: of what it sends, and what it makes."""
-    forms = (tape.forms[value.number] for value in {*call.operands, *values(call.result)})
+    forms = (tape.forms[value.number] for value in {*call.operands, *call.results})
     return sum(form.bytes for form in forms if form is not None)
 
 

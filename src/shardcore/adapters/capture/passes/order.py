@@ -3,7 +3,7 @@
 import attrs
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.tape import Call, Tape, Value, values
+from shardcore.adapters.capture.tape import Call, Tape, Value
 
 
 def gathers(call: Call) -> bool:
@@ -23,7 +23,7 @@ def gathering_ranks(call: Call, tape: Tape) -> str:
 
 def is_view(call: Call, tape: Tape) -> bool:
     """Whether `call` only tells how to look at a memory, and neither reads nor writes it."""
-    made = {tape.memory[value.number] for value in values(call.result)}
+    made = {tape.memory[value.number] for value in call.results}
     if call.writes or not made or torch_compat.is_wait(call.operator):
         return False
     return made <= tape.reads_of(call)
@@ -59,7 +59,7 @@ class _Found:
         if torch_compat.draws(call.operator):
             found |= set() if self.drawn is None else {self.drawn}
             self.drawn = place
-        for value in values(call.result):
+        for value in call.results:
             self.made.setdefault(value, place)
         return found - {place}
 

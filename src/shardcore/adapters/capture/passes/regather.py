@@ -56,7 +56,7 @@ class _Steps:
     def of(cls, tape: Tape) -> "_Steps":
         makers: dict[Value, int] = {}
         for place, call in enumerate(tape.calls):
-            for value in values(call.result):
+            for value in call.results:
                 if value not in call.writes:
                     makers.setdefault(value, place)
         places = [place for place, call in enumerate(tape.calls) if gathers(call)]
@@ -78,7 +78,7 @@ class _Steps:
             if call.backward:
                 readers.append(place)
             elif self.operands[place] <= made and _moves(call):
-                made |= set(values(call.result))
+                made |= set(call.results)
             else:
                 last_use = place
         read = {value for place in readers for value in self.operands[place] & made}
@@ -118,7 +118,7 @@ def _repeated(calls: Iterable[Call], found: Tape) -> tuple[dict[Value, Value], l
     repeated = []
     for call in calls:
         shares = is_view(call, found)
-        for value in values(call.result):
+        for value in call.results:
             memory = found.memory[value.number]
             owner = names.get(Value(memory), Value(memory)).number
             names[value] = found.new(found.form(value), owner if shares else None)
@@ -143,6 +143,7 @@ _MOVES = {
     torch.ops.aten.clone.default,
     torch.ops.aten.constant_pad_nd.default,
     torch.ops.aten.contiguous.default,
+    torch.ops.aten.pad.default,
     torch.ops.aten.reshape.default,
     torch.ops.aten.split.Tensor,
     torch.ops.aten.split_with_sizes.default,

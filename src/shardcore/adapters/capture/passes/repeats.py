@@ -30,7 +30,7 @@ def without_repeats(tape: Tape) -> Tape:
         states = sorted((memory, writes[memory]) for memory in tape.reads_of(call))
         key = f"{call.operator} {call.args} {sorted(call.kwargs.items())} {states}"
         if key in made:
-            pairs = zip(values(call.result), values(made[key]), strict=True)
+            pairs = zip(call.results, values(made[key]), strict=True)
             names.update((value, names.get(before, before)) for value, before in pairs)
         else:
             made[key] = call.result

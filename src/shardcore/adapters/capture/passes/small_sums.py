@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.reading import check
-from shardcore.adapters.capture.tape import Call, Tape, values
+from shardcore.adapters.capture.tape import Call, Tape
 
 # The elements of a tensor that is small: a loss, a count, the counts of some classes.
 SMALL = 64
@@ -56,7 +56,7 @@ def _small_dependents(
 def _is_small(tape: Tape, call: Call) -> bool:
     if call.operator is check:  # a step that goes another way should not have gone far
         return False
-    touched = (*call.operands, *values(call.result))
+    touched = (*call.operands, *call.results)
     forms = [tape.forms[value.number] for value in touched]
     return all(form is not None and form.elements <= SMALL for form in forms) and (
         torch_compat.is_all_reduce(call.operator)

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-from shardcore.adapters.torch_compat.dtensor import costs, planning
+from shardcore.adapters.torch_compat.dtensor import costs, direct, planning
 from shardcore.adapters.torch_compat.dtensor.dispatch import TORCHS_HANDLERS
 from shardcore.adapters.torch_compat.operators import Handler, as_tuple, is_view
 from shardcore.adapters.torch_compat.while_used import WhileUsed
@@ -68,6 +68,9 @@ class OperatorTable(WhileUsed):
     def _propagate(
         self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], info: Any, cached: bool
     ) -> Any:
+        plan = direct.direct_sharding(info.schema)
+        if plan is not None:
+            return planning.reshaping(plan, info.schema)
         settled = planning.settled_schema(operator, info.schema)
         if settled is not None:
             return planning.after_settling(settled)

@@ -22,6 +22,8 @@ from torch.distributed.tensor.placement_types import (
 )
 from torch.utils import _pytree as pytree
 
+from shardcore.adapters.torch_compat.dtensor.direct import keeps_places
+from shardcore.adapters.torch_compat.trees import tree_leaves
 from shardcore.domain.errors import StrategyError
 
 
@@ -31,7 +33,7 @@ class NoPlanError(StrategyError, NotImplementedError):
 
 def settled_schema(operator: Any, schema: OpSchema) -> OpSchema | None:
     """`schema` with its pending operands reduced, where they have to be before the operator."""
-    specs = [s for s in pytree.tree_leaves(schema.args_schema) if isinstance(s, DTensorSpec)]
+    specs = [s for s in tree_leaves(schema.args_schema) if isinstance(s, DTensorSpec)]
     if not (_gathers_for_a_sum(operator, schema, specs) or _leaves_float16(operator, specs)):
         return None
     return settled(schema)
@@ -90,7 +92,7 @@ def scatters_a_sum(sharding: Any, schema: OpSchema) -> bool:
     local = getattr(sharding, "redistribute_schema", None)
     if local is None or torch.Tag.pointwise not in schema.op.tags or schema.is_inplace_op():
         return False
-    before, after = pytree.tree_leaves(schema.args_schema), pytree.tree_leaves(local.args_schema)
+    before, after = tree_leaves(schema.args_schema), tree_leaves(local.args_schema)
     return any(
         isinstance(old, DTensorSpec)
         and isinstance(new, DTensorSpec)
@@ -114,28 +116,15 @@ def after_settling(schema: OpSchema) -> OutputSharding:
     )
 
 
-# What runs on parts without an element as well, beside the elementwise operators.
-_RUNS_ON_NOTHING = {
-    torch.ops.aten.alias.default,
-    torch.ops.aten.clone.default,
-    torch.ops.aten.detach.default,
-    torch.ops.aten.empty_like.default,
-    torch.ops.aten.full_like.default,
-    torch.ops.aten.ones_like.default,
-    torch.ops.aten.zeros_like.default,
-    torch.ops.aten._to_copy.default,
-}
-
-
 def is_distrusted(operator: Any, schema: OpSchema, sharding: Any) -> bool:
     """Whether to replicate first: DTensor would be wrong, torch is unknown, or a part is empty."""
     if divides_integers(sharding, schema) or _cuts_other_parts(sharding, schema):
         return True
-    if operator in _RUNS_ON_NOTHING or torch.Tag.pointwise in operator.tags:
+    if keeps_places(operator):  # it runs on parts without an element as well
         return False
     if not is_known(torch.__version__):
         return True
-    specs = pytree.tree_leaves((schema.args_schema, schema.kwargs_schema))
+    specs = tree_leaves((schema.args_schema, schema.kwargs_schema))
     return any(isinstance(spec, DTensorSpec) and _has_empty_part(spec) for spec in specs)
 
 
@@ -173,7 +162,7 @@ def divides_integers(sharding: Any, schema: OpSchema) -> bool:
     local = getattr(sharding, "redistribute_schema", None)
     if local is None:
         return False
-    before, after = pytree.tree_leaves(schema.args_schema), pytree.tree_leaves(local.args_schema)
+    before, after = tree_leaves(schema.args_schema), tree_leaves(local.args_schema)
     return any(
         isinstance(old, DTensorSpec)
         and isinstance(new, DTensorSpec)
@@ -294,7 +283,7 @@ def no_plan(operator: Any, info: Any, torchs: Exception, fallback: NoPlanError) 
     """What to tell the user of an operator that neither torch nor the fall-back can plan."""
     specs = [
         f"{tuple(spec.shape)} as [{', '.join(map(str, spec.placements))}]"
-        for spec in pytree.tree_leaves((info.schema.args_schema, info.schema.kwargs_schema))
+        for spec in tree_leaves((info.schema.args_schema, info.schema.kwargs_schema))
         if isinstance(spec, DTensorSpec)
     ]
     reason = str(torchs).partition("\n\nSharding propagation failed")[0]
