@@ -29,7 +29,18 @@ def block():
     return transformer(1)
 
 
+def odd():
+    """A CNN whose kernels one rank pads to gather them, as those of a vocabulary of 50,257."""
+    convolutions = [
+        keras.layers.Conv2D(filters, 3, padding="same", activation="relu", name=f"odd_{filters}")
+        for filters in (5, 7, 9)
+    ]
+    ends = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(7)]
+    return keras.Sequential([keras.Input((6, 6, 3)), *convolutions, *ends])
+
+
 SETTINGS = {
+    odd: {"mesh": (2, 1), "rules": {".*odd_.*/kernel": (None, None, None, "data")}},
     mlp: {"mesh": (2, 1), "policy": "fully_sharded", "small": 0},
     cnn: {"mesh": (2, 1), "policy": "fully_sharded", "small": 0},
     block: {"mesh": (1, 2), "rules": MEGATRON},
@@ -46,7 +57,7 @@ def trained(build, jit_compile):
         return tapes[-1]
 
     distribute(build, **SETTINGS[build])
-    data = (TOKENS, TOKENS) if build is block else DATA[build]
+    data = (TOKENS, TOKENS) if build is block else DATA.get(build, DATA[cnn])
     with mock.patch.object(passes, "improved", noted):
         model = compiled(build, classes=build is block, jit_compile=jit_compile)
         logs = [model.train_on_batch(*data, return_dict=True) for _ in range(STEPS)][-1]
@@ -100,6 +111,13 @@ def test_weights_are_gathered_and_gradients_scattered_while_the_model_computes(s
     assert max(others) >= 1
     # Of the last layer the gradient of the bias is there last, of the first nothing comes after.
     assert after["reduce_scatter"] == [4, 3, 2, 1, 0, 1, 1, 0]
+
+
+def test_weights_that_a_rank_pads_are_gathered_ahead_and_anew(steps):
+    _, before, after = steps[odd]
+    assert (len(before["all_gather"]), len(after["all_gather"])) == (3, 5)  # but the last one
+    assert max(after["all_gather"]) >= 1
+    assert max(after["reduce_scatter"]) >= 1
 
 
 def test_kernels_are_gathered_anew_where_a_convolution_goes_backward(steps):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.passes import improved
 from shardcore.adapters.capture.passes.aliases import without_aliases
-from shardcore.adapters.capture.passes.buckets import in_buckets, in_buckets_of_any_size
+from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.dead_code import without_dead_code
 from shardcore.adapters.capture.passes.early_starts import with_early_starts
 from shardcore.adapters.capture.passes.in_place import with_sums_in_place
@@ -238,15 +238,20 @@ def test_buckets_are_of_one_size_so_that_the_first_leaves_early():
     assert products[2] < after.index("all_reduce") < products[3]
 
 
-def test_a_bucket_of_any_size_is_sent_when_somebody_needs_a_result():
-    def step(x):
-        large = x.repeat(300, 2000)  # each fills a bucket that has a size
-        sums = [reduced(large * factor) for factor in range(1, 4)]
-        return sums[2] + reduced(sums[0])
+def test_what_goes_together_is_decided_by_the_bytes_that_are_told():
+    """Another rank sends more: its buckets are full earlier, and so are ours."""
 
-    _, sized = on_two_ranks(step, in_buckets)
-    before, after = on_two_ranks(step, in_buckets_of_any_size)
-    assert [each.count("all_reduce") for each in (before, sized, after)] == [4, 4, 2]
+    def step(x):
+        return [reduced(x * factor) for factor in range(1, 6)]
+
+    def as_large_as_elsewhere(tape):
+        told = [attrs.evolve(call, sends=X.numel() * 8) for call in tape.calls]
+        return in_buckets(tape.with_calls(told), **sizes)
+
+    sizes = {"most": 6 * X.numel() * 4, "small": 6 * X.numel() * 4}
+    _, own = on_two_ranks(step, lambda tape: in_buckets(tape, **sizes))
+    _, after = on_two_ranks(step, as_large_as_elsewhere)
+    assert (own.count("all_reduce"), after.count("all_reduce")) == (1, 3)
 
 
 def test_what_is_written_after_it_was_to_be_sent_is_sent_before():

@@ -5,7 +5,10 @@ from typing import Any
 
 from shardcore.binding.session import Session
 from shardcore.domain.capture import NotCaptured
-from shardcore.ports.capture import Program
+from shardcore.ports.capture import Program, Recording
+
+# Why a step is not captured of which each rank would start something else.
+DIFFERENT = "the ranks start other collectives"
 
 
 def all_agree(reason: str, program: Program | None, session: Session | None) -> bool:
@@ -29,6 +32,21 @@ def all_agree(reason: str, program: Program | None, session: Session | None) -> 
     for name, digest in (pair for _, pairs in everyone for pair in pairs.items()):
         told.setdefault(name, set()).add(digest)
     return all(len(digests) == 1 for digests in told.values())
+
+
+def most_sent(recording: Recording, session: Session | None) -> tuple[int, ...]:
+    """The bytes of each all-reduce, of the rank that sends most.
+
+    Raises:
+        NotCaptured: If the ranks did not do as many.
+    """
+    own = recording.sent
+    if session is None or session.mesh.size == 1:
+        return own
+    everyone = session.processes.gather(own)
+    if len({len(each) for each in everyone}) > 1:
+        raise NotCaptured(DIFFERENT)
+    return tuple(map(max, *everyone))
 
 
 def _told(program: Program | None) -> dict[str, str]:

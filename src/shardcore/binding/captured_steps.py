@@ -196,27 +196,37 @@ class CapturedStep:
         """The program of all ranks, None where none of them has one yet.
 
         What is decided by sizes may be decided otherwise by a rank with a part of another size:
-        then it is not decided.
+        then all decide by those of the rank that has most.
 
         Raises:
             NotCaptured: If there can be none, on any rank.
         """
-        for alike in (False, True):
+        sent: tuple[int, ...] | None = None
+        while True:
             program, reason = None, ""
             try:
-                program = self._program(attempt, runs, alike=alike)
+                program = self._program(attempt, runs, sent)
             except NotCaptured as refusal:
                 reason = str(refusal)
             if agreement_of_steps.all_agree(reason, program, session):
                 return program
-        raise NotCaptured("the ranks start other collectives")
+            if sent is not None:
+                raise NotCaptured(agreement_of_steps.DIFFERENT)
+            sent = agreement_of_steps.most_sent(runs.last, session)
 
     def _held(self, session: Session | None) -> HeldState:
         local = _itself if session is None else session.strategy.local
         return HeldState.of(self.trainer, local)
 
-    def _program(self, attempt: _Attempt, runs: _Runs, *, alike: bool) -> Program | None:
+    def _program(
+        self, attempt: _Attempt, runs: _Runs, sent: tuple[int, ...] | None
+    ) -> Program | None:
         """The program of a step that was recorded before; None of one that was not.
+
+        Args:
+            attempt: What is known of such steps.
+            runs: What the step did.
+            sent: The bytes by which the ranks decide; None if each decides by its own.
 
         Raises:
             NotCaptured: If there can be none.
@@ -234,7 +244,7 @@ class CapturedStep:
             return None
         try:
             compiled = self.trainer.jit_compile is True
-            program = self.capture.program(runs.first, runs.last, compiled=compiled, alike=alike)
+            program = self.capture.program(runs.first, runs.last, compiled=compiled, sent=sent)
         except StepsDiffer:
             attempt.differences += 1
             if attempt.differences > _MOST_DIFFERENCES:

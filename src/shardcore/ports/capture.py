@@ -39,6 +39,11 @@ class Recording(Protocol):
         """What read the last of them, and where, for people."""
         ...
 
+    @property
+    def sent(self) -> tuple[int, ...]:
+        """The bytes of each all-reduce, in order."""
+        ...
+
 
 class Program(Protocol):
     """A step that runs without the Python that it was made of."""
@@ -80,7 +85,12 @@ class StepCapture(Protocol):
         ...
 
     def program(
-        self, first: Recording, second: Recording, *, compiled: bool = False, alike: bool = False
+        self,
+        first: Recording,
+        second: Recording,
+        *,
+        compiled: bool = False,
+        sent: Sequence[int] | None = None,
     ) -> Program:
         """The step that ran twice.
 
@@ -88,8 +98,8 @@ class StepCapture(Protocol):
             first: One run.
             second: The next one, which must have done the same.
             compiled: Whether the program is compiled by Inductor, if it can be.
-            alike: Whether it must start what ranks with parts of other sizes start: what would
-                be decided by sizes is left as it was recorded.
+            sent: Where ranks have parts of other sizes, so that they would not start the same: the
+                bytes of each all-reduce by which all of them decide what goes together.
 
         Raises:
             StepsDiffer: If the runs differ.

@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 import torch
 
+from shardcore.adapters import torch_compat
 from shardcore.adapters.capture import compilation, constants, seeds
 from shardcore.adapters.capture.checks import (
     CheckedProgram,
@@ -17,10 +18,11 @@ from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.graph_program import GraphProgram
 from shardcore.adapters.capture.guards import guards_of
 from shardcore.adapters.capture.passes import improved, improved_without_compiler
+from shardcore.adapters.capture.passes.buckets import sent_bytes
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.started import started
-from shardcore.adapters.capture.tape import Tape, difference
+from shardcore.adapters.capture.tape import Call, Tape, difference
 from shardcore.domain.capture import NotCaptured, StepsDiffer
 from shardcore.ports.capture import Recording
 
@@ -46,6 +48,11 @@ class TapedStep:
         """What read the last of them, and where."""
         return self.tape.reads[-1].line if self.tape.reads else ""
 
+    @property
+    def sent(self) -> tuple[int, ...]:
+        """The bytes of each all-reduce."""
+        return tuple(sent_bytes(call, self.tape) for call in self.tape.calls if _is_sum(call))
+
 
 class FxCapture:
     """The port `StepCapture` by graphs of torch.fx."""
@@ -59,7 +66,12 @@ class FxCapture:
         return recorder.run(step), TapedStep(recorder.tape)
 
     def program(
-        self, first: Recording, second: Recording, *, compiled: bool = False, alike: bool = False
+        self,
+        first: Recording,
+        second: Recording,
+        *,
+        compiled: bool = False,
+        sent: Sequence[int] | None = None,
     ) -> GraphProgram | CheckedProgram:
         """The graph of the second tape, if the first is the same."""
         assert isinstance(first, TapedStep)
@@ -72,6 +84,9 @@ class FxCapture:
         tape = second.tape
         if tape.draws_on_host:
             raise NotCaptured("Python or NumPy draws random numbers in it")
+        alike = sent is not None
+        if sent is not None:
+            tape = _with_sent(tape, sent)
         literals = constants.literals(first.tape, tape)
         guards, reads = guards_of(tape, literals)
         tape = with_checks(tape, reads)
@@ -98,3 +113,15 @@ class FxCapture:
     def drawn(self, draw: Callable[..., Any], seed: torch.Tensor, operands: dict[str, Any]) -> Any:
         """A draw whose seed is part of the recording."""
         return seeds.drawn(draw, seed, operands)
+
+
+def _with_sent(tape: Tape, sent: Sequence[int]) -> Tape:
+    """`tape` with these bytes of its all-reduces."""
+    bytes_of = iter(sent)
+    return tape.with_calls(
+        attrs.evolve(call, sends=next(bytes_of)) if _is_sum(call) else call for call in tape.calls
+    )
+
+
+def _is_sum(call: Call) -> bool:
+    return torch_compat.is_all_reduce(call.operator)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from shardcore.adapters.capture.passes.aliases import without_aliases
 from shardcore.adapters.capture.passes.aligned import with_aligned_products
 from shardcore.adapters.capture.passes.broadcasts import with_late_expands
-from shardcore.adapters.capture.passes.buckets import in_buckets, in_buckets_of_any_size
+from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.chains import in_blocks
 from shardcore.adapters.capture.passes.copies import without_needless_copies
 from shardcore.adapters.capture.passes.dead_code import without_dead_code
@@ -35,14 +35,16 @@ PASSES: tuple[Callable[[Tape], Tape], ...] = (
     with_late_waits,
 )
 
-# Where ranks with parts of other sizes would start other collectives: nothing hangs on sizes here.
-# A smaller part is padded before it is gathered, so weights are not gathered again either.
+# For ranks with parts of other sizes. What is started, and in which order, hangs on the bytes alone
+# that are told of all-reduces: they are in buckets before anything hangs on what a rank holds.
 PASSES_ALIKE: tuple[Callable[[Tape], Tape], ...] = (
     without_aliases,
     with_plain_ones,
     without_repeats,
     without_dead_code,
-    in_buckets_of_any_size,
+    with_regathers,
+    in_buckets,
+    with_early_starts,
     with_late_waits,
 )
 

@@ -56,10 +56,9 @@ def in_buckets(tape: Tape, most: int = BUCKET_BYTES, small: int = SMALL_BYTES) -
     return found
 
 
-def in_buckets_of_any_size(tape: Tape) -> Tape:
-    """As `in_buckets`; one is sent when somebody needs a result, however large it is."""
-    whole = sum(form.bytes for form in tape.forms if form is not None)
-    return in_buckets(tape, most=whole, small=whole)
+def sent_bytes(call: Call, tape: Tape) -> int:
+    """The bytes of an all-reduce by which all ranks decide what goes together."""
+    return call.sends or tape.form(call.args[0]).bytes
 
 
 def _kind(call: Call, tape: Tape) -> Any:
@@ -73,7 +72,7 @@ def _sizes(tape: Tape, most: int, small: int) -> dict[Any, int]:
     bytes_of: Counter[Any] = Counter()
     for call in tape.calls:
         if torch_compat.is_all_reduce(call.operator):
-            bytes_of[_kind(call, tape)] += tape.form(call.args[0]).bytes
+            bytes_of[_kind(call, tape)] += sent_bytes(call, tape)
     return {
         kind: most if total <= small else math.ceil(total / (math.ceil(total / most) + 1))
         for kind, total in bytes_of.items()
@@ -97,7 +96,7 @@ class _Bucket:
     def add(self, call: Call, place: list[Call], tape: Tape) -> None:
         self.place = place
         self.calls.append(call)
-        self.bytes += tape.form(call.args[0]).bytes
+        self.bytes += sent_bytes(call, tape)
         self._made |= tape.writes_of(call)
         self._read |= tape.reads_of(call)
 
