@@ -4,6 +4,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
+from datetime import date
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -68,6 +69,7 @@ def amount(value: float, unit: str) -> str:
 def write(path: Path, rows: Sequence[Row], measured: dict[str, Any], load: float) -> None:
     """Everything that was measured, as JSON."""
     machine = {
+        "day": str(date.today()),
         "cores": os.cpu_count(),
         "load_before": load,
         "load_after": os.getloadavg()[0],

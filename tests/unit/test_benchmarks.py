@@ -1,6 +1,7 @@
 """What the benchmarks make of their measurements."""
 
 import doctest
+import json
 import math
 
 import pytest
@@ -15,6 +16,10 @@ RACING = [
     Contender(PEER, None),
     Contender(CAPTURED, None, (Goal(PEER, 1.0), Goal("absent", 1.0)), captured=True),
 ]
+RUN = {
+    "machine": {"day": "2026-11-22", "load_before": 0.1, "load_after": 2.0},
+    "rows": [table.as_dict(Row("MLP", CAPTURED, 0.5, "s", PEER, 1.25, 1.0))],
+}
 
 
 def found(**changed):
@@ -24,7 +29,7 @@ def found(**changed):
     return {PEER: peer, CAPTURED: mine}
 
 
-@pytest.mark.parametrize("module", [cases, table, worlds])
+@pytest.mark.parametrize("module", [cases, page, table, worlds])
 def test_examples(module) -> None:
     failed, attempted = doctest.testmod(module)
     assert attempted
@@ -85,8 +90,18 @@ def test_fully_sharded_gathers_twice_and_reduces_once() -> None:
 
 
 def test_a_page_has_a_table_for_each_section() -> None:
-    row = Row("MLP", CAPTURED, 0.5, "s", PEER, 1.25, 1.0)
-    machine = {"load_before": 0.1, "load_after": 2.0}
-    text = "\n".join(page.lines({"machine": machine, "rows": [table.as_dict(row)]}))
+    text = "\n".join(page.lines(RUN))
     assert "### MLP" in text
     assert "| shardcore captured | 500.0 ms | 1.25 | DDP | ≤ 1 | missed |" in text
+
+
+def test_sections_that_were_not_run_stay_on_the_page(tmp_path, monkeypatch) -> None:
+    place = tmp_path / "page.md"
+    place.write_text(f"text\n{page.BEGIN}\n\n### MLP\n\nold\n\n### CNN\n\nkept\n{page.END}\nend\n")
+    monkeypatch.setattr(page, "PAGE", place)
+    monkeypatch.setattr(page, "FOLDER", tmp_path)
+    (tmp_path / "mlp.json").write_text(json.dumps(RUN))
+    page.main()
+    assert "old" not in place.read_text()
+    assert "| shardcore captured | 500.0 ms |" in place.read_text()
+    assert place.read_text().endswith(f"### CNN\n\nkept\n{page.END}\nend\n")
