@@ -218,6 +218,30 @@ def test_what_changes_between_steps_is_seen_by_the_next(shape, changes):
         assert len(set(found)) == len(found), "two changes made no difference"
 
 
+@pytest.mark.parametrize("shape", [None, (1, 2)])
+def test_a_step_under_autocast_is_another_one_and_is_not_cast_twice(shape):
+    """A step in `float32` is captured before, and what follows runs from its recording again."""
+
+    def program(rank):
+        begin(shape)
+        return [autocasting(jit) for jit in (False, "auto")]
+
+    def autocasting(jit):
+        model, data, found, runs = compiled(mlp, jit), batches(mlp, 5), [], []
+        for enabled in (False, True, False):
+            calls.clear()
+            for x, y in data:
+                with torch.autocast("cpu", torch.bfloat16, enabled=enabled, cache_enabled=False):
+                    found += [*model.train_on_batch(x, y), model.predict_on_batch(x)]
+            runs.append(len(calls))
+        return [*map(np.asarray, found), *state(model)], runs
+
+    first = 0 if shape is None else 2  # steps that compare the ranks
+    for (eager, eager_runs), (captured, runs) in run_ranks(program, 1 if shape is None else 2):
+        assert_equal(captured, eager)
+        assert (eager_runs, runs) == ([10, 10, 10], [4 + first, 4, 0])
+
+
 class Options:
     __slots__ = ("factor",)
 
@@ -411,6 +435,19 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_once_why(layer, said):
     assert said in message
     if layer is ReadsValues:
         assert "test_captured.py" in message
+
+
+def test_autocast_that_keeps_casts_of_weights_is_a_reason_to_run_eagerly():
+    def program(rank):
+        begin(None)
+        said, model = messages(), compiled(mlp, "auto")
+        with torch.autocast("cpu", torch.bfloat16):
+            for x, _ in batches(mlp):
+                model.predict_on_batch(x)
+        return said
+
+    ((message,),) = run_ranks(program, 1)
+    assert "cache_enabled=False" in message
 
 
 class OwnStep(keras.Model):

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding import agreement, agreement_of_steps, seams
+from shardcore.binding import agreement, agreement_of_steps, seams, torch_modes
 from shardcore.binding.held_state import HeldState
 from shardcore.binding.session import Session
 from shardcore.domain.capture import NotCaptured, OtherWay, StepsDiffer
@@ -109,7 +109,7 @@ class CapturedStep:
             return step()
         for program in list(attempt.programs):
             if program.fits():
-                with suppress(OtherWay):
+                with suppress(OtherWay), torch_modes.as_recorded():
                     outputs = program(_parts(data, session))
                     attempt.ran(program)
                     return outputs
@@ -153,8 +153,8 @@ class CapturedStep:
             return f"{form} {layout} {same}"
 
         nest = seams.map_leaves(told, data)
-        modes = torch.is_autocast_enabled(), torch.is_grad_enabled(), self.trainer.training
-        return f"{nest} {modes} {None if session is None else session.mesh}"
+        mesh = None if session is None else session.mesh
+        return f"{nest} {torch_modes.current()} {self.trainer.training} {mesh}"
 
     def _give_up_changed(self, attempt: _Attempt, session: Session | None) -> None:
         """Forget what was recorded while other things were held."""
@@ -250,12 +250,7 @@ class CapturedStep:
             if attempt.differences > _MOST_DIFFERENCES:
                 raise
             return None
-        for tensor in program.kept:
-            if isinstance(tensor, torch.Tensor) and not attempt.held.holds(tensor):
-                raise NotCaptured(
-                    f"it reads a tensor of shape {tuple(tensor.shape)} that no variable, torch "
-                    "module or attribute of a layer holds"
-                )
+        _check_kept(program, attempt.held)
         return program
 
     def _keep(self, program: Program, attempt: _Attempt) -> None:
@@ -286,6 +281,26 @@ class CapturedStep:
             self.name,
             self.trainer.name,
             reason,
+        )
+
+
+def _check_kept(program: Program, held: HeldState) -> None:
+    """What `program` reads and does not make is held by somebody, who would tell of another.
+
+    Raises:
+        NotCaptured: If it is not.
+    """
+    for tensor in program.kept:
+        if not isinstance(tensor, torch.Tensor) or held.holds(tensor):
+            continue
+        if torch_modes.keeps_casts():
+            raise NotCaptured(
+                "autocast keeps what it has cast of a weight, which steps in the same scope read: "
+                "use torch.autocast(..., cache_enabled=False)"
+            )
+        raise NotCaptured(
+            f"it reads a tensor of shape {tuple(tensor.shape)} that no variable, torch module or "
+            "attribute of a layer holds"
         )
 
 

@@ -1,0 +1,47 @@
+"""The modes of torch in which a step runs: what its operators do hangs on them."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+# Of the devices that there are groups of processes for.
+_DEVICES = ("cpu", "cuda")
+
+
+def current() -> tuple[Any, ...]:
+    """The modes that this thread is in now.
+
+    Example:
+        >>> before = current()
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     current() == before
+        False
+        >>> current() == before
+        True
+    """
+    casts = (torch.get_autocast_dtype(each) for each in _autocasting())
+    return (
+        *_autocasting(),
+        *casts,
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def as_recorded() -> ExitStack:
+    """Where a recording runs: what autocast made of a step is part of it, and not made again."""
+    stack = ExitStack()
+    for device in _autocasting():
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
+
+
+def keeps_casts() -> bool:
+    """Whether autocast keeps weights that it has cast, until its scope ends."""
+    return bool(_autocasting()) and torch.is_autocast_cache_enabled()
+
+
+def _autocasting() -> list[str]:
+    return [each for each in _DEVICES if torch.is_autocast_enabled(each)]
