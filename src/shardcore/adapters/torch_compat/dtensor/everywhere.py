@@ -8,6 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from shardcore.adapters.torch_compat.dtensor import strided
 from shardcore.adapters.torch_compat.while_used import WhileUsed
 
 
@@ -63,6 +64,7 @@ class EveryThread(WhileUsed):
     def _redistribute(
         self, local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *args: Any, **kw: Any
     ) -> Any:
+        strided.tell_views(current, target)
         if _communicates(current, target):
             self._before_collective()
         return _TORCHS_REDISTRIBUTE(local, current, target, *args, **kw)

@@ -23,6 +23,7 @@ from torch.distributed.tensor.placement_types import (
 from torch.utils import _pytree as pytree
 
 from shardcore.adapters.torch_compat.dtensor.direct import keeps_places
+from shardcore.adapters.torch_compat.dtensor.strided import is_no_order
 from shardcore.adapters.torch_compat.trees import tree_leaves
 from shardcore.domain.errors import StrategyError
 
@@ -188,9 +189,11 @@ _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 def _cuts_other_parts(sharding: Any, schema: OpSchema) -> bool:
-    """Whether some rank's part of a view has not the size of its part of what is viewed.
+    """Whether some rank's part of a view is not its part of what is viewed.
 
-    torch 2.13: of several axes that split one dim, only the first is looked at.
+    torch 2.13: of several axes that split one dim, only the first is looked at; and of a dim that
+    axes split in an order of their own, behind others that it is flattened with, the first axis
+    keeps the stride that it had in the dim alone.
     """
     if schema.op not in _VIEWS or not isinstance(sharding, OutputSharding):
         return False
@@ -198,6 +201,8 @@ def _cuts_other_parts(sharding: Any, schema: OpSchema) -> bool:
     after: Any = sharding.output_spec
     if not (_nests(before) or _nests(after)):
         return False
+    if is_no_order(after) and not is_no_order(before):
+        return True
     ranks = itertools.product(*map(range, before.mesh.shape))
     return any(_part_size(before, rank) != _part_size(after, rank) for rank in ranks)
 
