@@ -54,6 +54,10 @@ class Told:
     reasons: list[str] = field(factory=list)
 
 
+# What is done with the model of a case; eagerly where the numbers of steps are given.
+Steps = Callable[[Case, Told, dict[str, int] | None], Run]
+
+
 class _Warnings(logging.Handler):
     def __init__(self, told: Told) -> None:
         super().__init__(logging.WARNING)
@@ -83,7 +87,10 @@ def watch() -> Told:
 
 
 def beside_eager(
-    cases: dict[str, Case], mesh: Mesh | None, shapes: dict[str, Shapes]
+    cases: dict[str, Case],
+    mesh: Mesh | None,
+    shapes: dict[str, Shapes],
+    steps: Steps,
 ) -> dict[str, Outcome]:
     """What came of each case: its captured steps, compared with its eager ones.
 
@@ -91,26 +98,28 @@ def beside_eager(
         cases: by name.
         mesh: None for one device, under the strategy `single`.
         shapes: of the variables that the mesh may split, by case and path.
+        steps: what is done with the model of a case.
     """
     ranks = 1 if mesh is None else mesh.ranks
 
     def start(rank: int) -> Callable[[Case], Outcome]:
         shardcore.install("single" if mesh is None else strategies.name())
         told = watch()
-        return lambda case: _compared(case, mesh, shapes[case.name], told)
+        return lambda case: _compared(case, mesh, shapes[case.name], told, steps)
 
     found = run_all(cases, ranks, start, lambda outcome: outcome.status == "error")
     return {name: parity.of_ranks(result) for name, result in found.items()}
 
 
-def _compared(case: Case, mesh: Mesh | None, shapes: Shapes, told: Told) -> Outcome:
+def _compared(case: Case, mesh: Mesh | None, shapes: Shapes, told: Told, steps: Steps) -> Outcome:
     told.reasons.clear()
+    before = told.replayed
     try:
         _begin(mesh, shapes)
-        captured = run(case, told)
+        captured = steps(case, told, None)
         replayed = told.replayed
         _begin(mesh, shapes)
-        eager = run(case, told, captured.steps)
+        eager = steps(case, told, captured.steps)
     except Exception as error:  # noqa: BLE001 - whatever a model raises is its outcome
         return Outcome("error", parity.story(error))
     finally:
@@ -121,9 +130,10 @@ def _compared(case: Case, mesh: Mesh | None, shapes: Shapes, told: Told) -> Outc
         return Outcome("WRONG", found)
     if told.reasons:
         return Outcome("eager", "; ".join(dict.fromkeys(told.reasons)))
-    silent = [name for name, steps in captured.steps.items() if steps == MOST_STEPS]
-    if silent:
-        return Outcome("error", f"no recording of {', '.join(silent)}, and nothing says why")
+    silent = [name for name, count in captured.steps.items() if count == MOST_STEPS]
+    if silent or replayed == before:
+        which = ", ".join(silent) or "any step"
+        return Outcome("error", f"no recording of {which}, and nothing says why")
     return Outcome("ok")
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import keras
 from attrs import field, frozen
 
-from tests.matrix import captured, ops_run, placing
+from tests.matrix import captured, histories, ops_run, placing
 from tests.matrix.drawn_models import DRAWN
 from tests.matrix.layer_cases import LAYERS, NOT_ON_ONE_DEVICE
 from tests.matrix.losses_cases import LOSSES
@@ -139,9 +139,15 @@ class Functions:
 
 @frozen
 class Captured:
-    """The cases of a table again: their captured steps, beside the same steps run eagerly."""
+    """The cases of a table again: their captured steps, beside the same steps run eagerly.
+
+    Args:
+        table: the cases.
+        steps: what is done with each.
+    """
 
     table: Classes
+    steps: captured.Steps = captured.run
 
     def meshes(self) -> list[str]:
         """The names of the meshes, and of none."""
@@ -163,7 +169,7 @@ class Captured:
         shapes = {c.name: n.shapes for c in chosen if isinstance(n := numbers.get(c.name), Numbers)}
         run = {case.name: case for case in chosen if case.name in shapes}
         by_name = {each.name: each for each in CAPTURED_ON}
-        return captured.beside_eager(run, by_name.get(mesh), shapes)
+        return captured.beside_eager(run, by_name.get(mesh), shapes, self.steps)
 
 
 CLASSES = {
@@ -223,6 +229,7 @@ CLASSES = {
 OPERATORS = Functions(dict(sorted(CASES.items())))
 # Initializers are not in a step.
 CAPTURED = {f"captured {n}": Captured(t) for n, t in CLASSES.items() if n != "initializers"}
+CAPTURED["captured histories"] = Captured(CLASSES["drawn models"], histories.run)
 TABLES: dict[str, Classes | Functions | Captured] = {**CLASSES, "ops": OPERATORS, **CAPTURED}
 
 # What does not run over a mesh, and what the user is told. Every other error fails the suite.

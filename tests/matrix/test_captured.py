@@ -10,10 +10,11 @@ import torch
 
 from shardcore.adapters.capture import passes
 from shardcore.binding.captured_steps import CapturedStep
+from shardcore.binding.held_state import HeldState
 from tests.matrix import suite
 from tests.matrix.captured import difference
 from tests.matrix.classifier import REAL, trained
-from tests.matrix.suite import CAPTURED, CLASSES, ONE_DEVICE, Captured, Classes
+from tests.matrix.suite import CAPTURED, ONE_DEVICE, Captured, Classes
 
 MESH = "1x2, last dim over model"
 OVER_TWO = {
@@ -28,6 +29,7 @@ OVER_TWO = {
         "RandomFlip",
         "SpectralNormalization",
     ),
+    "captured histories": ("vectors/6",),
     "captured models": ("decoder", "own loss"),
     "captured optimizers": ("Adam/all", "LossScaleOptimizer/overflowing"),
 }
@@ -41,7 +43,7 @@ EAGER = {
 
 @pytest.mark.parametrize("name", CAPTURED)
 def test_on_one_device(name):
-    expect(name, ONE_DEVICE, CLASSES[name.removeprefix("captured ")].fast)
+    expect(name, ONE_DEVICE, CAPTURED[name].table.fast)
 
 
 @pytest.mark.parametrize("name", OVER_TWO)
@@ -85,6 +87,12 @@ def test_a_pass_that_loses_writes_is_found(monkeypatch):
     monkeypatch.setattr(passes, "PASSES", (*passes.PASSES, without_writes))
     status, detail = outcome_of_plain()
     assert (status, "differs" in detail) == ("WRONG", True)
+
+
+def test_a_change_that_no_step_sees_is_found(monkeypatch):
+    monkeypatch.setattr(HeldState, "change", lambda held: "")
+    found = CAPTURED["captured histories"].run(ONE_DEVICE, ["vectors/6"])
+    assert found["vectors/6"].status == "WRONG"
 
 
 def test_a_step_that_runs_eagerly_in_silence_is_found(monkeypatch):
