@@ -1,8 +1,6 @@
 """How DTensor plans an operator, and where its plan is replaced."""
 
-import itertools
 import logging
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -12,18 +10,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
-from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import (
     Partial,
     Placement,
     Replicate,
     Shard,
-    _StridedShard,
 )
 from torch.utils import _pytree as pytree
 
 from shardcore.adapters.torch_compat.dtensor.direct import keeps_places
-from shardcore.adapters.torch_compat.dtensor.strided import is_no_order
+from shardcore.adapters.torch_compat.dtensor.strided import cuts_alike
 from shardcore.adapters.torch_compat.trees import tree_leaves
 from shardcore.domain.errors import StrategyError
 
@@ -191,32 +187,14 @@ _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 def _cuts_other_parts(sharding: Any, schema: OpSchema) -> bool:
     """Whether some rank's part of a view is not its part of what is viewed.
 
-    torch 2.13: of several axes that split one dim, only the first is looked at; and of a dim that
-    axes split in an order of their own, behind others that it is flattened with, the first axis
-    keeps the stride that it had in the dim alone.
+    torch 2.13: of several axes that split one dim only the first is looked at; and the stride of a
+    `_StridedShard` stays as it is where its dim is flattened with others, or split in two.
     """
     if schema.op not in _VIEWS or not isinstance(sharding, OutputSharding):
         return False
     before: Any = (sharding.redistribute_schema or schema).args_schema[0]
     after: Any = sharding.output_spec
-    if not (_nests(before) or _nests(after)):
-        return False
-    if is_no_order(after) and not is_no_order(before):
-        return True
-    ranks = itertools.product(*map(range, before.mesh.shape))
-    return any(_part_size(before, rank) != _part_size(after, rank) for rank in ranks)
-
-
-def _nests(spec: DTensorSpec) -> bool:
-    dims = [p.dim for p in spec.placements if isinstance(p, (Shard, _StridedShard))]
-    return len(dims) > len(set(dims))
-
-
-def _part_size(spec: DTensorSpec, rank: tuple[int, ...]) -> int:
-    shape, _ = _compute_local_shape_and_global_offset(
-        spec.shape, spec.mesh.shape, list(rank), spec.placements, skip_offset=True
-    )
-    return math.prod(shape)
+    return not cuts_alike(before, after)
 
 
 def reshaping(sharding: Any, schema: OpSchema) -> Any:
