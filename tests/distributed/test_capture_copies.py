@@ -5,10 +5,13 @@ import pytest
 import torch
 
 from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.passes import improved_without_compiler
 from shardcore.adapters.capture.passes.copies import without_needless_copies
 from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
 from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.recorder import Recorder
+from tests.distributed import tapes
+from tests.distributed.tapes import unshared_views
 
 FIRST = {"memory_format": torch.contiguous_format}
 LAST = {"memory_format": torch.channels_last}
@@ -26,6 +29,7 @@ def after(step, *tensors):
     for one, other in zip(*(run(*own) for run, own in zip(runs, copies, strict=True)), strict=True):
         assert torch.equal(one, other)
         assert one.stride() == other.stride()
+    assert unshared_views(tape) == []
     return [call.operator.__name__.partition(".")[0] for call in tape.calls]
 
 
@@ -90,6 +94,31 @@ def test_a_copy_is_made_where_operands_lie_otherwise():
         return x.permute(0, 3, 1, 2).clone(**FIRST) + y.permute(0, 3, 2, 1).clone(**FIRST)
 
     assert after(step, images(), images().transpose(1, 2)).count("clone") == 2
+
+
+def test_a_view_of_a_copy_that_is_not_made_keeps_the_original():
+    """What is computed after it may not be written there."""
+
+    def step(x):
+        original = x * 2
+        row = original.clone().view(-1)
+        return original + 1, row * 3
+
+    tape = tapes.after(step, improved_without_compiler, images())
+    assert "clone" not in tapes.names(tape)
+
+
+def test_a_view_of_what_was_computed_again_keeps_the_first():
+    """All three are the first, and a view of the second is one of the third."""
+
+    def step(x):
+        first, second, third = x * 2, x * 2, x * 2
+        turned = third.transpose(0, 1) + 1, second.transpose(0, 1) + 2
+        row = second[0]
+        return *turned, first + 1, row * 3
+
+    tape = tapes.after(step, improved_without_compiler, images())
+    assert tapes.names(tape).count("transpose") == 1
 
 
 def test_one_channel_lies_first_and_last():

@@ -194,6 +194,25 @@ class Tape:
             self, calls=list(calls), memory=list(self.memory), forms=list(self.forms)
         )
 
+    def share(self, names: Mapping[Value, Value]) -> None:
+        """Note that each value is now the other one: what shared its memory shares that one's.
+
+        Args:
+            names: The other ones.
+        """
+        owners: dict[int, int] = {}
+
+        def owner(memory: int) -> int:
+            while memory in owners:
+                memory = owners[memory]
+            return memory
+
+        for value, other in names.items():
+            own, others = owner(self.memory[value.number]), owner(self.memory[other.number])
+            if own != others:
+                owners[own] = others
+        self.memory[:] = map(owner, self.memory)
+
 
 def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
     """`nest` with other values in it."""

@@ -36,6 +36,7 @@ def without_needless_copies(tape: Tape) -> Tape:
         elif torch.Tag.pointwise in getattr(call.operator, "tags", ()):
             call = attrs.evolve(call, args=_as_it_lies(call, originals, found))
         found.calls.append(call)
+    found.share(names)  # what is a view of a copy is one of the original
     return without_dead_code(found)
 
 

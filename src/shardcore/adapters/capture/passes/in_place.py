@@ -23,7 +23,7 @@ def with_sums_in_place(tape: Tape) -> Tape:
         calls.append(call)
     found = tape.with_calls(calls)
     found.outputs = renamed(tape.outputs, names)
-    share(found, names)
+    found.share(names)
     return found
 
 
@@ -35,12 +35,3 @@ def _may_be_written(call: Call, place: int, last: dict[int, int], tape: Tape) ->
 def _in_place(call: Call) -> Call:
     value, operator = call.args[0], torch_compat.all_reduce_in_place()
     return attrs.evolve(call, operator=operator, result=value, writes=(value,))
-
-
-def share(tape: Tape, names: dict[Value, Value]) -> None:
-    """What was of the memory of a result is of that of the operand."""
-    owners: dict[int, int] = {}
-    for result, operand in names.items():
-        memory = tape.memory[operand.number]
-        owners[tape.memory[result.number]] = owners.get(memory, memory)
-    tape.memory[:] = [owners.get(memory, memory) for memory in tape.memory]

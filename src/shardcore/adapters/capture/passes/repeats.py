@@ -37,9 +37,7 @@ def without_repeats(tape: Tape) -> Tape:
             calls.append(call)
     found = tape.with_calls(calls)
     found.outputs = renamed(tape.outputs, names)
-    # What is a view of the second is one of the first.
-    owners = {tape.memory[value.number]: tape.memory[one.number] for value, one in names.items()}
-    found.memory[:] = [owners.get(memory, memory) for memory in tape.memory]
+    found.share(names)  # what is a view of the second is one of the first
     return found
 
 

@@ -6,7 +6,6 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.passes.in_place import share
 from shardcore.adapters.capture.passes.liveness import last_uses
 from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, renamed_call
 
@@ -34,7 +33,7 @@ def with_operands_reused(tape: Tape) -> Tape:
         calls.append(call)
     found = tape.with_calls(calls)
     found.outputs = renamed(tape.outputs, names)
-    share(found, names)
+    found.share(names)
     return found
 
 
