@@ -110,3 +110,19 @@ def test_reshapes_of_reshapes_have_the_elements_of_the_whole():
     for results in run_ranks(program, 4):
         for found, (shape, _, shapes) in zip(results, RESHAPED, strict=True):
             np.testing.assert_array_equal(found, np.arange(np.prod(shape)).reshape(shapes[-1]))
+
+
+def test_the_places_of_the_largest_where_another_dim_is_split_in_strides():
+    values = np.random.default_rng(0).normal(size=(4, 6, 5)).astype("float32")
+
+    def program(rank):
+        with distribute((2, 2)).scope():
+            tensor = shardcore.distribute_tensor(values, (None, "data", None)).reshape(24, 5)
+            return [
+                each.full_tensor().numpy() for each in (tensor.argmax(1), tensor.argmin(1, True))
+            ]
+
+    flat = values.reshape(24, 5)
+    for largest, smallest in run_ranks(program, 4):
+        np.testing.assert_array_equal(largest, flat.argmax(1))
+        np.testing.assert_array_equal(smallest, flat.argmin(1, keepdims=True))

@@ -19,6 +19,7 @@ from tests.matrix.drawn_models import ACTIVATIONS, OPTIONS, Draw
 from tests.matrix.parity import Case
 
 EVENTS = 24
+UNDISTURBED = 4
 ROWS = (4, 4, 4, 8, 5)
 STEPS = (1, 3, 4, 6)  # the fourth is the first that may run from a recording
 OPTIMIZERS = ("Adam", "SGD", "AdamW", "RMSprop", "Lion", "Adagrad", "Nadam")
@@ -87,6 +88,11 @@ class Life:
             name = f"{len(self.found)}: {what}, event {self.happened}"
             self.found[name] = np.array(keras.ops.convert_to_numpy(leaf))
 
+    def run_as_told(self, model: Any) -> None:
+        """For a model that is compiled otherwise, or not at all."""
+        if self.jit_compile is False:
+            model.jit_compile = False
+
     def batch(self, rows: int) -> tuple[Any, Any]:
         x, y = self.case.batch(self.data, rows)[:2]
         return x, y
@@ -101,6 +107,8 @@ class Life:
 def run(case: Case, told: Told, eagerly: dict[str, int] | None = None) -> Run:
     """A history of the model of `case`, which its name decides; then all of its variables.
 
+    In the end nothing changes, and a captured model predicts from a recording.
+
     Args:
         case: the model and its data.
         told: what is done with its steps.
@@ -109,11 +117,13 @@ def run(case: Case, told: Told, eagerly: dict[str, int] | None = None) -> Run:
     keras.utils.set_random_seed(7)
     jit_compile = "auto" if eagerly is None else False
     life = Life(case.build(), case, jit_compile, Draw(f"history of {case.name}"))
-    life.model.jit_compile = jit_compile
+    life.run_as_told(life.model)
     for number in range(EVENTS):
         life.meet(life.draw.choices(tuple(LIKELY), tuple(LIKELY.values()))[0])
         if number % 2:
             life.meet(train)
+    for _ in range(UNDISTURBED):
+        life.note("predicted", life.model.predict_on_batch(life.batch(4)[0]))
     life.note("variable", [*life.model.variables, *life.model.optimizer.variables])
     return Run(life.found, {})
 
@@ -294,7 +304,7 @@ def predict_by_a_part(life: Life) -> None:
     """A new model of some of the layers."""
     layer = life.draw.choice(life.model.layers[1:])
     part = keras.Model(life.model.inputs, layer.output)
-    part.jit_compile = life.jit_compile
+    life.run_as_told(part)
     for _ in range(4):
         life.note("predicted by a part", part.predict_on_batch(life.batch(4)[0]))
 

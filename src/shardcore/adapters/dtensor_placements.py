@@ -34,6 +34,11 @@ def splits(placement: Placement, dim: int) -> bool:
     return getattr(placement, "dim", None) == dim
 
 
+def is_strided(placement: Placement) -> bool:
+    """Whether `placement` splits a dim in strides, as a reshape or an order of axes leaves it."""
+    return not placement.is_shard() and getattr(placement, "dim", None) is not None
+
+
 def is_pending(tensor: Any) -> bool:
     """Whether `tensor` is a pending reduction."""
     return isinstance(tensor, DTensor) and any(p.is_partial() for p in tensor.placements)

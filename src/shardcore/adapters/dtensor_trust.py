@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate
 
 from shardcore.adapters import fallback, torch_compat
-from shardcore.adapters.dtensor_placements import is_pending, settled_placements, splits
+from shardcore.adapters.dtensor_placements import is_pending, is_strided, settled_placements, splits
 from shardcore.adapters.torch_compat import dtensor as dtensor_compat
 
 aten = torch.ops.aten
@@ -38,12 +38,17 @@ def any_pending(args: tuple[Any, ...]) -> bool:
 
 
 def reduces_a_split_dim(args: tuple[Any, ...]) -> bool:
-    """Whether `argmax(x, dim)` and its kind look along a dim that is split, or along all."""
+    """Whether `argmax(x, dim)` and its kind look along a dim that is split, or along all.
+
+    Where any dim is split in strides, torch 2.13 refuses.
+    """
     (tensor, *rest), kwargs = args
     dim = rest[0] if rest else kwargs.get("dim")
     if not is_split(tensor) or dim is None:
         return is_split(tensor)
-    return any(p.is_partial() or splits(p, dim % tensor.ndim) for p in tensor.placements)
+    return any(
+        p.is_partial() or is_strided(p) or splits(p, dim % tensor.ndim) for p in tensor.placements
+    )
 
 
 def no_dims(args: tuple[Any, ...]) -> bool:
