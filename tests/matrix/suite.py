@@ -20,20 +20,21 @@ from tests.matrix.parity import Case, Mesh, Numbers, Reference, one_device, over
 from tests.matrix.random_cases import RANDOM
 from tests.matrix.weights_cases import CONSTRAINTS, INITIALIZERS, REGULARIZERS
 
+BY_BOTH = Mesh((2, 2), "last", ("data", "model"))
 ALL = (
     Mesh((2,)),
     Mesh((2, 1), "last"),
     Mesh((1, 2), "last"),
     Mesh((1, 2), "first"),
     Mesh((2, 2), "last"),
-    Mesh((2, 2), "last", ("data", "model")),
+    BY_BOTH,
 )
 # For what is done to weights alone: who has which rows of the batch shows nothing more.
 SPLIT = (
     Mesh((1, 2), "last"),
     Mesh((1, 2), "first"),
     Mesh((2, 2), "last"),
-    Mesh((2, 2), "last", ("data", "model")),
+    BY_BOTH,
 )
 # For what sees no kernel: another split of them shows nothing more.
 FEW = (Mesh((2,)), Mesh((1, 2), "last"), Mesh((2, 2), "last"))
@@ -186,7 +187,7 @@ CLASSES = {
         helpers=frozenset({"InputSpec"}),
     ),
     "models": Classes(MODELS, None, ("decoder", "autoencoder", "own loss")),
-    "drawn models": Classes(DRAWN, None, ("series/0",), on=FEW),
+    "drawn models": Classes(DRAWN, None, ("series/0",), on=(*FEW, BY_BOTH)),
     "losses": Classes(
         LOSSES,
         keras.losses,
