@@ -437,6 +437,28 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_once_why(layer, said):
         assert "test_captured.py" in message
 
 
+@pytest.mark.parametrize(
+    ("switch", "on", "off"),
+    [
+        (torch.set_default_dtype, torch.float64, torch.float32),
+        (torch.use_deterministic_algorithms, True, False),
+    ],
+)
+def test_a_step_in_another_mode_of_torch_is_recorded_by_itself(switch, on, off):
+    def program(rank):
+        begin(None)
+        model, data, runs = compiled(mlp, "auto"), batches(mlp, 5), []
+        for mode in (off, on, off, on):
+            calls.clear()
+            switch(mode)
+            for x, y in data:
+                model.train_on_batch(x, y)
+            runs.append(len(calls))
+        return runs
+
+    assert run_ranks(program, 1) == [[2, 2, 0, 0]]
+
+
 def test_autocast_that_keeps_casts_of_weights_is_a_reason_to_run_eagerly():
     def program(rank):
         begin(None)
