@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from attrs import define, field
 
+from shardcore.domain.errors import ShardcoreError
 from tests.matrix.captured import Run, Told
 from tests.matrix.drawn_models import ACTIVATIONS, OPTIONS, Draw
 from tests.matrix.parity import Case
@@ -75,10 +76,12 @@ class Life:
     happened: int = 0
 
     def meet(self, event: Callable[["Life"], None]) -> None:
-        """Go through `event`; what it raises is part of the history: it is left half done."""
+        """Go through `event`; what Keras raises is part of the history: it is left half done."""
         self.happened += 1
         try:
             event(self)
+        except ShardcoreError:
+            raise
         except (AttributeError, TypeError, ValueError) as error:
             self.note("raised", np.frombuffer(str(error)[:80].encode(), "uint8"))
 
