@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.passes import improved_for_compiler
 from shardcore.adapters.capture.passes.products import with_onednn_products
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_compat import inductor
@@ -105,6 +106,58 @@ def test_a_gather_starts_when_that_before_was_waited_for_wherever_inductor_puts_
         return (WAIT(first).T @ WAIT(last),)
 
     assert run_ranks(program, 2, timeout=300) == [(1, 2)] * 2
+
+
+@needs_compiler
+def test_what_was_stacked_is_not_overwritten_in_place():
+    """Else `gate`, written into the last part of the stack, is lost when `back` is laid there."""
+
+    def step(x, kernel):
+        first = torch.tanh(x @ kernel)
+        second = torch.tanh(first @ kernel)
+        third = torch.tanh(second @ kernel)
+        mean = torch.stack([first, second, third]).permute(1, 0, 2).flip([1]).mean(1)
+        gradient = mean @ kernel
+        gate = gradient / 3 * (1 - third * third)
+        back = torch.flip(gradient.unsqueeze(1).expand(4, 3, 2) / 3, [1]).permute(1, 0, 2)
+        return gate.t() @ second, (back[1] + gate @ kernel.t()) * (1 - second * second)
+
+    def program(rank):
+        operands = torch.randn(4, 2), torch.randn(2, 2)
+        found = inductor.compiled(fx.symbolic_trace(step), operands)(*operands)
+        torch.testing.assert_close(tuple(found), step(*operands))
+
+    run_ranks(program, 1, timeout=300)
+
+
+def lying_last(*shape):
+    return torch.randn(shape).to(memory_format=torch.channels_last)
+
+
+LAID_OTHERWISE = {
+    "a stack of one, viewed": (
+        lambda x, _: torch.stack([x.mT * 2])[0].view(3, 20) + 1,
+        (torch.randn(3, 5, 4), torch.ones(1)),
+    ),
+    "the gradient of a padding": (
+        lambda x, g: torch.ops.aten.replication_pad2d_backward(g, x * 2, [0, 1, 0, 1]) + 1,
+        (lying_last(2, 3, 4, 4), lying_last(2, 3, 5, 5)),
+    ),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("which", LAID_OTHERWISE)
+def test_what_inductor_lays_otherwise_than_the_step_is_compiled(which):
+    step, operands = LAID_OTHERWISE[which]
+
+    def program(rank):
+        recorder = Recorder(operands)
+        expected = recorder.run(lambda: step(*operands))
+        run = inductor.compiled(graph_of(improved_for_compiler(recorder.tape), {}), operands)
+        torch.testing.assert_close(run(*operands)[0], expected)
+
+    run_ranks(program, 1, timeout=300)
 
 
 def matrix(rows, columns, dtype=torch.float32):

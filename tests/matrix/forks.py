@@ -23,7 +23,7 @@ from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache
 
 from shardcore.testing import RankFailed, run_ranks
 
-# Seconds for one item on a loaded machine; then its ranks are ended.
+# Seconds for one item on a loaded machine, unless more are asked for; then its ranks are ended.
 ITEM_SECONDS = 120
 
 
@@ -40,6 +40,7 @@ def run_all(
     ranks: int,
     start: Callable[[int], Callable[[Any], Any]],
     failed: Callable[[Any], bool],
+    seconds: int | None = None,
 ) -> dict[str, list[Any] | Ended]:
     """What each rank made of each item.
 
@@ -48,12 +49,13 @@ def run_all(
         ranks: how many.
         start: called once on each rank; gives the function that is called with every item.
         failed: whether a result says that the item raised on its rank.
+        seconds: for one item; if None, `ITEM_SECONDS`.
     """
     found: dict[str, list[Any] | Ended] = {}
     left = dict(items)
     while left:
         with tempfile.TemporaryDirectory() as folder:
-            why = _run(left, ranks, start, failed, Path(folder))
+            why = _run(left, ranks, start, failed, seconds or ITEM_SECONDS, Path(folder))
             noted = [_read(Path(folder) / str(rank)) for rank in range(ranks)]
         for name in noted[0]:
             if all(name in notes for notes in noted):
@@ -71,6 +73,7 @@ def _run(
     ranks: int,
     start: Callable[[int], Callable[[Any], Any]],
     failed: Callable[[Any], bool],
+    seconds: int,
     notes: Path,
 ) -> str:
     """Run the items until the ranks part ways; what ended them, "" if nothing did."""
@@ -86,7 +89,7 @@ def _run(
             for done, (name, item) in enumerate(items.items()):
                 if rank == 0 and done and done % 50 == 0:
                     print(f"  {done} of {len(items)}", file=sys.stderr, flush=True)
-                signal.alarm(ITEM_SECONDS)
+                signal.alarm(seconds)
                 _clear_fast_path_sharding_prop_cache()  # so that a fall-back is told in each item
                 result = one(item)
                 pickle.dump((name, result), file)
@@ -96,7 +99,7 @@ def _run(
         signal.alarm(0)
 
     try:
-        run_ranks(program, ranks, timeout=ITEM_SECONDS * len(items), init=ranks > 1)
+        run_ranks(program, ranks, timeout=seconds * len(items), init=ranks > 1)
     except RankFailed as ended:
         return str(ended)
     return ""

@@ -15,7 +15,7 @@ import torch
 from attrs import define, field
 
 from shardcore.domain.errors import ShardcoreError
-from tests.matrix.captured import Run, Told
+from tests.matrix.captured import JitCompile, Run, Told, told_so
 from tests.matrix.drawn_models import ACTIVATIONS, OPTIONS, Draw
 from tests.matrix.parity import Case
 
@@ -67,7 +67,7 @@ class Life:
 
     model: Any
     case: Case
-    jit_compile: bool | str
+    jit_compile: JitCompile
     draw: Draw
     data: np.random.Generator = field(factory=lambda: np.random.default_rng(11))
     found: dict[str, np.ndarray] = field(factory=dict)
@@ -91,11 +91,6 @@ class Life:
             name = f"{len(self.found)}: {what}, event {self.happened}"
             self.found[name] = np.array(keras.ops.convert_to_numpy(leaf))
 
-    def run_as_told(self, model: Any) -> None:
-        """For a model that is compiled otherwise, or not at all."""
-        if self.jit_compile is False:
-            model.jit_compile = False
-
     def batch(self, rows: int) -> tuple[Any, Any]:
         x, y = self.case.batch(self.data, rows)[:2]
         return x, y
@@ -107,7 +102,9 @@ class Life:
         return self.draw.random() < chance
 
 
-def run(case: Case, told: Told, eagerly: dict[str, int] | None = None) -> Run:
+def run(
+    case: Case, told: Told, jit_compile: JitCompile, numbers: dict[str, int] | None = None
+) -> Run:
     """A history of the model of `case`, which its name decides; then all of its variables.
 
     In the end nothing changes, and a captured model predicts from a recording.
@@ -115,12 +112,12 @@ def run(case: Case, told: Told, eagerly: dict[str, int] | None = None) -> Run:
     Args:
         case: the model and its data.
         told: what is done with its steps.
-        eagerly: given where they run eagerly.
+        jit_compile: what each `compile` is told.
+        numbers: for what has no numbers of steps: nothing.
     """
     keras.utils.set_random_seed(7)
-    jit_compile = "auto" if eagerly is None else False
     life = Life(case.build(), case, jit_compile, Draw(f"history of {case.name}"))
-    life.run_as_told(life.model)
+    told_so(life.model, jit_compile)
     for number in range(EVENTS):
         life.meet(life.draw.choices(tuple(LIKELY), tuple(LIKELY.values()))[0])
         if number % 2:
@@ -307,7 +304,7 @@ def predict_by_a_part(life: Life) -> None:
     """A new model of some of the layers."""
     layer = life.draw.choice(life.model.layers[1:])
     part = keras.Model(life.model.inputs, layer.output)
-    life.run_as_told(part)
+    told_so(part, life.jit_compile)
     for _ in range(4):
         life.note("predicted by a part", part.predict_on_batch(life.batch(4)[0]))
 

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterable
 from types import ModuleType
 
+import attrs
 import keras
 from attrs import field, frozen
 
@@ -145,10 +146,12 @@ class Captured:
     Args:
         table: the cases.
         steps: what is done with each.
+        jit_compile: what captures them: "auto", or True for Inductor.
     """
 
     table: Classes
     steps: captured.Steps = captured.run
+    jit_compile: captured.JitCompile = "auto"
 
     def meshes(self) -> list[str]:
         """The names of the meshes, and of none."""
@@ -170,7 +173,7 @@ class Captured:
         shapes = {c.name: n.shapes for c in chosen if isinstance(n := numbers.get(c.name), Numbers)}
         run = {case.name: case for case in chosen if case.name in shapes}
         by_name = {each.name: each for each in CAPTURED_ON}
-        return captured.beside_eager(run, by_name.get(mesh), shapes, self.steps)
+        return captured.beside_eager(run, by_name.get(mesh), shapes, self.steps, self.jit_compile)
 
 
 CLASSES = {
@@ -231,7 +234,17 @@ OPERATORS = Functions(dict(sorted(CASES.items())))
 # Initializers are not in a step.
 CAPTURED = {f"captured {n}": Captured(t) for n, t in CLASSES.items() if n != "initializers"}
 CAPTURED["captured histories"] = Captured(CLASSES["drawn models"], histories.run)
-TABLES: dict[str, Classes | Functions | Captured] = {**CLASSES, "ops": OPERATORS, **CAPTURED}
+# The same with Inductor, which takes minutes for each dozen.
+COMPILED = {
+    name.replace("captured", "compiled"): attrs.evolve(each, jit_compile=True)
+    for name, each in CAPTURED.items()
+}
+TABLES: dict[str, Classes | Functions | Captured] = {
+    **CLASSES,
+    "ops": OPERATORS,
+    **CAPTURED,
+    **COMPILED,
+}
 
 # What does not run over a mesh, and what the user is told. Every other error fails the suite.
 DOCUMENTED_ERRORS = {

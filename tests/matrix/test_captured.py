@@ -11,10 +11,11 @@ import torch
 from shardcore.adapters.capture import passes
 from shardcore.binding.captured_steps import CapturedStep
 from shardcore.binding.held_state import HeldState
+from tests.distributed.programs import needs_compiler
 from tests.matrix import suite
 from tests.matrix.captured import difference
 from tests.matrix.classifier import REAL, trained
-from tests.matrix.suite import CAPTURED, ONE_DEVICE, Captured, Classes
+from tests.matrix.suite import CAPTURED, COMPILED, ONE_DEVICE, Captured, Classes
 
 MESH = "1x2, last dim over model"
 OVER_TWO = {
@@ -51,13 +52,18 @@ def test_over_two_ranks(name):
     expect(name, MESH, OVER_TWO[name])
 
 
+@needs_compiler
+def test_compiled():
+    expect("compiled layers", ONE_DEVICE, ("Dropout/global seed", "MaxPooling2D/same"), COMPILED)
+
+
 def test_over_four_ranks_of_which_some_have_more_rows():
     """By sizes they would decide otherwise which sums go together."""
     expect("captured layers", suite.FAST_MESH, ("BatchNormalization/masked", "Layer/add_loss"))
 
 
-def expect(name, mesh, cases):
-    found = CAPTURED[name].run(mesh, cases)
+def expect(name, mesh, cases, tables=CAPTURED):
+    found = tables[name].run(mesh, cases)
     assert set(found) == set(cases)
     assert {case: found[case] for case in cases if not as_expected(case, found[case])} == {}
 

@@ -11,7 +11,7 @@ from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.graph_program import GraphProgram
 from shardcore.adapters.capture.numbers import without_numbers
 from shardcore.adapters.capture.parting import parted
-from shardcore.adapters.capture.passes.products import with_onednn_products
+from shardcore.adapters.capture.passes import improved_for_compiler
 from shardcore.adapters.capture.tape import Tape
 
 
@@ -39,7 +39,7 @@ def _run(
     first = graph_of(ahead, literals).forward
     forms = [rest.form(value) for value in rest.inputs]
     inputs = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in forms]
-    module = graph_of(with_onednn_products(rest), literals)
+    module = graph_of(improved_for_compiler(rest), literals)
     second = torch_compat.inductor.compiled(module, [*inputs, *map(_detached, program.kept)])
     count = len(tape.inputs)
 

@@ -1,6 +1,7 @@
 """Inductor, torch's compiler of graphs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -24,9 +25,34 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
         "reorder_for_locality": False,
         "post_grad_custom_post_pass": _one_gather_at_a_time(),
     }
-    with torch.no_grad(), config.patch(settings):
+    with torch.no_grad(), config.patch(settings), _parts_kept():
         made: Any = compile_fx(module, list(examples))
     return cast(Callable[..., Any], made)
+
+
+@contextmanager
+def _parts_kept() -> Iterator[None]:
+    """What lies in the memory of a `stack` or `cat` is not overwritten in place.
+
+    torch 2.13: `SchedulerNode.decide_inplace_update` takes such a part for a tensor with memory of
+    its own. The memory is given away when nobody reads the parts any more, but what was written
+    into one of them is still read: wrong gradients of a `SimpleRNN` that goes backwards.
+    """
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    codegen: Any = PythonWrapperCodegen
+    can_reuse = codegen.can_reuse
+
+    def unless_part(self: Any, buffer: Any, overwriting: Any = None) -> bool:
+        if overwriting is not None and buffer.node.get_inputs_that_alias_output():
+            return False
+        return bool(can_reuse(self, buffer, overwriting))
+
+    codegen.can_reuse = unless_part
+    try:
+        yield
+    finally:
+        codegen.can_reuse = can_reuse
 
 
 def _one_gather_at_a_time() -> Any:

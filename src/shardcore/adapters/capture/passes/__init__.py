@@ -14,9 +14,12 @@ from shardcore.adapters.capture.passes.in_place import with_sums_in_place
 from shardcore.adapters.capture.passes.late_waits import with_late_waits
 from shardcore.adapters.capture.passes.lists import with_large_apart
 from shardcore.adapters.capture.passes.ones import with_plain_ones
+from shardcore.adapters.capture.passes.paddings import with_plain_paddings
 from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
+from shardcore.adapters.capture.passes.products import with_onednn_products
 from shardcore.adapters.capture.passes.regather import with_regathers
 from shardcore.adapters.capture.passes.repeats import without_repeats
+from shardcore.adapters.capture.passes.reshapes import with_reshapes
 from shardcore.adapters.capture.passes.reuse import with_operands_reused
 from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
 from shardcore.adapters.capture.passes.softmax import with_softmax_copies_apart
@@ -62,6 +65,13 @@ PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
     with_operands_reused,
 )
 
+# What Inductor takes otherwise than the step had it, or computes slower than need be.
+PASSES_FOR_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
+    with_onednn_products,
+    with_plain_paddings,
+    with_reshapes,
+)
+
 
 def improved(tape: Tape, *, alike: bool = False) -> Tape:
     """`tape` after the passes for each step.
@@ -82,5 +92,12 @@ def improved_without_compiler(tape: Tape, *, alike: bool = False) -> Tape:
     """
     tape = improved(tape, alike=alike)
     for each in PASSES_WITHOUT_COMPILER:
+        tape = each(tape)
+    return tape
+
+
+def improved_for_compiler(tape: Tape) -> Tape:
+    """What is to be compiled of an improved tape, after the passes for Inductor alone."""
+    for each in PASSES_FOR_COMPILER:
         tape = each(tape)
     return tape
