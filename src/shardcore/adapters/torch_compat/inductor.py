@@ -25,34 +25,62 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
         "reorder_for_locality": False,
         "post_grad_custom_post_pass": _one_gather_at_a_time(),
     }
-    with torch.no_grad(), config.patch(settings), _parts_kept():
+    with torch.no_grad(), config.patch(settings), _mended():
         made: Any = compile_fx(module, list(examples))
     return cast(Callable[..., Any], made)
 
 
 @contextmanager
-def _parts_kept() -> Iterator[None]:
+def _mended() -> Iterator[None]:
+    """Two methods of Inductor by which, in torch 2.13, steps have wrong numbers, in silence."""
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.scheduler import SchedulerNode
+
+    with (
+        _wrapped(PythonWrapperCodegen, "can_reuse", _unless_part),
+        _wrapped(SchedulerNode, "recompute_size_and_body", _with_renames),
+    ):
+        yield
+
+
+def _unless_part(can_reuse: Callable[..., bool]) -> Callable[..., bool]:
     """What lies in the memory of a `stack` or `cat` is not overwritten in place.
 
-    torch 2.13: `SchedulerNode.decide_inplace_update` takes such a part for a tensor with memory of
-    its own. The memory is given away when nobody reads the parts any more, but what was written
-    into one of them is still read: wrong gradients of a `SimpleRNN` that goes backwards.
+    `SchedulerNode.decide_inplace_update` takes such a part for a tensor with memory of its own. The
+    memory is given away when nobody reads the parts any more, but what was written into one of them
+    is still read: wrong gradients of a `SimpleRNN` that goes backwards.
     """
-    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
-    codegen: Any = PythonWrapperCodegen
-    can_reuse = codegen.can_reuse
-
-    def unless_part(self: Any, buffer: Any, overwriting: Any = None) -> bool:
+    def can_reuse_unless_part(codegen: Any, buffer: Any, overwriting: Any = None) -> bool:
         if overwriting is not None and buffer.node.get_inputs_that_alias_output():
             return False
-        return bool(can_reuse(self, buffer, overwriting))
+        return can_reuse(codegen, buffer, overwriting)
 
-    codegen.can_reuse = unless_part
+    return can_reuse_unless_part
+
+
+def _with_renames(recompute: Callable[..., None]) -> Callable[..., None]:
+    """Loops that are made anew to fit those beside them still wait for what is written in place.
+
+    They read a sum after its all-reduce, which is done in place, and so by another name: without
+    that name they are run ahead of it, as it takes less memory. It is kept in some cases only.
+    """
+
+    def recompute_with_renames(node: Any, *args: Any, **kwargs: Any) -> None:
+        recompute(node, *args, **kwargs)
+        node.set_read_writes(node.read_writes.rename(node.mutation_renames))
+
+    return recompute_with_renames
+
+
+@contextmanager
+def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, wrap(original))
     try:
         yield
     finally:
-        codegen.can_reuse = can_reuse
+        setattr(owner, name, original)
 
 
 def _one_gather_at_a_time() -> Any:
