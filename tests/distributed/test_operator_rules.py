@@ -140,6 +140,7 @@ POOLS_AND_PADS = {
     "fold": one(functional.fold, (5, 12, 12), BATCH[:3], "S(0) S(0)", (4, 5), 2),
     "relu6": one(functional.relu6, IMAGES, BATCH, "S(0) S(0)"),
     "hard sigmoid": one(functional.hardsigmoid, IMAGES, CHANNELS, "S(1) S(1)"),
+    "hard swish": one(functional.hardswish, IMAGES, CHANNELS, "S(1) S(1)"),
 }
 
 

@@ -181,7 +181,7 @@ def run(
     keras.utils.set_random_seed(7)
     generator = np.random.default_rng(11)
     model = case.build()
-    told_so(model, jit_compile)
+    told_so(model, jit_compile, told)
     rows = case.rows[0]
     values: dict[str, np.ndarray] = {}
     steps: dict[str, int] = {}
@@ -205,10 +205,12 @@ def run(
     return Run(values, steps)
 
 
-def told_so(model: Any, jit_compile: JitCompile) -> None:
+def told_so(model: Any, jit_compile: JitCompile, told: Told) -> None:
     """For a model that was compiled with "auto"."""
     if jit_compile != "auto":
         model.jit_compile = jit_compile
+    if jit_compile is True and not model.jit_compile:
+        told.reasons.append("Keras takes `jit_compile=True` back, with a warning")
 
 
 def difference(

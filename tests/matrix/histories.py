@@ -57,6 +57,7 @@ class Life:
         model: the model, compiled.
         case: the model's case, which gives batches.
         jit_compile: what each `compile` is told.
+        told: what is done with its steps.
         draw: decides what comes next.
         data: draws the batches.
         found: logs and predictions by what they came of.
@@ -68,6 +69,7 @@ class Life:
     model: Any
     case: Case
     jit_compile: JitCompile
+    told: Told
     draw: Draw
     data: np.random.Generator = field(factory=lambda: np.random.default_rng(11))
     found: dict[str, np.ndarray] = field(factory=dict)
@@ -116,8 +118,8 @@ def run(
         numbers: for what has no numbers of steps: nothing.
     """
     keras.utils.set_random_seed(7)
-    life = Life(case.build(), case, jit_compile, Draw(f"history of {case.name}"))
-    told_so(life.model, jit_compile)
+    life = Life(case.build(), case, jit_compile, told, Draw(f"history of {case.name}"))
+    told_so(life.model, jit_compile, told)
     for number in range(EVENTS):
         life.meet(life.draw.choices(tuple(LIKELY), tuple(LIKELY.values()))[0])
         if number % 2:
@@ -304,7 +306,7 @@ def predict_by_a_part(life: Life) -> None:
     """A new model of some of the layers."""
     layer = life.draw.choice(life.model.layers[1:])
     part = keras.Model(life.model.inputs, layer.output)
-    told_so(part, life.jit_compile)
+    told_so(part, life.jit_compile, life.told)
     for _ in range(4):
         life.note("predicted by a part", part.predict_on_batch(life.batch(4)[0]))
 

@@ -54,7 +54,8 @@ ranks, where a sum in a bucket may differ in its last bit, within 1e-5.
 
 In `histories` the drawn models are trained, asked, frozen, compiled again, assigned, loaded, given
 other attributes and put under autocast, in an order that is drawn by a seed: 36 events each,
-captured and eagerly.
+captured and eagerly. In `applications` there is the smallest model of each family of
+`keras.applications` that Keras has on torch, with small images.
 
 - **ok**: captured, with the numbers of the eager steps;
 - **eager**: a step ran eagerly, with the same numbers, and said why: see below the table.

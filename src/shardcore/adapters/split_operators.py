@@ -250,6 +250,8 @@ PLANES = {
         aten.hardshrink_backward.default,
         aten.hardsigmoid.default,
         aten.hardsigmoid_backward.default,
+        aten.hardswish.default,
+        aten.hardswish_backward.default,
         aten.hardtanh.default,
         aten.hardtanh_backward.default,
         aten.softshrink.default,
