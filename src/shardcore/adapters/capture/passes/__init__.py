@@ -21,6 +21,7 @@ from shardcore.adapters.capture.passes.regather import with_regathers
 from shardcore.adapters.capture.passes.repeats import without_repeats
 from shardcore.adapters.capture.passes.reshapes import with_reshapes
 from shardcore.adapters.capture.passes.reuse import with_operands_reused
+from shardcore.adapters.capture.passes.sizes import with_sizes
 from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
 from shardcore.adapters.capture.passes.softmax import with_softmax_copies_apart
 from shardcore.adapters.capture.passes.views import with_direct_views
@@ -70,6 +71,7 @@ PASSES_FOR_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
     with_onednn_products,
     with_plain_paddings,
     with_reshapes,
+    with_sizes,
 )
 
 
