@@ -12,6 +12,7 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
 from shardcore.adapters.capture.passes.products import with_onednn_products
+from shardcore.adapters.capture.passes.reshapes import with_reshapes
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_compat import inductor
 from shardcore.testing import run_ranks
@@ -20,6 +21,7 @@ from tests.distributed.programs import needs_compiler
 
 GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
 SCATTER = torch.ops._c10d_functional.reduce_scatter_tensor.default
+SUM = torch.ops._c10d_functional.all_reduce.default
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 STEPS = 5
 
@@ -123,6 +125,7 @@ def test_what_was_stacked_is_not_overwritten_in_place():
         return gate.t() @ second, (back[1] + gate @ kernel.t()) * (1 - second * second)
 
     def program(rank):
+        torch.manual_seed(0)
         operands = torch.randn(4, 2), torch.randn(2, 2)
         found = inductor.compiled(fx.symbolic_trace(step), operands)(*operands)
         torch.testing.assert_close(tuple(found), step(*operands))
@@ -190,6 +193,24 @@ def test_what_inductor_cannot_take_as_it_was_recorded_is_compiled(which):
         torch.testing.assert_close(run(*operands)[0], expected)
 
     run_ranks(program, 1, timeout=300)
+
+
+def test_what_a_collective_gives_is_not_reshaped_before_it_is_there():
+    def program(rank):
+        x = torch.ones(4, 8)
+
+        def step():
+            summed = SUM(x.view(32), "sum", dist.group.WORLD.group_name)
+            rows = summed.view(8, 4)
+            WAIT(summed)
+            return rows + 1
+
+        recorder = Recorder([x])
+        recorder.run(step)
+        named = [call.operator.name() for call in with_reshapes(recorder.tape).calls]
+        return [name for name in named if name in ("aten::view", "aten::reshape")]
+
+    assert run_ranks(program, 2, timeout=60) == [["aten::reshape", "aten::view"]] * 2
 
 
 def matrix(rows, columns, dtype=torch.float32):
