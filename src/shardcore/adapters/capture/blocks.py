@@ -2,13 +2,15 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
 import torch
+from torch import fx
 
 from shardcore.adapters.capture.tape import Form
+from shardcore.adapters.torch_compat.interpreter import Each, Inlined
 
 
 @attrs.frozen
@@ -53,53 +55,50 @@ class Cut:
 
     def is_whole(self, form: Form) -> bool:
         """Whether every block gets the whole tensor: it has no rows, or one for all of them."""
-        return all(size == 1 for size in form.shape[: self._dims_of_rows(len(form.shape))])
+        return all(size == 1 for size in form.shape[: self.dims_of_rows(len(form.shape))])
 
-    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that is whole, with as many dims as a block or fewer."""
-        dims = self._dims_of_rows(tensor.ndim)
-        return tensor.flatten(0, dims - 1) if dims > 1 else tensor
-
-    def _dims_of_rows(self, dims: int) -> int:
-        """How many of the dims of a tensor that is broadcast are those of rows."""
+    def dims_of_rows(self, dims: int) -> int:
+        """How many of the first dims of a tensor that is broadcast are those of rows."""
         return max(dims - (len(self.shape) - self.dims), 0)
 
-    def parts(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The blocks of a tensor that is split, as views."""
-        rows = tensor.flatten(0, self.dims - 1) if self.dims > 1 else tensor
-        return torch.split(rows, self.rows)
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return math.ceil(math.prod(self.shape[: self.dims]) / self.rows)
 
 
 def blockwise(
-    body: Callable[..., tuple[torch.Tensor, ...]],
-    cut: Cut,
-    split: Sequence[bool],
-    made: Sequence[Form],
-) -> Callable[..., list[torch.Tensor]]:
-    """A function that does `body` block by block.
+    body: fx.GraphModule, cut: Cut, operands: Sequence[Form], made: Sequence[Form]
+) -> Inlined:
+    """A function that does `body` block by block, and returns a list of results.
 
     Args:
         body: Takes blocks of tensors, and tensors that are whole, and then blocks to write results
-            into; gives blocks of results, these or others.
+            into.
         cut: How they are cut.
-        split: Which operands of `body` are blocks.
+        operands: Those of `body` but the results.
         made: The results.
     """
+    graph = fx.Graph()
+    given = [graph.placeholder(f"operand{place}") for place in range(len(operands))]
+    results = [graph.call_function(*_empty(each)) for each in made]
+    split = [*map(cut.is_split, operands), *(True for _ in made)]
+    parts = []
+    for node, form, is_split in zip([*given, *results], [*operands, *made], split, strict=True):
+        dims = cut.dims if is_split else cut.dims_of_rows(len(form.shape))
+        seen = graph.call_function(_FLATTEN, (node, 0, dims - 1)) if dims > 1 else node
+        parts.append(graph.call_function(_SPLIT, (seen, cut.rows)) if is_split else seen)
+    graph.call_function(Each(body, tuple(split), cut.blocks), tuple(parts))
+    graph.output(results)
+    return Inlined(fx.GraphModule(torch.nn.Module(), graph), "in_blocks")
 
-    def in_blocks(*operands: Any) -> list[torch.Tensor]:
-        results = [
-            torch.empty_strided(each.shape, each.strides, dtype=each.dtype, device=each.device)
-            for each in made
-        ]
-        blocks = (
-            cut.parts(each) if is_split else itertools.repeat(cut.whole(each))
-            for each, is_split in zip(operands, split, strict=True)
-        )
-        targets = zip(*map(cut.parts, results), strict=True) if made else itertools.repeat(())
-        for target, block in zip(targets, zip(*blocks, strict=False), strict=False):
-            for into, value in zip(target, body(*block, *target), strict=True):
-                if value is not into:
-                    into.copy_(value)
-        return results
 
-    return in_blocks
+_EMPTY = torch.ops.aten.empty_strided.default
+_FLATTEN = torch.ops.aten.flatten.using_ints
+_SPLIT = torch.ops.aten.split.Tensor
+
+
+def _empty(form: Form) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The call that makes memory for a tensor."""
+    where = {"dtype": form.dtype, "device": form.device}
+    return _EMPTY, (list(form.shape), list(form.strides)), where

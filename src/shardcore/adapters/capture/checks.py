@@ -12,8 +12,8 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.graph_program import GraphProgram
-from shardcore.adapters.capture.reading import check
 from shardcore.adapters.capture.tape import Call, Read, Tape
+from shardcore.adapters.torch_compat.interpreter import check
 from shardcore.domain.capture import NotCaptured, OtherWay
 from shardcore.ports.capture import StartedCollective
 

@@ -1,10 +1,12 @@
 """Steps as programs: recorded twice, and run from the tape if both runs were the same."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import torch
+from torch import fx
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture import compilation, constants, seeds
@@ -23,8 +25,11 @@ from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_b
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.started import started
 from shardcore.adapters.capture.tape import Call, Tape, difference
+from shardcore.adapters.torch_compat.interpreter import NotInterpretedError, interpreted
 from shardcore.domain.capture import NotCaptured, StepsDiffer
 from shardcore.ports.capture import Recording
+
+logger = logging.getLogger("shardcore.capture")
 
 
 @attrs.frozen
@@ -98,7 +103,8 @@ class FxCapture:
         better = with_waits_before_checks(better)
         module = graph_of(better, literals)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
-        program = GraphProgram(module.forward, kept, tape.outputs, guards, tuple(started(better)))
+        run = module.forward if compiled else _interpreted(module)
+        program = GraphProgram(run, kept, tape.outputs, guards, tuple(started(better)))
         program = compilation.compiled(program, better, literals) if compiled else program
         return checked(program, better)
 
@@ -113,6 +119,15 @@ class FxCapture:
     def drawn(self, draw: Callable[..., Any], seed: torch.Tensor, operands: dict[str, Any]) -> Any:
         """A draw whose seed is part of the recording."""
         return seeds.drawn(draw, seed, operands)
+
+
+def _interpreted(module: fx.GraphModule) -> Callable[..., Any]:
+    """Runs `module`, in one call if nothing in it is for Python to do."""
+    try:
+        return interpreted(module)
+    except NotInterpretedError as refusal:
+        logger.debug("Each operator is called from Python: %s", refusal)
+        return module.forward
 
 
 def _with_sent(tape: Tape, sent: Sequence[int]) -> Tape:

@@ -7,23 +7,17 @@ from typing import Any
 import torch
 
 from shardcore.adapters.capture.recorder import recording
-
-
-def seeded(seed: torch.Tensor) -> torch.Generator:
-    """A generator with the value of `seed`, as `keras.random` makes it on torch."""
-    generator = torch.Generator(device=seed.device)
-    generator.manual_seed(int(seed) & 0xFFFFFFFF)
-    return generator
+from shardcore.adapters.torch_compat.interpreter import seeded_generator
 
 
 def generator(seed: torch.Tensor) -> torch.Generator:
-    """As `seeded`; in a recording the reading of the seed is a call like any other."""
+    """A generator with the value of `seed`: in a recording, a call like any other."""
     recorder = recording()
     if recorder is None:
-        return seeded(seed)
+        return seeded_generator(seed)
     with recorder.unheard():
-        made = seeded(seed)
-    recorder.note(seeded, (seed,), {}, made)
+        made = seeded_generator(seed)
+    recorder.note(seeded_generator, (seed,), {}, made)
     return made
 
 

@@ -86,9 +86,8 @@ class _Chain:
         part = attrs.evolve(
             tape, calls=list(self.calls), inputs=inputs, outside={}, outputs=tuple(results)
         )
-        split = [cut.is_split(tape.form(value)) for value in inputs]
-        body = graph_of(with_results_told(part), {}).forward
-        run = blockwise(body, cut, split, [tape.form(v) for v in results])
+        body = graph_of(with_results_told(part), {})
+        run = blockwise(body, cut, [tape.form(v) for v in inputs], [tape.form(v) for v in results])
         writes = {value for each in self.calls for value in each.writes if value in inputs}
         line = self.calls[0].line
         return (Call(run, tuple(inputs), {}, results, tuple(writes), line),)

@@ -1,6 +1,7 @@
 """Pointwise operators that are told where to write, instead of making memory for each result."""
 
 import attrs
+import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.tape import Call, Tape, Value
@@ -13,7 +14,8 @@ def with_results_told(part: Tape) -> Tape:
         part: Pointwise calls, of which no two values share memory but by writing in place.
 
     Returns:
-        A tape with an input more for each output: of its form, to be written into.
+        A tape with an input more for each output, of its form, to be written into; its outputs are
+        these.
     """
     found = part.with_calls([])
     targets = {value: found.new(found.form(value)) for value in part.outputs}
@@ -24,7 +26,19 @@ def with_results_told(part: Tape) -> Tape:
         ended = [value for value in call.operands if value in free and last[value] == place]
         found.calls.append(_told(call, targets, ended, found))
         free |= {call.result} - targets.keys() - set(call.writes)
+    told = {
+        each for call in found.calls for each in call.kwargs.values() if isinstance(each, Value)
+    }
+    found.calls += [
+        Call(_COPY, (target, value), {}, target, (target,))
+        for value, target in targets.items()
+        if target not in told
+    ]
+    found.outputs = tuple(targets.values())
     return found
+
+
+_COPY = torch.ops.aten.copy_.default
 
 
 def _told(call: Call, targets: dict[Value, Value], ended: list[Value], tape: Tape) -> Call:
