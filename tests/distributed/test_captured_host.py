@@ -1,6 +1,9 @@
 """The Python of a captured step is as much for a model of many layers as for one of few."""
 
+import logging
+import resource
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -72,10 +75,10 @@ def functions_called(blocks, **compiled):
     return found
 
 
-def few_and_many(_rank, rules):
-    shardcore.install(strategy="dtensor" if rules is not None else "single")
-    if rules is not None:
-        mesh = keras.distribution.DeviceMesh((1, 2), ("data", "model"))
+def few_and_many(_rank, shape, rules):
+    shardcore.install(strategy="dtensor" if shape else "single")
+    if shape:
+        mesh = keras.distribution.DeviceMesh(shape, ("data", "model"))
         layouts = keras.distribution.LayoutMap(mesh)
         for path, axes in rules.items():
             layouts[path] = axes
@@ -90,9 +93,59 @@ MEGATRON = {
 }
 
 
-@pytest.mark.parametrize("rules", [None, {}, MEGATRON], ids=["single", "replicated", "megatron"])
-def test_a_step_of_many_layers_calls_no_more_python(rules):
-    (few, many, eager), *_ = run_ranks(few_and_many, 1 if rules is None else 2, rules)
+MESHES = {"single": ((), {}), "data parallel": ((2, 1), {}), "megatron": ((1, 2), MEGATRON)}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_step_of_many_layers_calls_no_more_python(name):
+    shape, rules = MESHES[name]
+    (few, many, eager), *_ = run_ranks(few_and_many, 2 if shape else 1, shape, rules)
     assert few == many
     for name, calls in few.items():
         assert calls < eager[name]
+
+
+def grown(_rank):
+    """What the process has more of after many captured steps of a fully sharded model, in bytes."""
+    shardcore.install()
+    mesh = keras.distribution.DeviceMesh((2, 1), ("data", "model"))
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[".*kernel"] = ("data", None)
+    parallel = keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="data")
+    keras.distribution.set_distribution(parallel)
+    dense = [keras.layers.Dense(1024, activation="relu") for _ in range(6)]
+    model = keras.Sequential([keras.Input((1024,)), *dense])
+    model.compile("adam", "mse")
+    x = np.ones((256, 1024), "float32")
+    model.fit(x, x, batch_size=32, epochs=2, verbose=0)
+    before = resident()
+    model.fit(x, x, batch_size=32, epochs=5, verbose=0)
+    return resident() - before
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_steps_leave_no_holes_in_the_heap():
+    """Traces of collectives would lie where tensors were: 4 MB of each step would be lost."""
+    weight = 4 * 1024 * 1024
+    assert max(run_ranks(grown, 2)) < 25 * weight  # of 160 that would be lost
+
+
+def told_and_called(_rank):
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("shardcore.capture").addHandler(handler)
+    logging.getLogger("shardcore.capture").setLevel(logging.DEBUG)
+    return few_and_many(_rank, *MESHES["megatron"])[:2], [
+        each for each in told if "from Python" in each
+    ]
+
+
+def test_where_torch_keeps_traces_operators_are_called_from_python(monkeypatch):
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
+    ((few, many), told), *_ = run_ranks(told_and_called, 2)
+    assert few["fit"] < many["fit"]
+    assert "torch keeps traces of collectives (TORCH_FR_BUFFER_SIZE)" in told[0]

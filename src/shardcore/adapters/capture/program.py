@@ -25,6 +25,7 @@ from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_b
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.started import started
 from shardcore.adapters.capture.tape import Call, Tape, difference
+from shardcore.adapters.torch_compat import flight_recorder
 from shardcore.adapters.torch_compat.interpreter import NotInterpretedError, interpreted
 from shardcore.domain.capture import NotCaptured, StepsDiffer
 from shardcore.ports.capture import Recording
@@ -103,7 +104,7 @@ class FxCapture:
         better = with_waits_before_checks(better)
         module = graph_of(better, literals)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
-        run = module.forward if compiled else _interpreted(module)
+        run = module.forward if compiled else _run(module, better)
         program = GraphProgram(run, kept, tape.outputs, guards, tuple(started(better)))
         program = compilation.compiled(program, better, literals) if compiled else program
         return checked(program, better)
@@ -121,13 +122,24 @@ class FxCapture:
         return seeds.drawn(draw, seed, operands)
 
 
-def _interpreted(module: fx.GraphModule) -> Callable[..., Any]:
+def _run(module: fx.GraphModule, tape: Tape) -> Callable[..., Any]:
     """Runs `module`, in one call if nothing in it is for Python to do."""
     try:
+        if _sends_from_cpu(tape) and flight_recorder.is_on():
+            raise NotInterpretedError(f"torch keeps traces of collectives ({flight_recorder.SIZE})")
         return interpreted(module)
     except NotInterpretedError as refusal:
         logger.debug("Each operator is called from Python: %s", refusal)
         return module.forward
+
+
+def _sends_from_cpu(tape: Tape) -> bool:
+    return any(
+        tape.form(value).device.type == "cpu"
+        for call in tape.calls
+        if torch_compat.is_collective(call.operator)
+        for value in call.operands
+    )
 
 
 def _with_sent(tape: Tape, sent: Sequence[int]) -> Tape:
