@@ -77,6 +77,11 @@ STEPS = {
     "no dims": lambda x, y: torch.zeros([]) + x.sum() + torch.full([], 2.0),
     "forms": lambda x, y: x[None, None].expand(2, 3, 6, 5).clone(memory_format=torch.channels_last),
     "floats": lambda x, y: torch.nn.functional.interpolate(x[None, None], scale_factor=[2.0, 1.5]),
+    "the same list, of sizes and of numbers": lambda x, y: (
+        x.new_zeros([2, 2]),
+        *torch._foreach_add([x, y], [2, 2]),
+        *torch._foreach_mul([x, y], [2, 2.5]),
+    ),
     "names": lambda x, y: (
         torch.div(x, y, rounding_mode="floor"),
         torch.nn.functional.gelu(x, approximate="tanh"),

@@ -243,16 +243,18 @@ class _Builder:
             if kind.kind() == "GeneratorType":
                 known[given].setType(kind)  # an input is taken for a tensor else
             return known[given]
-        is_list = isinstance(given, list | tuple)
-        if is_list and (not given or any(isinstance(each, fx.Node) for each in given)):
-            element = kind.getElementType()
-            operands = [self._operand(each, element, known) for each in given]
-            return self._made("prim::ListConstruct", operands, kind)
-        return self._constant(list(given) if is_list else given, kind)
+        if not isinstance(given, list | tuple):
+            return self._constant(given, kind)
+        element = kind.getElementType()
+        is_known = not any(isinstance(each, fx.Node) for each in given)
+        if given and is_known and not _takes_numbers(element):
+            return self._constant(list(given), kind)
+        operands = [self._operand(each, element, known) for each in given]
+        return self._made("prim::ListConstruct", operands, kind)
 
     def _constant(self, value: Any, kind: Any) -> Any:
         """A value that is known, as an argument of a kind."""
-        key = repr(value), type(value).__name__, kind.kind()
+        key = repr(value), type(value).__name__, str(kind)
         if key not in self._constants:
             self._constants[key] = self._known(value, kind)
         return self._constants[key]
