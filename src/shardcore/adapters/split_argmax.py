@@ -36,6 +36,7 @@ def places(found: torch.Tensor) -> torch.Tensor:
 def _ordered(values: torch.Tensor) -> torch.Tensor:
     """Integers in the order of `values`; what is not a number is the largest, as torch has it."""
     whole = values + 0.0  # minus zero is zero
-    bits = torch.view_copy(whole, dtype=torch.int32).to(torch.int64)  # as a view it is for Python
+    # A copy: in torch 2.13 the interpreter of captured steps knows no view as another dtype.
+    bits = torch.view_copy(whole, dtype=torch.int32).to(torch.int64)
     ordered = torch.where(bits < 0, bits ^ _SIGN, bits)
     return ordered.masked_fill(values.isnan(), _SIGN)
