@@ -9,6 +9,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.factors import with_factors_apart
 from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
 from shardcore.adapters.capture.passes.products import with_onednn_products
@@ -174,6 +175,10 @@ REWRITTEN = {
         lambda x, _: torch.stack([x.mT * 2])[0].view(3, 20) + 1,
         (torch.randn(3, 5, 4), torch.ones(1)),
     ),
+    "a product times a number, added": (
+        lambda x, y: torch.add(x, x @ y, alpha=0.5) + (x * y).add_(y @ x, alpha=-2),
+        (torch.randn(3, 3), torch.randn(3, 3)),
+    ),
     "the gradient of a padding": (
         lambda x, g: torch.ops.aten.replication_pad2d_backward(g, x * 2, [0, 1, 0, 1]) + 1,
         (lying_last(2, 3, 4, 4), lying_last(2, 3, 5, 5)),
@@ -189,7 +194,8 @@ def test_what_inductor_cannot_take_as_it_was_recorded_is_compiled(which):
     def program(rank):
         recorder = Recorder(operands)
         expected = recorder.run(lambda: step(*operands))
-        run = inductor.compiled(graph_of(improved_for_compiler(recorder.tape), {}), operands)
+        tape = improved_for_compiler(with_factors_apart(recorder.tape))
+        run = inductor.compiled(graph_of(tape, {}), operands)
         torch.testing.assert_close(run(*operands)[0], expected)
 
     run_ranks(program, 1, timeout=300)

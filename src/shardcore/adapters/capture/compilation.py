@@ -7,9 +7,9 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.factors import with_factors_apart
 from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.graph_program import GraphProgram
-from shardcore.adapters.capture.numbers import without_numbers
 from shardcore.adapters.capture.parting import parted
 from shardcore.adapters.capture.passes import improved_for_compiler
 from shardcore.adapters.capture.tape import Tape
@@ -35,7 +35,7 @@ def _run(
     program: GraphProgram, tape: Tape, literals: Mapping[int, torch.Tensor]
 ) -> Callable[..., Any]:
     """Runs what Inductor cannot take as it was recorded, and then the rest, compiled."""
-    ahead, rest = parted(without_numbers(tape), set(literals))
+    ahead, rest = parted(with_factors_apart(tape), set(literals))
     first = graph_of(ahead, literals).forward
     forms = [rest.form(value) for value in rest.inputs]
     inputs = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in forms]
