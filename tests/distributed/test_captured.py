@@ -486,6 +486,52 @@ def test_steps_are_captured_where_compile_says_so(jit, model_class, runs):
     assert program == [([], runs)]
 
 
+class OfTorch(keras.Model):
+    """It learns by an optimizer of torch, which keeps its options in dicts in a list."""
+
+    def train_step(self, data):
+        x, y = data
+        if not hasattr(self, "torchs"):
+            parameters = [weight.value for weight in self.trainable_weights]
+            self.torchs = torch.optim.SGD(parameters, 0.05, momentum=0.5)
+        loss = torch.nn.functional.mse_loss(self(x, training=True), y)
+        self.torchs.zero_grad()
+        loss.backward()
+        self.torchs.step()
+        return {"loss": loss}
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [None, (2, 1)])
+def test_what_an_optimizer_of_torch_holds_is_seen(shape):
+    x, y = (np.random.default_rng(0).normal(size=(8, 4)).astype("float32") for _ in range(2))
+
+    def trained(jit):
+        begin(shape)
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((4,))
+        model = OfTorch(inputs, keras.layers.Dense(4)(Spy()(inputs)))
+        model.compile(jit_compile=jit)
+        calls.clear()
+        losses, runs = [], []
+        for rate in (0.05, 0.5, 0.0):
+            losses += model.fit(x, y, batch_size=4, epochs=3, verbose=0).history["loss"]
+            model.torchs.param_groups[0]["lr"] = rate
+            model.torchs.load_state_dict(model.torchs.state_dict())
+            runs.append(len(calls))
+        return losses, runs, model.get_weights()
+
+    def program(rank):
+        return trained(False), trained(True)
+
+    for (expected, _, weights), (losses, runs, found) in run_ranks(
+        program, 2 if shape else 1, timeout=300
+    ):
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        np.testing.assert_allclose(found[0], weights[0], rtol=1e-4, atol=1e-6)
+        assert runs[0] < 6
+
+
 def test_a_step_within_a_step_is_part_of_it():
     inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     inner.compile("sgd", "mse")

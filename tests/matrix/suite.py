@@ -18,6 +18,7 @@ from tests.matrix.models_cases import MODELS
 from tests.matrix.ops_cases import CASES
 from tests.matrix.optimizers_cases import OPTIMIZERS, SCHEDULES
 from tests.matrix.outcomes import Outcome, class_of
+from tests.matrix.own_steps_cases import OWN_STEPS
 from tests.matrix.parity import Case, Mesh, Numbers, Reference, one_device, over_mesh
 from tests.matrix.random_cases import RANDOM
 from tests.matrix.weights_cases import CONSTRAINTS, INITIALIZERS, REGULARIZERS
@@ -191,6 +192,7 @@ CLASSES = {
         helpers=frozenset({"InputSpec"}),
     ),
     "models": Classes(MODELS, None, ("decoder", "autoencoder", "own loss")),
+    "own steps": Classes(OWN_STEPS, None, ("adversaries", "of torch"), on=FEW),
     "drawn models": Classes(DRAWN, None, ("series/0",), on=(*FEW, BY_BOTH)),
     "losses": Classes(
         LOSSES,
@@ -234,6 +236,7 @@ CLASSES = {
 OPERATORS = Functions(dict(sorted(CASES.items())))
 # Initializers are not in a step.
 CAPTURED = {f"captured {n}": Captured(t) for n, t in CLASSES.items() if n != "initializers"}
+CAPTURED["captured own steps"] = Captured(CLASSES["own steps"], captured.run_own)
 CAPTURED["captured histories"] = Captured(CLASSES["drawn models"], histories.run)
 # The same with Inductor, which takes minutes for each dozen.
 COMPILED = {

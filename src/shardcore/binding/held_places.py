@@ -55,14 +55,14 @@ class _Slots:
 
 def places_of(trainer: Any) -> Iterator[Place]:
     """All places of `trainer`, which the steps of it may look at."""
+    visited: set[int] = set()
     for variable in _variables(trainer):
-        for key in ("_value", "_trainable"):
-            yield Place(vars(variable), key, f"variable {variable.path!r}")
+        visited.add(id(variable))
+        yield from _of_variable(variable)
     for name, module in seams.modules_of(trainer):
         for holder in (module._parameters, module._buffers):
             for key in holder:
                 yield Place(holder, key, f"{key!r} of torch module {name!r}")
-    visited: set[int] = set()
     torch_modules = [each for _, each in seams.modules_of(trainer) if not seams.is_layer(each)]
     roots = [*seams.parts_of(trainer), *torch_modules]
     for root in roots:  # each by itself, however deep the others hold it
@@ -76,6 +76,11 @@ def _variables(trainer: Any) -> Iterable[Any]:
     return [*variables_of(trainer), *([] if seed is None else [seed])]
 
 
+def _of_variable(variable: Any) -> Iterator[Place]:
+    for key in ("_value", "_trainable"):
+        yield Place(vars(variable), key, f"variable {variable.path!r}")
+
+
 def _attributes(owner: Any, visited: set[int], depth: int) -> Iterator[Place]:
     """The attributes of `owner`, and of what it holds."""
     if id(owner) in visited or depth > _DEPTH:
@@ -85,7 +90,8 @@ def _attributes(owner: Any, visited: set[int], depth: int) -> Iterator[Place]:
     for holder, key, value in _entries(owner):
         name = f"attribute {key!r} of {told}"
         yield Place(holder, key, name)
-        yield from _within(value, name, key, _is_users(type(owner)), visited, depth + 1)
+        is_nested = _is_users(type(owner)) or isinstance(owner, torch.optim.Optimizer)
+        yield from _within(value, name, key, is_nested, visited, depth + 1)
     for kind in type(owner).__mro__:
         if id(kind) not in visited and _is_users(kind):
             visited.add(id(kind))
@@ -109,12 +115,18 @@ def _is_users(kind: type) -> bool:
 
 
 def _within(
-    value: Any, name: str, key: str, is_users: bool, visited: set[int], depth: int
+    value: Any, name: str, key: str, is_nested: bool, visited: set[int], depth: int
 ) -> Iterator[Place]:
     """What is held within the attribute `key`: by an object, or by the members of a container.
 
-    A container in a container is a place of its own, where the class is a user's.
+    A container in a container is a place of its own where it is `is_nested`: Keras' own are left
+    out. A variable that is not the model's is that of an optimizer of the user's own.
     """
+    if seams.is_variable(value):
+        if id(value) not in visited:
+            visited.add(id(value))
+            yield from _of_variable(value)
+        return
     if not isinstance(value, (*CONTAINERS, tuple)):
         if _is_entered(value):
             yield from _attributes(value, visited, depth)
@@ -123,16 +135,15 @@ def _within(
         return
     visited.add(id(value))
     for member in list(value.values() if isinstance(value, dict) else value):
-        if isinstance(member, CONTAINERS) and is_users:
+        if isinstance(member, CONTAINERS) and is_nested:
             yield Place({key: member}, key, name)
-        yield from _within(member, name, key, is_users, visited, depth + 1)
+        yield from _within(member, name, key, is_nested, visited, depth + 1)
 
 
 def _is_entered(value: Any) -> bool:
-    """Whether what `value` holds is looked at too: not so for variables, which were."""
+    """Whether what `value` holds is looked at too."""
     return (
         (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
         and not isinstance(value, (*PLAIN, *_NOT_ENTERED))
-        and not seams.is_variable(value)
         and not seams.is_bookkeeping(value)
     )

@@ -62,9 +62,6 @@ class HeldState:
         pairs = zip(places, values, strict=True)
         keyed = [(each.key, value) for each, value in pairs if _is_container(value)]
         sized = [value for _, value in keyed]
-        with torch.no_grad():
-            parts = (local(each) for each in values if isinstance(each, torch.Tensor))
-            memories = {_memory(each) for each in parts if each.layout is torch.strided}
         # What a user's list or dict holds is what a step may leave there; Keras' own hold losses.
         listed = HeldMembers.of(
             each
@@ -72,6 +69,9 @@ class HeldState:
             if _any_plain(_members(each)) or not str(key).startswith("_")
         )
         held = [*values, *listed.members]
+        with torch.no_grad():
+            parts = (local(each) for each in held if isinstance(each, torch.Tensor))
+            memories = {_memory(each) for each in parts if each.layout is torch.strided}
         arrays = list({id(each): each for each in held if _is_small_array(each)}.values())
         return cls(
             places=places,

@@ -13,6 +13,9 @@ from shardcore.adapters.torch_compat.trees import tree_leaves
 # torch 2.13: wraps the result of a collective for autograd; what is wrapped is known by then.
 WRAPPING = "_c10d_functional::_wrap_tensor_autograd"
 
+# Marks a part of a step for people who profile it, as optimizers of torch do: it computes nothing.
+PROFILER = "profiler::"
+
 
 class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tells of every operator on plain tensors that this thread runs, before and after it ran.
@@ -40,7 +43,8 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(kind not in _PLAIN for kind in types):
             return NotImplemented  # a sharded tensor first: what it makes of it comes here next
         kwargs = kwargs or {}
-        if func._schema.name == WRAPPING or _is_without_values((args, kwargs)):
+        name = func._schema.name
+        if name == WRAPPING or name.startswith(PROFILER) or _is_without_values((args, kwargs)):
             return func(*args, **kwargs)
         self._before(func, args, kwargs)
         result = func(*args, **kwargs)
