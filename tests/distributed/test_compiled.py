@@ -89,7 +89,8 @@ def test_weights_are_gathered_one_at_a_time_and_gradients_sent_while_the_step_co
         assert gathers == 1
         half = len(gathered) // 2  # of two steps
         assert sum(gathered[half:]) >= 5  # backward; forward the next weight is mostly a bias
-        assert min(scattered[: len(scattered) // 4]) > 0
+        # The first is waited for where the step holds most: nothing is held beyond that.
+        assert min(scattered[1 : len(scattered) // 4]) > 0
 
 
 @needs_compiler

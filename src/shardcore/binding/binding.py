@@ -25,6 +25,7 @@ from shardcore.binding.reading import to_numpy
 from shardcore.binding.saving import Saving
 from shardcore.binding.scatter import scatter_at_once
 from shardcore.binding.session import Sessions
+from shardcore.binding.sparse_crossentropy import one_sample_a_row
 from shardcore.binding.steps import Steps
 from shardcore.binding.torch_modules import TorchModules
 from shardcore.binding.unread import results_of_epoch
@@ -137,6 +138,7 @@ class Binding:
             },
             "numbers of Nadam": lambda core: NumbersOfNadam(core, self.capture),
             "scatter": scatter_at_once,
+            "classes of a loss": lambda original: one_sample_a_row(original, self.sessions),
             "initial states": lambda original: initial_states(original, self.sessions),
             "mask of a loss": sample_weights.mask,
             "export": lambda original: export(original, self.sessions),

@@ -182,6 +182,11 @@ SEAMS = {
         "scatter",
         "Adds value by value, each at an index that is read on the host.",
     ),
+    "classes of a loss": Seam(
+        "keras.src.backend.torch.nn",
+        "sparse_categorical_crossentropy",
+        "Puts the classes of sequences first: all logits are copied, and their gradient.",
+    ),
     "metric results": Seam(
         "keras.src.trainers.trainer",
         "Trainer.get_metrics_result",
