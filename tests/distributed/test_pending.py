@@ -56,6 +56,20 @@ def filled(x):
     }
 
 
+def written(x):
+    """What is pending is written into what is not, and the other way round."""
+    whole, order = torch.linalg.vector_norm(x, 2, dim=0), torch.tensor([2, 0, 3, 1])
+    mask = torch.tensor([True, False, True, False])
+    return {
+        "rows added": whole.clone().index_add_(0, order, x.sum(0)),
+        "rows copied": whole.clone().index_copy_(0, order, x.sum(0)),
+        "rows scattered": x.sum(0).scatter_add_(0, order, whole),
+        "masked by a sum": whole.clone().masked_fill_(mask, x.sum()),
+        "sums masked by a sum": x.sum(0).masked_fill_(mask, x.sum()),
+        "a product added": whole.clone().addmv_(x.T @ x, x.sum(0)),
+    }
+
+
 def over_zero(x):
     """The sums of both halves are of both signs."""
     signed = x * torch.tensor([[1.0]] * 3 + [[-1.0]] * 3)
@@ -121,7 +135,18 @@ def losses(x):
     return found
 
 
-GROUPS = [whether_any, norms, filled, over_zero, drawn, half, strided, rows_read_often, losses]
+GROUPS = [
+    whether_any,
+    norms,
+    filled,
+    written,
+    over_zero,
+    drawn,
+    half,
+    strided,
+    rows_read_often,
+    losses,
+]
 
 
 def all_groups(rank, mesh, spec):

@@ -18,6 +18,7 @@ from tests.matrix.models_cases import MODELS
 from tests.matrix.ops_cases import CASES
 from tests.matrix.optimizers_cases import OPTIMIZERS, SCHEDULES
 from tests.matrix.outcomes import Outcome, class_of
+from tests.matrix.own_parts_cases import OWN_PARTS
 from tests.matrix.own_steps_cases import OWN_STEPS
 from tests.matrix.parity import Case, Mesh, Numbers, Reference, one_device, over_mesh
 from tests.matrix.random_cases import RANDOM
@@ -192,6 +193,7 @@ CLASSES = {
         helpers=frozenset({"InputSpec"}),
     ),
     "models": Classes(MODELS, None, ("decoder", "autoencoder", "own loss")),
+    "own parts": Classes(OWN_PARTS, None, ("queue",), on=FEW),
     "own steps": Classes(OWN_STEPS, None, ("adversaries", "of torch"), on=FEW),
     "drawn models": Classes(DRAWN, None, ("series/0",), on=(*FEW, BY_BOTH)),
     "losses": Classes(

@@ -85,6 +85,7 @@ class OperatorTable(WhileUsed):
                 raise planning.no_plan(operator, info, error, reason) from error
             self._on_fallback(operator, (args, kwargs))
             return replicated
+        planning.check_target_stays(info.schema, sharding)
         if planning.scatters_a_sum(sharding, info.schema) or planning.adds_integers(
             sharding, info.schema
         ):

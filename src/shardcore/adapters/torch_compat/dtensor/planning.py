@@ -214,6 +214,27 @@ def reshaping(sharding: Any, schema: OpSchema) -> Any:
     )
 
 
+def check_target_stays(schema: OpSchema, sharding: Any) -> None:
+    """An operator that writes in place leaves its target as it lies.
+
+    torch 2.13 plans `index_add_`, `index_copy_`, `masked_fill_` and `addmv_` otherwise, where an
+    operand is pending: the target would become a pending sum, or another part.
+
+    Raises:
+        NoPlanError: If it would not.
+    """
+    if not schema.is_inplace_op():
+        return
+    before, after = schema.args_schema[0], sharding.output_spec
+    if not isinstance(before, DTensorSpec) or not isinstance(after, DTensorSpec):
+        return
+    if before.placements != after.placements:
+        raise NoPlanError(
+            f"{schema.op} would change its first operand from {before.placements} to "
+            f"{after.placements}"
+        )
+
+
 def moves_first(args: tuple[Any, ...], sharding: Any) -> bool:
     """Whether the first operand is redistributed before the operator runs."""
     local = sharding.redistribute_schema
