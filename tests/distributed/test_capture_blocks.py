@@ -2,6 +2,7 @@
 
 import torch
 
+from shardcore.adapters.capture.blocks import BlockSize
 from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.passes.chains import in_blocks
 from shardcore.adapters.capture.passes.lists import with_large_apart
@@ -9,7 +10,7 @@ from shardcore.adapters.capture.passes.told import with_results_told
 from shardcore.adapters.capture.recorder import Recorder
 from tests.distributed.tapes import after, names
 
-BLOCK = 8
+BLOCK = BlockSize(8, lanes=1)
 
 
 def blocks(step, *tensors):
@@ -77,7 +78,7 @@ def test_an_element_that_another_view_has_elsewhere_is_read_first():
 def test_a_block_of_one_dim_takes_any_broadcast():
     for other in BROADCAST:
         x = torch.randn(3, 4, 5)
-        tape = after(affine, lambda tape: in_blocks(tape, 20), x, other)
+        tape = after(affine, lambda tape: in_blocks(tape, BlockSize(20, lanes=1)), x, other)
         assert names(tape) == ["in_blocks"], other
 
 
@@ -134,7 +135,7 @@ def test_a_large_tensor_of_a_list_is_updated_block_by_block():
 
 def apart(tape):
     """With large tensors apart; as much is written as before."""
-    found = with_large_apart(tape, BLOCK)
+    found = with_large_apart(tape, BLOCK.elements)
     assert _written(found) == _written(tape)
     return found
 
@@ -209,3 +210,13 @@ def cubed(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_pointwise_operator_of_somebody_else_s_is_in_blocks_too():
     assert blocks(lambda x: cubed(x * 2) + 1, X) == ["in_blocks"]
+
+
+def test_no_block_ends_amid_what_torch_computes_at_once():
+    """A remainder is computed one by one, with other last bits."""
+    x = torch.rand(512, 600, generator=torch.Generator().manual_seed(0))
+
+    def step(x):
+        return torch.nn.functional.softplus(x + 0.1).sigmoid()
+
+    assert names(after(step, in_blocks, x)) == ["in_blocks"]

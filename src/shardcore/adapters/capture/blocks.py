@@ -14,6 +14,32 @@ from shardcore.adapters.torch_compat.interpreter import Each, Inlined
 
 
 @attrs.frozen
+class BlockSize:
+    """How large blocks are.
+
+    torch 2.13 computes so many elements at once, and what remains at the end one by one: with other
+    last bits for `pow`, `sigmoid` and their kind.
+
+    Args:
+        elements: Those of a block, at most.
+        lanes: Those that torch computes at once, or a multiple. Only the last block ends amid them.
+    """
+
+    elements: int
+    lanes: int
+
+    def rows(self, row: int) -> int:
+        """How many rows of so many elements a block has; 0 if it can have none.
+
+        Example:
+            >>> BlockSize(1000, 32).rows(100), BlockSize(1000, 1).rows(100)
+            (8, 10)
+        """
+        together = self.lanes // math.gcd(row, self.lanes)
+        return self.elements // max(row, 1) // together * together
+
+
+@attrs.frozen
 class Cut:
     """How tensors of one shape are cut into blocks.
 
@@ -28,18 +54,18 @@ class Cut:
     rows: int
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], forms: Iterable[Form], block: int) -> "Cut | None":
-        """That into blocks of at most `block` elements; None if a tensor cannot be cut so.
+    def of(cls, shape: tuple[int, ...], forms: Iterable[Form], size: BlockSize) -> "Cut | None":
+        """That into blocks of a size; None if a tensor cannot be cut so.
 
         Args:
             shape: That of what is computed.
             forms: What takes part; a form of another shape is broadcast to `shape`.
-            block: The elements of a block.
+            size: That of a block.
         """
         forms = list(forms)
         for dims in range(1, len(shape) + 1):
             row = math.prod(shape[dims:])
-            cut = cls(shape, dims, block // max(row, 1))
+            cut = cls(shape, dims, size.rows(row))
             if cut.rows and all(cut.is_split(each) or cut.is_whole(each) for each in forms):
                 return cut
         return None

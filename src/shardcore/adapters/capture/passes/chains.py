@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.blocks import Cut, blockwise
+from shardcore.adapters.capture.blocks import BlockSize, Cut, blockwise
 from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.passes.told import with_results_told
 from shardcore.adapters.capture.tape import Call, Tape, Value, values
@@ -15,9 +15,11 @@ from shardcore.adapters.capture.tape import Call, Tape, Value, values
 # update of a million parameters: 32,768 take 3.2 ms, this many 2.5 ms, twice as many 2.0 ms, which
 # would be worse where ranks share less cache of the third level than here; whole tensors 9 ms.
 BLOCK = 131072
+# 64 bytes hold 64 elements at most, and torch 2.13 takes two vectors at once.
+SIZE = BlockSize(BLOCK, lanes=128)
 
 
-def in_blocks(tape: Tape, block: int = BLOCK) -> Tape:
+def in_blocks(tape: Tape, size: BlockSize = SIZE) -> Tape:
     """Pointwise calls of one shape that hang together are one call, which goes block by block.
 
     Each element is computed as before. But a block is still in the cache when the next operator
@@ -25,7 +27,7 @@ def in_blocks(tape: Tape, block: int = BLOCK) -> Tape:
 
     Args:
         tape: A step.
-        block: The elements of a block. Smaller tensors are left alone.
+        size: That of a block. Smaller tensors are left alone.
     """
     used = Counter(value for call in tape.calls for value in set(call.operands))
     used.update(set(values(tape.outputs)))
@@ -34,13 +36,13 @@ def in_blocks(tape: Tape, block: int = BLOCK) -> Tape:
     for call in tape.calls:
         before = [each for each in open_chains if each.is_before(call, tape)]
         open_chains = [each for each in open_chains if each not in before]
-        chain, ended = _joined(call, before, tape, block)
-        calls += [one for each in ended for one in each.done(tape, block, used)]
+        chain, ended = _joined(call, before, tape, size)
+        calls += [one for each in ended for one in each.done(tape, size, used)]
         if chain is None:
             calls.append(call)
         else:
             open_chains.append(chain)
-    calls += [one for each in open_chains for one in each.done(tape, block, used)]
+    calls += [one for each in open_chains for one in each.done(tape, size, used)]
     return tape.with_calls(calls)
 
 
@@ -59,7 +61,7 @@ class _Chain:
             for each in self.calls
         )
 
-    def cut(self, tape: Tape, block: int) -> Cut | None:
+    def cut(self, tape: Tape, size: BlockSize) -> Cut | None:
         """How all of them can go block by block; None if they cannot."""
         involved = {v for each in self.calls for v in (*each.operands, *each.results)}
         written = {memory for each in self.calls for memory in tape.writes_of(each)}
@@ -67,17 +69,17 @@ class _Chain:
         views = Counter(tape.memory[value.number] for value in involved)
         if any(views[memory] > 1 for memory in written):
             return None
-        return Cut.of(self.shape, [tape.form(value) for value in involved], block)
+        return Cut.of(self.shape, [tape.form(value) for value in involved], size)
 
-    def done(self, tape: Tape, block: int, used: Counter[Value]) -> tuple[Call, ...]:
+    def done(self, tape: Tape, size: BlockSize, used: Counter[Value]) -> tuple[Call, ...]:
         """These calls as one.
 
         Args:
             tape: The step.
-            block: The elements of a block.
+            size: That of a block.
             used: How many calls of the step read each value.
         """
-        cut = self.cut(tape, block)
+        cut = self.cut(tape, size)
         if len(self.calls) == 1 or cut is None:
             return self.calls
         inputs, made = self._ends()
@@ -103,7 +105,7 @@ class _Chain:
 
 
 def _joined(
-    call: Call, before: list[_Chain], tape: Tape, block: int
+    call: Call, before: list[_Chain], tape: Tape, size: BlockSize
 ) -> tuple[_Chain | None, list[_Chain]]:
     """The chain that `call` ends, None if it is in none; and the chains that are through.
 
@@ -111,16 +113,16 @@ def _joined(
         call: The next call.
         before: The open chains that it hangs on.
         tape: The step.
-        block: The elements of a block.
+        size: That of a block.
     """
     if not _is_pointwise(call, tape):
         return None, before
     form = tape.form(call.result)
-    if form.elements < block:
+    if form.elements < size.elements:
         return None, before
     mates = [each for each in before if each.shape == form.shape]
     chain = _Chain(form.shape, (*(one for each in mates for one in each.calls), call))
-    if chain.cut(tape, block) is None:
+    if chain.cut(tape, size) is None:
         return _Chain(form.shape, (call,)), before
     return chain, [each for each in before if each not in mates]
 
