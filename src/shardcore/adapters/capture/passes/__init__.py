@@ -17,6 +17,7 @@ from shardcore.adapters.capture.passes.ones import with_plain_ones
 from shardcore.adapters.capture.passes.paddings import with_plain_paddings
 from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
 from shardcore.adapters.capture.passes.products import with_onednn_products
+from shardcore.adapters.capture.passes.quotients import with_quotients_at_once
 from shardcore.adapters.capture.passes.regather import with_regathers
 from shardcore.adapters.capture.passes.repeats import without_repeats
 from shardcore.adapters.capture.passes.reshapes import with_reshapes
@@ -62,6 +63,7 @@ PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
     without_needless_copies,
     with_softmax_copies_apart,
     with_large_apart,
+    with_quotients_at_once,
     in_blocks,
     with_operands_reused,
 )
