@@ -73,8 +73,14 @@ def in_half(p, m, d, rate):
     p.bfloat16().add_(m.bfloat16() * rate.bfloat16() / d.bfloat16(), alpha=-1)
 
 
+def of_itself(p, m, d, rate):
+    square = p[:31]
+    square.add_(square.t() * rate / d[:31], alpha=-1)
+
+
 @pytest.mark.parametrize(
-    "step", [changed_before, changed_after, read_elsewhere, broadcast, by_another, in_half]
+    "step",
+    [changed_before, changed_after, read_elsewhere, broadcast, by_another, in_half, of_itself],
 )
 def test_what_is_something_else_stays_what_it_is(step):
     assert "addcdiv_" not in taken(step, P, M, D, RATE)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shardcore.adapters.capture import passes
+from shardcore.adapters.capture.blocks import BlockSize
 from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.passes.chains import in_blocks
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
@@ -98,7 +99,7 @@ OPERATORS = [pointwise, alone, scaled, row, part, turned, image, viewed, written
 def better(tape):
     """`tape` after all passes, with blocks so small that these tensors have some."""
     with_small = {
-        in_blocks: functools.partial(in_blocks, block=BLOCK),
+        in_blocks: functools.partial(in_blocks, size=BlockSize(BLOCK, lanes=1)),
         with_large_apart: functools.partial(with_large_apart, least=BLOCK),
     }
     tape = passes.improved(tape)

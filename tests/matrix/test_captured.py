@@ -37,7 +37,6 @@ OVER_TWO = {
 # What is not captured, and what is said of it.
 EAGER = {
     "CTC": "the step reads values on the host",
-    "SimpleRNN/stateful": "it reads a tensor of shape (4, 4) that no variable",
     "own loss": "it reads other values on the host each time",
 }
 

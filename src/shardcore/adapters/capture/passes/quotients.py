@@ -58,9 +58,16 @@ def _steps(call: Call, makers: dict[Value, int], tape: Tape) -> tuple[int, int] 
     moment, rate = tape.calls[product].args
     if not all(isinstance(each, Value) for each in (moment, rate, under)):
         return None
+    if _share_memory(tape, target, moment, under):
+        return None  # they may be other views of what is written
     forms = [tape.form(each) for each in (target, moment, under)]
     alike = all(_is_alike(each, forms[0]) for each in forms) and not tape.form(rate).shape
     return (product, quotient) if alike and tape.form(rate).dtype is forms[0].dtype else None
+
+
+def _share_memory(tape: Tape, target: Value, *others: Value) -> bool:
+    """Whether one of the others lies in the target's memory."""
+    return tape.memory[target.number] in {tape.memory[each.number] for each in others}
 
 
 def _is_alike(form: Form, first: Form) -> bool:

@@ -231,7 +231,8 @@ def check_target_stays(schema: OpSchema, sharding: Any) -> None:
     if before.placements != after.placements:
         raise NoPlanError(
             f"{schema.op} would change its first operand from {before.placements} to "
-            f"{after.placements}"
+            f"{after.placements}. If one device runs this call, gather the operands first: "
+            "shardcore.all_gather(tensor, axis), or tensor.full_tensor()."
         )
 
 
