@@ -75,6 +75,26 @@ def test_a_gradient_comes_back_as_the_image_lies(window):
     assert "clone" not in found
 
 
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
+@pytest.mark.parametrize("with_padding", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_average_and_its_gradient_lie_as_the_image_does(window, with_padding, dtype):
+    size, strides, padding = window
+    how = ([size, size], [strides, strides], [padding, padding], False, with_padding, None)
+
+    def step(x, gradient, activation):
+        copied = x.permute(0, 3, 1, 2).clone(**FIRST)
+        mean = torch.ops.aten.avg_pool2d(copied, *how)
+        back = torch.ops.aten.avg_pool2d_backward(gradient.permute(0, 3, 1, 2), copied, *how)
+        taken = torch.ops.aten.threshold_backward(back.permute(0, 2, 3, 1), activation, 0)
+        return mean.clone(**LAST) + 1, taken
+
+    x = torch.randn(2, 6, 7, 19, dtype=dtype)
+    shape = torch.ops.aten.avg_pool2d(x.permute(0, 3, 1, 2), *how).permute(0, 2, 3, 1).shape
+    found = after(step, x, *(torch.randn(each, dtype=dtype) for each in (shape, x.shape)))
+    assert "clone" not in found
+
+
 def test_a_copy_is_made_of_what_is_written_into():
     def step(x):
         copied = x.permute(0, 3, 1, 2).clone(**FIRST)

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from shardcore.adapters.torch_compat import pooling
 from shardcore.adapters.torch_compat.recording import collective_name, is_wait
 
 
@@ -15,7 +16,9 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
 
     torch 2.13: `torch.compile` would trace the graph anew and guard what needs no guards;
     `torch._inductor.compile` takes no settings for one graph alone. With `reorder_for_locality`
-    each collective would be started where it is waited for.
+    each collective would be started where it is waited for. With `layout_optimization` what a
+    convolution hangs on would lie with its second dim last, as the channels of torch's images
+    do: Keras' images have theirs last already, and would lie across.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
@@ -23,10 +26,12 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
     settings = {
         "fallback_random": True,
         "reorder_for_locality": False,
+        "layout_optimization": False,
         "post_grad_custom_post_pass": _one_gather_at_a_time(),
     }
     with torch.no_grad(), config.patch(settings), _mended():
-        made: Any = compile_fx(module, list(examples))
+        table = pooling.decompositions()
+        made: Any = compile_fx(module, list(examples), decompositions=table)
     return cast(Callable[..., Any], made)
 
 

@@ -70,6 +70,7 @@ PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
 
 # What Inductor takes otherwise than the step had it, or computes slower than need be.
 PASSES_FOR_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
+    with_pooling_as_it_lies,
     with_onednn_products,
     with_plain_paddings,
     with_reshapes,

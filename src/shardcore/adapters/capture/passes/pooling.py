@@ -1,5 +1,6 @@
-"""Max pooling of images whose channels lie last, as they do in Keras: torch has it, and faster."""
+"""Pooling of images whose channels lie last, as they do in Keras: torch has it, and faster."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -19,16 +20,10 @@ def with_pooling_as_it_lies(tape: Tape) -> Tape:
     images = _images(tape)
     indices: dict[Value, Value] = {}
     for call in tape.calls:
-        if call.operator is _POOL and call.args[0] in images:
-            found.calls += _pooled(call, images[call.args[0]], indices, found)
-        elif call.operator is _BACKWARD and call.args[7] in indices and _lies_last(call, tape):
-            args = list(call.args)
-            args[1], args[7] = images[call.args[1]], indices[call.args[7]]
-            result = _lying(call.result, found)
-            found.calls += [
-                attrs.evolve(call, args=tuple(args), result=result),
-                _copied(result, call.result, call),
-            ]
+        if _is_of(call, images, indices, tape):
+            lying = [_lying(each, found) for each in call.results]
+            found.calls += _instead(call, images | indices, lying)
+            indices.update(zip(call.results[1:], lying[1:], strict=True))
         else:
             found.calls.append(call)
     return found
@@ -47,12 +42,23 @@ def _images(tape: Tape) -> dict[Value, Value]:
     }
 
 
-def _pooled(call: Call, image: Value, indices: dict[Value, Value], tape: Tape) -> list[Call]:
-    """`call` of the image itself; its results are then copied to where they were."""
-    lying = [_lying(each, tape) for each in call.result]
-    indices[call.result[1]] = lying[1]
-    copies = [_copied(a, b, call) for a, b in zip(lying, call.result, strict=True)]
-    return [attrs.evolve(call, args=(image, *call.args[1:]), result=lying), *copies]
+def _is_of(
+    call: Call, images: Mapping[Value, Value], indices: Mapping[Value, Value], tape: Tape
+) -> bool:
+    """Whether `call` pools such an image, or is the gradient of that."""
+    if call.operator in (_MAX, _AVERAGE):
+        return call.args[0] in images
+    if call.operator is _MAX_BACKWARD:
+        return call.args[7] in indices and _lies_last(call, tape)
+    return call.operator is _AVERAGE_BACKWARD and call.args[1] in images and _lies_last(call, tape)
+
+
+def _instead(call: Call, lie: Mapping[Value, Value], results: Sequence[Value]) -> list[Call]:
+    """`call` of what lies as it did; its results are then copied to where they were."""
+    args = tuple(lie.get(each, each) if isinstance(each, Value) else each for each in call.args)
+    result = results[0] if isinstance(call.result, Value) else tuple(results)
+    copies = [_copied(a, b, call) for a, b in zip(results, call.results, strict=True)]
+    return [attrs.evolve(call, args=args, result=result), *copies]
 
 
 def _lies_last(call: Call, tape: Tape) -> bool:
@@ -80,5 +86,7 @@ def _channels_last(form: Form) -> Form | None:
 
 
 CLONE: Any = torch.ops.aten.clone.default
-_POOL = torch.ops.aten.max_pool2d_with_indices.default
-_BACKWARD = torch.ops.aten.max_pool2d_with_indices_backward.default
+_MAX = torch.ops.aten.max_pool2d_with_indices.default
+_MAX_BACKWARD = torch.ops.aten.max_pool2d_with_indices_backward.default
+_AVERAGE = torch.ops.aten.avg_pool2d.default
+_AVERAGE_BACKWARD = torch.ops.aten.avg_pool2d_backward.default

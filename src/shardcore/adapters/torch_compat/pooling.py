@@ -1,0 +1,124 @@
+"""Max pooling as Inductor computes it many elements at once."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Inductor's own, but for images whose channels lie last and are pooled by tiles.
+
+    Inductor (torch 2.13) adds the gradient of max pooling where an index points, element by
+    element: on a CPU half of the step of a small CNN. Of tiles, which neither overlap nor are
+    padded, pooling and its gradient are comparisons of whole tensors.
+    """
+    from torch._inductor.decomposition import select_decomp_table
+
+    table = dict(select_decomp_table())
+    for operator, by_tiles in ((_POOL, _pooled), (_BACKWARD, _gradient)):
+        table[operator] = _where_tiled(by_tiles, table[operator])
+    return table
+
+
+_POOL = torch.ops.aten.max_pool2d_with_indices.default
+_BACKWARD = torch.ops.aten.max_pool2d_with_indices_backward.default
+
+# Each element of a tile is an operand of its own in the code that is made.
+_LARGEST = 16
+
+
+def _where_tiled(by_tiles: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        tiled = by_tiles(*args, **kwargs)
+        return otherwise(*args, **kwargs) if tiled is None else tiled
+
+    return decomposed
+
+
+def _pooled(
+    image: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The largest of each tile, and where in its image it is; None if there are no tiles.
+
+    Shapes: (batch, channels, height, width) gives (batch, channels, rows, columns) twice.
+    """
+    tile = _tile(image, size, stride, padding, dilation, ceil_mode)
+    if tile is None:
+        return None
+    largest, place = _largest(image, tile)
+    rows, columns = (torch.arange(each, device=image.device) for each in largest.shape[2:])
+    row = rows[:, None] * tile[0] + place // tile[1]
+    column = columns * tile[1] + place % tile[1]
+    return largest, row * image.shape[3] + column
+
+
+def _gradient(
+    gradient: torch.Tensor,
+    image: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: torch.Tensor,
+) -> torch.Tensor | None:
+    """What each element of `image` gets: that of its tile where it is the largest, else nothing."""
+    tile = _tile(image, size, stride, padding, dilation, ceil_mode)
+    if tile is None:
+        return None
+    _, place = _largest(image, tile)
+    number = torch.arange(tile[0] * tile[1], dtype=place.dtype, device=place.device)
+    is_largest = _spread(place) == number.view(tile[0], 1, tile[1])
+    tiles = torch.where(is_largest, _spread(gradient), 0.0)
+    whole = tiles.flatten(4, 5).flatten(2, 3)
+    left = [0, image.shape[3] - whole.shape[3], 0, image.shape[2] - whole.shape[2]]
+    return torch.nn.functional.pad(whole, left)
+
+
+def _tile(
+    image: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[int, int] | None:
+    """Height and width of the tiles; None if there are none, or other code is as good."""
+    tile = (size[0], size[-1])
+    is_tiled = not stride or (stride[0], stride[-1]) == tile
+    is_plain = not any(padding) and set(dilation) == {1} and not ceil_mode
+    lies_last = image.dim() == 4 and image.shape[1] > 1 and image.stride(1) == 1
+    return tile if is_tiled and is_plain and lies_last and tile[0] * tile[1] <= _LARGEST else None
+
+
+def _largest(image: torch.Tensor, tile: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest of each tile, and its number there: the first of equals, the last NaN."""
+    height, width = tile
+    rows, columns = image.shape[2] // height * height, image.shape[3] // width * width
+    parts = [
+        image[:, :, row:rows:height, column:columns:width]
+        for row in range(height)
+        for column in range(width)
+    ]
+    none = torch.zeros_like(parts[0], dtype=torch.int32)
+    return functools.reduce(_larger, enumerate(parts[1:], 1), (parts[0], none))
+
+
+def _larger(
+    best: tuple[torch.Tensor, torch.Tensor], numbered: tuple[int, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    (largest, place), (number, part) = best, numbered
+    is_larger = (part > largest) | (part != part)  # as `isnan`, which is no operator of vectors
+    return torch.where(is_larger, part, largest), torch.where(is_larger, number, place)
+
+
+def _spread(tiled: torch.Tensor) -> torch.Tensor:
+    """To (batch, channels, rows, 1, columns, 1)."""
+    return tiled[:, :, :, None, :, None]
