@@ -37,7 +37,7 @@ from shardcore.adapters.torch_compat.operators import (
     writing_operators,
     written_operands,
 )
-from shardcore.adapters.torch_compat.products import ONEDNN_PRODUCT, has_onednn
+from shardcore.adapters.torch_compat.products import ONEDNN_PRODUCT, has_onednn, is_intel
 from shardcore.adapters.torch_compat.recording import (
     LIST_TIMES,
     OperatorListener,
@@ -111,6 +111,7 @@ __all__ = [
     "is_collective",
     "is_composite",
     "is_elementwise",
+    "is_intel",
     "is_list_operator",
     "is_of_collectives",
     "is_view",

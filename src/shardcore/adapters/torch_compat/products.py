@@ -1,6 +1,8 @@
 """Products of matrices by oneDNN, which torch leaves to MKL."""
 
+import functools
 import platform
+from pathlib import Path
 
 import torch
 
@@ -33,3 +35,10 @@ def has_onednn() -> bool:
     """Whether torch was built with oneDNN, for a processor that it is written for."""
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     return is_x86 and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def is_intel() -> bool:
+    """Whether the processor is one of Intel's, for which MKL is written."""
+    told = Path("/proc/cpuinfo")  # of Linux
+    return "GenuineIntel" in (told.read_text() if told.exists() else platform.processor())
