@@ -21,11 +21,14 @@ from rich.console import Console
 from benchmarks import table
 from benchmarks.sections import SECTIONS, Options
 
+# Of the table at most; in a narrower terminal its lines go on below, and no figure is cut off.
+WIDTH = 180
+
 
 def main() -> None:
     """Run the sections in turn; the exit code is 1 where something did not run."""
     given = _arguments()
-    console = Console(highlight=False, width=max(130, Console().width))
+    console = Console(highlight=False, width=WIDTH)
     began, load, rows = time.perf_counter(), os.getloadavg()[0], []
     for name in given.only:
         options = Options(given.quick, given.rounds, given.strategy, tuple(given.without))

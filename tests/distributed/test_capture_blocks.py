@@ -8,6 +8,7 @@ from shardcore.adapters.capture.passes.chains import in_blocks
 from shardcore.adapters.capture.passes.lists import with_large_apart
 from shardcore.adapters.capture.passes.told import with_results_told
 from shardcore.adapters.capture.recorder import Recorder
+from shardcore.testing import run_ranks
 from tests.distributed.tapes import after, names
 
 BLOCK = BlockSize(8, lanes=1)
@@ -214,9 +215,33 @@ def test_a_pointwise_operator_of_somebody_else_s_is_in_blocks_too():
 
 def test_no_block_ends_amid_what_torch_computes_at_once():
     """A remainder is computed one by one, with other last bits."""
-    x = torch.rand(512, 600, generator=torch.Generator().manual_seed(0))
+    x = torch.rand(512, 601, generator=torch.Generator().manual_seed(0))
+    assert names(after(rounded_by_vectors, in_blocks, x)) == ["in_blocks"]
 
-    def step(x):
-        return torch.nn.functional.softplus(x + 0.1).sigmoid()
 
-    assert names(after(step, in_blocks, x)) == ["in_blocks"]
+def rounded_by_vectors(x):
+    return torch.nn.functional.softplus(x + 0.1).sigmoid()
+
+
+def test_no_tensor_is_cut_across():
+    """A block of columns would be many short pieces of memory, with a remainder each."""
+    x = torch.rand(640, 512, generator=torch.Generator().manual_seed(0))
+    found = names(after(lambda x: rounded_by_vectors(x.t()), in_blocks, x))
+    assert "in_blocks" not in found
+    found = names(after(lambda x, y: rounded_by_vectors(x + y.t()), in_blocks, x, x.t().clone()))
+    assert found == ["t", "in_blocks"]
+
+
+def test_of_several_threads_each_begins_where_it_may():
+    """Blocks begin elsewhere: what would have other last bits there is in none."""
+
+    def program(rank):
+        torch.set_num_threads(2)
+        x = torch.rand(300_010, generator=torch.Generator().manual_seed(0))
+        sums = after(lambda x: (x * 3 + 1).sqrt().sub(x, alpha=1) ** 2 / 7, in_blocks, x)
+        found = after(lambda x: rounded_by_vectors(x) * 2 + 1, in_blocks, x)
+        return names(sums), names(found)
+
+    ((sums, found),) = run_ranks(program, 1, timeout=60)
+    assert sums == ["in_blocks"]
+    assert found == ["add", "softplus", "sigmoid", "in_blocks"]

@@ -517,7 +517,8 @@ def test_what_an_optimizer_of_torch_holds_is_seen(shape):
         for rate in (0.05, 0.5, 0.0):
             losses += model.fit(x, y, batch_size=4, epochs=3, verbose=0).history["loss"]
             model.torchs.param_groups[0]["lr"] = rate
-            model.torchs.load_state_dict(model.torchs.state_dict())
+            if rate == 0.05:  # it makes other lists and dicts; a changed number must do alone
+                model.torchs.load_state_dict(model.torchs.state_dict())
             runs.append(len(calls))
         return losses, runs, model.get_weights()
 

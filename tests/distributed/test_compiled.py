@@ -180,6 +180,14 @@ REWRITTEN = {
         lambda x, y: torch.add(x, x @ y, alpha=0.5) + (x * y).add_(y @ x, alpha=-2),
         (torch.randn(3, 3), torch.randn(3, 3)),
     ),
+    "a product, to which a number times another is added": (
+        lambda x, y: torch.add(x @ y, y, alpha=3),
+        (torch.randn(3, 3), torch.randn(3, 3)),
+    ),
+    "a sum of two dtypes": (
+        lambda x, y: torch.add(x, y, alpha=0.5),
+        (torch.full((1,), -8388608.0, dtype=torch.float64), torch.tensor([16777217])),
+    ),
     "the gradient of a padding": (
         lambda x, g: torch.ops.aten.replication_pad2d_backward(g, x * 2, [0, 1, 0, 1]) + 1,
         (lying_last(2, 3, 4, 4), lying_last(2, 3, 5, 5)),

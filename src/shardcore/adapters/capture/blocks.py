@@ -54,21 +54,34 @@ class Cut:
     rows: int
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], forms: Iterable[Form], size: BlockSize) -> "Cut | None":
+    def of(
+        cls,
+        shape: tuple[int, ...],
+        forms: Iterable[Form],
+        rounded: Iterable[Form],
+        size: BlockSize,
+    ) -> "Cut | None":
         """That into blocks of a size; None if a tensor cannot be cut so.
 
         Args:
             shape: That of what is computed.
             forms: What takes part; a form of another shape is broadcast to `shape`.
+            rounded: The results among them that have other bits where a loop of torch ends, which
+                goes along them as they lie.
             size: That of a block.
         """
-        forms = list(forms)
+        forms, rounded = list(forms), list(rounded)
         for dims in range(1, len(shape) + 1):
             row = math.prod(shape[dims:])
             cut = cls(shape, dims, size.rows(row))
-            if cut.rows and all(cut.is_split(each) or cut.is_whole(each) for each in forms):
+            fits = all(cut.is_split(each) or cut.is_whole(each) for each in forms)
+            if cut.rows and fits and all(cut.is_in_rows(each) for each in rounded):
                 return cut
         return None
+
+    def is_in_rows(self, form: Form) -> bool:
+        """Whether a block of a tensor is one piece of its memory, or pieces of whole rows."""
+        return form.strides[self.dims - 1] >= max(form.strides[self.dims :], default=0)
 
     def is_split(self, form: Form) -> bool:
         """Whether a tensor has all rows, and can be seen so without a copy."""

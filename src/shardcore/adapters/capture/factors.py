@@ -6,21 +6,21 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.tape import Call, Number, Tape, Value
+from shardcore.adapters.capture.tape import Call, Number, Tape, values
 
 
 def with_factors_apart(tape: Tape) -> Tape:
     """`add(x, y, alpha=factor)` is `add(x, y * factor)`.
 
-    Inductor takes no number of a tensor; and torch 2.13 forgets any factor where `y` is a matrix
-    product, in silence, as it makes `addmm` of both: https://github.com/pytorch/pytorch/issues/167313
-    tells of the same. The product is rounded, which the sum alone would not do: the last bit may be
-    another one.
+    Inductor takes no number of a tensor; and torch 2.13 forgets any factor where `x` or `y` is a
+    matrix product, in silence, as it makes `addmm` of both:
+    https://github.com/pytorch/pytorch/issues/167313 tells of the same. The product is rounded,
+    which the sum alone would not do: the last bit may be another one.
     """
     found = tape.with_calls([])
     for call in tape.calls:
         factor = call.kwargs.get("alpha")
-        if isinstance(factor, Number) or (factor is not None and _is_sum_of_two(call)):
+        if factor is not None and _is_taken(call, factor, tape):
             scaling = _scaled(call, factor, found)
             found.calls.append(scaling)
             args = (call.args[0], scaling.result, *call.args[2:])
@@ -30,9 +30,24 @@ def with_factors_apart(tape: Tape) -> Tape:
     return found
 
 
-def _is_sum_of_two(call: Call) -> bool:
-    sums = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
-    return call.operator in sums and isinstance(call.args[1], Value)
+def _is_taken(call: Call, factor: Any, tape: Tape) -> bool:
+    """Whether Inductor would not see to it, and the second operand can be multiplied instead.
+
+    Of operands of two dtypes the product would be rounded to that of the second; Inductor makes no
+    `addmm` of them.
+    """
+    name = call.operator._schema.name.removeprefix("aten::").removesuffix("_")  # noqa: SLF001
+    if name not in (_SCALING if isinstance(factor, Number) else {"add"}):
+        return False
+    dtypes = {tape.form(value).dtype for value in values(call.args[:2])}
+    return len(dtypes) == 1 and bool(values(call.args[1]))
+
+
+# Operators whose `alpha` is a factor of their second operand.
+_SCALING = {"add", "sub", "addmm", "addmv", "addr", "addbmm", "baddbmm"} | {
+    "_foreach_add",
+    "_foreach_sub",
+}
 
 
 def _scaled(call: Call, factor: Any, tape: Tape) -> Call:

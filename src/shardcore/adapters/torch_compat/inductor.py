@@ -18,7 +18,7 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
     `torch._inductor.compile` takes no settings for one graph alone. With `reorder_for_locality`
     each collective would be started where it is waited for. With `layout_optimization` what a
     convolution hangs on would lie with its second dim last, as the channels of torch's images
-    do: Keras' images have theirs last already, and would lie across.
+    do: Keras' images have theirs last already, as a rule, and would lie across.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx

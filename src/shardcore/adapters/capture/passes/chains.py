@@ -7,6 +7,7 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.blocks import BlockSize, Cut, blockwise
+from shardcore.adapters.capture.exact import is_exact
 from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.passes.told import with_results_told
 from shardcore.adapters.capture.tape import Call, Tape, Value, values
@@ -15,7 +16,8 @@ from shardcore.adapters.capture.tape import Call, Tape, Value, values
 # update of a million parameters: 32,768 take 3.2 ms, this many 2.5 ms, twice as many 2.0 ms, which
 # would be worse where ranks share less cache of the third level than here; whole tensors 9 ms.
 BLOCK = 131072
-# 64 bytes hold 64 elements at most, and torch 2.13 takes two vectors at once.
+# 64 bytes hold 64 elements at most, and torch 2.13 takes two vectors at once. Threads share
+# a tensor evenly, wherever the part of each ends.
 SIZE = BlockSize(BLOCK, lanes=128)
 
 
@@ -23,7 +25,8 @@ def in_blocks(tape: Tape, size: BlockSize = SIZE) -> Tape:
     """Pointwise calls of one shape that hang together are one call, which goes block by block.
 
     Each element is computed as before. But a block is still in the cache when the next operator
-    wants it, and what the chain alone reads is never there as a whole. On a CPU only.
+    wants it, and what the chain alone reads is never there as a whole. On a CPU only; where torch
+    has several threads, only what has the same bits wherever they begin.
 
     Args:
         tape: A step.
@@ -69,7 +72,8 @@ class _Chain:
         views = Counter(tape.memory[value.number] for value in involved)
         if any(views[memory] > 1 for memory in written):
             return None
-        return Cut.of(self.shape, [tape.form(value) for value in involved], size)
+        rounded = [value for each in self.calls if not is_exact(each) for value in each.results]
+        return Cut.of(self.shape, map(tape.form, involved), map(tape.form, rounded), size)
 
     def done(self, tape: Tape, size: BlockSize, used: Counter[Value]) -> tuple[Call, ...]:
         """These calls as one.
@@ -136,4 +140,5 @@ def _is_pointwise(call: Call, tape: Tape) -> bool:
         and all(tape.forms[each.number] is not None for each in call.operands)
         and tape.form(call.result).device.type == "cpu"
         and not any(isinstance(each, list | tuple) for each in call.args)
+        and (torch.get_num_threads() == 1 or is_exact(call))
     )

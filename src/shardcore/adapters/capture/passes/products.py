@@ -25,7 +25,7 @@ def with_onednn_products(tape: Tape) -> Tape:
 
 
 def _is_faster(call: Call, tape: Tape) -> bool:
-    """Told by what the operands are alone, so that all ranks do the same.
+    """Told by what the operands are, so that all ranks with processors of one kind do the same.
 
     A first operand that is transposed, as for the gradient of a kernel, stays with MKL: some
     of those products are slower by oneDNN.
