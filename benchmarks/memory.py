@@ -32,13 +32,13 @@ def map_large_blocks() -> None:
 def begin() -> None:
     """Count the growth of this process from here on: all libraries are imported, nothing built."""
     global _at_start  # noqa: PLW0603 - a fact of the process
+    _give_back()
     _at_start = _resident("VmRSS")
 
 
 def peak(step: Callable[[], Any]) -> dict[str, int]:
     """What `step` needs: above what is resident before it, and above the beginning."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    _give_back()
     CLEAR.write_text(_FORGET_THE_PEAK)
     before = _resident("VmRSS")
     step()
@@ -50,6 +50,12 @@ def storage_bytes(tensor: Any) -> int:
     """The bytes that this rank's memory holds of a tensor."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.untyped_storage().nbytes()
+
+
+def _give_back() -> None:
+    """What is free goes back to the system; else it would be resident now, and not later."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _resident(name: str) -> int:
