@@ -240,8 +240,11 @@ def test_of_several_threads_each_begins_where_it_may():
         x = torch.rand(300_010, generator=torch.Generator().manual_seed(0))
         sums = after(lambda x: (x * 3 + 1).sqrt().sub(x, alpha=1) ** 2 / 7, in_blocks, x)
         found = after(lambda x: rounded_by_vectors(x) * 2 + 1, in_blocks, x)
-        return names(sums), names(found)
+        y = torch.complex(x, 1 - x)
+        products = after(lambda y: y * y * y, in_blocks, y)
+        return names(sums), names(products), names(found)
 
-    ((sums, found),) = run_ranks(program, 1, timeout=60)
+    ((sums, products, found),) = run_ranks(program, 1, timeout=60)
     assert sums == ["in_blocks"]
+    assert products == ["mul", "mul"]
     assert found == ["add", "softplus", "sigmoid", "in_blocks"]

@@ -1,19 +1,22 @@
 """Operators whose bits do not hang on where a loop of torch begins or ends."""
 
-from shardcore.adapters.capture.tape import Call
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.tape import Call, Tape
 
 
-def is_exact(call: Call) -> bool:
+def is_exact(call: Call, tape: Tape) -> bool:
     """Whether an element is the same in a vector and by itself.
 
     torch 2.13 computes what does not fill a vector one by one. That is the same for what IEEE 754
-    rounds, and another last bit for `sigmoid`, `pow` and others.
+    rounds, and another last bit for `sigmoid`, `pow` and others, and for complex products.
 
     Args:
         call: That of a pointwise operator.
+        tape: The step.
     """
-    schema = getattr(call.operator, "_schema", None)
-    name = "" if schema is None else schema.name.removeprefix("aten::").removesuffix("_")
+    if any(tape.form(each).dtype.is_complex for each in call.operands):
+        return False
+    name = torch_compat.aten_name(call.operator)
     if name == "pow":
         return bool(call.args[1] == 2)
     factor = call.kwargs.get("alpha", 1)

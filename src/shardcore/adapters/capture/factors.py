@@ -36,17 +36,17 @@ def _is_taken(call: Call, factor: Any, tape: Tape) -> bool:
     Of operands of two dtypes the product would be rounded to that of the second; Inductor makes no
     `addmm` of them.
     """
-    name = call.operator._schema.name.removeprefix("aten::").removesuffix("_")  # noqa: SLF001
-    if name not in (_SCALING if isinstance(factor, Number) else {"add"}):
+    scaling = _SCALING if isinstance(factor, Number) else {"add"}
+    if torch_compat.aten_name(call.operator) not in scaling:
         return False
     dtypes = {tape.form(value).dtype for value in values(call.args[:2])}
     return len(dtypes) == 1 and bool(values(call.args[1]))
 
 
 # Operators whose `alpha` is a factor of their second operand.
-_SCALING = {"add", "sub", "addmm", "addmv", "addr", "addbmm", "baddbmm"} | {
-    "_foreach_add",
-    "_foreach_sub",
+_SCALING = {
+    *("add", "sub", "addmm", "addmv", "addr", "addbmm", "baddbmm"),
+    *("_foreach_add", "_foreach_sub"),
 }
 
 

@@ -136,9 +136,16 @@ def reshaping_operators() -> list[Any]:
     ]
 
 
+def aten_name(operator: Any) -> str:
+    """`add` of `aten.add_.Tensor`, and so on; empty of what is not ATen's."""
+    schema = getattr(operator, "_schema", None)
+    space, _, name = ("", "", "") if schema is None else schema.name.partition("::")
+    return name.removesuffix("_") if space == "aten" else ""
+
+
 def out_of_place(operator: Any) -> Any:
     """`squeeze` of `squeeze_`, and so on."""
-    name = operator._schema.name.partition("::")[2].removesuffix("_")
+    name = aten_name(operator)
     overload = "int" if name == "transpose" else operator._overloadname
     return getattr(getattr(torch.ops.aten, name), overload)
 

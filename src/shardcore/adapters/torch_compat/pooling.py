@@ -38,18 +38,13 @@ def _where_tiled(by_tiles: Callable[..., Any], otherwise: Callable[..., Any]) ->
 
 
 def _pooled(
-    image: torch.Tensor,
-    size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
+    image: torch.Tensor, *how: Any, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The largest of each tile, and where in its image it is; None if there are no tiles.
 
     Shapes: (batch, channels, height, width) gives (batch, channels, rows, columns) twice.
     """
-    tile = _tile(image, size, stride, padding, dilation, ceil_mode)
+    tile = _tile(image, *how, **named)
     if tile is None:
         return None
     largest, place = _largest(image, tile)
@@ -59,18 +54,13 @@ def _pooled(
     return largest, row * image.shape[3] + column
 
 
-def _gradient(
-    gradient: torch.Tensor,
-    image: torch.Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: torch.Tensor,
-) -> torch.Tensor | None:
-    """What each element of `image` gets: that of its tile where it is the largest, else nothing."""
-    tile = _tile(image, size, stride, padding, dilation, ceil_mode)
+def _gradient(gradient: torch.Tensor, image: torch.Tensor, *rest: Any) -> torch.Tensor | None:
+    """What each element of `image` gets: that of its tile where it is the largest, else nothing.
+
+    None if there are no tiles. `rest` is how it was pooled, and the indices, which `image` tells too.
+    """
+    *how, _ = rest
+    tile = _tile(image, *how)
     if tile is None:
         return None
     _, place = _largest(image, tile)
@@ -84,14 +74,17 @@ def _gradient(
 
 def _tile(
     image: torch.Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
 ) -> tuple[int, int] | None:
-    """Height and width of the tiles; None if there are none, or other code is as good."""
-    tile = (size[0], size[-1])
+    """Height and width of the tiles; None if there are none, or other code is as good.
+
+    The operands have the names and defaults that torch gives them.
+    """
+    tile = (kernel_size[0], kernel_size[-1])
     is_tiled = not stride or (stride[0], stride[-1]) == tile
     is_plain = not any(padding) and set(dilation) == {1} and not ceil_mode
     lies_last = image.dim() == 4 and image.shape[1] > 1 and image.stride(1) == 1

@@ -72,7 +72,9 @@ class _Chain:
         views = Counter(tape.memory[value.number] for value in involved)
         if any(views[memory] > 1 for memory in written):
             return None
-        rounded = [value for each in self.calls if not is_exact(each) for value in each.results]
+        rounded = [
+            value for each in self.calls if not is_exact(each, tape) for value in each.results
+        ]
         return Cut.of(self.shape, map(tape.form, involved), map(tape.form, rounded), size)
 
     def done(self, tape: Tape, size: BlockSize, used: Counter[Value]) -> tuple[Call, ...]:
@@ -140,5 +142,5 @@ def _is_pointwise(call: Call, tape: Tape) -> bool:
         and all(tape.forms[each.number] is not None for each in call.operands)
         and tape.form(call.result).device.type == "cpu"
         and not any(isinstance(each, list | tuple) for each in call.args)
-        and (torch.get_num_threads() == 1 or is_exact(call))
+        and (torch.get_num_threads() == 1 or is_exact(call, tape))
     )
