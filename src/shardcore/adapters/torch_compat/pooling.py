@@ -57,7 +57,7 @@ def _pooled(
 def _gradient(gradient: torch.Tensor, image: torch.Tensor, *rest: Any) -> torch.Tensor | None:
     """What each element of `image` gets: that of its tile where it is the largest, else nothing.
 
-    None if there are no tiles. `rest` is how it was pooled, and the indices, which `image` tells too.
+    None if there are no tiles. `rest` is how it was pooled, and the indices, which are in `image`.
     """
     *how, _ = rest
     tile = _tile(image, *how)
