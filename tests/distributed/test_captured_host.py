@@ -14,6 +14,7 @@ import torch
 import shardcore
 from shardcore.adapters.torch_compat import flight_recorder
 from shardcore.testing import run_ranks
+from tests.distributed.programs import needs_compiler
 
 FEW, MANY = 1, 4
 
@@ -96,6 +97,24 @@ MEGATRON = {
     ".*(query|key|value)/kernel": (None, "model", None),
     ".*attention_output/kernel": ("model", None, None),
 }
+
+
+def of_compiled_steps(_rank):
+    shardcore.install(strategy="single")
+    return [functions_called(blocks, jit_compile=True) for blocks in (FEW, MANY)]
+
+
+# Attention, its gradient, and the draw of `Dropout`.
+LEFT_TO_TORCH = {"fit": 3, "evaluate": 1, "predict": 1}
+
+
+@needs_compiler
+def test_a_compiled_step_calls_python_for_what_inductor_leaves_to_torch_alone():
+    [(few, many)] = run_ranks(of_compiled_steps, 1, timeout=300)
+    blocks = MANY - FEW
+    assert {each: many[each] - few[each] for each in few} == {
+        each: blocks * calls for each, calls in LEFT_TO_TORCH.items()
+    }
 
 
 MESHES = {"single": ((), {}), "data parallel": ((2, 1), {}), "megatron": ((1, 2), MEGATRON)}

@@ -5,6 +5,7 @@ import re
 import keras
 import pytest
 import torch
+from torch._inductor.decomposition import decompositions
 
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_compat import pooling
@@ -14,7 +15,7 @@ from tests.distributed.tapes import names
 
 POOL = torch.ops.aten.max_pool2d_with_indices.default
 GRADIENT = torch.ops.aten.max_pool2d_with_indices_backward.default
-OF_INDUCTOR = pooling.decompositions()
+OF_INDUCTOR = pooling.by_tiles(decompositions)
 
 
 def lying_last(*shape, dtype=torch.float32):

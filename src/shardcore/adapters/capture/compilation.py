@@ -12,6 +12,7 @@ from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.graph_program import GraphProgram
 from shardcore.adapters.capture.parting import parted
 from shardcore.adapters.capture.passes import improved_for_compiler
+from shardcore.adapters.capture.running import in_one_call
 from shardcore.adapters.capture.tape import Tape
 
 
@@ -36,7 +37,7 @@ def _run(
 ) -> Callable[..., Any]:
     """Runs what Inductor cannot take as it was recorded, and then the rest, compiled."""
     ahead, rest = parted(with_factors_apart(tape), set(literals))
-    first = graph_of(ahead, literals).forward
+    first = in_one_call(graph_of(ahead, literals), ahead)
     forms = [rest.form(value) for value in rest.inputs]
     inputs = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in forms]
     module = graph_of(improved_for_compiler(rest), literals)
@@ -45,12 +46,12 @@ def _run(
 
     def run(*operands: Any) -> Any:
         made = first(*operands)
-        ready = (_detached(each).contiguous() for each in (*operands[:count], *made))
+        ready = map(torch.Tensor.contiguous, map(_detached, (*operands[:count], *made)))
         return second(*ready, *map(_detached, operands[count:]))
 
     return run
 
 
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without what autograd asks of a parameter, for which there would be a graph."""
-    return tensor.detach()
+# Without what autograd asks of a parameter, for which there would be a graph. It is no function
+# of Python, which would be called for each variable.
+_detached = torch.Tensor.detach

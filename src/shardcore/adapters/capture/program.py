@@ -1,15 +1,13 @@
 """Steps as programs: recorded twice, and run from the tape if both runs were the same."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import torch
-from torch import fx
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture import compilation, constants, seeds
+from shardcore.adapters.capture import compilation, constants, running, seeds
 from shardcore.adapters.capture.checks import (
     CheckedProgram,
     checked,
@@ -25,12 +23,8 @@ from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_b
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.started import started
 from shardcore.adapters.capture.tape import Call, Tape, difference
-from shardcore.adapters.torch_compat import flight_recorder
-from shardcore.adapters.torch_compat.interpreter import NotInterpretedError, interpreted
 from shardcore.domain.capture import NotCaptured, StepsDiffer
 from shardcore.ports.capture import Recording
-
-logger = logging.getLogger("shardcore.capture")
 
 
 @attrs.frozen
@@ -104,7 +98,7 @@ class FxCapture:
         better = with_waits_before_checks(better)
         module = graph_of(better, literals)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
-        run = module.forward if compiled else _run(module, better)
+        run = module.forward if compiled else running.in_one_call(module, better)
         program = GraphProgram(run, kept, tape.outputs, guards, tuple(started(better)))
         program = compilation.compiled(program, better, literals) if compiled else program
         return checked(program, better)
@@ -120,26 +114,6 @@ class FxCapture:
     def drawn(self, draw: Callable[..., Any], seed: torch.Tensor, operands: dict[str, Any]) -> Any:
         """A draw whose seed is part of the recording."""
         return seeds.drawn(draw, seed, operands)
-
-
-def _run(module: fx.GraphModule, tape: Tape) -> Callable[..., Any]:
-    """Runs `module`, in one call if nothing in it is for Python to do."""
-    try:
-        if _sends_from_cpu(tape) and flight_recorder.is_on():
-            raise NotInterpretedError(f"torch keeps traces of collectives ({flight_recorder.SIZE})")
-        return interpreted(module)
-    except NotInterpretedError as refusal:
-        logger.debug("Each operator is called from Python: %s", refusal)
-        return module.forward
-
-
-def _sends_from_cpu(tape: Tape) -> bool:
-    return any(
-        tape.form(value).device.type == "cpu"
-        for call in tape.calls
-        if torch_compat.is_collective(call.operator)
-        for value in call.operands
-    )
 
 
 def _with_sent(tape: Tape, sent: Sequence[int]) -> Tape:

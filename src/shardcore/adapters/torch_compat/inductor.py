@@ -1,6 +1,6 @@
 """Inductor, torch's compiler of graphs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -14,6 +14,8 @@ from shardcore.adapters.torch_compat.recording import collective_name, is_wait
 def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:
     """`module` compiled for operands like `examples`; random values are those of eager torch.
 
+    What is compiled is kept in torch's cache on disk, so an equal step of any process is loaded.
+
     torch 2.13: `torch.compile` would trace the graph anew and guard what needs no guards;
     `torch._inductor.compile` takes no settings for one graph alone. With `reorder_for_locality`
     each collective would be started where it is waited for. With `layout_optimization` what a
@@ -22,6 +24,7 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.decomposition import decompositions
 
     settings = {
         "fallback_random": True,
@@ -29,10 +32,43 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
         "layout_optimization": False,
         "post_grad_custom_post_pass": _one_gather_at_a_time(),
     }
-    with torch.no_grad(), config.patch(settings), _mended():
-        table = pooling.decompositions()
-        made: Any = compile_fx(module, list(examples), decompositions=table)
+    with (
+        torch.no_grad(),
+        config.patch(settings),
+        _mended(),
+        _with_entries(decompositions, pooling.by_tiles(decompositions)),
+        _cacheable(examples) as forms,
+    ):
+        made: Any = compile_fx(module, forms)
     return cast(Callable[..., Any], made)
+
+
+@contextmanager
+def _cacheable(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The forms of `examples`, while torch keeps on disk what is compiled for them.
+
+    torch 2.13 does so where there are symbols of shapes, of which there are none here, and where
+    the table of decompositions is its own. Its key is made of the graph, the settings, torch's
+    files, and the `uuid` of passes: for what is mended here that of `_one_gather_at_a_time` stands.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    with tracing(TracingContext(mode)):
+        yield [mode.from_tensor(each, static_shapes=True) for each in examples]
+
+
+@contextmanager
+def _with_entries(table: MutableMapping[Any, Any], entries: Mapping[Any, Any]) -> Iterator[None]:
+    before = dict(table)
+    table.update(entries)
+    try:
+        yield
+    finally:
+        table.clear()
+        table.update(before)
 
 
 @contextmanager

@@ -1,25 +1,26 @@
 """Max pooling as Inductor computes it many elements at once."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+Decompositions = Mapping[Any, Callable[..., Any]]
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's own, but for images whose channels lie last and are pooled by tiles.
+
+def by_tiles(otherwise: Decompositions) -> Decompositions:
+    """Decompositions for images whose channels lie last and are pooled by tiles.
 
     Inductor (torch 2.13) adds the gradient of max pooling where an index points, element by
     element: on a CPU half of the step of a small CNN. Of tiles, which neither overlap nor are
     padded, pooling and its gradient are comparisons of whole tensors.
-    """
-    from torch._inductor.decomposition import select_decomp_table
 
-    table = dict(select_decomp_table())
-    for operator, by_tiles in ((_POOL, _pooled), (_BACKWARD, _gradient)):
-        table[operator] = _where_tiled(by_tiles, table[operator])
-    return table
+    Args:
+        otherwise: Inductor's own, for other images.
+    """
+    ours: Decompositions = {_POOL: _pooled, _BACKWARD: _gradient}
+    return {each: _where_tiled(ours[each], otherwise[each]) for each in ours}
 
 
 _POOL = torch.ops.aten.max_pool2d_with_indices.default
@@ -29,9 +30,9 @@ _BACKWARD = torch.ops.aten.max_pool2d_with_indices_backward.default
 _LARGEST = 16
 
 
-def _where_tiled(by_tiles: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+def _where_tiled(ours: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
     def decomposed(*args: Any, **kwargs: Any) -> Any:
-        tiled = by_tiles(*args, **kwargs)
+        tiled = ours(*args, **kwargs)
         return otherwise(*args, **kwargs) if tiled is None else tiled
 
     return decomposed

@@ -1,0 +1,60 @@
+"""What Inductor has compiled is kept on disk: an equal step of any process is loaded."""
+
+import os
+
+import keras
+import numpy as np
+import pytest
+from torch._dynamo.utils import counters
+
+from shardcore.testing import run_ranks
+from tests.distributed.programs import distribute, needs_compiler
+
+
+def small_net():
+    """Pooling and its decompositions, batch statistics, dense layers."""
+    keras.utils.set_random_seed(3)
+    layers = [
+        keras.layers.Conv2D(4, 3, padding="same"),
+        keras.layers.BatchNormalization(),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Flatten(),
+        keras.layers.Dense(10),
+    ]
+    model = keras.Sequential([keras.Input((8, 8, 3)), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, jit_compile=True)
+    return model
+
+
+def losses_and_found():
+    """The losses of steps; how often what they compile was found on disk, and how often not."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(8, 8, 8, 3)).astype("float32"), draw.integers(0, 10, 8)
+    counters.clear()
+    model = small_net()
+    losses = [float(model.train_on_batch(x, y)) for _ in range(6)]
+    kinds = ("hit", "miss", "bypass")
+    return losses, {each: counters["inductor"][f"fxgraph_cache_{each}"] for each in kinds}
+
+
+def two_models(_rank, shape, rules, folder):
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    distribute(shape, rules)
+    return losses_and_found(), losses_and_found()
+
+
+MESHES = {"data parallel": ((2, 1), {}), "columns": ((1, 2), {"dense.*kernel": (None, "model")})}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", MESHES)
+def test_an_equal_step_is_compiled_once(name, tmp_path):
+    ways = [run_ranks(two_models, 2, *MESHES[name], tmp_path, timeout=300) for _ in range(2)]
+    (first, second), *_ = ways[0]
+    assert first[1]["bypass"] == 0
+    assert first[1]["hit"] + first[1]["miss"] == 1
+    assert any(rank[0][1]["miss"] for rank in ways[0])
+    for losses, found in (second, *ways[1][0], *ways[1][1]):
+        assert found == {"hit": 1, "miss": 0, "bypass": 0}
+        assert losses == first[0]
