@@ -5,8 +5,10 @@ import os
 import keras
 import numpy as np
 import pytest
+import torch
 from torch._dynamo.utils import counters
 
+import shardcore
 from shardcore.testing import run_ranks
 from tests.distributed.programs import distribute, needs_compiler
 
@@ -58,3 +60,40 @@ def test_an_equal_step_is_compiled_once(name, tmp_path):
     for losses, found in (second, *ways[1][0], *ways[1][1]):
         assert found == {"hit": 1, "miss": 0, "bypass": 0}
         assert losses == first[0]
+
+
+class Scaled(keras.layers.Layer):
+    """Multiplies by what is a constant of the step."""
+
+    def __init__(self, factors, **kwargs):
+        super().__init__(**kwargs)
+        self.factors = factors
+
+    def call(self, inputs):
+        return inputs * torch.tensor(self.factors)
+
+
+def losses_scaled(factors, **how):
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(4), Scaled(factors), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile("sgd", "mse", **how)
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    return [float(model.train_on_batch(x, x[:, :1])) for _ in range(6)]
+
+
+FACTORS = ([1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]), ([2.0], [3.0]), (2.0, 3.0)
+
+
+def of_constants(_rank, folder):
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    shardcore.install("single")
+    for factors in (each for pair in FACTORS for each in pair):
+        losses = losses_scaled(factors, jit_compile=True)
+        eager = losses_scaled(factors, jit_compile=False)
+        np.testing.assert_allclose(losses, eager, rtol=1e-5, err_msg=f"factors {factors}")
+
+
+@needs_compiler
+def test_what_was_compiled_for_other_constants_is_not_run_with_them(tmp_path):
+    run_ranks(of_constants, 1, tmp_path, timeout=300)
