@@ -24,12 +24,11 @@ def on_two_ranks(layout: str, strategy: str) -> list[Contender]:
     peer = PEERS[layout]
     jax = _jax(layout)
     than_jax = tuple(Goal(each.name, 0.6) for each in jax)
-    inductor = keras(2, layout, strategy, jit_compile=True)
     return [
         Contender(peer, open_forked(peers.train, 2, layout)),
         *jax,
         *eager_and_captured(layout, strategy, (Goal(peer, 1.0), *than_jax)),
-        Contender(INDUCTOR, inductor, (Goal(peer, 0.9), *than_jax), captured=True),
+        inductor(layout, strategy, (Goal(peer, 0.9), *than_jax)),
     ]
 
 
@@ -43,12 +42,17 @@ def eager_and_captured(layout: str, strategy: str, goals: tuple[Goal, ...] = ())
     ]
 
 
+def inductor(layout: str, strategy: str, goals: tuple[Goal, ...]) -> Contender:
+    """shardcore on two ranks, compiled."""
+    return Contender(INDUCTOR, keras(2, layout, strategy, jit_compile=True), goals, captured=True)
+
+
 def on_one_process() -> list[Contender]:
     """Plain Keras and plain PyTorch, and shardcore without any distribution."""
     whole = "whole"
     installed = keras(1, whole, "auto", jit_compile=False)
     captured = keras(1, whole, "single", jit_compile="auto")
-    inductor = keras(1, whole, "single", jit_compile=True)
+    compiled = keras(1, whole, "single", jit_compile=True)
     jax = _jax(whole)
     than_jax = tuple(Goal(each.name) for each in jax)
     return [
@@ -57,7 +61,7 @@ def on_one_process() -> list[Contender]:
         *jax,
         Contender(INSTALLED, installed, (Goal(KERAS, 1.05),)),
         Contender(CAPTURED, captured, (Goal(KERAS, 0.9), Goal(HAND), *than_jax), captured=True),
-        Contender(INDUCTOR, inductor, (Goal(KERAS), Goal(HAND), *than_jax), captured=True),
+        Contender(INDUCTOR, compiled, (Goal(KERAS), Goal(HAND), *than_jax), captured=True),
     ]
 
 

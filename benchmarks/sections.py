@@ -1,19 +1,24 @@
 """What is compared, section by section."""
 
+import contextlib
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import attrs
 from attrs import field, frozen
 
 from benchmarks import cases, contenders, rounds, rows, worlds
 from benchmarks.cases import Case
-from benchmarks.contender import CAPTURED, KERAS, PEERS, Contender, Goal
+from benchmarks.contender import CAPTURED, INDUCTOR, KERAS, PEERS, Contender, Goal
 from benchmarks.rows import Row
 
 LAYERS = (6, 12, 24, 48)
 CAPTURE_SECONDS = 30.0  # for so many layers:
 CAPTURED_LAYERS = 24
+COMPILED_LAYERS = (6, 24)
 FEW_ROUNDS = 3  # of steps that take seconds where they run eagerly
 
 
@@ -110,6 +115,40 @@ def _capture_time(section: str, layers: int, captured: rounds.Measured) -> Row:
     return Row(section, "extra, first steps", captured.extra, "s", "30 s", ratio, limit, note)
 
 
+def compiling(options: Options) -> Iterator[Row]:
+    """What it takes to compile a step, and to load one that another process has compiled."""
+    options = attrs.evolve(options, rounds=min(options.rounds, FEW_ROUNDS))
+    for layers in COMPILED_LAYERS[:1] if options.quick else COMPILED_LAYERS:
+        case = cases.tiny_decoder(layers)
+        section = f"{layers} tiny blocks, compiled"
+        *_, captured = contenders.eager_and_captured("data parallel", options.strategy)
+        inductor = contenders.inductor("data parallel", options.strategy, (Goal(CAPTURED),))
+        with _empty_cache_of_torch():
+            lines, found = options.race(section, case, [captured, inductor])
+            _, later = options.race(f"{section} before", case, [inductor])
+        yield from lines
+        yield from _compile_times(section, found.get(INDUCTOR), later.get(INDUCTOR))
+
+
+def _compile_times(
+    section: str, first: rounds.Measured | None, later: rounds.Measured | None
+) -> Iterator[Row]:
+    if first is None or later is None or first.failure or later.failure:
+        return
+    anew, again = "first steps, compiled", "first steps, loaded"
+    yield Row(section, anew, first.extra)
+    yield Row(section, again, later.extra, against=anew, ratio=later.extra / first.extra)
+
+
+@contextlib.contextmanager
+def _empty_cache_of_torch() -> Iterator[None]:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcore-bench-") as folder,
+        mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),
+    ):
+        yield
+
+
 def simulated(options: Options) -> Iterator[Row]:
     """What one rank of many moves in a step, against the closed formula."""
     for layout in PEERS:
@@ -130,6 +169,7 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "decoder": two_ranks(cases.DECODER, *PEERS, memory=True),
     "small": small,
     "growth": growth,
+    "compiling": compiling,
     "worlds": simulated,
     "cuda": _cuda,
 }

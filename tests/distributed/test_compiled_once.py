@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor.decomposition import decompositions
 
 import shardcore
 from shardcore.testing import run_ranks
@@ -43,7 +44,10 @@ def losses_and_found():
 def two_models(_rank, shape, rules, folder):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     distribute(shape, rules)
-    return losses_and_found(), losses_and_found()
+    of_torch = dict(decompositions)
+    found = losses_and_found(), losses_and_found()
+    assert decompositions == of_torch
+    return found
 
 
 MESHES = {"data parallel": ((2, 1), {}), "columns": ((1, 2), {"dense.*kernel": (None, "model")})}
