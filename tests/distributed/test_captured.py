@@ -325,9 +325,9 @@ def test_a_step_that_goes_several_ways_by_a_count_is_captured_for_each(way):
 
 
 def messages():
-    """What is said of captured steps from now on."""
+    """What people are warned of from now on."""
     said = []
-    handler = logging.Handler()
+    handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("shardcore.capture").addHandler(handler)
     return said

@@ -1,6 +1,8 @@
 """What Inductor has compiled is kept on disk: an equal step of any process is loaded."""
 
+import logging
 import os
+import re
 
 import keras
 import numpy as np
@@ -64,6 +66,28 @@ def test_an_equal_step_is_compiled_once(name, tmp_path):
     for losses, found in (second, *ways[1][0], *ways[1][1]):
         assert found == {"hit": 1, "miss": 0, "bypass": 0}
         assert losses == first[0]
+
+
+def told_of_compiling(_rank):
+    shardcore.install("single")
+    told = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: told.append(record.getMessage())
+    logger = logging.getLogger("shardcore.capture")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    losses_scaled(2.0, jit_compile="auto")
+    assert not told
+    losses_scaled(2.0, jit_compile=True)
+    return told
+
+
+@needs_compiler
+def test_who_waits_for_the_compiler_is_told_so():
+    [(began, ended)] = run_ranks(told_of_compiling, 1, timeout=300)
+    named = "train_step of model 'sequential_1'"
+    assert began == f"{named} is being compiled: it may take minutes, but is kept on disk"
+    assert re.fullmatch(rf"{named} was made into a program in \d+\.\d s", ended)
 
 
 class Scaled(keras.layers.Layer):

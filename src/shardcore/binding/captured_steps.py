@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -243,14 +244,26 @@ class CapturedStep:
                 raise NotCaptured(f"it reads other values on the host each time: {runs.last.told}")
             return None
         try:
-            compiled = self.trainer.jit_compile is True
-            program = self.capture.program(runs.first, runs.last, compiled=compiled, sent=sent)
+            program = self._made(runs.first, runs.last, sent)
         except StepsDiffer:
             attempt.differences += 1
             if attempt.differences > _MOST_DIFFERENCES:
                 raise
             return None
         _check_kept(program, attempt.held)
+        return program
+
+    def _made(self, first: Recording, last: Recording, sent: tuple[int, ...] | None) -> Program:
+        """The program of two recordings; who waits for a compiler is told so."""
+        named = f"{self.name} of model {self.trainer.name!r}"
+        compiled = self.trainer.jit_compile is True
+        if compiled:
+            logger.info("%s is being compiled: it may take minutes, but is kept on disk", named)
+        began = time.perf_counter()
+        program = self.capture.program(first, last, compiled=compiled, sent=sent)
+        level = logging.INFO if compiled else logging.DEBUG
+        seconds = time.perf_counter() - began
+        logger.log(level, "%s was made into a program in %.1f s", named, seconds)
         return program
 
     def _keep(self, program: Program, attempt: _Attempt) -> None:
