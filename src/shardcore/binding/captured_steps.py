@@ -254,16 +254,11 @@ class CapturedStep:
         return program
 
     def _made(self, first: Recording, last: Recording, sent: tuple[int, ...] | None) -> Program:
-        """The program of two recordings; who waits for a compiler is told so."""
-        named = f"{self.name} of model {self.trainer.name!r}"
         compiled = self.trainer.jit_compile is True
-        if compiled:
-            logger.info("%s is being compiled: it may take minutes, but is kept on disk", named)
         began = time.perf_counter()
         program = self.capture.program(first, last, compiled=compiled, sent=sent)
-        level = logging.INFO if compiled else logging.DEBUG
         seconds = time.perf_counter() - began
-        logger.log(level, "%s was made into a program in %.1f s", named, seconds)
+        logger.debug("%s of %r became a program in %.1f s", self.name, self.trainer.name, seconds)
         return program
 
     def _keep(self, program: Program, attempt: _Attempt) -> None:

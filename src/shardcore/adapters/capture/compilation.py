@@ -1,5 +1,7 @@
 """A captured step, compiled by Inductor."""
 
+import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +17,8 @@ from shardcore.adapters.capture.passes import improved_for_compiler
 from shardcore.adapters.capture.running import in_one_call
 from shardcore.adapters.capture.tape import Tape
 
+logger = logging.getLogger("shardcore.capture")
+
 
 def compiled(
     program: GraphProgram, tape: Tape, literals: Mapping[int, torch.Tensor]
@@ -26,10 +30,15 @@ def compiled(
         tape: What it was made of.
         literals: By number, the constants among what is outside of the tape.
     """
+    count = len(tape.calls)
+    logger.info("Inductor compiles a step of %d operators, unless torch has it on disk", count)
+    began = time.perf_counter()
     try:
-        return attrs.evolve(program, run=_run(program, tape, literals))
+        made = attrs.evolve(program, run=_run(program, tape, literals))
     except Exception as error:  # noqa: BLE001 - whatever the compiler raises, the graph is there
-        return attrs.evolve(program, remark=f"{type(error).__name__}: {error}")
+        made = attrs.evolve(program, remark=f"{type(error).__name__}: {error}")
+    logger.info("Inductor has ended after %.1f s", time.perf_counter() - began)
+    return made
 
 
 def _run(

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from shardcore.adapters.torch_compat import pooling
+from shardcore.adapters.torch_compat import pooling, recording
 from shardcore.adapters.torch_compat.recording import collective_name, is_wait
 
 
@@ -47,27 +47,29 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
 def _cacheable(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """The forms of `examples`, while torch keeps on disk what is compiled for them.
 
-    torch 2.13 does so where there are symbols of shapes, of which there are none here, and where
-    the table of decompositions is its own. Its key is made of the graph, the settings, torch's
-    files, and the `uuid` of passes: for what is mended here that of `_one_gather_at_a_time` stands.
+    torch 2.13 does so where shapes may be symbols, of which there are none here, and where the
+    table of decompositions is its own. The key is made of the graph when it is decomposed, the
+    settings, torch's files, and the `uuid` of passes (see `_one_gather_at_a_time`). Its other
+    cache, of autograd's, is left out: the key of that does not tell which operands share memory.
     """
+    from torch._functorch import config
     from torch._guards import TracingContext, tracing
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    with tracing(TracingContext(mode)):
+    shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
+    with config.patch(enable_autograd_cache=False), tracing(TracingContext(mode)):
         yield [mode.from_tensor(each, static_shapes=True) for each in examples]
 
 
 @contextmanager
 def _with_entries(table: MutableMapping[Any, Any], entries: Mapping[Any, Any]) -> Iterator[None]:
-    before = dict(table)
+    before = {each: table[each] for each in entries}
     table.update(entries)
     try:
         yield
     finally:
-        table.clear()
         table.update(before)
 
 
@@ -130,6 +132,7 @@ def _one_gather_at_a_time() -> Any:
     Two at once break the memory there (see `passes.order.gathering_ranks`). The recording has
     them in turns, and Inductor keeps the order of collectives; but it may move a wait.
     """
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
     class OneGatherAtATime(CustomGraphPass):
@@ -141,7 +144,10 @@ def _one_gather_at_a_time() -> Any:
             preserve_node_ordering(graph, after)
 
         def uuid(self) -> Any:
-            return get_hash_for_files((__file__,))
+            # It stands in the key of what is kept for all that is done to Inductor here, and for
+            # the instructions of this processor, whose widths are written into its code.
+            files = (__file__, recording.__file__, pooling.__file__)
+            return get_hash_for_files(files, extra=str(pick_vec_isa()))
 
     return OneGatherAtATime()
 
