@@ -15,32 +15,38 @@ from shardcore.ports.world import World
 from shardcore.strategies.sharded import ShardedStrategy
 
 
-def open_dtensor(world: World, kind: type[ShardedStrategy] = ShardedStrategy) -> Strategy:
+def open_dtensor(
+    world: World,
+    kind: type[ShardedStrategy] = ShardedStrategy,
+    *,
+    weights: str = "compute",
+    gathered: str = "per_use",
+) -> Strategy:
     """The strategy `dtensor` on `world`; on one device it is `single`.
 
     Args:
         world: What it is opened on.
         kind: A subclass, by which a plug-in changes how some variables live.
+        weights: How a weight that is sharded over a model axis is used: "compute" with it as it
+            is, where that is cheaper, or "gather" it for each use.
+        gathered: How long an all-gathered weight lives: "per_use" or "per_step".
     """
     if world.mesh.size == 1:  # one device has nothing to shard, and plain tensors are faster
         return _open_single(world)
-    from shardcore.adapters.dtensor import DTensors
+    from shardcore.adapters.engine.dtensors import DTensors
+    from shardcore.adapters.engine.library import open_engine
 
-    return kind(DTensors(world))
+    return kind(open_engine(world, DTensors.over, weights, gathered))
 
 
-def _open_manual(world: World, *, gathered: str = "per_use") -> Strategy:
-    """The strategy `manual` on `world`.
-
-    Args:
-        world: What it is opened on.
-        gathered: How long the whole value of a split variable lives: "per_use" or "per_step".
-    """
+def _open_manual(world: World, *, weights: str = "compute", gathered: str = "per_use") -> Strategy:
+    """The strategy `manual` on `world`, with the options of `dtensor`."""
     if world.mesh.size == 1:
         return _open_single(world)
-    from shardcore.adapters.slices.library import SlicedTensors
+    from shardcore.adapters.engine.library import open_engine
+    from shardcore.adapters.engine.local_shards import LocalShards
 
-    return ShardedStrategy(SlicedTensors(world, gathered))
+    return ShardedStrategy(open_engine(world, LocalShards.over, weights, gathered))
 
 
 def why_no_dtensor() -> str | None:
@@ -68,14 +74,14 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:
     return [
         StrategyEntry(
             "dtensor",
-            "Variables are DTensors; torch.distributed.tensor computes with their layouts.",
+            "Variables are DTensors, whose operators our engine runs.",
             open_dtensor,
             why_no_dtensor,
             preference=100,
         ),
         StrategyEntry(
             "manual",
-            "Variables are slices, gathered for each use; without torch.distributed.tensor.",
+            "The same engine, without torch.distributed.tensor.",
             _open_manual,
             _why_no_manual,
             preference=50,

@@ -110,7 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     as_json.add_argument("--json", action="store_true", help="print data instead of a table")
     common = argparse.ArgumentParser(add_help=False, parents=[as_json])
     common.add_argument(
-        "--strategy", default="auto", help='"auto" (default), "dtensor", "single", or another\'s'
+        "--strategy",
+        default="auto",
+        help='"auto" (default), "dtensor", "manual", "single", or another\'s',
     )
     target = argparse.ArgumentParser(add_help=False)
     target.add_argument(

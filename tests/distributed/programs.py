@@ -7,10 +7,9 @@ import keras
 import numpy as np
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
 import shardcore
-from shardcore.adapters.slices.tensor import Slice
+from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.testing import RankFailed, run_ranks
 
 # What the tests run under; `SHARDCORE_TEST_STRATEGY=manual pytest tests/distributed` has the other.
@@ -45,8 +44,7 @@ def at_place(shape, rank):
 def local(variable):
     """What this rank stores of `variable`, as an array."""
     value = variable._value.detach()
-    part = value.part if isinstance(value, Slice) else value.to_local()
-    return part.numpy().copy()
+    return value.to_local().numpy().copy()
 
 
 def local_shapes(variables):
@@ -56,7 +54,7 @@ def local_shapes(variables):
 
 def placements(tensor):
     """The library's own words for how `tensor` lies, such as "S(0) R"; "plain" for a plain one."""
-    sharded = isinstance(tensor, DTensor | Slice)
+    sharded = isinstance(tensor, ShardedTensor)
     return " ".join(map(str, tensor.placements)) if sharded else "plain"
 
 

@@ -63,7 +63,7 @@ def test_a_broken_promise_is_told(promise, broken):
 
 
 def test_a_strategy_of_one_device_must_refuse_several(broken):
-    contract = type("Greedy", (StrategyContract,), {"strategy": "createsfloats"})
+    contract = type("Greedy", (StrategyContract,), {"strategy": "openedonseveral"})
     contract.several_ranks = False
     with pytest.raises(AssertionError, match=r"mesh \(data=1, model=2\) must raise .* was opened"):
         contract().test_a_variable_is_created_as_its_layout_says()

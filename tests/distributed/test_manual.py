@@ -1,4 +1,7 @@
-"""Strategy `manual`: what a rank stores, what it gathers and when, and what it reduces together."""
+"""Strategy `manual`: what a rank stores, what it gathers and when, and what it reduces together.
+
+The tests of gathering ask for `weights="gather"`: it is no default.
+"""
 
 import gc
 import subprocess
@@ -13,7 +16,8 @@ import torch
 
 import shardcore
 from shardcore.adapters import fallback
-from shardcore.adapters.slices.tensor import Slice
+from shardcore.adapters.engine.dtensors import ShardedDTensor
+from shardcore.adapters.engine.local_shards import LocalShardTensor
 from shardcore.domain.errors import StrategyError
 from shardcore.testing import count_collectives, run_ranks
 
@@ -21,8 +25,11 @@ ROWS = np.random.default_rng(0).normal(size=(12, 6)).astype("float32")
 TARGETS = np.random.default_rng(1).normal(size=(12, 3)).astype("float32")
 
 
-def distribute(shape, rules, **options):
-    shardcore.install("manual", **options)
+GATHER = {"weights": "gather"}
+
+
+def distribute(shape, rules, strategy="manual", **options):
+    shardcore.install(strategy, **options)
     mesh = keras.distribution.DeviceMesh(shape, ("data", "model"))
     layout_map = keras.distribution.LayoutMap(mesh)
     for path, spec in rules.items():
@@ -52,8 +59,9 @@ def test_a_rank_stores_its_slice_and_nothing_else():
             if v.path.endswith(("dense/kernel", "dense/bias", "dense_kernel_momentum"))
         }
         kernel = model.layers[0].kernel._value
-        where = tuple(kernel.shape), kernel.offset, str(kernel.mesh_layout)
-        return stored, where, all(isinstance(v._value, Slice) for v in kept)
+        layout = kernel.mesh_layout
+        where = tuple(kernel.shape), layout.global_offset(tuple(kernel.shape), rank), str(layout)
+        return stored, where, all(isinstance(v._value, LocalShardTensor) for v in kept)
 
     for rank, (stored, where, sliced) in enumerate(run_ranks(program, 4)):
         assert sliced
@@ -65,10 +73,20 @@ def test_a_rank_stores_its_slice_and_nothing_else():
         assert where == ((6, 8), (3 * (rank // 2), 4 * (rank % 2)), "('data', 'model')")
 
 
-def calls_of_a_step(rank, shape, rules, options):
+def engine_of(model):
+    return model.trainable_variables[0]._value.engine
+
+
+def calls_of_a_step(rank, shape, rules, options, held=None):
+    """What a step moves that holds up to `held` bytes of weights between uses, 25 MiB by default.
+
+    The optimizer is left out.
+    """
     distribute(shape, rules, **options)
     model = perceptron()
     model.train_on_batch(ROWS, TARGETS)
+    if held is not None:
+        engine_of(model).unsharded.size = held
     model.zero_grad()
     with count_collectives() as traffic:
         x, y = (torch.tensor(each) for each in (ROWS, TARGETS))
@@ -118,14 +136,33 @@ def test_a_backward_pass_on_a_thread_without_a_distribution_is_refused():
     run_ranks(program, 2)
 
 
-def test_a_variable_split_over_the_batch_axis_is_gathered_for_each_use():
-    """Forward and backward, where the gradient of its input needs it; its own is scattered."""
+KERNEL = 4 * 8 * 3  # the bytes of the kernel of "dense_1"
+
+
+@pytest.mark.parametrize("weights", ["compute", "gather"])
+@pytest.mark.parametrize(("held", "gathers"), [(None, 1), (KERNEL, 1), (KERNEL - 1, 2), (0, 2)])
+def test_a_variable_split_over_the_batch_axis_is_gathered_once_where_it_can_be_held(
+    weights, held, gathers
+):
+    """Its own gradient is scattered.
+
+    The gradient of its input needs it too, in the backward pass: it is gathered again then, where
+    it is larger than what is held. It follows the rows, which stay, whatever `weights` is.
+    """
     rules = {"net/dense_1/kernel": ("data", None)}
-    ((calls, _), _) = run_ranks(calls_of_a_step, 2, (2, 1), rules, {})
-    assert calls == {"all_reduce": 1, "all_gather": 2, "reduce_scatter": 1}
+    options = {"weights": weights}
+    ((calls, sent), _) = run_ranks(calls_of_a_step, 2, (2, 1), rules, options, held)
+    assert calls == {"all_reduce": 1, "all_gather": gathers, "reduce_scatter": 1}
+    assert sent["all_gather"] == gathers * KERNEL / 2
+    assert sent["reduce_scatter"] == KERNEL
 
 
-def test_it_may_stay_whole_until_the_step_ends():
+def test_it_may_stay_whole_until_the_step_ends_whatever_its_size():
+    def program(rank):
+        distribute((2, 1), {"net/dense_1/kernel": ("data", None)}, gathered="per_step")
+        return engine_of(perceptron()).unsharded.size
+
+    assert run_ranks(program, 2) == [float("inf")] * 2
     rules = {"net/dense_1/kernel": ("data", None)}
     ((calls, _), _) = run_ranks(calls_of_a_step, 2, (2, 1), rules, {"gathered": "per_step"})
     assert calls == {"all_reduce": 1, "all_gather": 1, "reduce_scatter": 1}
@@ -140,8 +177,7 @@ def test_what_stays_whole_is_that_of_the_last_update_and_goes_with_the_step():
             model = perceptron()
             losses[how] = [float(model.train_on_batch(ROWS, TARGETS)) for _ in range(3)]
             if how != "one device":
-                kept = [v._value.memory.whole for v in model.trainable_variables]
-                assert kept == [None] * 4
+                assert not engine_of(model).unsharded._entries
                 shardcore.uninstall()
         return losses
 
@@ -151,37 +187,93 @@ def test_what_stays_whole_is_that_of_the_last_update_and_goes_with_the_step():
         assert found["per_step"] == pytest.approx(one["one device"], abs=1e-6)
 
 
-def test_another_lifetime_is_refused():
+@pytest.mark.parametrize("strategy", ["manual", "dtensor"])
+def test_another_value_of_an_option_is_refused(strategy):
     def program(rank):
-        with pytest.raises(StrategyError, match="got 'forever'"):
-            distribute((2, 1), {}, gathered="forever")
-        shardcore.uninstall()
-        with pytest.raises(StrategyError, match="'dtensor' has no option 'gathered'; it has none"):
-            shardcore.install("dtensor", gathered="per_use")
+        for option, expected in {
+            "gathered": 'Expected gathered="per_use" or gathered="per_step", got ',
+            "weights": 'Expected weights="compute" or weights="gather", got ',
+        }.items():
+            with pytest.raises(StrategyError, match=f"{expected}'forever'"):
+                distribute((2, 1), {}, strategy, **{option: "forever"})
+            shardcore.uninstall()
+        with pytest.raises(StrategyError, match=f"'{strategy}' has no option 'lifetime'"):
+            shardcore.install(strategy, lifetime="per_use")
 
     run_ranks(program, 2)
 
 
-def test_a_variable_split_over_the_model_axis_gets_its_slice_of_the_gradient():
-    rules = {"net/dense_1/kernel": (None, "model")}
-    ((calls, _), _) = run_ranks(calls_of_a_step, 2, (1, 2), rules, {})
-    assert calls == {"all_gather": 2}
+COLUMN = {"net/dense_1/kernel": (None, "model")}
 
 
-def test_what_is_gathered_is_freed_after_its_use():
-    def program(rank):
-        distribute((2, 1), {".*kernel": (None, "data")})
-        model = perceptron()
-        x = shardcore.distribute_tensor(torch.tensor(ROWS[:10]), ("data", None))
-        loss = model(x).sum()
-        gc.collect()
-        whole = [(6, 8), (8, 3)]
-        plain = [t for t in gc.get_objects() if type(t) is torch.Tensor]
-        found = sorted(tuple(t.shape) for t in plain if tuple(t.shape) in whole)
-        loss.backward()
-        return found
+@pytest.mark.parametrize(("held", "gathers"), [(None, 1), (KERNEL - 1, 2)])
+def test_a_gathered_variable_of_the_model_axis_gets_its_slice_of_the_gradient(held, gathers):
+    """Each rank computes all of it: the forward pass needs the kernel, and the backward pass."""
+    ((calls, _), _) = run_ranks(calls_of_a_step, 2, (1, 2), COLUMN, GATHER, held)
+    assert calls == {"all_gather": gathers}
 
-    assert run_ranks(program, 2) == [[], []]
+
+def test_a_variable_of_the_model_axis_is_computed_with_by_default():
+    """Nothing gathers it. The bias, which is whole, gathers its gradient; that of the input is
+    summed: each rank has the part of its own columns.
+    """
+    ((calls, sent), _) = run_ranks(calls_of_a_step, 2, (1, 2), COLUMN, {}, 0)
+    assert calls == {"all_gather": 1, "all_reduce": 1}
+    assert sent["all_reduce"] == ROWS.shape[0] * 8 * 4
+
+
+MEGATRON = {
+    "net/column/kernel": (None, "model"),
+    "net/column/bias": ("model",),
+    "net/row/kernel": ("model", None),
+}
+
+
+def test_a_pair_of_columns_and_rows_sums_twice_under_both_strategies():
+    """The outputs of the rows in the forward pass, the gradient of the input in the backward."""
+
+    def program(rank, strategy):
+        distribute((1, 2), MEGATRON, strategy)
+        keras.utils.set_random_seed(3)
+        layers = [
+            keras.layers.Dense(5, activation="tanh"),
+            keras.layers.Dense(8, activation="tanh", name="column"),
+            keras.layers.Dense(3, name="row"),
+        ]
+        model = keras.Sequential([keras.Input((6,)), *layers], name="net")
+        with count_collectives() as forward:
+            loss = torch.mean((model(torch.tensor(ROWS)) - torch.tensor(TARGETS)) ** 2)
+        with count_collectives() as backward:
+            loss.backward()
+        kinds = {type(v._value) for v in model.variables}
+        counted = [(dict(each.calls), dict(each.operand_bytes)) for each in (forward, backward)]
+        return counted, kinds
+
+    outputs, inputs = 4 * 12 * 3, 4 * 12 * 5
+    expected = [({"all_reduce": 1}, {"all_reduce": size}) for size in (outputs, inputs)]
+    for strategy, kind in {"manual": LocalShardTensor, "dtensor": ShardedDTensor}.items():
+        assert run_ranks(program, 2, strategy) == [(expected, {kind})] * 2
+
+
+def full_kernels_alive(rank, held):
+    distribute((2, 1), {".*kernel": (None, "data")}, **GATHER)
+    model = perceptron()
+    engine_of(model).unsharded.size = held
+    x = shardcore.distribute_tensor(torch.tensor(ROWS[:10]), ("data", None))
+    loss = model(x).sum()
+    gc.collect()
+    whole = [(6, 8), (8, 3)]
+    plain = [t for t in gc.get_objects() if type(t) is torch.Tensor]
+    found = sorted(tuple(t.shape) for t in plain if tuple(t.shape) in whole)
+    loss.backward()
+    return found
+
+
+def test_what_is_gathered_is_freed_after_its_use_where_it_is_larger_than_what_is_held():
+    assert run_ranks(full_kernels_alive, 2, KERNEL - 1) == [[], []]
+    # The oldest goes: both do not fit.
+    assert run_ranks(full_kernels_alive, 2, 4 * 6 * 8) == [[(8, 3)]] * 2
+    assert run_ranks(full_kernels_alive, 2, 4 * 6 * 8 + KERNEL) == [[(6, 8), (8, 3)]] * 2
 
 
 def rows_and_columns(x):
@@ -292,7 +384,7 @@ def test_out_of_another_shape_is_refused():
     def program(rank):
         distribute((2, 1), {})
         x = shardcore.distribute_tensor(torch.tensor(ROWS), ("data", None))
-        with pytest.raises(StrategyError, match=r"\(6,\) into a slice of shape \(0, 6\)"):
+        with pytest.raises(StrategyError, match=r"\(6,\) into a sharded tensor of shape \(0, 6\)"):
             torch.add(x[0], 1.0, out=torch.zeros_like(x[:0]))
         y = torch.zeros_like(x)
         return torch.add(x, 1.0, out=y) is y, y.numpy() - ROWS

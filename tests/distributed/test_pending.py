@@ -6,9 +6,8 @@ import torch
 from torch.nn import functional
 
 import shardcore
-from shardcore.domain.errors import StrategyError
 from shardcore.testing import run_ranks
-from tests.distributed.programs import as_arrays, assert_close, distribute, only_dtensor, placements
+from tests.distributed.programs import as_arrays, assert_close, distribute, placements
 
 VALUES = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
 VALUES[:, 1] = -np.abs(VALUES[:, 1])  # no rank finds one above zero
@@ -183,19 +182,3 @@ def test_norms_of_a_list_are_reduced_together():
         return dict(moved.calls), {placements(each) for each in found}
 
     assert run_ranks(program, 2) == [({"all_reduce": 1}, {"R R"})] * 2
-
-
-@only_dtensor
-def test_an_operator_that_nothing_can_run_says_what_was_tried():
-    def program(rank):
-        distribute((2, 1))
-        x = shardcore.distribute_tensor(torch.tensor(VALUES), ("data", None))
-        with pytest.raises(StrategyError) as told:
-            torch.allclose(x, x)
-        return str(told.value)
-
-    for text in run_ranks(program, 2):
-        assert "Operator aten.allclose.default" in text
-        assert "(6, 4) as [S(0), R]" in text
-        assert "The fall-back, to run it on whole operands, was tried too: " in text
-        assert "full_tensor()" in text

@@ -79,6 +79,6 @@ def test_a_confusion_matrix_is_a_pending_sum_of_each_ranks_rows():
     ((one, *_),) = run_ranks(program, 1, None)
     for found, calls, captured, fell_back in run_ranks(program, 2, (2, 1)):
         assert_close([found], one)
-        # The gradients; the matrix, which is one of integers; the loss. No label is gathered.
-        assert calls == {"all_reduce": 3}
+        # The gradients with the loss; the matrix, which is one of integers. No label is gathered.
+        assert calls == {"all_reduce": 2}
         assert (captured, fell_back) == ([True], {})

@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--table", choices=TABLES, action="append", help="else all of them")
     parser.add_argument("--mesh", default="", help="the beginning of its name, else all of them")
     parser.add_argument("--only", action="append", help="a class, a function or a case")
-    parser.add_argument("--strategy", choices=strategies.LIBRARIES, default="dtensor")
+    parser.add_argument("--strategy", choices=("dtensor", "manual"), default="dtensor")
     options = parser.parse_args()
     os.environ[strategies.VARIABLE] = options.strategy
     if options.what == "page":

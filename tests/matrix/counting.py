@@ -3,7 +3,8 @@
 from collections import Counter
 from typing import Any
 
-from shardcore.adapters import dtensor_rules, dtensor_split, fallback
+from shardcore.adapters import fallback
+from shardcore.adapters.engine import planned
 from tests.matrix.outcomes import Outcome
 
 RULED: Counter[str] = Counter()
@@ -11,15 +12,14 @@ RULED: Counter[str] = Counter()
 
 def count_rules() -> None:
     """Count, from now on, the operators that a rule splits."""
-    choose = dtensor_split.choose
+    run = planned.Plan.run
 
-    def counting(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen = choose(operator, *args, **kwargs)
-        if not chosen.gathers:
-            RULED[str(operator)] += 1
-        return chosen
+    def counting(plan: planned.Plan, *args: Any) -> Any:
+        if not plan.split.gathers:
+            RULED[str(plan.operator)] += 1
+        return run(plan, *args)
 
-    dtensor_split.choose = dtensor_rules.choose = counting
+    planned.Plan.run = counting  # type: ignore[method-assign]
 
 
 def begin() -> None:

@@ -5,14 +5,12 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.dtensor import DTensors
-from shardcore.adapters.slices.library import SlicedTensors
-from shardcore.adapters.slices.tensor import Slice
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.builtin_plugins import shardcore_strategies
 from shardcore.ports.tensors import ShardedTensors
 from shardcore.ports.world import World
 
 VARIABLE = "SHARDCORE_MATRIX_STRATEGY"
-LIBRARIES: dict[str, Any] = {"dtensor": DTensors, "manual": SlicedTensors}
 
 
 def name() -> str:
@@ -22,29 +20,28 @@ def name() -> str:
 
 def tensors(world: World) -> ShardedTensors:
     """The strategy's own library of sharded tensors."""
-    library: ShardedTensors = LIBRARIES[name()](world)
+    entry = next(each for each in shardcore_strategies() if each.name == name())
+    library: ShardedTensors = entry.open(world).tensors  # type: ignore[attr-defined]
     return library
 
 
 def is_sharded(tensor: Any) -> bool:
     """Whether `tensor` is of that library."""
-    return isinstance(tensor, Slice | torch.distributed.tensor.DTensor)
+    return isinstance(tensor, ShardedTensor)
 
 
 def local(tensor: Any) -> torch.Tensor:
     """What this rank stores of a sharded tensor."""
-    return tensor.part if isinstance(tensor, Slice) else tensor.to_local()
+    part: torch.Tensor = tensor.detach().to_local()
+    return part
 
 
 def mesh_size(tensor: Any) -> int:
     """The ranks that a sharded tensor lies on."""
-    if isinstance(tensor, Slice):
-        return tensor.world.mesh.size
-    return int(tensor.device_mesh.size())
+    return int(tensor.engine.world.mesh.size)
 
 
 def whole(tensor: Any) -> torch.Tensor:
     """The whole value of a sharded tensor."""
-    if isinstance(tensor, Slice):
-        return SlicedTensors(tensor.world).whole(tensor)
-    return tensor.detach().full_tensor()
+    full: torch.Tensor = tensor.detach().full_tensor()
+    return full

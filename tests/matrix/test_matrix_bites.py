@@ -1,12 +1,11 @@
-"""A wrong rule turns both matrices red: of which operator is trusted, and of how one is split."""
+"""A wrong rule turns both matrices red."""
 
 import attrs
 import keras
 import pytest
 import torch
 
-from shardcore.adapters import dtensor_trust
-from shardcore.adapters.dtensor_operators import OPERATORS
+from shardcore.adapters.engine.operators import REGISTRY
 from shardcore.domain import operator_rules_table as table
 from tests.matrix import placing
 from tests.matrix.layer_cases import LAYERS, case, reals
@@ -18,9 +17,18 @@ from tests.matrix.suite import Classes, unexpected
 aten = torch.ops.aten
 
 
-def trust(monkeypatch, operator):
-    """Leave the operator to DTensor; ranks are forked, and inherit it."""
-    monkeypatch.setitem(dtensor_trust.DISTRUSTED, operator, lambda args: False)
+def forget_to_reduce(monkeypatch, operator):
+    """What each rank finds counts as replicated; ranks are forked, and inherit it."""
+    right = REGISTRY.planners[operator]
+
+    def wrong(*call):
+        task = right(*call)
+        if getattr(task, "layouts", None) is None:
+            return task
+        results = tuple(each.reduced for each in task.layouts.results)
+        return attrs.evolve(task, layouts=attrs.evolve(task.layouts, results=results))
+
+    monkeypatch.setitem(REGISTRY.planners, operator, wrong)
 
 
 def forget_a_sum(monkeypatch):
@@ -36,16 +44,9 @@ def forget_a_sum(monkeypatch):
     monkeypatch.setattr(table, "convolution_backward", wrong)
 
 
-def leave_any_to_dtensor(monkeypatch):
-    for operator in (aten.any.default, aten.any.dim, aten.any.dims):
-        monkeypatch.delitem(OPERATORS._handlers, operator)
-
-
 PLANTED = {
-    "a reduction over no dims": (lambda patch: trust(patch, aten.sum.dim_IntList), "amax"),
-    "bits of a pending sum": (lambda patch: trust(patch, aten.view.dtype), "view"),
+    "a maximum of each rank": (lambda patch: forget_to_reduce(patch, aten.amax.default), "amax"),
     "a rule without its sum": (forget_a_sum, "conv"),
-    "a truth value that adds up": (leave_any_to_dtensor, "any"),
 }
 
 
@@ -65,8 +66,8 @@ def over_largest():
 
 CONVOLUTION = next(each for each in LAYERS if each.name == "Conv2D")
 LAYERS_PLANTED = {
-    "a reduction over no dims": (
-        lambda patch: trust(patch, aten.sum.dim_IntList),
+    "a maximum of each rank": (
+        lambda patch: forget_to_reduce(patch, aten.amax.default),
         case("Lambda/largest", over_largest, reals(4)),
     ),
     "a rule without its sum": (forget_a_sum, CONVOLUTION),

@@ -1,40 +1,12 @@
-"""Random operators: none is left to DTensor, which draws each part for itself."""
+"""Random operators draw the values of one device."""
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
-from shardcore.adapters.dtensor_random import HANDLERS, WRITES
 from tests.matrix import placing
 from tests.matrix.ops_cases import p, run
 from tests.matrix.ops_run import over_mesh
 from tests.matrix.suite import unexpected
-
-# Attention of CUDA with dropout, which Keras does not ask for, and `torch.nn.RReLU`.
-LEFT = {"scaled_dot_product", "rrelu_with_noise"}
-
-
-def random_operators():
-    """The ATen operators that draw and that DTensor has a rule for."""
-    propagator = DTensor._op_dispatcher.sharding_propagator
-    ruled = {*propagator.op_strategy_funcs, *propagator.op_single_dim_strategy_funcs}
-    return [
-        operator
-        for operator in ruled
-        if torch.Tag.nondeterministic_seeded in operator.tags
-        and "out" not in operator._overloadname
-    ]
-
-
-def test_every_random_operator_is_handled():
-    left = [
-        str(operator)
-        for operator in random_operators()
-        if operator not in {**HANDLERS, **WRITES}
-        and not any(name in str(operator) for name in LEFT)
-    ]
-    assert len(random_operators()) > 10
-    assert left == []
 
 
 @pytest.mark.parametrize("mesh", placing.MESHES)

@@ -1,9 +1,8 @@
 """Every collective of a stretch of code, and what it was for, as far as that can be seen."""
 
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -52,7 +51,7 @@ class StepWitness:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Collectives are seen inside."""
-        with _dtensors_told(), torch_compat.OperatorWatch(self._saw, self._around):
+        with torch_compat.OperatorWatch(self._saw, self._around):
             yield
 
     @contextmanager
@@ -119,15 +118,6 @@ class StepWitness:
     def _variable(self, part: torch.Tensor) -> str | None:
         path: str | None = self._made_of.get(part) or self.parts.get(_place(part))
         return path
-
-
-def _dtensors_told() -> AbstractContextManager[None]:
-    """Strategies without DTensor do not load it."""
-    if "torch.distributed.tensor" not in sys.modules:
-        return nullcontext()
-    from shardcore.adapters import explaining_dtensor
-
-    return explaining_dtensor.told()
 
 
 def _tensors(structure: Any) -> list[torch.Tensor]:

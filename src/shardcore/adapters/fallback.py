@@ -22,9 +22,9 @@ def tell(operator: Any, args: Any) -> None:
     CALLS[str(operator)] += 1
     if CALLS[str(operator)] > 1:
         return
-    operands = [leaf for leaf in torch_compat.tree_leaves(args) if hasattr(leaf, "placements")]
+    operands = [leaf for leaf in torch_compat.tree_leaves(args) if hasattr(leaf, "mesh_layout")]
     shapes = ", ".join(
-        f"{tuple(operand.shape)} as [{', '.join(map(str, operand.placements))}]"
+        f"{tuple(operand.shape)} as [{', '.join(map(str, operand.mesh_layout.placements))}]"
         for operand in operands
     )
     size = sum(operand.numel() * operand.element_size() for operand in operands)

@@ -63,7 +63,8 @@ class Buckets:
             self._send(alike)
 
     def _send(self, alike: Hashable) -> None:
-        parameters = self._open.pop(alike)
+        # A hook of the user's may have dropped a gradient meanwhile.
+        parameters = [each for each in self._open.pop(alike) if each.grad is not None]
         del self._bytes[alike]
         with reducing(parameters):
             wait = self.start([each.grad for each in parameters])

@@ -3,7 +3,7 @@
 import logging
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -133,7 +133,6 @@ class Sessions:
     is_closed: bool = attrs.field(default=False, init=False)
     sums: WaitingSums = attrs.field(factory=WaitingSums, init=False)
     _strategies: dict[World, Strategy] = attrs.field(factory=dict, init=False)
-    _presences: ExitStack = attrs.field(factory=ExitStack, init=False)
     _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 
     def current(self) -> Session | None:
@@ -171,10 +170,9 @@ class Sessions:
         return session
 
     def strategy(self, world: World) -> Strategy:
-        """The strategy opened on `world`, once, and present until `close()`."""
+        """The strategy opened on `world`, once."""
         if world not in self._strategies:
             strategy = contract.opened(self.entry, world)
-            self._presences.enter_context(strategy.presence())
             self._strategies[world] = strategy
         return self._strategies[world]
 
@@ -222,7 +220,6 @@ class Sessions:
         self.is_closed = True
         self._alive.clear()
         self._strategies.clear()
-        self._presences.close()
 
     def world(self, device_mesh: Any) -> World:
         """The world of a Keras `DeviceMesh`.

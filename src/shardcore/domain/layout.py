@@ -2,10 +2,13 @@
 
 A dim split by several axes is split by the first one (the major), and each chunk again by the
 next. Every split is `torch.chunk`'s: chunks of the size rounded up, the later ones smaller or
-empty.
+empty. A dim in blocks is split between blocks only: its chunks are chunks of blocks. A dim
+of several stretches is split within each of them.
 """
 
+import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TypeAlias
 
 import attrs
@@ -13,12 +16,15 @@ import attrs
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import (
+    Blocks,
     Partial,
     Placement,
     ReduceOp,
     Replicate,
     Shard,
+    blocks_of,
     check_reduce_op,
+    stretches_of,
 )
 
 DimSpec: TypeAlias = str | tuple[str, ...] | None
@@ -48,20 +54,25 @@ def _partial(value: Mapping[str, ReduceOp] | PartialAxes) -> PartialAxes:
     return tuple(sorted(value.items() if isinstance(value, Mapping) else value))
 
 
+def _blocks(value: Iterable[Blocks]) -> tuple[Blocks, ...]:
+    return tuple(value)
+
+
 def _axes(entry: DimSpec) -> tuple[str, ...]:
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else entry
 
 
-def _chunk(start: int, size: int, parts: int, position: int) -> tuple[int, int]:
+def _chunk(start: int, size: int, parts: int, position: int, block: int) -> tuple[int, int]:
     """The start and size of chunk `position` when `size` elements from `start` are chunked."""
-    full = -(-size // parts)
+    blocks = -(-size // block)
+    full = -(-blocks // parts) * block
     before = min(position * full, size)
     return start + before, min(full, size - before)
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class Layout:
     """A mesh and, per tensor dim, the axes that split it.
 
@@ -69,10 +80,13 @@ class Layout:
         mesh: The mesh that the axes belong to.
         spec: Per tensor dim None, an axis name, or a tuple of axis names, the major first.
         partial: Axes along which the values still have to be reduced, with the reduction.
+        blocks: Per tensor dim the elements of a block, or `Stretches`; all 1 by default. A dim that
+            no axis splits has blocks of 1.
 
     Raises:
         LayoutError: If an axis is unknown or used twice, an entry is not a name, a reduction
-            is unknown, or two reductions do not commute (only "sum" and "avg" do).
+            is unknown, two reductions do not commute (only "sum" and "avg" do), or there is not
+            one block per dim.
 
     Example:
         >>> mesh = Mesh((2, 2), ("data", "model"))
@@ -88,8 +102,20 @@ class Layout:
     mesh: Mesh
     spec: tuple[DimSpec, ...] = attrs.field(converter=_spec)
     partial: PartialAxes = attrs.field(default=(), converter=_partial)
+    blocks: tuple[Blocks, ...] = attrs.field(
+        default=attrs.Factory(lambda self: (1,) * len(self.spec), takes_self=True),
+        converter=_blocks,
+    )
 
     def __attrs_post_init__(self) -> None:
+        if len(self.blocks) != len(self.spec):
+            raise LayoutError(f"Layout {self} needs one block per dim, got {self.blocks}.")
+        for entry, block in zip(self.spec, self.blocks, strict=True):
+            if stretches_of(block)[1] < 1 or (entry is None and block != 1):
+                raise LayoutError(
+                    f"Layout {self} has blocks {self.blocks}: a dim that is split has blocks of 1 "
+                    "or more elements, any other of 1."
+                )
         used: set[str] = set()
         for axis in (*self._split_axes, *(axis for axis, _ in self.partial)):
             if axis not in self.mesh.axis_names:
@@ -111,7 +137,7 @@ class Layout:
     @classmethod
     def replicated(cls, mesh: Mesh, ndim: int) -> "Layout":
         """The layout that every rank holds whole, of a tensor with `ndim` dims."""
-        return cls(mesh, (None,) * ndim)
+        return _replicated(mesh, ndim)
 
     @classmethod
     def from_placements(
@@ -145,11 +171,17 @@ class Layout:
                 f"Mesh {mesh} takes {mesh.ndim} placements, one per axis, got {len(placements)}."
             )
         split: list[tuple[str, ...]] = [()] * ndim
+        blocks: list[Blocks] = [1] * ndim
         partial: dict[str, ReduceOp] = {}
         for axis, placement in zip(mesh.axis_names, placements, strict=True):
             if isinstance(placement, Shard):
                 dim = _normal_dim(placement.dim, ndim, axis)
-                split[dim] = (*split[dim], axis)
+                if split[dim] and blocks[dim] != placement.block:
+                    raise LayoutError(
+                        f"Dim {dim} is split in blocks of {blocks[dim]} and of {placement.block}: "
+                        "all axes that split one dim have blocks of one size."
+                    )
+                split[dim], blocks[dim] = (*split[dim], axis), placement.block
             elif isinstance(placement, Partial):
                 partial[axis] = placement.op
         for dim, axes in shard_order:
@@ -159,7 +191,7 @@ class Layout:
                     f"shard_order splits dim {dim} by {axes}, the placements split it by {have}."
                 )
             split[dim] = tuple(axes)
-        return cls(mesh, tuple(split), partial)
+        return cls(mesh, tuple(split), partial, tuple(blocks))
 
     @property
     def ndim(self) -> int:
@@ -188,7 +220,7 @@ class Layout:
         self.mesh.axis_index(axis)
         for dim, entry in enumerate(self.spec):
             if axis in _axes(entry):
-                return Shard(dim)
+                return Shard(dim, self.blocks[dim])
         ops = dict(self.partial)
         return Partial(ops[axis]) if axis in ops else Replicate()
 
@@ -223,7 +255,86 @@ class Layout:
         for axis in axes:
             self.mesh.axis_index(axis)
         spec = tuple(tuple(a for a in _axes(entry) if a not in axes) for entry in self.spec)
-        return Layout(self.mesh, spec, self.partial)
+        blocks = (b if entry else 1 for entry, b in zip(spec, self.blocks, strict=True))
+        return Layout(self.mesh, spec, self.partial, tuple(blocks))
+
+    @property
+    def reduced(self) -> "Layout":
+        """This layout with every pending reduction done."""
+        return _reduced(self) if self.partial else self
+
+    def normalized(self, shape: Iterable[int]) -> "Layout":
+        """This layout without the blocks that split a tensor of `shape` no other way than 1 does.
+
+        Two normalized layouts of one spec that give every rank the same elements are equal.
+
+        Example:
+            >>> layout = Layout(Mesh((2,), ("data",)), ("data", None), blocks=(4, 1))
+            >>> layout.normalized((20, 3)).blocks, layout.normalized((24, 3)).blocks
+            ((4, 1), (1, 1))
+        """
+        blocks = tuple(
+            block if block == 1 else self._least_block(dim, size)
+            for dim, (size, block) in enumerate(zip(shape, self.blocks, strict=True))
+        )
+        if blocks == self.blocks:
+            return self
+        return Layout(self.mesh, self.spec, self.partial, blocks)
+
+    def _least_block(self, dim: int, size: int) -> Blocks:
+        ranks = self._ranks(dim)
+        if math.prod(ranks) == 1:
+            return 1
+        count, block = stretches_of(self.blocks[dim])
+        return blocks_of(count, least_block(size // count, ranks, block))
+
+    def _ranks(self, dim: int) -> tuple[int, ...]:
+        return tuple(self.mesh.axis_size(axis) for axis in self.dim_axes(dim))
+
+    def chunk_sizes(self, dim: int, size: int) -> tuple[int, ...]:
+        """The elements of `dim`, which has `size` of them, that each rank has: all ranks, in order.
+
+        Example:
+            >>> Layout(Mesh((2,), ("data",)), ("data",), blocks=(4,)).chunk_sizes(0, 20)
+            (12, 8)
+        """
+        count, block = stretches_of(self.blocks[dim])
+        return tuple(count * each for each in chunk_sizes(size // count, self._ranks(dim), block))
+
+    @property
+    def stretches(self) -> tuple[int, ...]:
+        """Per tensor dim the number of its stretches."""
+        return tuple(stretches_of(each)[0] for each in self.blocks)
+
+    def without_stretches(
+        self, shape: Iterable[int], counts: tuple[int, ...] = ()
+    ) -> tuple[tuple[int, ...], "Layout"]:
+        """The shape and the layout with a dim of its own for the stretches of each dim.
+
+        Args:
+            shape: The global shape.
+            counts: The stretches of each dim, where dims that are not split have some too.
+
+        Example:
+            >>> from shardcore.domain.placements import Stretches
+            >>> layout = Layout(Mesh((2,), ("data",)), ("data",), blocks=(Stretches(4),))
+            >>> shape, plain = layout.without_stretches((24,))
+            >>> shape, str(plain), layout.local_shape((24,), rank=0)
+            ((4, 6), "(None, 'data')", (12,))
+        """
+        sizes: list[int] = []
+        spec: list[DimSpec] = []
+        blocks: list[Blocks] = []
+        counts = counts or self.stretches
+        for size, entry, each, count in zip(shape, self.spec, self.blocks, counts, strict=True):
+            if count > 1:
+                sizes.append(count)
+                spec.append(None)
+                blocks.append(1)
+            sizes.append(size // count)
+            spec.append(entry)
+            blocks.append(stretches_of(each)[1])
+        return tuple(sizes), Layout(self.mesh, tuple(spec), self.partial, tuple(blocks))
 
     def local_shape(self, shape: Iterable[int], rank: int) -> tuple[int, ...]:
         """The shape of what `rank` holds of a tensor of global shape `shape`.
@@ -232,7 +343,10 @@ class Layout:
             LayoutError: If `shape` has another number of dims than the spec.
             MeshError: If the mesh has no such rank.
         """
-        return tuple(size for _, size in self._block(shape, rank))
+        return tuple(
+            count * size
+            for count, (_, size) in zip(self.stretches, self._held(shape, rank), strict=True)
+        )
 
     def global_offset(self, shape: Iterable[int], rank: int) -> tuple[int, ...]:
         """Where what `rank` holds begins in the global tensor.
@@ -240,10 +354,11 @@ class Layout:
         In a dim where the rank holds nothing this is the end of the dim, as in torch.
 
         Raises:
-            LayoutError: If `shape` has another number of dims than the spec.
+            LayoutError: If `shape` has another number of dims than the spec, or a dim is split
+                within stretches, so that what a rank holds is not in one piece.
             MeshError: If the mesh has no such rank.
         """
-        return tuple(start for start, _ in self._block(shape, rank))
+        return tuple(start for start, _ in self._one_piece(shape, rank))
 
     def slices(self, shape: Iterable[int], rank: int) -> tuple[slice, ...]:
         """The part of the global tensor that `rank` holds, as an index.
@@ -252,27 +367,91 @@ class Layout:
             LayoutError: If `shape` has another number of dims than the spec.
             MeshError: If the mesh has no such rank.
         """
-        return tuple(slice(start, start + size) for start, size in self._block(shape, rank))
+        return tuple(slice(start, start + size) for start, size in self._one_piece(shape, rank))
 
-    def _block(self, shape: Iterable[int], rank: int) -> tuple[tuple[int, int], ...]:
-        """Per dim the start and the size of what `rank` holds."""
+    def _one_piece(self, shape: Iterable[int], rank: int) -> tuple[tuple[int, int], ...]:
+        if any(count > 1 for count in self.stretches):
+            raise LayoutError(
+                f"Layout {self} splits a dim within stretches: what a rank holds is not one piece. "
+                "Ask for the slices of without_stretches()."
+            )
+        return self._held(shape, rank)
+
+    def _held(self, shape: Iterable[int], rank: int) -> tuple[tuple[int, int], ...]:
+        """Per dim the start and the size of what `rank` holds of the first stretch."""
         sizes = tuple(shape)
         if len(sizes) != self.ndim:
             raise LayoutError(
                 f"Layout {self} is of a tensor with {self.ndim} dims, got shape {sizes}."
             )
         at = dict(zip(self.mesh.axis_names, self.mesh.coordinate(rank), strict=True))
-        block = []
-        for size, entry in zip(sizes, self.spec, strict=True):
-            part = (0, size)
+        held = []
+        for size, entry, each in zip(sizes, self.spec, self.blocks, strict=True):
+            count, block = stretches_of(each)
+            part = (0, size // count)
             for axis in _axes(entry):
-                part = _chunk(*part, self.mesh.axis_size(axis), at[axis])
-            block.append(part if part[1] else (size, 0))
-        return tuple(block)
+                part = _chunk(*part, self.mesh.axis_size(axis), at[axis], block)
+            held.append(part if part[1] else (size, 0))
+        return tuple(held)
 
     def __str__(self) -> str:
         pending = ", ".join(f"{op} over {axis!r}" for axis, op in self.partial)
-        return f"{self.spec} with {pending}" if pending else str(self.spec)
+        text = f"{self.spec} with {pending}" if pending else str(self.spec)
+        return text if set(self.blocks) <= {1} else f"{text} in blocks of {_listed(self.blocks)}"
+
+
+def _listed(blocks: tuple[Blocks, ...]) -> str:
+    return f"({', '.join(map(str, blocks))})"
+
+
+@lru_cache(maxsize=4096)
+def _reduced(layout: Layout) -> Layout:
+    return Layout(layout.mesh, layout.spec, (), layout.blocks)
+
+
+@lru_cache(maxsize=4096)
+def _replicated(mesh: Mesh, ndim: int) -> Layout:
+    return Layout(mesh, (None,) * ndim)
+
+
+@lru_cache(maxsize=4096)
+def chunk_sizes(size: int, ranks: tuple[int, ...], block: int) -> tuple[int, ...]:
+    """The sizes of all chunks of a dim of `size` elements, in order.
+
+    Args:
+        size: The elements of the dim.
+        ranks: The number of ranks along each axis that splits it, the major first.
+        block: The elements of a block.
+
+    Example:
+        >>> chunk_sizes(20, (2,), 4), chunk_sizes(7, (2, 2), 1)
+        ((12, 8), (2, 2, 2, 1))
+    """
+    chunks: tuple[int, ...] = (size,)
+    for count in ranks:
+        chunks = tuple(
+            _chunk(0, each, count, position, block)[1]
+            for each in chunks
+            for position in range(count)
+        )
+    return chunks
+
+
+@lru_cache(maxsize=4096)
+def least_block(size: int, ranks: tuple[int, ...], block: int) -> int:
+    """The block that stands for all that split `size` elements as `block` does.
+
+    It is the least one that divides `size`, else the least one. Any such block divides the first
+    chunk.
+    """
+    wanted = chunk_sizes(size, ranks, block)
+    fitting = [each for each in _divisors(wanted[0]) if chunk_sizes(size, ranks, each) == wanted]
+    return min(fitting, key=lambda each: (size % each != 0, each), default=1)
+
+
+def _divisors(number: int) -> set[int]:
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return {*small, *(number // each for each in small)}
 
 
 def _normal_dim(dim: int, ndim: int, axis: str) -> int:

@@ -3,17 +3,17 @@
 A rule reads like an einsum. In "n c - -, o c - - -> n o - -" the letters are **factors**: all dims
 of one factor are split together. "-" is a dim that is never split. A factor of the operands that a
 result lacks is summed, so that its split leaves the result pending. "3g" is a dim of three elements
-for each step of the factor `g`, and is split between these threes only.
+for each step of the factor `g`, and is split between these threes only. "5*g" is a dim of five
+stretches, each of which has all steps of the factor.
 """
 
 import re
-from collections.abc import Iterator
 
 import attrs
 
 from shardcore.domain.errors import RuleError
 
-_DIM = re.compile(r"(?P<block>[1-9][0-9]*)?(?P<factor>[a-z][0-9]*)|-")
+_DIM = re.compile(r"((?P<count>[1-9][0-9]*)\*)?(?P<block>[1-9][0-9]*)?(?P<factor>[a-z][0-9]*)|-")
 
 
 @attrs.frozen
@@ -23,15 +23,23 @@ class Dim:
     Args:
         factor: What it is split by, None for a dim that is never split.
         block: How many elements it has for each step of the factor.
+        count: How many stretches it has, each with all steps of the factor.
     """
 
     factor: str | None = None
     block: int = 1
+    count: int = 1
 
     def __str__(self) -> str:
         if self.factor is None:
             return "-"
-        return self.factor if self.block == 1 else f"{self.block}{self.factor}"
+        stretches = "" if self.count == 1 else f"{self.count}*"
+        return f"{stretches}{'' if self.block == 1 else self.block}{self.factor}"
+
+    @property
+    def step(self) -> int:
+        """How many elements it has in all for each step of the factor."""
+        return self.block * self.count
 
 
 def _dims(text: str) -> tuple[Dim, ...]:
@@ -42,10 +50,10 @@ def _dim(word: str) -> Dim:
     found = _DIM.fullmatch(word)
     if found is None:
         raise RuleError(
-            f"A dim of a rule is '-', a factor such as 'n' or 'd0', or a factor in blocks such as "
-            f"'3g', got {word!r}."
+            "A dim of a rule is '-', a factor such as 'n' or 'd0', a factor in blocks such as "
+            f"'3g', or in stretches such as '5*g', got {word!r}."
         )
-    return Dim(found["factor"], int(found["block"] or 1))
+    return Dim(found["factor"], int(found["block"] or 1), int(found["count"] or 1))
 
 
 @attrs.frozen
@@ -168,14 +176,6 @@ class OperatorRule:
             if (operand.name in result.of if result.of else not operand.added)
             for factor in operand.factors
         )
-
-    def blocks(self, factor: str) -> frozenset[int]:
-        """The numbers of elements that dims have for one step of `factor`."""
-        return frozenset(dim.block for dim in self._dims() if dim.factor == factor)
-
-    def _dims(self) -> Iterator[Dim]:
-        for term in (*self.operands, *self.results):
-            yield from term.dims
 
     def __str__(self) -> str:
         return f"{_listed(self.operands)} -> {_listed(self.results)}"

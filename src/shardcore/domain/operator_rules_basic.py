@@ -90,40 +90,60 @@ class Reshape:
 
 
 @lru_cache(maxsize=4096)
-def reshape(source: Shape, target: Shape) -> Reshape:
-    """Dims are joined and taken apart. Of joined dims the first one can be split.
+def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = ()) -> Reshape:
+    """Dims are joined and taken apart. Of joined dims one can be split.
 
-    Where the first sizes of both sides differ, blocks of them are split, which hold the same
-    elements.
+    Where the sizes of both sides differ, blocks of them are split, which hold the same elements.
+    A dim that is split behind others that it is joined to is split within stretches.
+
+    Args:
+        source: The shape of the operand.
+        target: The shape of the result.
+        split: The dims of the operand that are split, each with the number of its stretches. Of
+            dims that are joined the first one is taken where none is split.
 
     Example:
         >>> str(reshape((8, 6, 5), (48, 5)).rule), str(reshape((48, 5), (2, 24, 5)).rule)
         ('a - c -> 6a c', '24a b -> a - b')
+        >>> str(reshape((4, 6), (24,), ((1, 1),)).rule), str(reshape((24,), (4, 6), ((0, 4),)).rule)
+        ('- b -> 4*b', '4*a -> - a')
     """
     before, after = ["-"] * len(source), ["-"] * len(target)
     pairs: list[tuple[int, int, int, int]] = []
-    for first, other in _groups(source, target):
-        size, new = source[first], target[other]
-        steps = gcd(size, new)
-        if steps > 1:
-            before[first] = _block(size // steps, first)
-            after[other] = _block(new // steps, first)
-            pairs.append((first, other, size, new))
+    counts = dict(split)
+    for dims, others in _groups(source, target):
+        first = next((dim for dim in dims if dim in counts), dims[0])
+        count = counts.get(first, 1)
+        joined = prod(source[dims[0] : first]) * count  # the stretches in all
+        for other in reversed(others):
+            left, rest = divmod(joined, prod(target[others[0] : other]))
+            if rest or target[other] % left or source[first] % count:
+                continue
+            steps = gcd(source[first] // count, target[other] // left)
+            if steps > 1:
+                before[first] = _dim(count, source[first] // count // steps, first)
+                after[other] = _dim(left, target[other] // left // steps, first)
+                pairs.append((first, other, source[first], target[other]))
+                break
     rule = OperatorRule((Operand("tensor", " ".join(before)),), (Result("view", " ".join(after)),))
     return Reshape(rule, tuple(pairs))
 
 
-def _block(size: int, dim: int) -> str:
-    return letter(dim) if size == 1 else f"{size}{letter(dim)}"
+def _dim(count: int, block: int, dim: int) -> str:
+    stretches = "" if count == 1 else f"{count}*"
+    return f"{stretches}{'' if block == 1 else block}{letter(dim)}"
 
 
-def _groups(source: Shape, target: Shape) -> list[tuple[int, int]]:
-    """The first dim on each side of every least group of dims that have the same elements."""
+def _groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
+    """The dims on each side of every least group of dims that have the same elements."""
     if 0 in source:
         return []
     before, after = _ends(source), _ends(target)
     common = sorted(before.keys() & after.keys())
-    return [(before[start], after[start]) for start, _ in pairwise(common)]
+    return [
+        (range(before[start], before[end]), range(after[start], after[end]))
+        for start, end in pairwise(common)
+    ]
 
 
 def _ends(shape: Shape) -> dict[int, int]:
@@ -211,6 +231,21 @@ def embedding(indices: int) -> OperatorRule:
     dims = " ".join(map(letter, range(indices)))
     return OperatorRule(
         (Operand("table", "- z"), Operand("indices", dims)), (Result("rows", f"{dims} z"),)
+    )
+
+
+@lru_cache
+def embedding_of_rows(indices: int) -> OperatorRule:
+    """Rows of a table of which each rank has some; the numbers of its rows tell which.
+
+    Example:
+        >>> str(embedding_of_rows(2))
+        'v z, a b, v -> a b z'
+    """
+    dims = " ".join(map(letter, range(indices)))
+    return OperatorRule(
+        (Operand("table", "v z"), Operand("indices", dims), Operand("numbers", "v")),
+        (Result("rows", f"{dims} z"),),
     )
 
 

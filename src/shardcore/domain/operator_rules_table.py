@@ -188,6 +188,32 @@ def index_put(ndim: int, indexed: int, accumulates: bool) -> OperatorRule:
 
 
 @lru_cache
+def index(ndim: int, first: int, indexed: int, found: int) -> OperatorRule:
+    """Elements looked up in adjacent dims of a tensor, by an index of one shape for each of them.
+
+    Args:
+        ndim: The dims of the tensor.
+        first: The first dim that has an index.
+        indexed: How many dims have one.
+        found: How many dims an index has.
+
+    Example:
+        >>> str(index(4, first=1, indexed=2, found=1))
+        'a - - d, i0, i0 -> a i0 d'
+    """
+    before = [letter(dim) for dim in range(first)]
+    after = [letter(dim) for dim in range(first + indexed, ndim)]
+    dims = [f"i{dim}" for dim in range(found)]
+    return OperatorRule(
+        (
+            Operand("tensor", " ".join([*before, *["-"] * indexed, *after])),
+            *(Operand(f"index {number}", " ".join(dims)) for number in range(indexed)),
+        ),
+        (Result("elements", " ".join([*before, *dims, *after])),),
+    )
+
+
+@lru_cache
 def im2col(batched: bool, window: int) -> OperatorRule:
     """Windows of `window` elements as columns: the channels of the result are blocks of them.
 

@@ -17,6 +17,46 @@ def _dim(value: int) -> int:
     return index(value)
 
 
+@attrs.frozen(cache_hash=True)
+class Stretches:
+    """A dim of so many stretches, one after the other, each of which is split alike.
+
+    4 steps of 6 rows each, flattened to 24 elements, are 4 stretches: where the rows are split over
+    two ranks, each rank has 3 elements of every stretch.
+
+    Args:
+        count: The number of stretches, 2 or more.
+        block: The elements of a block, between which a stretch is split.
+    """
+
+    count: int
+    block: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.block}"
+
+
+Blocks: TypeAlias = int | Stretches
+
+
+def blocks_of(count: int, block: int) -> Blocks:
+    """A dim of `count` stretches in blocks of `block` elements."""
+    return block if count == 1 else Stretches(count, block)
+
+
+def stretches_of(blocks: Blocks) -> tuple[int, int]:
+    """The number of stretches, and the elements of a block."""
+    return (1, blocks) if isinstance(blocks, int) else (blocks.count, blocks.block)
+
+
+def _blocks(value: Blocks) -> Blocks:
+    if isinstance(value, Stretches):
+        return value
+    if isinstance(value, bool) or not hasattr(value, "__index__") or index(value) < 1:
+        raise LayoutError(f"A block is 1 or more elements, got {value!r}.")
+    return index(value)
+
+
 def check_reduce_op(op: object) -> None:
     """Raise a LayoutError unless `op` is the name of a reduction."""
     if op not in REDUCE_OPS:
@@ -37,15 +77,18 @@ class Shard:
 
     Args:
         dim: The tensor dim that is split. A negative one counts from the end.
+        block: The dim is split between blocks of so many elements only: 5 rows of 4 steps that
+            are flattened to 20 elements are split into 12 and 8, in blocks of 4. Or `Stretches`.
 
     Raises:
-        LayoutError: If `dim` is not an integer.
+        LayoutError: If `dim` is not an integer, or `block` is less than 1.
     """
 
     dim: int = attrs.field(converter=_dim)
+    block: Blocks = attrs.field(default=1, converter=_blocks)
 
     def __str__(self) -> str:
-        return f"S({self.dim})"
+        return f"S({self.dim})" if self.block == 1 else f"S({self.dim}, block={self.block})"
 
 
 @attrs.frozen

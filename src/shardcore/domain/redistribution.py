@@ -197,7 +197,7 @@ def _cheapest(
             continue
         done.add(layout)
         for axis in movable:
-            for after in _moves(layout, axis):
+            for after in _moves(layout, axis, target):
                 step = Step(axis, layout, after, shape, itemsize)
                 so_far = _sum(cost, _cost(step))
                 least = _sum(so_far, _missing(after, target))
@@ -205,25 +205,30 @@ def _cheapest(
     raise AssertionError("an axis can always be gathered or reduced, then sliced")
 
 
-def _moves(layout: Layout, axis: str) -> Iterator[Layout]:
-    """The layouts that one step along `axis` gives."""
+def _moves(layout: Layout, axis: str, target: Layout) -> Iterator[Layout]:
+    """The layouts that one step along `axis` gives, in blocks of `target` where it is free."""
     before = layout.placement(axis)
     if isinstance(before, Shard) and layout.dim_axes(before.dim)[-1] != axis:
         return
-    afters: list[Replicate | Shard] = [Replicate(), *map(Shard, range(layout.ndim))]
+    without = layout.without(axis)
+    kept = (
+        b if e else t for e, b, t in zip(without.spec, layout.blocks, target.blocks, strict=True)
+    )
+    shards = (Shard(dim, block) for dim, block in enumerate(kept))
+    afters: list[Replicate | Shard] = [Replicate(), *shards]
     for after in afters:
         if after != before:
-            yield _moved(layout, axis, after)
+            yield _moved(without, axis, after)
 
 
-def _moved(layout: Layout, axis: str, after: Replicate | Shard) -> Layout:
-    """`layout` with `axis` taken from where it was and splitting its new dim last."""
-    split = list(layout.without(axis).spec)
+def _moved(without: Layout, axis: str, after: Replicate | Shard) -> Layout:
+    """`without`, in which `axis` splits nothing, with `axis` splitting its new dim last."""
+    split, blocks = list(without.spec), list(without.blocks)
     if isinstance(after, Shard):
-        axes = (a for a in layout.dim_axes(after.dim) if a != axis)
-        split[after.dim] = (*axes, axis)
-    pending = tuple((a, op) for a, op in layout.partial if a != axis)
-    return Layout(layout.mesh, tuple(split), pending)
+        split[after.dim] = (*without.dim_axes(after.dim), axis)
+        blocks[after.dim] = after.block
+    pending = tuple((a, op) for a, op in without.partial if a != axis)
+    return Layout(without.mesh, tuple(split), pending, tuple(blocks))
 
 
 def _cost(step: Step) -> _Cost:
@@ -257,7 +262,8 @@ def _leaving(layout: Layout, target: Layout) -> set[str]:
     leaving = {axis for axis, _ in layout.partial} - {axis for axis, _ in target.partial}
     for dim in range(layout.ndim):
         have, want = layout.dim_axes(dim), target.dim_axes(dim)
-        leaving.update(have[_common_prefix(have, want) :])
+        stay = _common_prefix(have, want) if layout.blocks[dim] == target.blocks[dim] else 0
+        leaving.update(have[stay:])
     return leaving
 
 

@@ -111,14 +111,6 @@ class Strategy(Protocol):
         """
         ...
 
-    def presence(self) -> AbstractContextManager[None]:
-        """The scope of the process in which sharded tensors are about.
-
-        It is entered with the first distribution and left by `uninstall()`: a sharded tensor
-        outlives the scope that it was made in.
-        """
-        ...
-
 
 def _available() -> str | None:
     return None

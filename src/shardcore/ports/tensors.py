@@ -61,13 +61,9 @@ class ShardedTensors(Protocol):
         ...
 
     def promotion(self, visiting: bool = False) -> AbstractContextManager[None]:
-        """A scope, on this thread, in which a plain tensor counts as replicated.
+        """A scope of this thread, in which it may start collectives.
 
         Args:
             visiting: Whether a collective raises, unless the thread may start some anyway.
         """
-        ...
-
-    def presence(self) -> AbstractContextManager[None]:
-        """A scope of the process, in which sharded tensors compute rightly on every thread."""
         ...

@@ -69,7 +69,3 @@ class ShardedStrategy:
     def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
         """Plain tensors count as replicated in it."""
         return self.tensors.promotion(visiting)
-
-    def presence(self) -> AbstractContextManager[None]:
-        """What the library needs on every thread."""
-        return self.tensors.presence()

@@ -71,7 +71,3 @@ class SingleDeviceStrategy:
     def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
         """Nothing to enter."""
         return nullcontext()
-
-    def presence(self) -> AbstractContextManager[None]:
-        """Nothing to enter."""
-        return nullcontext()

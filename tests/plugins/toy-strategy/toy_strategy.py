@@ -47,9 +47,6 @@ class Toy:
     def scope(self, visiting=False):
         return nullcontext()
 
-    def presence(self):
-        return nullcontext()
-
 
 def why_unavailable():
     import os

@@ -11,14 +11,18 @@ meshes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(
     lambda shape: Mesh(shape, AXES[: len(shape)])
 )
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
+block_sizes = st.integers(1, 4)
 partial_ops = st.sampled_from(
     [("sum",), ("avg",), ("sum", "avg"), ("max",), ("min",), ("product",)]
 )
 
 
 @st.composite
-def layouts(draw, mesh: Mesh, ndim: int, pending: bool = True) -> Layout:
-    """Any layout: each axis, in any order, splits some dim, is partial, or does nothing."""
+def layouts(draw, mesh: Mesh, ndim: int, pending: bool = True, blocks: bool = False) -> Layout:
+    """Any layout: each axis, in any order, splits some dim, is partial, or does nothing.
+
+    With `blocks`, dims that are split are so in blocks of 1 to 4 elements.
+    """
     ops = draw(partial_ops)
     split: list[list[str]] = [[] for _ in range(ndim)]
     partial = {}
@@ -28,19 +32,26 @@ def layouts(draw, mesh: Mesh, ndim: int, pending: bool = True) -> Layout:
             partial[axis] = draw(st.sampled_from(ops))
         elif where != "whole":
             split[where].append(axis)
-    return Layout(mesh, split, partial)
+    sizes = [draw(block_sizes) if axes and blocks else 1 for axes in split]
+    return Layout(mesh, split, partial, sizes)
 
 
 @st.composite
-def layouts_and_shapes(draw, pending: bool = True) -> tuple[Layout, tuple[int, ...]]:
+def layouts_and_shapes(
+    draw, pending: bool = True, blocks: bool = False
+) -> tuple[Layout, tuple[int, ...]]:
     shape = draw(shapes)
-    return draw(layouts(draw(meshes), len(shape), pending)), shape
+    return draw(layouts(draw(meshes), len(shape), pending, blocks)), shape
 
 
 @st.composite
 def redistributions(draw) -> tuple[Layout, Layout, tuple[int, ...]]:
-    """A source, a target that keeps none, some or all of its pending reductions, and a shape."""
-    source, shape = draw(layouts_and_shapes())
-    target = draw(layouts(source.mesh, len(shape), pending=False))
+    """A source, a target that keeps none, some or all of its pending reductions, and a shape.
+
+    Both are in blocks.
+    """
+    source, shape = draw(layouts_and_shapes(blocks=True))
+    target = draw(layouts(source.mesh, len(shape), pending=False, blocks=True))
     kept = {axis: op for axis, op in source.partial if draw(st.booleans())}
-    return source, Layout(source.mesh, target.without(*kept).spec, kept), shape
+    target = target.without(*kept)
+    return source, Layout(source.mesh, target.spec, kept, target.blocks), shape

@@ -8,6 +8,7 @@ import numpy as np
 
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
+from shardcore.domain.placements import stretches_of
 from shardcore.domain.redistribution import Step
 
 REDUCE: dict[str, Callable[..., np.ndarray]] = {
@@ -23,11 +24,16 @@ def coordinates(mesh: Mesh) -> list[tuple[int, ...]]:
     return list(np.ndindex(*mesh.shape))
 
 
-def chunks(array: np.ndarray, parts: int, dim: int) -> list[np.ndarray]:
-    """torch.chunk's rule, padded with empty chunks to `parts`."""
-    size = array.shape[dim]
-    step = max(1, -(-size // parts))
-    return [array.take(range(k * step, min(size, (k + 1) * step)), dim) for k in range(parts)]
+def chunks(array: np.ndarray, parts: int, dim: int, block: int = 1) -> list[np.ndarray]:
+    """torch.chunk's rule over blocks of `dim`, the last one of which may be smaller.
+
+    Padded with empty chunks to `parts`.
+    """
+    places = np.arange(array.shape[dim])
+    blocks = [places[start : start + block] for start in range(0, len(places), block)]
+    step = max(1, -(-len(blocks) // parts))
+    chunked = [[places[:0], *blocks[k * step : (k + 1) * step]] for k in range(parts)]
+    return [array.take(np.concatenate(each), dim) for each in chunked]
 
 
 def scatter(layout: Layout, contributions: np.ndarray) -> dict[tuple[int, ...], np.ndarray]:
@@ -37,9 +43,14 @@ def scatter(layout: Layout, contributions: np.ndarray) -> dict[tuple[int, ...], 
     for at in coordinates(layout.mesh):
         part = contributions[tuple(at[names.index(axis)] for axis, _ in layout.partial)]
         for dim in range(layout.ndim):
+            count, block = stretches_of(layout.blocks[dim])
+            stretch = part.shape[dim] // count
+            part = part.reshape(*part.shape[:dim], count, stretch, *part.shape[dim + 1 :])
             for axis in layout.dim_axes(dim):
                 i = names.index(axis)
-                part = chunks(part, layout.mesh.shape[i], dim)[at[i]]
+                part = chunks(part, layout.mesh.shape[i], dim + 1, block)[at[i]]
+            size = part.shape[dim] * part.shape[dim + 1]
+            part = part.reshape(*part.shape[:dim], size, *part.shape[dim + 2 :])
         held[at] = part
     return held
 
@@ -67,15 +78,19 @@ def _after(step: Step, group: list[np.ndarray], me: int) -> np.ndarray:
     if len(group) == 1:
         assert step.kind == "slice", "an axis of one rank needs no collective"
         return group[0]
+
+    def my_chunk(array: np.ndarray) -> np.ndarray:
+        dim = step.target_dim
+        return chunks(array, len(group), dim, step.target.blocks[dim])[me]
+
     match step.kind:
         case "slice":
-            return chunks(group[me], len(group), step.target_dim)[me]
+            return my_chunk(group[me])
         case "all_gather":
             return np.concatenate(group, step.source_dim)
         case "all_to_all":
-            mine = [chunks(array, len(group), step.target_dim)[me] for array in group]
-            return np.concatenate(mine, step.source_dim)
+            return my_chunk(np.concatenate(group, step.source_dim))
         case "all_reduce":
             return REDUCE[step.op](np.stack(group), axis=0)
         case "reduce_scatter":
-            return chunks(REDUCE[step.op](np.stack(group), axis=0), len(group), step.target_dim)[me]
+            return my_chunk(REDUCE[step.op](np.stack(group), axis=0))

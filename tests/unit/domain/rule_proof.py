@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.operator_rules import OperatorRule
-from shardcore.domain.operator_rules_choice import Placed, split
-from shardcore.domain.placements import Partial, Replicate, Shard
+from shardcore.domain.placements import Partial, Replicate, Shard, Stretches, stretches_of
+from shardcore.domain.planner import Placed, choose
 from tests.unit.domain.numpy_mesh import coordinates, scatter
 
 sizes = st.sampled_from([4, 3, 5, 2, 6, 1])
@@ -61,48 +61,86 @@ def prove(call, factor, data):
     mesh = data.draw(meshes)
     operands = call.operands(data.draw(st.integers(0, 99)))
     sources = data.draw(placements(mesh, call.rule, call.shapes, factor))
-    placed = tuple(Placed(shape, each, 8) for shape, each in zip(call.shapes, sources, strict=True))
+    layouts = [
+        in_blocks(data, mesh, shape, each) for shape, each in zip(call.shapes, sources, strict=True)
+    ]
+    placed = tuple(
+        Placed(shape, layout, 8, data.draw(st.booleans()))
+        for shape, layout in zip(call.shapes, layouts, strict=True)
+    )
     whole = [np.asarray(each) for each in call.run(operands)]
     shapes = tuple(each.shape for each in whole)
-    chosen = split(call.rule, mesh.shape, placed, shapes)
+    chosen = choose(call.rule, placed, shapes)
 
     held = [
-        laid_out(mesh, value, where) for value, where in zip(operands, chosen.operands, strict=True)
+        laid_out(mesh, value, layout)
+        for value, layout in zip(operands, chosen.operands, strict=True)
     ]
     parts = {at: call.run([each[at] for each in held]) for at in coordinates(mesh)}
-    for number, (term, where) in enumerate(zip(call.rule.results, chosen.results, strict=True)):
+    for number, (term, layout) in enumerate(zip(call.rule.results, chosen.results, strict=True)):
         found = {at: np.asarray(results[number]) for at, results in parts.items()}
-        layout = Layout.from_placements(mesh, where, len(shapes[number]))
-        for rank, (at, part) in enumerate(found.items()):
+        for rank, part in enumerate(found.values()):
             assert part.shape == layout.local_shape(shapes[number], rank)
-            assert chosen.global_shape(term, part.shape, mesh.shape, at) == shapes[number]
-        np.testing.assert_allclose(together(mesh, found, where), whole[number], atol=1e-9)
+            assert chosen.global_shape(term, part.shape) == shapes[number]
+        np.testing.assert_allclose(together(mesh, found, layout), whole[number], atol=1e-9)
 
 
-def laid_out(mesh, value, where):
+def in_blocks(data, mesh, shape, where):
+    """A layout of those placements: split dims in blocks of any size, by their axes in any order.
+
+    It is normalized, as the layouts of all tensors are.
+    """
+    layout = Layout.from_placements(mesh, where, len(shape))
+    split = [data.draw(st.permutations(layout.dim_axes(dim))) for dim in range(len(shape))]
+    blocks = [
+        data.draw(st.sampled_from(ways_to_split(size))) if axes else 1
+        for axes, size in zip(split, shape, strict=True)
+    ]
+    return Layout(mesh, split, layout.partial, blocks).normalized(shape)
+
+
+def ways_to_split(size):
+    """Blocks of some sizes, and stretches of them."""
+    stretches = [
+        Stretches(count, block) for count in (2, 3) if not size % count for block in (1, 2)
+    ]
+    return [1, 2, 3, *stretches]
+
+
+def laid_out(mesh, value, layout):
     """What each rank has of `value`. Of a pending sum the first rank of an axis has all."""
-    layout = Layout.from_placements(mesh, where, value.ndim)
     contributions = np.zeros((*[mesh.axis_size(axis) for axis, _ in layout.partial], *value.shape))
     contributions[(0,) * len(layout.partial)] = value
     held = scatter(layout, contributions)
-    assert all(part.size for part in held.values()), f"an empty part of {value.shape} as {where}"
+    assert all(part.size for part in held.values()), f"an empty part of {value.shape} as {layout}"
     return held
 
 
-def together(mesh, parts, where):
-    """The whole that ranks have parts of, joined from the last axis to the first."""
-    for axis in reversed(range(mesh.ndim)):
+def together(mesh, parts, layout):
+    """The whole that ranks have parts of: joined along the minor axes first."""
+    nested = [axis for dim in range(layout.ndim) for axis in layout.dim_axes(dim)]
+    order = [*nested, *(axis for axis in mesh.axis_names if axis not in nested)]
+    places = {
+        tuple(at[mesh.axis_index(axis)] for axis in order): part for at, part in parts.items()
+    }
+    for axis in reversed(order):
         groups = {}
-        for at in sorted(parts):
-            groups.setdefault(at[:axis], []).append(parts[at])
-        parts = {at: joined(group, where[axis]) for at, group in groups.items()}
-    return parts[()]
+        for at in sorted(places):
+            groups.setdefault(at[:-1], []).append(places[at])
+        places = {at: joined(group, layout.placement(axis)) for at, group in groups.items()}
+    return places[()]
 
 
 def joined(group, placement):
     match placement:
-        case Shard(dim):
-            return np.concatenate(group, dim)
+        case Shard(dim, blocks):
+            count, _ = stretches_of(blocks)
+            apart = [
+                each.reshape(*each.shape[:dim], count, -1, *each.shape[dim + 1 :]) for each in group
+            ]
+            whole = np.concatenate(apart, dim + 1)
+            size = whole.shape[dim] * whole.shape[dim + 1]
+            return whole.reshape(*whole.shape[:dim], size, *whole.shape[dim + 2 :])
         case Partial():
             return np.sum(group, axis=0)
     for each in group[1:]:

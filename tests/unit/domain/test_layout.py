@@ -1,19 +1,21 @@
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcore.domain.errors import LayoutError, MeshError
-from shardcore.domain.layout import Layout
+from shardcore.domain.layout import Layout, chunk_sizes
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Partial, Replicate, Shard
-from tests.unit.domain.generators import layouts_and_shapes
-from tests.unit.domain.numpy_mesh import coordinates, scatter
+from tests.unit.domain.generators import block_sizes, layouts_and_shapes
+from tests.unit.domain.numpy_mesh import chunks, coordinates, scatter
 
 MESH = Mesh((2, 2), ("data", "model"))
+LINE = Mesh((2,), ("data",))
 
 
-@given(layouts_and_shapes(pending=False))
+@given(layouts_and_shapes(pending=False, blocks=True))
 def test_slices_are_the_chunks_of_chunks(case):
     layout, shape = case
     whole = np.arange(np.prod(shape, dtype=int)).reshape(shape)
@@ -25,7 +27,7 @@ def test_slices_are_the_chunks_of_chunks(case):
         assert layout.global_offset(shape, rank) == starts
 
 
-@given(layouts_and_shapes(pending=False))
+@given(layouts_and_shapes(pending=False, blocks=True))
 def test_every_element_is_held_once_per_replica(case):
     layout, shape = case
     holders = np.zeros(shape, dtype=int)
@@ -34,6 +36,76 @@ def test_every_element_is_held_once_per_replica(case):
     whole_axes = [p == Replicate() for p in layout.placements]
     replicas = np.prod(np.where(whole_axes, layout.mesh.shape, 1))
     assert (holders == replicas).all()
+
+
+def test_a_dim_in_blocks_is_split_between_blocks_only():
+    layout = Layout(LINE, ("data", None), blocks=(4, 1))
+    assert [layout.local_shape((20, 3), rank) for rank in range(2)] == [(12, 3), (8, 3)]
+    assert layout.global_offset((20, 3), rank=1) == (12, 0)
+    # The last block may be smaller than others.
+    assert [layout.local_shape((7, 3), rank) for rank in range(2)] == [(4, 3), (3, 3)]
+    both = Layout(MESH, (("model", "data"),), blocks=(3,))
+    assert [both.local_shape((20,), rank) for rank in range(4)] == [(6,), (6,), (6,), (2,)]
+    assert [both.global_offset((20,), rank) for rank in range(4)] == [(0,), (12,), (6,), (18,)]
+
+
+@given(st.integers(0, 30), st.lists(st.integers(1, 4), max_size=3), st.integers(1, 9))
+def test_sizes_of_chunks_are_those_of_the_chunks_of_chunks(size, ranks, block):
+    parts = [np.arange(size)]
+    for count in ranks:
+        parts = [chunk for part in parts for chunk in chunks(part, count, 0, block)]
+    assert chunk_sizes(size, tuple(ranks), block) == tuple(map(len, parts))
+
+
+def parts_of_dims(layout, shape):
+    """Per dim which of its elements each rank holds, by the chunks of NumPy."""
+    dims = [
+        Layout(layout.mesh, (entry,), blocks=(block,))
+        for entry, block in zip(layout.spec, layout.blocks, strict=True)
+    ]
+    return [
+        [part.tolist() for part in scatter(dim, np.arange(size)).values()]
+        for dim, size in zip(dims, shape, strict=True)
+    ]
+
+
+@given(layouts_and_shapes(blocks=True))
+def test_a_normalized_layout_gives_every_rank_the_same_elements(case):
+    layout, shape = case
+    normalized = layout.normalized(shape)
+    for rank in range(layout.mesh.size):
+        assert normalized.slices(shape, rank) == layout.slices(shape, rank)
+    assert (normalized.spec, normalized.partial) == (layout.spec, layout.partial)
+    assert normalized.normalized(shape) == normalized
+
+
+@given(layouts_and_shapes(pending=False, blocks=True), st.data())
+def test_normalized_blocks_are_equal_where_all_ranks_hold_the_same_and_nowhere_else(case, data):
+    layout, shape = case
+    blocks = [data.draw(block_sizes | st.integers(5, 12)) if e else 1 for e in layout.spec]
+    other = Layout(layout.mesh, layout.spec, blocks=blocks)
+    parts = zip(parts_of_dims(layout, shape), parts_of_dims(other, shape), strict=True)
+    found = zip(layout.normalized(shape).blocks, other.normalized(shape).blocks, strict=True)
+    assert [a == b for a, b in found] == [a == b for a, b in parts]
+
+
+@pytest.mark.parametrize(
+    ("size", "block", "normalized"),
+    # The parts, beside the blocks that give them: the least one that divides the size, or else
+    # the least one.
+    [
+        (20, 4, 4),  # 12, 8: 3, 4, 6, 12
+        (24, 4, 1),  # 12, 12: 1, 2, 3, 4, 6, 12
+        (12, 8, 4),  # 8, 4: 4, 8
+        (9, 6, 3),  # 6, 3: 2, 3, 6
+        (5, 4, 2),  # 4, 1: 2, 4
+        (3, 4, 3),  # 3, 0: 3 and more
+        (0, 4, 1),
+    ],
+)
+def test_a_normalized_block_divides_the_dim_if_any_does_and_is_the_least(size, block, normalized):
+    layout = Layout(LINE, ("data", None), blocks=(block, 1))
+    assert layout.normalized((size, 2)).blocks == (normalized, 1)
 
 
 def test_an_empty_shard_begins_at_the_end_of_its_dim():
@@ -58,7 +130,7 @@ def test_the_first_axis_of_a_dim_is_the_major():
     assert model_major.shard_order == ((0, ("model", "data")),)
 
 
-@given(layouts_and_shapes())
+@given(layouts_and_shapes(blocks=True))
 def test_placements_and_order_say_all_of_a_layout(case):
     layout, shape = case
     back = Layout.from_placements(layout.mesh, layout.placements, len(shape), layout.shard_order)
@@ -66,14 +138,16 @@ def test_placements_and_order_say_all_of_a_layout(case):
     assert hash(back) == hash(layout)
 
 
-@given(layouts_and_shapes(), st.data())
+@given(layouts_and_shapes(blocks=True), st.data())
 def test_a_layout_says_all_of_its_placements(case, data):
     layout, shape = case
     ndim = len(shape)
     placements = []
     for placement in layout.placements:
         negative = isinstance(placement, Shard) and data.draw(st.booleans())
-        placements.append(Shard(placement.dim - ndim) if negative else placement)
+        placements.append(
+            attrs.evolve(placement, dim=placement.dim - ndim) if negative else placement
+        )
     back = Layout.from_placements(layout.mesh, placements, ndim)
     assert back.placements == layout.placements
     assert back.shard_order == ()
@@ -89,6 +163,14 @@ def test_placements_give_a_spec():
     assert layout.placement("model") == Partial("avg")
 
 
+def test_placements_give_blocks():
+    layout = Layout.from_placements(MESH, (Shard(-1, 4), Shard(1, block=4)), ndim=2)
+    assert layout == Layout(MESH, (None, ("data", "model")), blocks=(1, 4))
+    assert layout.blocks == (1, 4)
+    assert layout.placements == (Shard(1, 4), Shard(1, 4))
+    assert layout != Layout(MESH, (None, ("data", "model")))
+
+
 @pytest.mark.parametrize(
     ("placements", "ndim", "order", "message"),
     [
@@ -99,6 +181,8 @@ def test_placements_give_a_spec():
         ((Shard(0), Shard(0)), 1, ((0, ("model",)),), r"splits dim 0 by \('model',\)"),
         ((Shard(0), Shard(0)), 1, ((1, ("model", "data")),), "dim 1 by"),
         ((Replicate(), Shard(0)), 1, ((0, ("model", "data")),), r"split it by \('model',\)"),
+        ((Shard(0, 2), Shard(0, 4)), 1, (), "Dim 0 is split in blocks of 2 and of 4"),
+        ((Shard(1), Shard(-1, 3)), 2, (), "Dim 1 is split in blocks of 1 and of 3"),
     ],
 )
 def test_placements_that_cannot_be_are_errors(placements, ndim, order, message):
@@ -117,6 +201,8 @@ def test_a_layout_reads_well():
     assert str(Layout(MESH, (None, "model"))) == "(None, 'model')"
     pending = Layout(MESH, (), {"model": "avg", "data": "sum"})
     assert str(pending) == "() with sum over 'data', avg over 'model'"
+    in_blocks = Layout(MESH, ("data", None), {"model": "sum"}, (4, 1))
+    assert str(in_blocks) == "('data', None) with sum over 'model' in blocks of (4, 1)"
 
 
 @pytest.mark.parametrize(
@@ -137,6 +223,21 @@ def test_a_layout_reads_well():
 def test_a_layout_that_cannot_be_is_an_error_with_the_name(spec, partial, message):
     with pytest.raises(LayoutError, match=message):
         Layout(MESH, spec, partial)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ((0, 1), r"has blocks \(0, 1\): a dim that is split has blocks of 1 or more"),
+        ((-4, 1), r"has blocks \(-4, 1\)"),
+        ((4, 2), r"\('data', None\) in blocks of \(4, 2\) has .* any other of 1"),
+        ((4,), r"needs one block per dim, got \(4,\)"),
+        ((4, 1, 1), r"needs one block per dim, got \(4, 1, 1\)"),
+    ],
+)
+def test_blocks_that_cannot_be_are_an_error(blocks, message):
+    with pytest.raises(LayoutError, match=message):
+        Layout(MESH, ("data", None), blocks=blocks)
 
 
 def test_a_shape_of_other_dims_is_an_error_that_names_both():
@@ -162,6 +263,18 @@ def test_without_axes_is_the_layout_of_use():
     assert pending.without("data", "model") == Layout(MESH, (None,), {"model": "sum"})
     with pytest.raises(MeshError, match="no axis 'batch'"):
         storage.without("batch")
+
+
+def test_without_axes_a_dim_that_is_still_split_keeps_its_blocks():
+    storage = Layout(MESH, (("model", "data"), None), blocks=(4, 1))
+    assert storage.without("data") == Layout(MESH, ("model", None), blocks=(4, 1))
+    assert storage.without("data", "model") == Layout.replicated(MESH, 2)
+
+
+def test_reduced_is_the_layout_with_nothing_pending():
+    pending = Layout(MESH, ("data", None), {"model": "sum"}, (4, 1))
+    assert pending.reduced == Layout(MESH, ("data", None), blocks=(4, 1))
+    assert pending.reduced.reduced == pending.reduced
 
 
 def test_a_mesh_of_one_rank_holds_all():

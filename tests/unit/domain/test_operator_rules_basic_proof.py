@@ -39,7 +39,9 @@ def reshapes(draw):
         target = np.empty(shape).reshape(target).shape
     except ValueError:
         assume(False)
-    found = basic.reshape(shape, target)
+    dim = draw(st.integers(0, len(shape) - 1))
+    count = draw(st.sampled_from([n for n in (1, 2, 3, 4) if not shape[dim] % n]))
+    found = basic.reshape(shape, target, draw(st.sampled_from([(), ((dim, count),)])))
 
     def run(parts):
         return [parts[0].reshape(found.local_shape(target, parts[0].shape))]
@@ -88,6 +90,20 @@ def embeddings(draw):
         return [parts[0][as_indices(parts[1], 5)]]
 
     return Call(basic.embedding(len(dims)), [(5, draw(sizes)), dims], run)
+
+
+@st.composite
+def embeddings_of_rows(draw):
+    dims = tuple(draw(st.lists(sizes, min_size=1, max_size=2)))
+    rows = draw(sizes)
+
+    def run(parts):
+        table, indices, numbers = parts
+        # Rows of one number, as two of these may be, are added; of a number without rows, zeros.
+        found = as_indices(indices, 5)[..., None] == as_indices(numbers, 5)
+        return [found.astype(float) @ table]
+
+    return Call(basic.embedding_of_rows(len(dims)), [(rows, draw(sizes)), dims, (rows,)], run)
 
 
 @st.composite
@@ -165,6 +181,7 @@ CALLS = {
     "elementwise": sums_of_broadcast(),
     "embedding": embeddings(),
     "embedding_backward": embeddings_backward(),
+    "embedding_of_rows": embeddings_of_rows(),
     "joined": joins(),
     "layer_norm": layer_norms(),
     "layer_norm_backward": layer_norms_backward(),
@@ -179,6 +196,7 @@ FACTORS = {
     "elementwise": "abc",
     "embedding": "abz",
     "embedding_backward": "abz",
+    "embedding_of_rows": "abvz",
     "joined": "abc",
     "layer_norm": "ab",
     "layer_norm_backward": "ab",

@@ -116,6 +116,22 @@ def index_puts(draw):
 
 
 @st.composite
+def indexings(draw):
+    before, after = (tuple(draw(st.lists(sizes, max_size=1))) for _ in range(2))
+    looked_up = (3, 4)[: draw(st.integers(1, 2))]
+    found = tuple(draw(st.lists(sizes, min_size=1, max_size=2)))
+
+    def run(parts):
+        tensor, *numbers = parts
+        at = (as_indices(n, upto) for n, upto in zip(numbers, looked_up, strict=True))
+        return [tensor[(slice(None),) * len(before) + tuple(at)]]
+
+    shape = (*before, *looked_up, *after)
+    rule = table.index(len(shape), len(before), len(looked_up), len(found))
+    return Call(rule, [shape, *[found] * len(looked_up)], run)
+
+
+@st.composite
 def wholes(draw):
     shape = tuple(draw(st.lists(sizes, max_size=2)))
     return Call(table.whole((len(shape),), len(shape)), [shape], lambda parts: parts)
@@ -178,6 +194,7 @@ CALLS = {
     "convolution": convolutions(),
     "convolution_backward": convolutions_backward(),
     "im2col": im2cols(),
+    "index": indexings(),
     "index_put": index_puts(),
     "planes": max_pools(),
     "unbind": unbinds(),
@@ -193,6 +210,7 @@ FACTORS = {
     "convolution": "ncog",
     "convolution_backward": "ncog",
     "im2col": "nc",
+    "index": ("a", "b", "c", "d", "i0", "i1"),
     "index_put": "nbcd",
     "planes": "ab",
     "unbind": "abc",

@@ -11,7 +11,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Partial, Replicate, Shard
 from shardcore.domain.redistribution import START_BYTES, TRANSITIONS, plan, transition
-from tests.unit.domain.generators import layouts, redistributions
+from tests.unit.domain.generators import block_sizes, layouts, redistributions
 from tests.unit.domain.numpy_mesh import coordinates, reduced, run, scatter
 
 DOCS = Path(__file__).parents[3] / "docs" / "transitions.md"
@@ -56,7 +56,8 @@ def owners(layout, shape):
 def single_axis_changes(draw):
     """Two layouts that differ in what one axis, the last of its dims, does."""
     source, _, shape = draw(redistributions())
-    source = Layout(source.mesh, source.spec, dict.fromkeys(dict(source.partial), "sum"))
+    pending = dict.fromkeys(dict(source.partial), "sum")
+    source = Layout(source.mesh, source.spec, pending, source.blocks)
     axis = draw(st.sampled_from(source.mesh.axis_names))
     fixed = source.without(axis)
     rest = {a: op for a, op in source.partial if a != axis}
@@ -65,7 +66,13 @@ def single_axis_changes(draw):
         split = [
             fixed.dim_axes(dim) + ((axis,) if dim == where else ()) for dim in range(len(shape))
         ]
-        return Layout(source.mesh, split, rest | ({axis: "sum"} if where == "partial" else {}))
+        # Blocks can be others only where no other axis splits the dim.
+        blocks = [
+            draw(block_sizes) if dim == where and not fixed.spec[dim] else fixed.blocks[dim]
+            for dim in range(len(shape))
+        ]
+        pending = rest | ({axis: "sum"} if where == "partial" else {})
+        return Layout(source.mesh, split, pending, blocks)
 
     places = ["whole", *range(len(shape))]
     before = draw(st.sampled_from([*places, "partial"]))
@@ -112,7 +119,7 @@ def test_parts_are_what_ranks_hold_before_and_after(case):
 
 @given(st.data())
 def test_equal_layouts_take_no_step(data):
-    layout = data.draw(layouts(MESH, 2))
+    layout = data.draw(layouts(MESH, 2, blocks=True))
     assert plan(layout, layout, (3, 4), itemsize=4) == ()
 
 
@@ -172,38 +179,53 @@ def test_a_small_tensor_takes_few_collectives_and_a_large_one_few_bytes():
     assert sum(step.bytes_sent(0) for step in large) < gathered // 2
 
 
-def cheapest_costs(mesh, split, pending, elements, itemsize):
-    """The least cost of every state from one on, by relaxing all edges until nothing changes.
+BLOCKS = (1, 2, 4)
 
-    A state is the axes of each dim and the pending axes; the shapes split evenly.
+
+def moves_from(mesh, state, elements, itemsize):
+    """The states that one step gives, and its cost.
+
+    A state is the axes of each dim with its blocks, and the pending axes; the shapes split evenly.
     """
+    split, pending = state
     size = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    costs = {(split, pending): 0}
-    todo = [(split, pending)]
+    local = elements // np.prod([size[a] for axes, _ in split for a in axes], dtype=int)
+    found = {}
+    for axis, n in size.items():
+        inside = [axes for axes, _ in split if axis in axes]
+        if inside and inside[0][-1] != axis:
+            continue
+        out = [(tuple(a for a in axes if a != axis), block) for axes, block in split]
+        out = [(axes, block if axes else 1) for axes, block in out]
+        targets = [(None, 1)]
+        for dim, (axes, block) in enumerate(out):
+            targets += [(dim, each) for each in ([block] if axes else BLOCKS)]
+        for dim, block in targets:
+            after = tuple(
+                ((*axes, axis), block) if d == dim else (axes, kept)
+                for d, (axes, kept) in enumerate(out)
+            )
+            if axis in pending:
+                sent = local * (n - 1) // n * (2 if dim is None else 1)
+            elif inside:
+                sent = local * (n - 1) if dim is None else local * (n - 1) // n
+            reached = (after, pending - {axis})
+            if reached != state:
+                moves = inside or axis in pending
+                found[reached] = START_BYTES + sent * itemsize if moves else 0
+    return found
+
+
+def cheapest_costs(mesh, state, elements, itemsize):
+    """The least cost of every state from one on, by relaxing all edges until nothing changes."""
+    costs = {state: 0}
+    todo = [state]
     while todo:
-        split, pending = state = todo.pop()
-        local = elements // np.prod([size[a] for axes in split for a in axes], dtype=int)
-        for axis, n in size.items():
-            inside = [dim for dim, axes in enumerate(split) if axis in axes]
-            if inside and split[inside[0]][-1] != axis:
-                continue
-            out = tuple(tuple(a for a in axes if a != axis) for axes in split)
-            for dim in (None, *range(len(split))):
-                after = tuple(axes + (axis,) * (d == dim) for d, axes in enumerate(out))
-                if after == split and axis not in pending:
-                    continue
-                if axis in pending:
-                    elements_sent = local * (n - 1) // n * (2 if dim is None else 1)
-                elif inside:
-                    elements_sent = local * (n - 1) if dim is None else local * (n - 1) // n
-                else:
-                    elements_sent = None
-                start = 0 if elements_sent is None else START_BYTES
-                cost = costs[state] + start + (elements_sent or 0) * itemsize
-                reached = (after, pending - {axis})
-                if cost < costs.get(reached, np.inf):
-                    costs[reached] = cost
-                    todo.append(reached)
+        state = todo.pop()
+        for reached, cost in moves_from(mesh, state, elements, itemsize).items():
+            if costs[state] + cost < costs.get(reached, np.inf):
+                costs[reached] = costs[state] + cost
+                todo.append(reached)
     return costs
 
 
@@ -212,18 +234,27 @@ def cheapest_costs(mesh, split, pending, elements, itemsize):
 def test_no_path_is_cheaper_when_both_axes_move(data, itemsize):
     def drawn(pending):
         layout = data.draw(layouts(MESH, 2, pending))
-        return Layout(MESH, layout.spec, dict.fromkeys(dict(layout.partial), "sum"))
+        blocks = [data.draw(st.sampled_from(BLOCKS)) if entry else 1 for entry in layout.spec]
+        return Layout(MESH, layout.spec, dict.fromkeys(dict(layout.partial), "sum"), blocks)
 
     def state(layout):
-        return tuple(map(layout.dim_axes, range(2))), frozenset(dict(layout.partial))
+        split = tuple((layout.dim_axes(dim), layout.blocks[dim]) for dim in range(2))
+        return split, frozenset(dict(layout.partial))
 
     source, target = drawn(pending=True), drawn(pending=False)
     moving = [a != b for a, b in zip(source.placements, target.placements, strict=True)]
     swapped = sorted(source.shard_order) != sorted(target.shard_order)
     assume(all(moving) or (swapped and not any(moving)))
-    steps = plan(source, target, (64, 64), itemsize)
-    cost = sum((s.kind != "slice") * START_BYTES + s.bytes_sent(0) for s in steps)
-    assert cost == cheapest_costs(MESH, *state(source), 64 * 64, itemsize)[state(target)]
+    total = 0
+    for step in plan(source, target, (64, 64), itemsize):
+        cost = moves_from(MESH, state(step.source), 64 * 64, itemsize)[state(step.target)]
+        # Even parts are the same in any blocks, and are not sent from one block size to another.
+        bytes_sent = cost and cost - START_BYTES
+        in_other_blocks = step.source_dim is not None and step.source_dim == step.target_dim
+        assert step.bytes_sent(0) == (0 if in_other_blocks else bytes_sent)
+        assert (step.kind == "slice") == (cost == 0)
+        total += cost
+    assert total == cheapest_costs(MESH, state(source), 64 * 64, itemsize)[state(target)]
 
 
 def test_axes_that_need_not_move_do_not():
@@ -253,6 +284,48 @@ def test_uneven_bytes_are_exact():
     assert sent([rows], [columns]) == [4, 4, 2, 0]
     assert sent([whole, {"model": "sum"}], [rows]) == [9, 9, 12, 15]
     assert sent([whole, {"model": "sum"}], [whole]) == [23, 23, 23, 21]
+
+
+def test_what_is_in_other_blocks_is_sent_and_nothing_else():
+    pair = Mesh((2,), ("model",))
+    # 20 elements in blocks of 4 are 12 and 8, of 6 they are 12 and 8, of 1 they are 10 and 10.
+    fours, sixes, ones = (Layout(pair, ("model",), blocks=(block,)) for block in (4, 6, 1))
+    (step,) = plan(fours, ones, (20,), itemsize=8)
+    assert str(step) == "all_to_all over 'model': S(0, block=4) -> S(0)"
+    assert step.source_dim == step.target_dim == 0
+    assert [step.bytes_sent(rank) for rank in range(2)] == [2 * 8, 0]
+    (step,) = plan(ones, fours, (20,), itemsize=8)
+    assert [step.bytes_sent(rank) for rank in range(2)] == [0, 2 * 8]
+    (step,) = plan(fours, sixes, (20,), itemsize=8)
+    assert [step.bytes_sent(rank) for rank in range(2)] == [0, 0]
+
+
+def test_all_axes_of_a_dim_in_other_blocks_move_and_no_axis_of_another_dim():
+    def planned(spec, blocks, to_spec, to_blocks):
+        source, target = (
+            Layout(MESH, each, blocks=b) for each, b in ((spec, blocks), (to_spec, to_blocks))
+        )
+        return kinds(source, target, shape=(40, 40))
+
+    nested = (("data", "model"), None)
+    assert planned(nested, (4, 1), nested, (1, 1)) == [
+        ("all_gather", "model"),
+        ("all_to_all", "data"),
+        ("slice", "model"),
+    ]
+    apart = ("data", "model")
+    assert planned(apart, (4, 3), apart, (1, 3)) == [("all_to_all", "data")]
+
+
+def test_an_axis_enters_a_dim_in_the_blocks_that_it_has():
+    rows = Layout(MESH, ("data", None), blocks=(4, 1))
+    assert kinds(rows, Layout(MESH, (("data", "model"), None), blocks=(4, 1))) == [
+        ("slice", "model")
+    ]
+    assert kinds(rows, Layout(MESH, (("data", "model"), None))) == [
+        ("all_to_all", "data"),
+        ("slice", "model"),
+    ]
 
 
 def test_every_rank_and_every_call_gets_the_same_plan():

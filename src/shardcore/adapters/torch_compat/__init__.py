@@ -26,6 +26,7 @@ from shardcore.adapters.torch_compat.operators import (
     is_elementwise,
     is_list_operator,
     is_view,
+    kind_of_results,
     list_writing_operators,
     number_of_results,
     out_of_place,
@@ -62,6 +63,7 @@ from shardcore.adapters.torch_compat.tensors import (
     base_of,
     same_view,
     store_for_thread,
+    version_of,
 )
 from shardcore.adapters.torch_compat.trees import tree_leaves, tree_map, tree_map_only
 from shardcore.adapters.torch_compat.watching import (
@@ -118,6 +120,7 @@ __all__ = [
     "is_of_collectives",
     "is_view",
     "is_wait",
+    "kind_of_results",
     "list_writing_operators",
     "memory_of",
     "nodes_made",
@@ -131,6 +134,7 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "tree_map_only",
+    "version_of",
     "wait_for",
     "wait_for_workers",
     "wrapper",

@@ -235,3 +235,12 @@ def as_returned(operator: Any, results: Sequence[Any]) -> Any:
 def number_of_results(operator: Any) -> int:
     """How many tensors `operator` gives."""
     return len(operator._schema.returns)
+
+
+@cache
+def kind_of_results(operator: Any) -> str:
+    """Whether an operator gives a "tensor", a "list" of tensors or a "tuple" of some or none."""
+    returns = operator._schema.returns
+    if len(returns) != 1:
+        return "tuple"
+    return "list" if str(returns[0].type).startswith("List") else "tensor"

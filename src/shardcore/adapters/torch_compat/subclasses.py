@@ -8,20 +8,16 @@ import torch
 NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
 
 
-def wrapper(
-    cls: type[torch.Tensor], shape: tuple[int, ...], strides: tuple[int, ...], part: torch.Tensor
-) -> Any:
-    """A tensor of the kind `cls` without memory of its own.
+def wrapper(cls: type[torch.Tensor], form: Any) -> Any:
+    """A tensor of the class `cls` without memory of its own.
 
     torch 2.13: `_make_wrapper_subclass` is how the documentation of torch extends tensors, and has
     no public name.
 
     Args:
         cls: A subclass of `torch.Tensor`.
-        shape: What it says of its shape.
-        strides: What it says of its strides.
-        part: Has its dtype and device.
+        form: Has its shape, strides, dtype and device.
     """
     return torch.Tensor._make_wrapper_subclass(
-        cls, shape, strides=strides, dtype=part.dtype, device=part.device
+        cls, form.shape, strides=form.strides, dtype=form.dtype, device=form.device
     )

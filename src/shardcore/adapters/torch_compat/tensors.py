@@ -51,3 +51,11 @@ def store_for_thread(prefix: str) -> Store:
     """
     store: Any = _get_default_store()  # the stubs of torch do not know `clone`
     return PrefixStore(prefix, store.clone())
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """The number of writes into the memory of `tensor` that torch has counted.
+
+    torch 2.13: `_version` has no public name. A tensor made in inference mode has none.
+    """
+    return 0 if tensor.is_inference() else tensor._version

@@ -38,7 +38,7 @@ class OnMeshes:
         def on_rank(rank: int) -> None:
             world = world_of(shape, rank)
             strategy = contract.opened(entry, world)
-            with strategy.presence(), strategy.scope():
+            with strategy.scope():
                 promise(strategy, world)
 
         if self.serves(shape):
@@ -52,15 +52,20 @@ class OnMeshes:
         """
         if self.several_ranks or math.prod(shape) == 1:
             return True
-        world = world_of(shape, 0)
-        try:
-            contract.opened(self.entry(), world)
-        except ShardcoreError as error:
-            refusal = str(error)
-            told = repr(self.strategy) in refusal and str(world.mesh) in refusal
-            assert told, f"the refusal must name the strategy and mesh {world.mesh}, got: {refusal}"
-            return False
-        raise AssertionError(
-            f"strategy {self.strategy!r} has several_ranks = False, so opening it on mesh "
-            f"{world.mesh} must raise a StrategyError, but it was opened"
-        )
+        mesh, entry = world_of(shape, 0).mesh, self.entry()
+
+        def refused(rank: int) -> str | None:
+            try:
+                contract.opened(entry, world_of(shape, rank))
+            except ShardcoreError as error:
+                return str(error)
+            return None
+
+        for refusal in run_ranks(refused, math.prod(shape)):
+            assert refusal is not None, (
+                f"strategy {self.strategy!r} has several_ranks = False, so opening it on mesh "
+                f"{mesh} must raise a StrategyError, but it was opened"
+            )
+            told = repr(self.strategy) in refusal and str(mesh) in refusal
+            assert told, f"the refusal must name the strategy and mesh {mesh}, got: {refusal}"
+        return False

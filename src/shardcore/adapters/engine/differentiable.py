@@ -1,0 +1,101 @@
+"""Functions between plain and sharded tensors that autograd knows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.redistribute import full, in_layout, local_shard
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.domain.layout import Layout
+
+
+class _Redistribute(torch.autograd.Function):
+    """A tensor in another layout. The gradient comes back in the layout that it had."""
+
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, layout: Layout, engine: Engine) -> Any:
+        sharded = current(tensor) if isinstance(tensor, ShardedTensor) else engine.adopt(tensor)
+        context.source = None if sharded is None else sharded.form.layout.reduced
+        if sharded is not None:
+            found = in_layout(sharded, layout)
+            return found.detach() if found is tensor else found
+        part = local_shard(tensor.detach(), layout, engine)
+        copied = part.clone(memory_format=torch.contiguous_format)
+        return engine.sharded(copied, layout, tuple(tensor.shape))
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        if not isinstance(gradient, ShardedTensor):
+            return gradient, None, None
+        if context.source is None:
+            return full(gradient), None, None
+        return in_layout(gradient, context.source), None, None
+
+
+class _FromLocal(torch.autograd.Function):
+    """A local shard as a sharded tensor; it gets its shard of the gradient."""
+
+    @staticmethod
+    def forward(
+        context: Any, part: torch.Tensor, layout: Layout, shape: tuple[int, ...], engine: Engine
+    ) -> Any:
+        context.layout, context.engine = layout.reduced, engine
+        return engine.sharded(part.detach(), layout, shape)
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        if isinstance(gradient, ShardedTensor):
+            part = in_layout(gradient, context.layout).part
+        else:
+            part = local_shard(gradient, context.layout, context.engine)
+        return part, None, None, None
+
+
+class _ToLocal(torch.autograd.Function):
+    """The local shard of a sharded tensor, sharing its memory."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Any, layout: Layout | None) -> Any:
+        context.layout = layout or tensor.form.layout.reduced
+        context.engine, context.shape = tensor.engine, tuple(tensor.shape)
+        return current(tensor).part.view_as(tensor.part)
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        return context.engine.sharded(gradient, context.layout, context.shape), None
+
+
+def current(tensor: Any) -> Any:
+    """`tensor`; a view that is a copy is brought up to date, as before every operator."""
+    if tensor.copied is not None:
+        tensor.detach()
+    return tensor
+
+
+# The stubs of torch do not type `apply`.
+redistribute: Callable[..., Any] = _Redistribute.apply
+from_local: Callable[..., Any] = _FromLocal.apply
+_to_local: Callable[..., Any] = _ToLocal.apply
+
+
+def to_local(tensor: Any, gradient_layout: Layout | None = None) -> torch.Tensor:
+    """The local shard of `tensor`, sharing its memory.
+
+    Args:
+        tensor: A sharded tensor.
+        gradient_layout: The layout of the gradient that comes back; that of `tensor` by default,
+            with nothing pending.
+    """
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        local: torch.Tensor = _to_local(tensor, gradient_layout)
+        return local
+    part: torch.Tensor = current(tensor).part
+    return part
+
+
+def full_tensor(tensor: Any) -> torch.Tensor:
+    """The full tensor as a plain one, which each rank uses alike. All ranks call it together."""
+    layout = Layout.replicated(tensor.engine.world.mesh, tensor.ndim)
+    return to_local(redistribute(tensor, layout, tensor.engine))

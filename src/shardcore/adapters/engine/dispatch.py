@@ -1,0 +1,201 @@
+"""Runs an operator on sharded tensors: by its plan, which is made once, or by a handler."""
+
+from collections.abc import Hashable, Iterable
+from functools import cache, partial
+from math import isfinite
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.full_operands import run_full, run_full_and_store
+from shardcore.adapters.engine.in_place import write
+from shardcore.adapters.engine.operators import REGISTRY, foreach, pointwise
+from shardcore.adapters.engine.planned import Operand, Plan, planned
+from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.engine.view_copies import note_view, refresh
+from shardcore.domain.errors import StrategyError
+
+aten = torch.ops.aten
+
+# They give the tensor itself, without its history.
+_ALIASES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+
+
+@attrs.frozen(eq=False)
+class _Route:
+    """How an operator is run.
+
+    Args:
+        planner: Plans it, None where it is not planned.
+        handler: Runs it where it is not planned.
+        is_exact: Whether its plan depends on the values of floats.
+        results: The kind of its results: "tensor", "list" or "tuple".
+    """
+
+    planner: Planner | None
+    handler: Handler
+    is_exact: bool
+    results: str
+
+
+def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run `operator` on operands of which some are sharded tensors."""
+    route = _route(operator)
+    if route.planner is None:
+        return route.handler(operator, args, kwargs)
+    engine = _engine(args) or _engine_of_any(args, kwargs)
+    tensors: list[Any] = []
+    key = (route, *_key(args, tensors, engine, route.is_exact))
+    if kwargs:
+        key = (*key, *kwargs, *_key(kwargs.values(), tensors, engine, route.is_exact))
+    plan = engine.plans.get(key)
+    if plan is None:
+        plan = _plan(route.planner, operator, args, kwargs, tensors, engine)
+        engine.remember(key, plan)
+    if not isinstance(plan, Plan):
+        return _handled(plan, operator, args, kwargs)
+    results = plan.run(tensors, args, kwargs)
+    if route.results == "tensor":
+        return results[0]
+    return results if route.results == "list" else tuple(results)
+
+
+@cache
+def _route(operator: Any) -> _Route:
+    planner, handler = _entry(operator)
+    exact = not torch_compat.is_elementwise(operator)
+    return _Route(planner, handler, exact, torch_compat.kind_of_results(operator))
+
+
+def _entry(operator: Any) -> tuple[Planner | None, Handler]:
+    if operator in _ALIASES:
+        return None, _alias
+    if operator in REGISTRY.planners:
+        return REGISTRY.planners[operator], run_full
+    if operator in REGISTRY.handlers:
+        return None, partial(_handled, REGISTRY.handlers[operator])
+    if torch_compat.is_list_operator(operator):
+        return None, partial(_handled, foreach.on_list)
+    if torch_compat.writes_others(operator):
+        return None, partial(_handled, run_full_and_store)
+    if torch_compat.writes_first(operator):
+        return None, partial(_handled, write)
+    if torch_compat.is_elementwise(operator):
+        return pointwise.plan, run_full
+    last = _decomposed if torch_compat.is_composite(operator) else run_full
+    return None, partial(_handled, last)
+
+
+def _alias(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    (tensor,) = args
+    if tensor.copied is not None:
+        refresh(tensor)
+    same = tensor.engine.wrap(tensor.part, tensor.form, tensor.memory)
+    if tensor.copied is not None or tensor.form.is_pending:
+        note_view(same, tensor, lambda value: value, is_copy=tensor.form.is_pending)
+    return same
+
+
+def _decomposed(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator that is made of others, each of which is dispatched again."""
+    return operator.decompose(*args, **kwargs)
+
+
+def _handled(handler: Handler, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    engine = _engine_of_any(args, kwargs)
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, ShardedTensor):
+            if tensor.copied is not None:
+                refresh(tensor)
+            return tensor
+        adopted: torch.Tensor | None = engine.adopt(tensor)
+        return tensor if adopted is None else adopted
+
+    args, kwargs = torch_compat.tree_map_only(torch.Tensor, own, (args, kwargs))
+    with torch.no_grad():
+        return handler(operator, args, kwargs)
+
+
+def _engine(args: Iterable[Any]) -> Engine | None:
+    """The engine of the first sharded tensor of `args`, None where there is none."""
+    for each in args:
+        if isinstance(each, ShardedTensor):
+            engine: Engine = each.engine
+            return engine
+    return None
+
+
+def _engine_of_any(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
+    """The engine of the first sharded tensor in the lists and mappings of the arguments."""
+    found = _engine(torch_compat.tree_leaves((args, kwargs)))
+    assert found is not None, "an operator comes here for a sharded tensor"
+    return found
+
+
+def _key(
+    arguments: Iterable[Any], tensors: list[Any], engine: Engine, is_exact: bool
+) -> list[Hashable]:
+    """All that a plan depends on of `arguments`; `tensors` gets their tensors, all as sharded."""
+    found: list[Hashable] = []
+    for each in arguments:
+        if isinstance(each, ShardedTensor):
+            if each.copied is not None:
+                refresh(each)
+            if each.engine is not engine:
+                raise _different(each.engine, engine)
+            tensors.append(each)
+            found.append(each.form)
+            continue
+        kind = type(each)
+        if kind is int or each is None:
+            found.append(each)
+        elif kind is list or kind is tuple:
+            found.append(tuple(_key(each, tensors, engine, is_exact)))
+        elif isinstance(each, torch.Tensor):
+            tensors.append(engine.as_sharded(each))
+            found.append(tensors[-1].form)
+        elif kind is float and not is_exact and each and isfinite(each):
+            found.append(float)
+        elif isinstance(each, list | tuple):
+            found.append(tuple(_key(each, tensors, engine, is_exact)))
+        else:
+            found.append((kind, each))
+    return found
+
+
+def _different(one: Engine, other: Engine) -> StrategyError:
+    return StrategyError(
+        "Sharded tensors of two distributions meet in one operator (meshes "
+        f"{one.world.mesh} and {other.world.mesh}): build the model and its data under one "
+        "keras.distribution."
+    )
+
+
+def _plan(
+    planner: Planner,
+    operator: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: list[Any],
+    engine: Engine,
+) -> Plan | Handler:
+    operands = iter([Operand(each.form, number) for number, each in enumerate(tensors)])
+
+    def without_values(argument: Any) -> Any:
+        if isinstance(argument, torch.Tensor):
+            return next(operands)
+        if isinstance(argument, list | tuple):
+            return [without_values(each) for each in argument]
+        return argument
+
+    of_args = tuple(map(without_values, args))
+    of_kwargs = {name: without_values(each) for name, each in kwargs.items()}
+    task = planner(operator, of_args, of_kwargs)
+    if task is None:
+        return run_full
+    return task if callable(task) else planned(operator, task, engine)

@@ -1,0 +1,138 @@
+"""An engine: the state that the operators on one mesh share."""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from datetime import timedelta
+from typing import Any, Protocol
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from shardcore.adapters import process_group
+from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor, contiguous_strides
+from shardcore.adapters.engine.unsharded import Unsharded
+from shardcore.domain.layout import Layout
+from shardcore.ports.world import World
+
+_PLANS = 16384
+
+
+class TensorKind(Protocol):
+    """The tensor classes of a strategy."""
+
+    def empty(self, form: Form) -> Any:
+        """A sharded tensor of `form` that has no attributes yet."""
+        ...
+
+    def adopt(self, engine: "Engine", tensor: torch.Tensor) -> Any:
+        """A tensor of another library as a sharded one; None for a plain tensor."""
+        ...
+
+
+@attrs.define(eq=False)
+class Engine:
+    """The state of the operators on sharded tensors over one mesh.
+
+    Args:
+        world: The mesh and the processes under it.
+        groups: By mesh axis, the group of this process.
+        kind: The tensor classes.
+        gathers: Whether sharded weights are all-gathered for each use.
+        unsharded: The weights that were all-gathered lately.
+        plans: The plans of operators, by all that they depend on.
+    """
+
+    world: World
+    groups: Mapping[str, dist.ProcessGroup]
+    kind: TensorKind
+    gathers: bool = False
+    unsharded: Unsharded = attrs.field(factory=Unsharded)
+    plans: "OrderedDict[Hashable, Any]" = attrs.field(factory=OrderedDict, init=False)
+    _forms: dict[Hashable, Form] = attrs.field(factory=dict, init=False)
+
+    def form(
+        self,
+        shape: tuple[int, ...],
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        strides: tuple[int, ...] | None = None,
+        weight: bool = False,
+    ) -> Form:
+        """The one form of its kind."""
+        key = (shape, strides, layout, dtype, device, weight)
+        found = self._forms.get(key)
+        if found is None:
+            found = self._forms[key] = self._new_form(*key)
+        return found
+
+    def _new_form(
+        self, shape: tuple[int, ...], strides: tuple[int, ...] | None, layout: Layout, *rest: Any
+    ) -> Form:
+        if strides is None:
+            strides = contiguous_strides(shape)
+        key = (shape, strides, layout.normalized(shape), *rest)
+        return self._forms.setdefault(key, Form(*key))
+
+    def evolved(self, form: Form, **changes: Any) -> Form:
+        """`form` with another layout, or made of weights or not."""
+        fields = attrs.asdict(form, recurse=False) | changes
+        return self.form(**fields)
+
+    def wrap(self, part: torch.Tensor, form: Form, memory: Memory | None = None) -> Any:
+        """The sharded tensor of `form` with the local shard `part`."""
+        tensor = self.kind.empty(form)
+        tensor.part, tensor.form, tensor.engine = part, form, self
+        tensor.memory, tensor.copied = Memory() if memory is None else memory, None
+        return tensor
+
+    def sharded(
+        self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...], weight: bool = False
+    ) -> Any:
+        """A sharded tensor without gaps in memory."""
+        form = self.form(shape, layout, part.dtype, part.device, weight=weight)
+        return self.wrap(part.contiguous(), form)
+
+    def replicated(self, value: torch.Tensor) -> Any:
+        """`value`, plain and equal on all ranks, as a sharded tensor."""
+        layout = Layout.replicated(self.world.mesh, value.ndim)
+        shape, strides = tuple(value.shape), tuple(value.stride())
+        return self.wrap(value, self.form(shape, layout, value.dtype, value.device, strides))
+
+    def as_sharded(self, tensor: torch.Tensor) -> Any:
+        """`tensor` as one of this engine's own; a plain one counts as replicated."""
+        if isinstance(tensor, ShardedTensor):
+            return tensor
+        adopted = self.adopt(tensor)
+        return self.replicated(tensor.detach()) if adopted is None else adopted
+
+    def adopt(self, tensor: torch.Tensor) -> Any:
+        """A tensor of another library as a sharded one; None for a plain tensor."""
+        return self.kind.adopt(self, tensor)
+
+    def remember(self, key: Hashable, plan: Any) -> None:
+        """Keep the plan of an operator; the oldest goes where there are too many."""
+        self.plans[key] = plan
+        if len(self.plans) > _PLANS:
+            self.plans.popitem(last=False)
+
+
+def process_groups(world: World) -> dict[str, dist.ProcessGroup]:
+    """The group of this process for each mesh axis.
+
+    An axis over all processes has the group of the job. Each other group is made by its own
+    processes alone: what a rank does at the start does not grow with the number of groups.
+    """
+    timeout = timedelta(seconds=process_group.seconds(None))
+    groups: dict[str, dist.ProcessGroup] = {}
+    for axis in world.mesh.axis_names:
+        peers = world.mesh.axis_group(axis, world.position)
+        processes = sorted(world.processes[rank] for rank in peers)
+        if len(processes) == dist.get_world_size() and dist.group.WORLD is not None:
+            groups[axis] = dist.group.WORLD
+        else:
+            groups[axis] = dist.new_group(
+                processes, timeout=timeout, use_local_synchronization=True
+            )
+    return groups

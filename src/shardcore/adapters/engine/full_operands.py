@@ -1,0 +1,86 @@
+"""The last resort: runs an operator on full operands, on each rank."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from shardcore.adapters import fallback
+from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.redistribute import full, local_shard
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.engine.view_copies import note_view, write_through
+from shardcore.adapters.torch_compat import is_view, tree_leaves, tree_map_only, written_operands
+from shardcore.domain.errors import StrategyError
+
+
+def run_full(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the operator on full operands; results are replicated."""
+    tensors = _sharded((args, kwargs))
+    if not all(each.form.is_replicated for each in tensors):
+        fallback.tell(operator, tensors)
+    plain_args, plain_kwargs = tree_map_only(ShardedTensor, full, (args, kwargs))
+    result = operator(*plain_args, **plain_kwargs)
+    wrapped = tree_map_only(torch.Tensor, tensors[0].engine.replicated, result)
+    if is_view(operator) and isinstance(args[0], ShardedTensor):
+        base, *numbers = args
+        for at, each in enumerate(tree_leaves(wrapped)):
+            take = partial(_view, operator, numbers, kwargs, at)
+            each.memory = base.memory
+            note_view(each, base, take, is_copy=not base.form.is_replicated)
+    return wrapped
+
+
+def _view(
+    operator: Any, numbers: list[Any], kwargs: dict[str, Any], at: int, tensor: torch.Tensor
+) -> torch.Tensor:
+    """View number `at` that `operator` takes of `tensor`."""
+    found: torch.Tensor = tree_leaves(operator(tensor, *numbers, **kwargs))[at]
+    return found
+
+
+def run_full_and_store(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator that writes into other operands than its first, as into `out=`.
+
+    Raises:
+        StrategyError: If it changes the shape of one.
+    """
+    tensors = _sharded((args, kwargs))
+    engine: Engine = tensors[0].engine
+    fallback.tell(operator, tensors)
+    written = written_operands(operator, args, kwargs)
+    targets = [each for each in written if isinstance(each, ShardedTensor)]
+    # Of each its own: what is written must reach no other operand.
+    values = {id(each): full(each).clone() for each in tensors}
+    plain_args, plain_kwargs = tree_map_only(
+        ShardedTensor, lambda each: values[id(each)], (args, kwargs)
+    )
+    result = operator(*plain_args, **plain_kwargs)
+    for each in targets:
+        _store(operator, each, values[id(each)])
+    by_value = {id(values[id(each)]): each for each in targets}
+
+    def returned(tensor: torch.Tensor) -> Any:
+        return by_value[id(tensor)] if id(tensor) in by_value else engine.replicated(tensor)
+
+    return tree_map_only(torch.Tensor, returned, result)
+
+
+def _sharded(operands: Any) -> list[Any]:
+    return [leaf for leaf in tree_leaves(operands) if isinstance(leaf, ShardedTensor)]
+
+
+def _store(operator: Any, target: Any, value: torch.Tensor) -> None:
+    if value.shape != target.shape:
+        raise StrategyError(
+            f"{operator} writes a tensor of shape {tuple(value.shape)} into a sharded tensor of "
+            f"shape {tuple(target.shape)}, and the shape of a sharded tensor cannot change: give "
+            "one of the shape of the result, or none."
+        )
+    if target.copied is not None:
+        write_through(target, lambda view: view.copy_(value))
+        return
+    engine = target.engine
+    target.form = engine.evolved(target.form, layout=target.form.layout.reduced)
+    target.part.copy_(local_shard(value, target.form.layout, engine))
+    target.memory.written()

@@ -1,0 +1,174 @@
+"""The port `ShardedTensors`: what a strategy needs of the engine."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import inf
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from shardcore.adapters.engine import differentiable, gradients
+from shardcore.adapters.engine.engine import Engine, TensorKind, process_groups
+from shardcore.adapters.engine.in_place import shard_beside
+from shardcore.adapters.engine.redistribute import full, reduced
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.engine.unsharded import BYTES, Unsharded
+from shardcore.adapters.gradient_buckets import Buckets
+from shardcore.adapters.threads import communicating
+from shardcore.domain.errors import StrategyError
+from shardcore.domain.layout import Layout
+from shardcore.ports.world import World
+
+_OPTIONS = {"weights": ("compute", "gather"), "gathered": ("per_use", "per_step")}
+
+
+def open_engine(
+    world: World,
+    kind: Callable[[World, Mapping[str, dist.ProcessGroup]], TensorKind],
+    weights: str,
+    gathered: str,
+) -> "EngineTensors":
+    """The engine over `world`. All processes open it together.
+
+    Args:
+        world: The mesh and the processes under it.
+        kind: Gives the tensor classes.
+        weights: "compute" or "gather".
+        gathered: "per_use" or "per_step".
+
+    Raises:
+        StrategyError: If an option is none of these.
+    """
+    for name, value in (("weights", weights), ("gathered", gathered)):
+        if value not in _OPTIONS[name]:
+            known = " or ".join(f'{name}="{each}"' for each in _OPTIONS[name])
+            raise StrategyError(f"Expected {known}, got {value!r}.")
+    groups = process_groups(world)
+    size = inf if gathered == "per_step" else BYTES
+    return EngineTensors(
+        Engine(world, groups, kind(world, groups), weights == "gather", Unsharded(size))
+    )
+
+
+@attrs.frozen(eq=False)
+class EngineTensors:
+    """The port `ShardedTensors` over the mesh of an engine.
+
+    Args:
+        engine: Runs the operators.
+    """
+
+    engine: Engine
+    _buckets: Buckets = attrs.field(init=False)
+
+    @_buckets.default
+    def _make_buckets(self) -> Buckets:
+        return gradients.buckets(self.engine)
+
+    @property
+    def world(self) -> World:
+        """The mesh and the processes under it."""
+        return self.engine.world
+
+    def owns(self, tensor: Any) -> bool:
+        """Whether `tensor` is sharded over this mesh."""
+        return self._own(tensor) is not None
+
+    def _own(self, tensor: Any) -> Any:
+        """`tensor` as one of the engine's; None for a plain tensor, or one of another mesh."""
+        if isinstance(tensor, ShardedTensor):
+            return tensor if tensor.engine is self.engine else None
+        if not isinstance(tensor, torch.Tensor) or not hasattr(tensor, "placements"):
+            return None
+        return self.engine.adopt(tensor)
+
+    def layout(self, tensor: Any) -> Layout | None:
+        """The layout of `tensor`, or None if it is plain."""
+        own = self._own(tensor)
+        return None if own is None else own.form.layout
+
+    def shard(self, value: torch.Tensor, layout: Layout) -> Any:
+        """This rank's shard of `value`, copied so that the full tensor can be freed."""
+        return differentiable.redistribute(value, layout, self.engine)
+
+    def keep(self, tensor: Any) -> Any:
+        """`tensor`, known as a weight from now on."""
+        tensor.form = self.engine.evolved(tensor.form, weight=True)
+        return tensor
+
+    def join(self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> Any:
+        """The tensor of global `shape` of which this rank brings the local shard `part`."""
+        expected = layout.local_shape(shape, self.engine.world.position)
+        assert tuple(part.shape) == expected, f"{tuple(part.shape)} is not {expected} of {layout}"
+        return differentiable.from_local(part, layout, shape, self.engine)
+
+    def redistribute(self, tensor: Any, layout: Layout) -> Any:
+        """`tensor` in `layout`, differentiable."""
+        own = self._own(tensor)
+        if own is tensor and tensor.form.layout == layout.normalized(tensor.form.shape):
+            return tensor
+        return differentiable.redistribute(tensor, layout, self.engine)
+
+    def settle(self, tensor: Any) -> Any:
+        """`tensor` with pending reductions done, in the forward and in the backward pass."""
+        own = self._own(tensor)
+        if own is None:
+            return tensor
+        layout = own.form.layout
+        done = self.redistribute(tensor, layout.reduced)
+        if done.requires_grad and done.grad_fn is not None and _reduces_gradient(layout):
+            done.register_hook(_reduced)
+        return done
+
+    def whole(self, tensor: Any) -> torch.Tensor:
+        """The full tensor as a plain one, detached."""
+        own = self._own(tensor)
+        value: torch.Tensor = tensor.detach() if own is None else full(own.detach())
+        return value
+
+    def local(self, tensor: Any) -> torch.Tensor:
+        """The local shard; it shares the memory of `tensor`, and is differentiable."""
+        return tensor if self._own(tensor) is None else tensor.to_local()  # type: ignore[no-any-return]
+
+    def copy_into(self, stored: Any, value: Any) -> None:
+        """Overwrite `stored` in place."""
+        with torch.no_grad():
+            stored.part.copy_(shard_beside(value.detach(), stored))
+            stored.memory.written()
+
+    def on_gradient(self, stored: torch.Tensor, layout: Layout) -> None:
+        """Bring each gradient into `layout`, by the end of the backward pass."""
+
+        def accumulated(parameter: torch.Tensor) -> None:
+            gradients.bring(parameter, layout, self._buckets)
+
+        stored.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+
+    def promotion(self, visiting: bool = False) -> AbstractContextManager[None]:
+        """The scope of a distribution: its thread may start collectives."""
+        return nullcontext() if visiting else self._scope()
+
+    @contextmanager
+    def _scope(self) -> Iterator[None]:
+        """The backward pass runs here: that of CUDA tensors else runs on threads of its own."""
+        try:
+            with communicating(), torch.autograd.set_multithreading_enabled(False):
+                yield
+        finally:
+            self.engine.unsharded.clear()
+
+
+def _reduces_gradient(layout: Layout) -> bool:
+    """Whether the gradient of an output of `layout` is reduced at the edge of its layer.
+
+    Where no rows of a batch are in the output, its gradient is that of some variables, which are
+    summed together in buckets. That of a pending maximum cannot be a pending sum.
+    """
+    chosen = any(op != "sum" for _, op in layout.partial)
+    return chosen or not layout.reduced.is_replicated
+
+
+def _reduced(gradient: Any) -> Any:
+    return reduced(gradient) if isinstance(gradient, ShardedTensor) else gradient

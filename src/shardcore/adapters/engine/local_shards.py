@@ -1,0 +1,61 @@
+"""The tensor class of strategy `manual`, which imports nothing of `torch.distributed.tensor`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.engine import dispatch
+from shardcore.adapters.engine.differentiable import full_tensor, to_local
+from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.tensor import Form, ShardedTensor
+from shardcore.domain.placements import Placement
+from shardcore.ports.world import World
+
+
+class LocalShardTensor(ShardedTensor, torch.Tensor):
+    """A sharded tensor that is no DTensor: its layout may say more than placements can."""
+
+    __torch_function__ = torch_compat.NO_TORCH_FUNCTION
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        shape, content = tuple(self.shape), tensor_contents or self.part
+        return f"LocalShardTensor({content!r}, shape={shape}, layout={self.mesh_layout})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return dispatch.run(func, args, kwargs or {})
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """What each mesh axis does to the tensor."""
+        return self.form.layout.placements
+
+    def to_local(self) -> torch.Tensor:
+        """The local shard, sharing the memory of this tensor; differentiable."""
+        return to_local(self)
+
+    def full_tensor(self) -> torch.Tensor:
+        """The full tensor as a plain one; differentiable. All ranks call it together."""
+        return full_tensor(self)
+
+
+class LocalShards:
+    """The tensor classes of strategy `manual`."""
+
+    @classmethod
+    def over(cls, _world: World, _groups: Mapping[str, dist.ProcessGroup]) -> "LocalShards":
+        """The classes, which are the same over every mesh."""
+        return cls()
+
+    def empty(self, form: Form) -> LocalShardTensor:
+        """A sharded tensor of `form` that has no attributes yet."""
+        tensor: LocalShardTensor = torch_compat.wrapper(LocalShardTensor, form)
+        return tensor
+
+    def adopt(self, engine: Engine, tensor: torch.Tensor) -> None:
+        """None: every other tensor is plain."""

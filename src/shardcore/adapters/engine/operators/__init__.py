@@ -1,0 +1,48 @@
+"""How each operator is split: the registry is assembled here, once, and refuses a second entry."""
+
+from typing import Any
+
+import torch
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.full_operands import run_full
+from shardcore.adapters.engine.in_place import reshape
+from shardcore.adapters.engine.operators import (
+    layers,
+    lookups,
+    losses,
+    matmul,
+    pointwise,
+    random,
+    reductions,
+    statistics,
+    views,
+)
+from shardcore.adapters.engine.redistribute import full
+from shardcore.adapters.engine.registry import Registry
+
+
+def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`float(x)`, `x.item()`: of the full tensor."""
+    return operator(full(args[0]), **kwargs)
+
+
+def _recurrent(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An LSTM of the CPU: what its gradient reads is made only where gradients are on."""
+    with torch.enable_grad():
+        return run_full(operator, args, kwargs)
+
+
+def _registry() -> Registry:
+    registry = Registry()
+    registry.run([torch_compat.ITEM], _item)
+    registry.run([torch.ops.aten.mkldnn_rnn_layer.default], _recurrent)
+    registry.run(torch_compat.reshaping_operators(), reshape)
+    for module in (pointwise, views, reductions, matmul, lookups, layers, statistics):
+        registry.add(module.PLANNERS, getattr(module, "HANDLERS", {}))
+    for module in (losses, random):
+        registry.add({}, module.HANDLERS)
+    return registry
+
+
+REGISTRY = _registry()

@@ -1,0 +1,130 @@
+"""Operators on lists of tensors, such as the update of an optimizer."""
+
+from typing import Any
+
+import torch
+
+from shardcore.adapters.engine.in_place import shard_beside
+from shardcore.adapters.engine.operators.reductions import squares
+from shardcore.adapters.engine.redistribute import full
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.engine.view_copies import reduce_in_place, write_through
+from shardcore.adapters.torch_compat import LIST_NORM, tree_map_only, writes_list
+from shardcore.domain.errors import StrategyError
+from shardcore.domain.layout import Layout
+
+
+def on_list(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`_foreach_add(tensors, ...)` and similar: tensors at one place of the lists meet."""
+    if operator == LIST_NORM:
+        return _norms(*args, **kwargs)
+    if not writes_list(operator):
+        return _made(operator, args, kwargs)
+    if any(isinstance(each, ShardedTensor) and each.copied is not None for each in args[0]):
+        for at in range(len(args[0])):
+            _write(operator, tuple(_only(at, each, len(args[0])) for each in args), kwargs)
+    else:
+        _write(operator, args, kwargs)
+    return None
+
+
+def _norms(tensors: list[Any], order: Any = 2, dtype: Any = None) -> list[Any]:
+    """The norm of each, as the clipping of gradients takes it: the usual ones by one reduction."""
+    norms: list[Any] = [None] * len(tensors)
+    alike: dict[Any, list[int]] = {}
+    for at, each in enumerate(tensors):
+        if isinstance(each, ShardedTensor) and order == 2 and each.form.dtype.is_floating_point:
+            norms[at] = squares(each, dtype or each.form.dtype)
+            alike.setdefault((norms[at].form.layout, norms[at].dtype), []).append(at)
+        else:
+            norms[at] = torch.linalg.vector_norm(each, order, dtype=dtype)
+    for places in alike.values():
+        for at, total in zip(places, _reduced([norms[at] for at in places]), strict=True):
+            norms[at] = total.sqrt().to(dtype or tensors[at].dtype)
+    return norms
+
+
+def _reduced(scalars: list[Any]) -> list[Any]:
+    """Tensors without dims of one layout, their pending sums done together."""
+    first = scalars[0]
+    if not first.is_pending:
+        return scalars
+    layout = Layout(first.form.layout.mesh, (None,), first.form.layout.partial)
+    parts = torch.stack([each.part for each in scalars])
+    joined = full(first.engine.sharded(parts, layout, (len(scalars),)))
+    return [first.engine.replicated(each) for each in joined.unbind()]
+
+
+def _made(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that `operator` makes, each in the layout of one that it is made of."""
+    targets = [_reference(items) for items in _columns(args)]
+    for target in targets:
+        if isinstance(target, ShardedTensor):
+            reduce_in_place(target)
+    found = operator(*(_local_operand(each, targets) for each in args), **kwargs)
+    if any(part.shape != _part(each).shape for part, each in zip(found, targets, strict=True)):
+        raise StrategyError(
+            f"{operator} does not keep the shapes of its tensors, and cannot run on a list of "
+            "sharded tensors: call the operator on each tensor."
+        )
+    return [
+        target.engine.sharded(part, target.form.layout, target.form.shape, target.form.weight)
+        if isinstance(target, ShardedTensor)
+        else part
+        for part, target in zip(found, targets, strict=True)
+    ]
+
+
+def _write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Write into each of the first list; into a view that is a copy only if it is alone there."""
+    targets, *others = args
+    first = targets[0]
+    if isinstance(first, ShardedTensor) and first.copied is not None:
+        plain = tree_map_only(ShardedTensor, full, others)
+        write_through(first, lambda view: operator([view], *plain, **kwargs))
+        return
+    for target in targets:
+        if isinstance(target, ShardedTensor):
+            reduce_in_place(target)
+    operator(*(_local_operand(each, targets) for each in args), **kwargs)
+    for target in targets:
+        if isinstance(target, ShardedTensor):
+            target.memory.written()
+
+
+def _only(at: int, operand: Any, count: int) -> Any:
+    """Of a list of `count` the one at `at`, in a list."""
+    of_each = isinstance(operand, list | tuple) and len(operand) == count
+    return [operand[at]] if of_each else operand
+
+
+def _part(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.part if isinstance(tensor, ShardedTensor) else tensor
+
+
+def _columns(args: tuple[Any, ...]) -> list[list[Any]]:
+    """For each place in the lists, the tensors that meet there."""
+    lists = [each for each in args if isinstance(each, list | tuple) and each]
+    tensors = [each for each in lists if isinstance(each[0], torch.Tensor)]
+    return [list(column) for column in zip(*tensors, strict=True)]
+
+
+def _reference(tensors: list[Any]) -> Any:
+    """The tensor whose layout the result gets: the largest sharded one, else the first."""
+    return max(tensors, key=lambda each: (isinstance(each, ShardedTensor), each.ndim))
+
+
+def _local_operand(operand: Any, targets: list[Any]) -> Any:
+    if isinstance(operand, torch.Tensor):
+        return full(operand) if isinstance(operand, ShardedTensor) else operand
+    if not isinstance(operand, list | tuple) or not operand:
+        return operand
+    if not isinstance(operand[0], torch.Tensor):
+        return operand
+    return [_met(each, target) for each, target in zip(operand, targets, strict=True)]
+
+
+def _met(value: torch.Tensor, target: Any) -> torch.Tensor:
+    if isinstance(target, ShardedTensor):
+        return target.part if value is target else shard_beside(value, target)
+    return full(value) if isinstance(value, ShardedTensor) else value

@@ -1,0 +1,242 @@
+"""Operators of layers, split by the rules of `domain.operator_rules_table`."""
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.planned import Operand, Parts, Task, order_of
+from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.domain import operator_rules_table as table
+
+aten = torch.ops.aten
+
+
+def _convolution(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`convolution(input, kernel, bias, ..., transposed, output_padding, groups)`."""
+    inputs, kernel, bias, *numbers, groups = args
+    channels = _channels(kernel, groups, transposed=numbers[3])
+    rule = table.convolution(channels, inputs.ndim - 2, bias is not None)
+
+    def call(parts: Parts) -> Sequence[torch.Tensor]:
+        x, weight, *added = parts
+        local_bias = added[0] if added else None
+        return (operator(x, weight, local_bias, *numbers, _groups(channels, x), **kwargs),)
+
+    operands = [each for each in (inputs, kernel, bias) if each is not None]
+    # What a pending sum costs: as many elements as the output has at a stride of one.
+    size = (inputs.shape[0], groups * channels.per_output, *inputs.shape[2:])
+    return Task(rule, operands, call, (size,), orders=[order_of(inputs)])
+
+
+def _convolution_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`convolution_backward(gradient, input, kernel, bias_sizes, ..., groups, output_mask)`."""
+    gradient, inputs, kernel, bias_sizes, *numbers, groups, mask = args
+    channels = _channels(kernel, groups, transposed=numbers[3])
+
+    def call(parts: Parts) -> Sequence[torch.Tensor | None]:
+        grad, x, weight = parts
+        sizes = None if bias_sizes is None else [grad.shape[1]]
+        found: Sequence[torch.Tensor | None] = operator(
+            grad, x, weight, sizes, *numbers, _groups(channels, x), mask, **kwargs
+        )
+        return found
+
+    shapes = tuple(inputs.shape), tuple(kernel.shape), (gradient.shape[1],)
+    sums = tuple(shape if wanted else (0,) for shape, wanted in zip(shapes, mask, strict=True))
+    rule = table.convolution_backward(channels, inputs.ndim - 2)
+    return Task(rule, (gradient, inputs, kernel), call, sums, orders=[order_of(inputs)])
+
+
+def _channels(kernel: Operand, groups: int, *, transposed: bool) -> table.Channels:
+    first, second = kernel.shape[:2]
+    if transposed:
+        return table.Channels(groups, first // groups, second, transposed=True)
+    return table.Channels(groups, second, first // groups, transposed=False)
+
+
+def _groups(channels: table.Channels, part: torch.Tensor) -> int:
+    """The groups of this rank's part of the input."""
+    return 1 if channels.groups == 1 else part.shape[1] // channels.per_input
+
+
+def _planes(spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """What works on each plane of the last `spatial` dims alone."""
+    ndim = args[0].ndim
+    return _along(operator, args, frozenset(range(ndim - spatial, ndim)))
+
+
+def _constant_pad(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`constant_pad_nd(input, pads, value)`: two pads a dim, the last dim first."""
+    tensor, pads = args[:2]
+    padded = (tensor.ndim - 1 - at // 2 for at, pad in enumerate(pads) if pad)
+    return _along(operator, args, frozenset(padded))
+
+
+def _along(operator: Any, args: tuple[Any, ...], full: frozenset[int]) -> Task:
+    """An operator along the dims in `full`; all its tensors have the same dims."""
+    operands = [each for each in args if isinstance(each, Operand)]
+    returns = torch_compat.number_of_results(operator)
+    rule = table.along(operands[0].ndim, full, len(operands), returns)
+    return Task(rule, operands, orders=[order_of(operands[0])] * returns)
+
+
+def _index_put(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`index_put(tensor, indices, values, accumulate)`: split where each index is a row of numbers.
+
+    Other indices, masks and such as are broadcast, are not split.
+    """
+    tensor, indices, values, *rest = args
+    accumulates = bool(rest[0] if rest else kwargs.get("accumulate", False))
+    given = [each for each in indices if each is not None]
+    operands = (tensor, *given, values)
+
+    def call(parts: Parts) -> Sequence[torch.Tensor]:
+        local, *numbers, put = parts
+        of_dims = iter(numbers)
+        found = [None if each is None else next(of_dims) for each in indices]
+        return (operator(local, found, put, accumulates),)
+
+    if _are_rows(tensor, indices, values):
+        rule = table.index_put(tensor.ndim, len(indices), accumulates)
+    else:
+        rule = table.whole(tuple(each.ndim for each in operands), tensor.ndim)
+    return Task(rule, operands, call, (tensor.shape,))
+
+
+def _are_rows(tensor: Operand, indices: Sequence[Any], values: Operand) -> bool:
+    """Whether the first dims have an index of as many numbers as there are values for."""
+    shape = (values.shape[0] if values.ndim else 0, *tensor.shape[len(indices) :])
+    return values.shape == shape and all(
+        each is not None and each.shape == shape[:1] and each.dtype not in (torch.bool, torch.uint8)
+        for each in indices
+    )
+
+
+def _index(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Task | None:
+    """`index(tensor, indices)`: split where adjacent dims have an index of numbers of one shape."""
+    tensor, indices = args
+    given = [place for place, each in enumerate(indices) if each is not None]
+    found = [indices[place] for place in given]
+    adjacent = given == list(range(given[0], given[0] + len(given)))
+    numbers = all(each.dtype not in (torch.bool, torch.uint8) for each in found)
+    if not adjacent or not numbers or len({each.shape for each in found}) > 1:
+        return None
+    return Task(table.index(tensor.ndim, given[0], len(given), found[0].ndim), (tensor, *found))
+
+
+def _im2col(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`im2col(images, window, ...)`."""
+    images, window = args[:2]
+    rule = table.im2col(images.ndim == 4, prod(window))
+    return Task(rule, (images,))
+
+
+def _col2im(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`col2im(columns, size, window, ...)`."""
+    columns, _, window = args[:3]
+    rule = table.col2im(columns.ndim == 3, prod(window))
+    return Task(rule, (columns,))
+
+
+def _attention(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
+    """CPU flash attention: query, key, value, then numbers; the mask is in `kwargs`."""
+    if _has_small_mask(kwargs):
+        return _with_large_mask
+    heads, mask, dims = _heads(args[:3], kwargs)
+    return Task(table.attention(heads, dims), (*args[:3], *mask), orders=[order_of(args[0])])
+
+
+def _attention_backward(
+    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Task | Handler:
+    """The gradient, query, key, value, the output and its sums; then as `_attention`."""
+    if _has_small_mask(kwargs):
+        return _with_large_mask
+    heads, mask, dims = _heads(args[1:4], kwargs)
+    # Gradients are in the order (batch, length, heads, size), whatever that of the query is.
+    order = (0, 2, 1, 3)
+    return Task(table.attention_backward(heads, dims), (*args[:6], *mask), orders=[order] * 3)
+
+
+def _has_small_mask(kwargs: dict[str, Any]) -> bool:
+    mask = kwargs.get("attn_mask")
+    return mask is not None and mask.ndim < 4
+
+
+def _with_large_mask(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A mask of (length, length) is one over no batch and no heads."""
+    mask = kwargs["attn_mask"]
+    return operator(*args, **{**kwargs, "attn_mask": mask[(None,) * (4 - mask.ndim)]})
+
+
+def _heads(
+    operands: Sequence[Operand], kwargs: dict[str, Any]
+) -> tuple[str, list[Operand], str | None]:
+    """The first two dims of query, key and value as text; the mask, if any; its first two dims."""
+    sizes = operands[0].shape[:2]
+    heads = [
+        letter if len({operand.shape[dim] for operand in operands}) == 1 else "-"
+        for dim, letter in enumerate("bh")
+    ]
+    mask = kwargs.get("attn_mask")
+    if mask is None:
+        return " ".join(heads), [], None
+    dims = [heads[dim] if mask.shape[dim] == sizes[dim] else "-" for dim in range(2)]
+    return " ".join(heads), [mask], " ".join(dims)
+
+
+# Operators on planes of one, two and three dims; all their tensors have the same dims.
+PLANES = {
+    1: (
+        aten.reflection_pad1d.default,
+        aten.reflection_pad1d_backward.default,
+        aten.replication_pad1d.default,
+        aten.replication_pad1d_backward.default,
+    ),
+    2: (
+        aten.adaptive_max_pool2d.default,
+        aten.adaptive_max_pool2d_backward.default,
+        aten.avg_pool2d.default,
+        aten.avg_pool2d_backward.default,
+        aten.max_pool2d_with_indices.default,
+        aten.max_pool2d_with_indices_backward.default,
+        aten.reflection_pad2d.default,
+        aten.reflection_pad2d_backward.default,
+        aten.replication_pad2d.default,
+        aten.replication_pad2d_backward.default,
+    ),
+    3: (
+        aten.adaptive_max_pool3d.default,
+        aten.adaptive_max_pool3d_backward.default,
+        aten.avg_pool3d.default,
+        aten.avg_pool3d_backward.default,
+        aten.max_pool3d_with_indices.default,
+        aten.max_pool3d_with_indices_backward.default,
+        aten.reflection_pad3d.default,
+        aten.reflection_pad3d_backward.default,
+        aten.replication_pad3d.default,
+        aten.replication_pad3d_backward.default,
+    ),
+}
+
+PLANNERS: dict[Any, Planner] = {
+    **{
+        each: partial(_planes, spatial)
+        for table_of in (PLANES, torch_compat.ADAPTIVE_AVERAGES)
+        for spatial, operators in table_of.items()
+        for each in operators
+    },
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    aten.constant_pad_nd.default: _constant_pad,
+    aten.index.Tensor: _index,
+    aten.index_put.default: _index_put,
+    aten.im2col.default: _im2col,
+    aten.col2im.default: _col2im,
+    torch_compat.CPU_ATTENTION: _attention,
+    torch_compat.CPU_ATTENTION_BACKWARD: _attention_backward,
+}

@@ -1,0 +1,113 @@
+"""Operators that look elements up, and normalizations over the last dims."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.operators.reductions import is_split
+from shardcore.adapters.engine.planned import Operand, Parts, Task, order_of, run_rule
+from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.domain import operator_rules_basic as basic
+
+aten = torch.ops.aten
+
+
+def _embedding(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
+    """`embedding(table, indices, ...)`, whose further operands are for the gradient."""
+    table, indices = args[:2]
+    if is_split(table, 0) and not _splits(indices, table.form.layout.dim_axes(0)):
+        return _own_rows
+    rule = basic.embedding(indices.ndim)
+    return Task(rule, (table, indices))
+
+
+def _splits(indices: Operand, axes: Sequence[str]) -> bool:
+    """Whether one of `axes` splits `indices`: each rank is to find rows for indices of its own."""
+    layout = indices.form.layout
+    return layout.without(*axes) != layout
+
+
+def _own_rows(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Each rank finds the rows that it has, and zeros for the others: a pending sum."""
+    table, indices = args[:2]
+    numbers = torch.arange(len(table), device=table.device)
+
+    def compute(parts: Parts) -> Sequence[torch.Tensor]:
+        rows, wanted, own = parts
+        place = wanted - own[0]
+        foreign = (place < 0) | (place >= len(own))
+        found = operator(rows, place.masked_fill(foreign, 0))
+        return (found.masked_fill(foreign.unsqueeze(-1), 0),)
+
+    rule = basic.embedding_of_rows(indices.ndim)
+    shape = (*indices.shape, *table.shape[1:])
+    return run_rule(operator, rule, (table, indices, numbers), compute, (shape,))[0]
+
+
+def _embedding_backward(
+    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Task | None:
+    """`embedding_dense_backward(gradient, indices, rows, padding, by_frequency)`."""
+    gradient, indices, *rest = args
+    by_frequency = rest[2] if len(rest) > 2 else kwargs.get("scale_grad_by_freq")
+    if by_frequency:
+        return None  # how often a row is read is to be known of all ranks
+    return Task(basic.embedding_backward(indices.ndim), (gradient, indices), linear_in=(0,))
+
+
+def _layer_norm(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`native_layer_norm(input, shape, weight, bias, eps)`."""
+    x, shape, weight, bias, eps = args
+    given = [each for each in (weight, bias) if each is not None]
+    rule = basic.layer_norm(x.ndim - len(shape), len(shape), len(given))
+
+    def call(parts: Parts) -> Sequence[torch.Tensor]:
+        part, *rest = parts
+        local = iter(rest)
+        w = None if weight is None else next(local)
+        b = None if bias is None else next(local)
+        return torch_compat.as_tuple(operator(part, shape, w, b, eps))
+
+    return Task(rule, (x, *given), call, orders=[order_of(x)])
+
+
+def _layer_norm_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`native_layer_norm_backward(gradient, input, shape, mean, rstd, weight, bias, mask)`."""
+    gradient, x, shape, mean, deviation, weight, bias, mask = args
+    given = [each for each in (weight, bias) if each is not None]
+    rule = basic.layer_norm_backward(x.ndim - len(shape), len(shape), len(given))
+
+    def call(parts: Parts) -> Sequence[torch.Tensor | None]:
+        grad, part, m, d, *rest = parts
+        local = iter(rest)
+        w = None if weight is None else next(local)
+        b = None if bias is None else next(local)
+        found = operator(grad, part, shape, m, d, w, b, mask)
+        return [each if wanted else None for each, wanted in zip(found, mask, strict=True)]
+
+    return Task(rule, (gradient, x, mean, deviation, *given), call)
+
+
+def _index_select(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`index_select(tensor, dim, indices)`."""
+    tensor, dim, indices = args
+    return Task(basic.taken(tensor.ndim, dim % tensor.ndim), (tensor, indices))
+
+
+def _gather(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`gather(tensor, dim, index)`."""
+    tensor, dim, index = args[:3]
+    rule = basic.looked_up(tensor.shape, index.shape, dim % tensor.ndim)
+    return Task(rule, (tensor, index), lambda parts: (operator(parts[0], dim, parts[1]),))
+
+
+PLANNERS: dict[Any, Planner] = {
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.index_select.default: _index_select,
+    aten.gather.default: _gather,
+}

@@ -1,0 +1,116 @@
+"""Losses that look up the class of each sample, split by `domain.operator_rules_losses`.
+
+A mean over samples of which some are ignored, or weigh more, is no mean of the ranks' means: the
+sum and the total weight are each summed over the ranks, then divided. Where classes are split, each
+rank looks for its own (`class_shards`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shardcore.adapters.engine.operators import class_shards
+from shardcore.adapters.engine.planned import Parts, run_rule
+from shardcore.adapters.engine.redistribute import reduced
+from shardcore.adapters.engine.registry import Handler
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.domain import operator_rules_classes as classes_rules
+from shardcore.domain import operator_rules_losses as rules
+
+aten = torch.ops.aten
+
+# torch's numbers for `reduction=`.
+_NONE, _MEAN, _SUM = 0, 1, 2
+
+
+def _nll_loss(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`nll_loss_forward(input, target, weight, reduction, ignore_index)`: loss, total weight."""
+    inputs, target, weight, reduction, ignored = args
+    local = _NONE if reduction == _NONE else _SUM
+    sums = (() if local == _SUM else tuple(target.shape), ())
+
+    def call(parts: Parts) -> Sequence[torch.Tensor]:
+        x, classes, *weights = parts
+        found: Sequence[torch.Tensor] = operator(
+            x, classes, weights[0] if weights else None, local, ignored, **kwargs
+        )
+        return found
+
+    def call_on_classes(parts: Parts) -> Sequence[torch.Tensor]:
+        x, classes, numbers, *weights = parts
+        losses, counts = class_shards.nll_loss(
+            x, classes, numbers, weights[0] if weights else None, inputs.shape[1], ignored
+        )
+        return (losses if local == _NONE else losses.sum(), counts.sum())
+
+    if _splits_classes(inputs):
+        rule = classes_rules.nll_loss_of_classes(inputs.ndim, weight is not None, local == _SUM)
+        operands = _given(inputs, target, _numbers(inputs), weight)
+        loss, total = run_rule(operator, rule, operands, call_on_classes, sums)
+    else:
+        rule = rules.nll_loss(inputs.ndim, weight is not None, local == _SUM)
+        loss, total = run_rule(operator, rule, _given(inputs, target, weight), call, sums)
+    with torch.no_grad():
+        # The gradient divides by it, on every rank. Of losses that are not summed it is zero.
+        total = reduced(total) if local == _SUM else total.new_zeros(())
+        return (loss / total if reduction == _MEAN else loss), total
+
+
+def _nll_loss_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`nll_loss_backward(gradient, input, target, weight, reduction, ignore_index, total)`."""
+    gradient, inputs, target, weight, reduction, ignored, total = args
+
+    def call(parts: Parts) -> Sequence[torch.Tensor]:
+        grad, x, classes, *weights, full_total = parts
+        found = operator(
+            grad,
+            x,
+            classes,
+            weights[0] if weights else None,
+            reduction,
+            ignored,
+            full_total,
+            **kwargs,
+        )
+        return (found,)
+
+    def call_on_classes(parts: Parts) -> Sequence[torch.Tensor]:
+        grad, x, classes, full_total, numbers, *weights = parts
+        each = grad / full_total if reduction == _MEAN else grad
+        own = weights[0] if weights else None
+        return (class_shards.nll_loss_backward(each, x, classes, numbers, own, ignored),)
+
+    facts = (inputs.ndim, weight is not None, reduction != _NONE)
+    if _splits_classes(inputs):
+        rule = classes_rules.nll_loss_of_classes_backward(*facts)
+        operands = _given(gradient, inputs, target, total, _numbers(inputs), weight)
+        return run_rule(operator, rule, operands, call_on_classes)[0]
+    rule = rules.nll_loss_backward(*facts)
+    return run_rule(operator, rule, _given(gradient, inputs, target, weight, total), call)[0]
+
+
+def _splits_classes(inputs: Any) -> bool:
+    """Whether the classes of several samples are split."""
+    return (
+        inputs.ndim > 1
+        and isinstance(inputs, ShardedTensor)
+        and bool(inputs.form.layout.dim_axes(1))
+    )
+
+
+def _numbers(inputs: torch.Tensor) -> torch.Tensor:
+    """The number of each class: a plain tensor, of which a rank keeps those of its classes."""
+    return torch.arange(inputs.shape[1], device=inputs.device)
+
+
+def _given(*operands: torch.Tensor | None) -> list[torch.Tensor]:
+    return [each for each in operands if each is not None]
+
+
+HANDLERS: dict[Any, Handler] = {
+    aten.nll_loss_forward.default: _nll_loss,
+    aten.nll_loss2d_forward.default: _nll_loss,
+    aten.nll_loss_backward.default: _nll_loss_backward,
+    aten.nll_loss2d_backward.default: _nll_loss_backward,
+}

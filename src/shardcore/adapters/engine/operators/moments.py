@@ -1,0 +1,99 @@
+"""Means and variances over split dims, without gathering them: sums of the parts are reduced.
+
+They are made of operators that are dispatched again.
+"""
+
+import math
+from typing import Any
+
+import torch
+
+from shardcore.adapters.engine.redistribute import reduced
+
+
+def moments(
+    x: Any,
+    dim: Any = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Any, Any]:
+    """Variance and mean in two passes over `x`, in the dtype of `precise`, as on one device.
+
+    Args:
+        x: A sharded tensor of floats.
+        dim: The tensor dims to reduce; None or () for all of them.
+        correction: What is taken off the number of elements, 1 if None.
+        keepdim: Whether the reduced dims stay, with size 1.
+    """
+    dims = [each % x.ndim for each in dim] if dim else list(range(x.ndim))
+    count = math.prod(x.shape[each] for each in dims)
+    values = precise(x)
+    mean = reduced(values.sum(dims, keepdim=True)) / count
+    deviation = values - mean
+    free = max(count - (1 if correction is None else correction), 0)
+    variance = reduced((deviation * deviation).sum(dims, keepdim=True)) / free
+    if not keepdim:
+        variance, mean = variance.squeeze(dims), mean.squeeze(dims)
+    return variance, mean
+
+
+def precise(x: Any) -> Any:
+    """`x` in a dtype in which a sum of many of its elements can be held."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def batch_norm(args: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+    """`native_batch_norm` in training, over the global batch.
+
+    Args:
+        args: Input, weight, bias, both running statistics, whether in training, momentum, eps.
+
+    Returns:
+        Output, mean, and one over the deviation.
+    """
+    x, weight, bias, running_mean, running_var, _, momentum, eps = args
+    values = reduced(precise(x))
+    variance, mean = torch.var_mean(values, dim=_sample_dims(x), correction=0)
+    one_over = (variance + eps).rsqrt()
+    output = (values - _per_channel(mean, x)) * _per_channel(one_over, x)
+    if weight is not None:
+        output = output * _per_channel(weight, x)
+    if bias is not None:
+        output = output + _per_channel(bias, x)
+    count = _samples(x)
+    _follow(running_mean, mean, momentum)
+    _follow(running_var, variance * (count / max(count - 1, 1)), momentum)
+    return output.to(x.dtype), mean, one_over
+
+
+def batch_norm_backward(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The gradients of input, weight and bias, those that the mask asks for."""
+    gradient, x, weight, _, _, mean, one_over, _, _, mask = args
+    gradient, dims = reduced(precise(gradient)), _sample_dims(x)
+    normalized = (precise(x) - _per_channel(mean, x)) * _per_channel(one_over, x)
+    of_bias = reduced(gradient.sum(dims))
+    of_weight = reduced((gradient * normalized).sum(dims))
+    scale = one_over if weight is None else one_over * weight
+    through_moments = _per_channel(of_bias, x) + normalized * _per_channel(of_weight, x)
+    of_input = (gradient - through_moments / _samples(x)) * _per_channel(scale, x)
+    found = (of_input.to(x.dtype), of_weight, of_bias)
+    return tuple(each if wanted else None for each, wanted in zip(found, mask, strict=True))
+
+
+def _sample_dims(x: Any) -> list[int]:
+    return [dim for dim in range(x.ndim) if dim != 1]
+
+
+def _samples(x: Any) -> int:
+    return math.prod(x.shape[dim] for dim in _sample_dims(x))
+
+
+def _per_channel(values: Any, x: Any) -> Any:
+    return values.reshape([1, -1, *[1] * (x.ndim - 2)])
+
+
+def _follow(running: Any, value: Any, momentum: float) -> None:
+    """Move a running statistic, None if there is none, towards that of the batch."""
+    if running is not None:
+        running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)

@@ -1,0 +1,63 @@
+"""The place of the largest along a split dim: each rank sends one number a row.
+
+The upper half of the number grows with the value, its lower half falls with the place. So the
+largest number of all ranks is that of the largest value; of several, of the first.
+"""
+
+from typing import Any
+
+import torch
+
+from shardcore.adapters.engine.redistribute import in_layout, reduced
+from shardcore.domain.layout import Layout
+
+# Floats that are as well float32, whose bits are half of such a number.
+SERVED = (torch.float32, torch.bfloat16, torch.float16)
+
+_LEAST = torch.iinfo(torch.int64).min
+_HALF = 1 << 32
+_SIGN = 0x7FFFFFFF
+
+
+def packed(part: torch.Tensor, numbers: torch.Tensor, dim: int) -> torch.Tensor:
+    """The number of each row of `part`, which keeps `dim` with one entry.
+
+    Args:
+        part: This rank's values, perhaps none.
+        numbers: Where along the full dim each of them is, in order.
+        dim: The dim.
+    """
+    if not part.shape[dim]:
+        return torch.full_like(part.sum(dim, keepdim=True), _LEAST, dtype=torch.int64)
+    values, places = part.float().max(dim, keepdim=True)
+    return _ordered(values) * _HALF + (_HALF - 1 - numbers[places])
+
+
+def places(found: torch.Tensor) -> torch.Tensor:
+    """The place of the largest of each row, of the largest number that a rank had for it."""
+    return _HALF - 1 - (found & (_HALF - 1))
+
+
+def _ordered(values: torch.Tensor) -> torch.Tensor:
+    """Integers in the order of `values`; what is not a number is the largest, as torch has it."""
+    full = values + 0.0  # minus zero is zero
+    # A copy: in torch 2.13 the interpreter of captured steps knows no view as another dtype.
+    bits = torch.view_copy(full, dtype=torch.int32).to(torch.int64)
+    ordered = torch.where(bits < 0, bits ^ _SIGN, bits)
+    return ordered.masked_fill(values.isnan(), _SIGN)
+
+
+def argmax(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """`argmax(x, dim, keepdim)` along a dim that is split, in one all-reduce."""
+    x, dim, keep = (*args, False)[:3]
+    x, dim = reduced(x), dim % x.ndim
+    engine, layout = x.engine, x.form.layout
+    axes = layout.dim_axes(dim)
+    numbers = engine.replicated(torch.arange(x.shape[dim], device=x.device))
+    own = in_layout(numbers, Layout(layout.mesh, (axes,), (), (layout.blocks[dim],))).part
+    rest = layout.without(*axes)
+    pending = Layout(layout.mesh, rest.spec, dict.fromkeys(axes, "max"), rest.blocks)
+    shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+    largest = reduced(engine.sharded(packed(x.part, own, dim), pending, shape))
+    found = engine.sharded(places(largest.part), largest.form.layout, shape)
+    return found if keep else found.squeeze(dim)

@@ -1,0 +1,195 @@
+"""Operators that make each element of one element of each operand."""
+
+import cmath
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.planned import Operand, Order, Task, order_of
+from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.domain import operator_rules_basic as basic
+from shardcore.domain.operator_rules_table import letter
+from shardcore.domain.planner import Split
+
+aten = torch.ops.aten
+
+# Linear in their one operand, or in each of two.
+_SCALING = {
+    aten.clone.default: (0,),
+    aten.neg.default: (0,),
+    aten.mul.Scalar: (0,),
+    aten.mul.Tensor: (0, 1),
+    aten.div.Scalar: (0,),
+    aten.div.Tensor: (0,),
+}
+# They add two operands up, or choose between the last two.
+_ADDING = {aten.add.Tensor: (0, 1), aten.sub.Tensor: (0, 1), aten.where.self: (1, 2)}
+
+
+def plan(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
+    """Split the dims of the result; operands of fewer dims or of size 1 are broadcast."""
+    if any(isinstance(each, list) for each in args):
+        return None
+    operands = [each for each in (*args, *kwargs.values()) if isinstance(each, Operand)]
+    results = torch_compat.number_of_results(operator)
+    split = _alike(operands, results)
+    return Task(
+        basic.elementwise(tuple(each.shape for each in operands), results),
+        operands,
+        linear_in=_linear_in(operator, operands, args),
+        adds=_adds(operator, operands),
+        of_weights=len(operands) == 1
+        or (split is not None and all(each.ndim for each in operands)),
+        scales=torch_compat.aten_name(operator) == "mul",
+        orders=_orders(operator, operands, kwargs),
+        layouts=split,
+    )
+
+
+def _linear_in(operator: Any, operands: Sequence[Operand], args: tuple[Any, ...]) -> Sequence[int]:
+    """The operands that may be scaled before they are summed: those as large as the result."""
+    if operator not in _SCALING:
+        return ()
+    numbers = [each for each in args if not isinstance(each, Operand)]
+    if operator in (aten.div.Scalar, aten.div.Tensor):
+        # Parts of both signs divided by zero would add up to nan, and their sum is infinite.
+        scales = isinstance(args[0], Operand) and 0 not in numbers
+    else:
+        scales = all(map(cmath.isfinite, numbers))
+    largest = max(each.numel() for each in operands)
+    places = [
+        place
+        for place in _SCALING[operator]
+        if place < len(operands) and operands[place].numel() == largest
+    ]
+    return places if scales else ()
+
+
+def _adds(operator: Any, operands: Sequence[Operand]) -> Sequence[int]:
+    """The operands that are added up, where a pending one is as large as the result."""
+    places = _ADDING.get(operator, ())
+    largest = max(each.numel() for each in operands)
+    if len(operands) <= max(places, default=0):
+        return ()  # of a tensor and a number
+    pending = [each for each in operands if each.form.layout.partial]
+    return places if all(each.numel() == largest for each in pending) else ()
+
+
+def _orders(
+    operator: Any, operands: Sequence[Operand], kwargs: dict[str, Any]
+) -> list[Order | None]:
+    """The order that is asked for, else that of the largest operand, as in torch."""
+    asked = kwargs.get("memory_format", torch.preserve_format)
+    if asked == torch.preserve_format:
+        order = order_of(max(operands, key=lambda each: (each.numel(), each.ndim)))
+    else:
+        order = _ORDERS.get(asked)
+    return [order] * torch_compat.number_of_results(operator)
+
+
+_ORDERS = {torch.channels_last: (0, 2, 3, 1), torch.channels_last_3d: (0, 2, 3, 4, 1)}
+
+
+def _alike(operands: Sequence[Operand], results: int) -> Split | None:
+    """The layout of all operands but numbers, where they have one: the results have it too."""
+    sized = [each for each in operands if each.ndim or not each.form.is_replicated]
+    if not sized:
+        return None
+    shape, layout = sized[0].shape, sized[0].form.layout
+    if any(each.shape != shape or each.form.layout != layout for each in sized):
+        return None
+    if layout.partial and len(sized) < len(operands):
+        return None
+    given = (each.form.layout.reduced for each in operands)
+    extents = {letter(dim): size for dim, size in enumerate(shape)}
+    return Split(tuple(given), (layout.reduced,) * results, extents, gathers=False)
+
+
+def _converted(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
+    """`_to_copy(tensor, dtype=...)`: with as much precision, what is pending may stay so."""
+    task = plan(operator, args, kwargs)
+    assert task is not None
+    (tensor,) = args
+    dtype = kwargs.get("dtype") or tensor.dtype
+    floats = tensor.dtype.is_floating_point and dtype.is_floating_point
+    keeps = floats and dtype.itemsize >= tensor.dtype.itemsize
+    return attrs.evolve(task, linear_in=(0,) if keeps else ())
+
+
+def _like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`zeros_like(x)` and similar: no values of `x` are read."""
+    tensor = args[0]
+    layout = tensor.form.layout
+    rule = basic.elementwise((tensor.shape,))
+    extents = {letter(dim): size for dim, size in enumerate(tensor.shape)}
+    split = Split((layout,), (layout.reduced,), extents, gathers=False)
+    return Task(rule, [tensor], orders=_orders(operator, [tensor], kwargs), layouts=split)
+
+
+def _empty_strided(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.new_empty_strided(size, strides)`: autograd copies a gradient of the size of `x` there.
+
+    Its values are still to be written, so that it may have the layout of `x`, pending sums too.
+    """
+    tensor, size, strides = args
+    if tuple(size) != tuple(tensor.shape):
+        return _new(operator, args, kwargs)
+    order = sorted(range(tensor.ndim), key=lambda dim: (-strides[dim], dim))
+    part = torch.empty_permuted(tensor.part.shape, order, dtype=tensor.dtype, device=tensor.device)
+    form = tensor.engine.evolved(tensor.form, strides=tuple(strides), weight=False)
+    return tensor.engine.wrap(part, form)
+
+
+def _new(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.new_zeros(shape)` and similar: a plain tensor of the dtype and device of `x`."""
+    tensor, *numbers = args
+    return operator(tensor.part, *numbers, **kwargs)
+
+
+PLANNERS: dict[Any, Planner] = {
+    # torch does not tag them as pointwise.
+    **dict.fromkeys(
+        (
+            aten.elu_backward.default,
+            aten.hardshrink.default,
+            aten.hardshrink_backward.default,
+            aten.hardsigmoid.default,
+            aten.hardsigmoid_backward.default,
+            aten.hardswish.default,
+            aten.hardswish_backward.default,
+            aten.hardtanh.default,
+            aten.hardtanh_backward.default,
+            aten.leaky_relu_backward.default,
+            aten.softplus_backward.default,
+            aten.softshrink.default,
+            aten.softshrink_backward.default,
+            aten.clone.default,
+        ),
+        plan,
+    ),
+    torch_compat.TO_COPY: _converted,
+    **dict.fromkeys(
+        (
+            aten.zeros_like.default,
+            aten.ones_like.default,
+            aten.empty_like.default,
+            aten.full_like.default,
+        ),
+        _like,
+    ),
+}
+HANDLERS: dict[Any, Handler] = {
+    aten.new_empty_strided.default: _empty_strided,
+    **dict.fromkeys(
+        (
+            aten.new_zeros.default,
+            aten.new_ones.default,
+            aten.new_empty.default,
+            aten.new_full.default,
+        ),
+        _new,
+    ),
+}

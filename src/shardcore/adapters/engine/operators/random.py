@@ -1,0 +1,119 @@
+"""Random operators: each rank draws the values of one device, and keeps its shard."""
+
+from typing import Any
+
+import torch
+
+from shardcore.adapters import fallback
+from shardcore.adapters.engine.in_place import write
+from shardcore.adapters.engine.redistribute import full, in_layout, local_shard
+from shardcore.adapters.engine.registry import Handler
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.torch_compat import tree_map_only, writes_first
+from shardcore.domain.layout import Layout
+
+aten = torch.ops.aten
+
+
+def _full_like(tensor: Any) -> torch.Tensor:
+    """A plain tensor as `tensor` would be on one device, its values not set."""
+    return torch.empty_strided(
+        tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+
+
+def _shard(value: torch.Tensor, like: Any) -> Any:
+    """`value`, plain and equal on all ranks, in the layout of `like`, with nothing pending."""
+    layout = like.form.layout.reduced
+    part = local_shard(value, layout, like.engine)
+    return like.engine.sharded(part.clone(), layout, tuple(value.shape))
+
+
+def _fill(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.uniform_()` and similar."""
+    target, *rest = args
+    numbers, named = tree_map_only(ShardedTensor, full, (rest, kwargs))
+    value = operator(_full_like(target), *numbers, **named)
+    return write(aten.copy_.default, (target, value), {})
+
+
+def _draw_like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`rand_like(x)` and similar."""
+    like, *numbers = args
+    return _shard(operator(_full_like(like), *numbers, **kwargs), like)
+
+
+def _bernoulli(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.bernoulli(p)`: the operand holds a probability per element."""
+    probabilities, *rest = args
+    return _shard(operator(full(probabilities), *rest, **kwargs), probabilities)
+
+
+def _dropout(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`native_dropout(x, p, train)`, which CUDA runs: the result and its mask."""
+    tensor, rate, train = args
+    scale, mask = operator(torch.ones_like(_full_like(tensor)), rate, train, **kwargs)
+    return tensor * _shard(scale, tensor), _shard(mask, tensor)
+
+
+def _multinomial(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.multinomial(weights, count)`: each row of weights draws so many indices."""
+    weights, *rest = args
+    drawn = weights.engine.replicated(operator(full(weights), *rest, **kwargs))
+    if weights.ndim != 2:
+        return drawn
+    layout = weights.form.layout
+    return in_layout(drawn, Layout(layout.mesh, (layout.spec[0], None), (), (layout.blocks[0], 1)))
+
+
+def _random_slope(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`rrelu_with_noise(x, noise, ...)`: how much is drawn depends on all values of `x`.
+
+    It writes what it draws into `noise`, which its gradient reads.
+    """
+    x, noise, *numbers = args
+    fallback.tell(operator, args)
+    values, drawn = (
+        full(each).clone() if isinstance(each, ShardedTensor) else each.clone()
+        for each in (x, noise)
+    )
+    result = operator(values, drawn, *numbers, **kwargs)
+    write(aten.copy_.default, (noise, drawn), {})
+    if not writes_first(operator):
+        return _shard(result, x if isinstance(x, ShardedTensor) else noise)
+    return write(aten.copy_.default, (x, values), {})
+
+
+HANDLERS: dict[Any, Handler] = {
+    aten.bernoulli.default: _bernoulli,
+    aten.multinomial.default: _multinomial,
+    aten.native_dropout.default: _dropout,
+    aten.rrelu_with_noise.default: _random_slope,
+    aten.rrelu_with_noise_.default: _random_slope,
+    **dict.fromkeys(
+        (
+            aten.bernoulli_.Tensor,
+            aten.bernoulli_.float,
+            aten.cauchy_.default,
+            aten.exponential_.default,
+            aten.geometric_.default,
+            aten.log_normal_.default,
+            aten.normal_.default,
+            aten.random_.default,
+            getattr(aten.random_, "from"),
+            aten.random_.to,
+            aten.uniform_.default,
+        ),
+        _fill,
+    ),
+    **dict.fromkeys(
+        (
+            aten.rand_like.default,
+            aten.randn_like.default,
+            aten.randint_like.default,
+            aten.randint_like.low_dtype,
+            aten.normal_functional.default,
+        ),
+        _draw_like,
+    ),
+}

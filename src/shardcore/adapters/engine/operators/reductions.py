@@ -1,0 +1,225 @@
+"""Operators along some dims: sums, which may stay pending, and others, which need full dims."""
+
+from math import prod
+from typing import Any
+
+import torch
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.operators import packed_argmax, softmax
+from shardcore.adapters.engine.planned import Operand, Task
+from shardcore.adapters.engine.redistribute import reduced
+from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.domain import operator_rules_basic as basic
+from shardcore.domain import operator_rules_table as table
+from shardcore.domain.layout import Layout
+from shardcore.domain.placements import ReduceOp
+from shardcore.domain.planner import Split
+
+aten = torch.ops.aten
+
+
+def _sum(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`sum(tensor, dims, keepdim)`: the sum of each rank is pending."""
+    tensor, dims, keep = _dims_of(*args)
+    return Task(
+        basic.reduced(tensor.ndim, dims, keep, summed=True),
+        [tensor],
+        lambda parts: (parts[0].sum(sorted(dims), keep, **kwargs),),
+        linear_in=(0,),
+    )
+
+
+def _norm(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
+    """`linalg_vector_norm(tensor, ord, dims, keepdim)`: the usual one by a sum of squares."""
+    tensor, *rest = args
+    order = rest.pop(0) if rest else 2
+    if order == 2 and tensor.dtype.is_floating_point:
+        return _root_of_squares
+    return _reduced(operator, (tensor, *rest), kwargs, before=(order,))
+
+
+def _root_of_squares(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, _, *dims = (*args, 2) if len(args) == 1 else args
+    dtype = kwargs.get("dtype") or tensor.dtype
+    return reduced(squares(tensor, dtype, *dims)).sqrt().to(dtype)
+
+
+def squares(tensor: Any, dtype: torch.dtype, dims: Any = None, keep: bool = False) -> Any:
+    """The sum of the squares of `tensor`, of floats that are to become `dtype`."""
+    precise = tensor.to(torch.promote_types(dtype, torch.float32))
+    return (precise * precise).sum(dims or list(range(tensor.ndim)), keep)
+
+
+def _mean(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`mean(tensor, dims, keepdim)`: the sum, divided by the number of elements.
+
+    A normalization reads it several times: but for a number it is reduced at once.
+    """
+    tensor, dims, keep = _dims_of(*args)
+    total = tensor.sum(sorted(dims), keep, **kwargs)
+    mean = total / prod(tensor.shape[dim] for dim in dims)
+    return reduced(mean) if mean.ndim else mean
+
+
+def _dims_of(tensor: Any, dims: Any = None, keep: bool = False) -> tuple[Any, frozenset[int], bool]:
+    """The tensor, the dims that are reduced, none for all of them, and whether they stay."""
+    given = [dims] if isinstance(dims, int) else dims or range(tensor.ndim)
+    return tensor, frozenset(dim % tensor.ndim for dim in given if tensor.ndim), keep
+
+
+def _reduced(
+    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: tuple[Any, ...] = ()
+) -> Task:
+    """`amax(tensor, dims, keepdim)` and similar: where the dims are not split."""
+    tensor, dims, keep = _dims_of(*args, **_keep(kwargs))
+    rest = (*before, *args[1:])
+    return Task(
+        basic.reduced(
+            tensor.ndim,
+            dims,
+            keep,
+            summed=False,
+            results=torch_compat.number_of_results(operator),
+        ),
+        [tensor],
+        lambda parts: torch_compat.as_tuple(operator(*parts, *rest, **kwargs)),
+    )
+
+
+def _extreme(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`amax`, `amin`, `prod` and similar: along a split dim each rank reduces its own elements."""
+    tensor, dims, keep = _dims_of(*args, **_keep(kwargs))
+    layout, op = tensor.form.layout, _EXTREMES[operator]
+    axes = [axis for dim in dims for axis in layout.dim_axes(dim)]
+    if layout.partial or not axes or not all(_has_elements(tensor, dim) for dim in dims):
+        return _reduced(operator, args, kwargs)
+    left = [dim for dim in range(tensor.ndim) if keep or dim not in dims]
+    found = Layout(
+        layout.mesh,
+        tuple(None if dim in dims else layout.spec[dim] for dim in left),
+        dict.fromkeys(axes, op),
+        tuple(1 if dim in dims else layout.blocks[dim] for dim in left),
+    )
+    extents = {table.letter(dim): size for dim, size in enumerate(tensor.shape)}
+    return Task(
+        basic.reduced(tensor.ndim, dims, keep, summed=True),
+        [tensor],
+        lambda parts: (operator(*parts, *args[1:], **kwargs),),
+        layouts=Split((layout,), (found,), extents, gathers=False),
+    )
+
+
+def _has_elements(tensor: Operand, dim: int) -> bool:
+    """Whether every rank has an element along `dim`."""
+    return min(tensor.form.layout.chunk_sizes(dim, tensor.shape[dim])) > 0
+
+
+def _any(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler | None:
+    """`any(tensor, dims, keepdim)` and `all`: an empty list is no dims, and not all of them."""
+    tensor, dims, _ = _dims_of(*args, **_keep(kwargs))
+    if len(args) > 1 and args[1] in ([], ()):
+        return None
+    if any(is_split(tensor, dim) for dim in dims):
+        return _any_of_split
+    return _reduced(operator, args, kwargs)
+
+
+def _any_of_split(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, dims, keep = _dims_of(*args, **_keep(kwargs))
+    found = reduced(tensor).ne(0).to(torch.uint8)
+    of_ranks = found.amin if torch_compat.aten_name(operator) == "all" else found.amax
+    dtype = torch.uint8 if tensor.dtype is torch.uint8 else torch.bool
+    return reduced(of_ranks(sorted(dims), keep)).to(dtype)
+
+
+def _argmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
+    """`argmax(tensor, dim, keepdim)`: along a split dim each rank sends one number a row."""
+    tensor, dim = args[0], args[1] if len(args) > 1 else None
+    if kwargs or dim is None or not is_split(tensor, dim):
+        return _reduced(operator, args, kwargs)
+    served = tensor.dtype in packed_argmax.SERVED
+    return packed_argmax.argmax if served else _reduced(operator, args, kwargs)
+
+
+def is_split(tensor: Operand, dim: int) -> bool:
+    """Whether several ranks split `dim` of `tensor`."""
+    layout = tensor.form.layout
+    axes = layout.dim_axes(dim % tensor.ndim) if tensor.ndim else ()
+    return any(layout.mesh.axis_size(axis) > 1 for axis in axes)
+
+
+def _keep(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"keep": kwargs["keepdim"]} if "keepdim" in kwargs else {}
+
+
+def _along_one(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`operator(tensor, dim, ...)` that keeps the shape and looks along `dim` only."""
+    return _along(operator, args, kwargs, args[1] if len(args) > 1 else kwargs.get("dim", -1))
+
+
+def _along(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> Task:
+    operands = [each for each in args if isinstance(each, Operand)]
+    ndim = operands[0].ndim
+    full = frozenset({dim % ndim} if ndim else ())
+    returns = torch_compat.number_of_results(operator)
+    return Task(table.along(ndim, full, len(operands), returns), operands)
+
+
+def _softmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
+    """`_softmax(tensor, dim, in_float)`, and that of logarithms."""
+    if not kwargs and is_split(args[0], args[1]):
+        return softmax.run
+    return _along(operator, args, kwargs, args[1])
+
+
+def _softmax_backward(
+    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Task | Handler:
+    """`_softmax_backward_data(gradient, output, dim, dtype)`, and that of logarithms."""
+    if not kwargs and is_split(args[1], args[2]):
+        return softmax.run
+    return _along(operator, args, kwargs, args[2])
+
+
+# Reductions whose results of the ranks are reduced by the same operation.
+_EXTREMES: dict[Any, ReduceOp] = {
+    aten.amax.default: "max",
+    aten.amin.default: "min",
+    aten.max.default: "max",
+    aten.min.default: "min",
+    aten.prod.default: "product",
+    aten.prod.dim_int: "product",
+}
+PLANNERS: dict[Any, Planner] = {
+    aten.sum.dim_IntList: _sum,
+    aten.sum.default: _sum,
+    aten.linalg_vector_norm.default: _norm,
+    **dict.fromkeys(
+        (
+            aten.any.default,
+            aten.any.dim,
+            aten.any.dims,
+            aten.all.default,
+            aten.all.dim,
+            aten.all.dims,
+        ),
+        _any,
+    ),
+    **dict.fromkeys(_EXTREMES, _extreme),
+    aten.argmax.default: _argmax,
+    **dict.fromkeys(
+        (
+            aten.argmin.default,
+            aten.logsumexp.default,
+            aten.max.dim,
+            aten.min.dim,
+            aten.median.dim,
+        ),
+        _reduced,
+    ),
+    **dict.fromkeys((aten.cumsum.default, aten.cumprod.default, aten.sort.default), _along_one),
+    **dict.fromkeys(torch_compat.SOFTMAX, _softmax),
+    **dict.fromkeys(torch_compat.SOFTMAX_BACKWARD, _softmax_backward),
+}
+HANDLERS: dict[Any, Handler] = {aten.mean.dim: _mean, aten.mean.default: _mean}

@@ -1,0 +1,235 @@
+"""Operators that move elements: views, slices, concatenation, splitting."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.planned import Operand, Task
+from shardcore.adapters.engine.registry import Planner
+from shardcore.domain import operator_rules_basic as basic
+from shardcore.domain import operator_rules_table as table
+from shardcore.domain.operator_rules import OperatorRule
+from shardcore.domain.placements import stretches_of
+
+aten = torch.ops.aten
+
+
+def _one(rule: OperatorRule, tensor: Operand, call: Callable[[torch.Tensor], torch.Tensor]) -> Task:
+    """One operand, one result."""
+    return _several(rule, tensor, lambda part: (call(part),))
+
+
+def _several(
+    rule: OperatorRule, tensor: Operand, call: Callable[[torch.Tensor], Sequence[torch.Tensor]]
+) -> Task:
+    """One operand, several results."""
+    return Task(rule, [tensor], lambda parts: call(parts[0]), linear_in=(0,), of_weights=True)
+
+
+def _dims_moved(dims: Callable[..., Sequence[int | None]]) -> Planner:
+    def plan(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+        tensor, *rest = args
+        rule = basic.dims_moved(tensor.ndim, tuple(dims(tensor, *rest, **kwargs)))
+        return _one(rule, tensor, lambda part: operator(part, *rest, **kwargs))
+
+    return plan
+
+
+def _permuted(tensor: Operand, dims: Sequence[int]) -> list[int]:
+    return [dim % tensor.ndim for dim in dims]
+
+
+def _transposed(tensor: Operand, first: int = 0, second: int = 1) -> list[int]:
+    dims = list(range(tensor.ndim))
+    if dims:
+        dims[first], dims[second] = dims[second], dims[first]
+    return dims
+
+
+def _turned(tensor: Operand) -> list[int]:
+    return list(range(tensor.ndim))[::-1]
+
+
+def _unsqueezed(tensor: Operand, dim: int) -> list[int | None]:
+    dims: list[int | None] = list(range(tensor.ndim))
+    dims.insert(dim % (tensor.ndim + 1), None)
+    return dims
+
+
+def _squeezed(tensor: Operand, dims: Any = None) -> list[int]:
+    given = (
+        range(tensor.ndim) if dims is None else dims if isinstance(dims, list | tuple) else [dims]
+    )
+    gone = {dim % max(tensor.ndim, 1) for dim in given}
+    return [dim for dim in range(tensor.ndim) if dim not in gone or tensor.shape[dim] != 1]
+
+
+def _squeeze(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """By the dims that have size 1 in the whole, which a part may have by chance."""
+    tensor, *rest = args
+    left = _squeezed(tensor, *rest, **kwargs)
+    gone = [dim for dim in range(tensor.ndim) if dim not in left]
+    rule = basic.dims_moved(tensor.ndim, tuple(left))
+    return _one(rule, tensor, lambda part: part.squeeze(gone) if gone else part.view(part.shape))
+
+
+def _cropped(tensor: Operand, dim: int = 0, *_: Any, **__: Any) -> list[int | None]:
+    return [None if each == dim % tensor.ndim else each for each in range(tensor.ndim)]
+
+
+def _picked(tensor: Operand, dim: int, *_: Any) -> list[int]:
+    return [each for each in range(tensor.ndim) if each != dim % tensor.ndim]
+
+
+def _slice(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`slice(tensor, dim, start, end, step)`: all of a dim is no slice at all."""
+    tensor, *rest = args
+    if _takes_all(tensor, *rest):
+        rule = basic.dims_moved(tensor.ndim, tuple(range(tensor.ndim)))
+        return _one(rule, tensor, lambda part: operator(part, *rest[:1], **kwargs))
+    rule = basic.dims_moved(tensor.ndim, tuple(_cropped(tensor, *rest)))
+    return _one(rule, tensor, lambda part: operator(part, *rest, **kwargs))
+
+
+def _takes_all(
+    tensor: Operand, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> bool:
+    size = tensor.shape[dim]
+    return (start or 0) in (0, -size) and (end is None or end >= size) and step == 1
+
+
+def _slice_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`slice_backward(gradient, sizes, dim, start, end, step)`."""
+    gradient, sizes, dim, *rest = args
+    dim %= len(sizes)
+    rule = basic.dims_moved(gradient.ndim, tuple(_cropped(gradient, dim)))
+
+    def call(part: torch.Tensor) -> Any:
+        local = [sizes[each] if each == dim else part.shape[each] for each in range(part.ndim)]
+        return operator(part, local, dim, *rest, **kwargs)
+
+    return _one(rule, gradient, call)
+
+
+def _select_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`select_backward(gradient, sizes, dim, index)`."""
+    gradient, sizes, dim, index = args
+    dim %= len(sizes)
+    rule = basic.dims_moved(gradient.ndim, tuple(_unsqueezed(gradient, dim)))
+
+    def call(part: torch.Tensor) -> Any:
+        local = list(part.shape)
+        local.insert(dim, sizes[dim])
+        return operator(part, local, dim, index, **kwargs)
+
+    return _one(rule, gradient, call)
+
+
+def _expanded(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`expand(tensor, sizes)`: what is pending is reduced before it is larger."""
+    tensor, sizes = args
+    new = len(sizes) - tensor.ndim
+    dims = [
+        dim - new if dim >= new and size in (-1, tensor.shape[dim - new]) else None
+        for dim, size in enumerate(sizes)
+    ]
+    local = [-1 if dim is not None else size for dim, size in zip(dims, sizes, strict=True)]
+    grows = any(dim is None and size != 1 for dim, size in zip(dims, sizes, strict=True))
+    return Task(
+        basic.dims_moved(tensor.ndim, tuple(dims)),
+        [tensor],
+        lambda parts: (operator(parts[0], local, **kwargs),),
+        linear_in=() if grows else (0,),
+        of_weights=True,
+    )
+
+
+def _reshaped(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """A view of a part may be impossible where one of the whole is not: it copies there."""
+    tensor, sizes = args
+    target = _sizes(tensor, sizes)
+    found = basic.reshape(tensor.shape, target, _split_dims(tensor))
+    return _one(
+        found.rule,
+        tensor,
+        lambda part: part.reshape(found.local_shape(target, tuple(part.shape))),
+    )
+
+
+def _split_dims(tensor: Operand) -> tuple[tuple[int, int], ...]:
+    """The dims that several ranks split, each with the number of its stretches."""
+    layout = tensor.form.layout
+    return tuple(
+        (dim, stretches_of(layout.blocks[dim])[0])
+        for dim in range(tensor.ndim)
+        if any(layout.mesh.axis_size(axis) > 1 for axis in layout.dim_axes(dim))
+    )
+
+
+def _sizes(tensor: Operand, sizes: Sequence[int]) -> tuple[int, ...]:
+    """`sizes` with the one that is to be found."""
+    if -1 not in sizes:
+        return tuple(sizes)
+    rest = prod(size for size in sizes if size != -1)
+    return tuple(tensor.numel() // max(rest, 1) if size == -1 else size for size in sizes)
+
+
+def _flipped(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    tensor, dims = args
+    gone = {dim % tensor.ndim for dim in dims}
+    rule = table.along(tensor.ndim, frozenset(gone))
+    return _one(rule, tensor, lambda part: operator(part, dims))
+
+
+def _concatenated(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`cat(tensors, dim)` and `stack(tensors, dim)`."""
+    tensors, *rest = args
+    new = operator is aten.stack.default
+    dim = rest[0] if rest else kwargs.get("dim", 0)
+    if not new:  # empty tensors of one dim join anything
+        tensors = [each for each in tensors if each.shape != (0,)] or list(tensors)
+    ndim = tensors[0].ndim
+    dim %= ndim + new
+    rule = basic.joined(ndim, dim, len(tensors), new)
+    return Task(rule, tensors, lambda parts: (operator(list(parts), dim),))
+
+
+def _pieces(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`split(tensor, sizes, dim)`."""
+    tensor, sizes, *rest = args
+    dim = (rest[0] if rest else kwargs.get("dim", 0)) % tensor.ndim
+    count = len(sizes) if isinstance(sizes, list | tuple) else -(-tensor.shape[dim] // sizes)
+    rule = basic.dims_moved(tensor.ndim, tuple(_cropped(tensor, dim)), max(count, 1))
+    return _several(rule, tensor, lambda part: operator(part, sizes, dim))
+
+
+def _unbind(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`unbind(tensor, dim)`."""
+    tensor, *rest = args
+    dim = (rest[0] if rest else kwargs.get("dim", 0)) % tensor.ndim
+    rule = table.unbind(tensor.ndim, dim, tensor.shape[dim])
+    return _several(rule, tensor, lambda part: operator(part, dim))
+
+
+PLANNERS: dict[Any, Planner] = {
+    **dict.fromkeys((aten.view.default, torch_compat.UNSAFE_VIEW, aten.reshape.default), _reshaped),
+    aten.permute.default: _dims_moved(_permuted),
+    aten.transpose.int: _dims_moved(_transposed),
+    aten.t.default: _dims_moved(_turned),
+    aten.unsqueeze.default: _dims_moved(_unsqueezed),
+    **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _squeeze),
+    aten.expand.default: _expanded,
+    aten.slice.Tensor: _slice,
+    aten.slice_backward.default: _slice_backward,
+    aten.select.int: _dims_moved(_picked),
+    aten.select_backward.default: _select_backward,
+    aten.flip.default: _flipped,
+    aten.split.Tensor: _pieces,
+    aten.split_with_sizes.default: _pieces,
+    aten.unbind.int: _unbind,
+    aten.cat.default: _concatenated,
+    aten.stack.default: _concatenated,
+}

@@ -1,0 +1,156 @@
+"""A sharded tensor: this rank's local shard, and the layout of the full tensor."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.domain.layout import Layout
+from shardcore.domain.placements import Replicate
+
+
+@attrs.frozen(eq=False, slots=False)
+class Form:
+    """Everything about a sharded tensor but its values.
+
+    An engine makes one for each kind of tensor it meets, so that two tensors are alike exactly
+    where their forms are one object.
+
+    Args:
+        shape: The global shape.
+        strides: The strides that the full tensor would have on one device. All ranks agree on them.
+        layout: The layout.
+        dtype: The dtype.
+        device: Where the local shard is.
+        weight: Whether it is what a variable keeps, or made of such values alone.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    layout: Layout
+    dtype: torch.dtype
+    device: torch.device
+    weight: bool = False
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    @cached_property
+    def is_replicated(self) -> bool:
+        """Whether every rank has the full tensor."""
+        mesh = self.layout.mesh
+        return all(
+            size == 1 or isinstance(placement, Replicate)
+            for size, placement in zip(mesh.shape, self.layout.placements, strict=True)
+        )
+
+    @cached_property
+    def is_pending(self) -> bool:
+        """Whether the local shards of several ranks have to be reduced."""
+        mesh = self.layout.mesh
+        return any(mesh.axis_size(axis) > 1 for axis, _ in self.layout.partial)
+
+    @cached_property
+    def has_placements(self) -> bool:
+        """Whether a placement for each mesh axis says the layout: no blocks, axes in mesh order."""
+        return all(block == 1 for block in self.layout.blocks) and not self.layout.shard_order
+
+    @cached_property
+    def is_contiguous(self) -> bool:
+        """Whether the full tensor has no gaps in memory, its last dim innermost."""
+        return self.strides == contiguous_strides(self.shape)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor without gaps.
+
+    Example:
+        >>> contiguous_strides((2, 3, 4)), contiguous_strides((2, 0, 4))
+        ((12, 4, 1), (4, 4, 1))
+    """
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+@attrs.define(eq=False)
+class Memory:
+    """What a sharded tensor and the views of it share.
+
+    Args:
+        writes: The number of writes into it, which torch does not count below a subclass.
+    """
+
+    writes: int = 0
+
+    def written(self) -> None:
+        """Count a write, after which copies of the values are out of date."""
+        self.writes += 1
+
+
+class ShardedTensor:
+    """What the tensor classes of all strategies have in common.
+
+    To torch such a tensor has the global shape, so that autograd and models take it for the full
+    tensor; `dispatch` runs all operators on it.
+
+    Attributes:
+        part: The local shard, a plain tensor.
+        form: Everything else that the planner reads.
+        engine: Runs the operators.
+        memory: Shared with the tensor of which this is a view.
+        copied: For a view that is a copy: of what.
+    """
+
+    part: torch.Tensor
+    form: Form
+    engine: Any  # an `Engine`, which makes such tensors
+    memory: Memory
+    copied: "Copied | None"
+
+    @property
+    def mesh_layout(self) -> Layout:
+        """The layout; `torch.Tensor.layout` is another thing."""
+        return self.form.layout
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the local shards of several ranks have to be reduced."""
+        return self.form.is_pending
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The full tensor as an array. All ranks call it together."""
+        return self.full_tensor().detach().numpy(force=force)
+
+    def tolist(self) -> Any:
+        """The full tensor as a nest of lists. All ranks call it together."""
+        return self.full_tensor().detach().tolist()
+
+    def full_tensor(self) -> torch.Tensor:
+        """The full tensor as a plain one. All ranks call it together."""
+        raise NotImplementedError
+
+    def to_local(self) -> torch.Tensor:
+        """The local shard."""
+        raise NotImplementedError
+
+
+@attrs.frozen(eq=False)
+class Copied:
+    """The tensor of which a view is a copy.
+
+    Args:
+        base: The tensor that the view is of.
+        take: Takes the view of the full value of `base`.
+        writes: The writes into the memory of `base` that the view has seen.
+    """
+
+    base: Any
+    take: Callable[[torch.Tensor], torch.Tensor]
+    writes: int

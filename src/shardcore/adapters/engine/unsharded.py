@@ -1,0 +1,93 @@
+"""Weights that were all-gathered for a use, kept for the next uses of the same step."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any, Protocol
+
+import attrs
+import torch
+
+from shardcore.adapters import torch_compat
+
+# As much as the gradients that wait to be reduced together.
+BYTES = 25 * 1024 * 1024
+
+
+class Move(Protocol):
+    """A redistribution of tensors of one form."""
+
+    @property
+    def target(self) -> Any:
+        """The layout that they get."""
+        ...
+
+    def run(self, part: torch.Tensor, engine: Any) -> torch.Tensor:
+        """The local shard there."""
+        ...
+
+    def as_in_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` as the variable is in memory, which may be its transpose."""
+        ...
+
+    def as_asked(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The inverse."""
+        ...
+
+
+@attrs.frozen
+class _Entry:
+    value: torch.Tensor
+    of: tuple[Any, torch.Tensor]  # kept, so that neither is another's at the same address
+
+    @property
+    def bytes(self) -> int:
+        return self.value.numel() * self.value.element_size()
+
+
+@attrs.define
+class Unsharded:
+    """The weights that were unsharded lately, each until it is written, or the step ends.
+
+    A recurrent layer uses its kernel at each time step, and the kernel is all-gathered once.
+
+    Args:
+        size: The bytes that are held; the oldest go first. Larger weights are not held.
+    """
+
+    size: float = BYTES
+    _entries: "OrderedDict[Hashable, _Entry]" = attrs.field(factory=OrderedDict, init=False)
+
+    def get(self, memory: Any, part: torch.Tensor, move: Move, engine: Any) -> torch.Tensor:
+        """The local shard of a weight where `move` brings it.
+
+        Args:
+            memory: The `Memory` of the weight.
+            part: The local shard that this rank stores.
+            move: How it is brought there.
+            engine: Runs that.
+        """
+        stored = move.as_in_memory(part)
+        place = (part.data_ptr(), tuple(stored.shape), stored.stride(), part.dtype)
+        writes = (memory.writes, torch_compat.version_of(part))
+        key = (id(memory), writes, place, move.target)
+        found = self._entries.get(key)
+        if found is not None:
+            self._entries.move_to_end(key)
+            return move.as_asked(found.value)
+        value = move.run(part, engine)
+        entry = _Entry(move.as_in_memory(value), (memory, part))
+        if entry.bytes <= self.size:
+            self._entries[key] = entry
+            self._shrink()
+        return value
+
+    def clear(self) -> None:
+        """Drop all of them."""
+        self._entries.clear()
+
+    def _shrink(self) -> None:
+        held = sum(each.bytes for each in self._entries.values())
+        for key in list(self._entries):
+            if held <= self.size:
+                return
+            held -= self._entries.pop(key).bytes

@@ -1,0 +1,382 @@
+"""How an operator is split over a mesh, given its sharding rule and the layouts of its operands.
+
+Each mesh axis is decided on its own: it splits one factor of the rule, or none. Only a factor that
+the axis already splits in an operand is a candidate, and the cheapest wins: the bytes and starts of
+the collectives that bring operands there, and results to where they are wanted. A weight follows
+the activations: where an axis splits an activation by a factor that no weight has, the weight is
+all-gathered and the activation stays. No rank is left without an element.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from math import prod
+from typing import TypeAlias
+
+import attrs
+
+from shardcore.domain.errors import LayoutError
+from shardcore.domain.layout import Layout, chunk_sizes, least_block
+from shardcore.domain.operator_rules import Dim, OperatorRule, Result, Term
+from shardcore.domain.placements import (
+    Blocks,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    blocks_of,
+    stretches_of,
+)
+from shardcore.domain.redistribution import START_BYTES, transition
+
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+@attrs.frozen(cache_hash=True)
+class Placed:
+    """A tensor on a mesh.
+
+    Args:
+        shape: Its global shape.
+        layout: Its layout.
+        itemsize: The bytes of one element.
+        weight: Whether it is a variable's value, or made of such values alone.
+    """
+
+    shape: tuple[int, ...]
+    layout: Layout
+    itemsize: int = 4
+    weight: bool = False
+
+
+@attrs.frozen
+class Cut:
+    """How a factor is split.
+
+    Args:
+        axes: The mesh axes that split it, the major first.
+        grain: The steps that are never split from each other.
+        count: The stretches of steps, each of which is split alike.
+    """
+
+    axes: tuple[str, ...] = ()
+    grain: int = 1
+    count: int = 1
+
+
+@attrs.frozen
+class Split:
+    """How an operator is split over a mesh.
+
+    Args:
+        operands: Per operand the layout that it has to be brought into.
+        results: Per result the layout in which it comes.
+        extents: The steps of each factor.
+        gathers: Whether an axis that splits an operand splits nothing here: each of its ranks
+            does all of the work.
+    """
+
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    extents: Mapping[str, int]
+    gathers: bool
+
+    def global_shape(self, result: Result, local: tuple[int, ...]) -> tuple[int, ...]:
+        """The global shape of `result`, of which a rank has a shard of shape `local`."""
+        return tuple(
+            size if dim.factor is None else self.extents[dim.factor] * dim.step
+            for dim, size in zip(result.dims, local, strict=True)
+        )
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    rule: OperatorRule,
+    operands: tuple[Placed, ...],
+    result_shapes: Shapes = (),
+    scales: bool = False,
+) -> Split:
+    """The cheapest split of an operator.
+
+    Args:
+        rule: The rule of the operator.
+        operands: The operands, in the order of the rule, on one mesh.
+        result_shapes: The global shapes of the results, where the cost of reducing a result, or of
+            bringing a gradient to its operand, depends on the factor that is chosen.
+        scales: Whether the operator multiplies element by element: a weight that meets an
+            activation of its size that is not split is all-gathered, and the result is not split.
+
+    Raises:
+        LayoutError: If the operands do not have the dims of the rule, or dims of one factor differ.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> from shardcore.domain.operator_rules import Operand
+        >>> rule = OperatorRule((Operand("x", "n c"), Operand("w", "c o")), (Result("y", "n o"),))
+        >>> mesh = Mesh((2,), ("model",))
+        >>> x = Placed((8, 4), Layout(mesh, (None, None)))
+        >>> w = Placed((4, 6), Layout(mesh, ("model", None)), weight=True)
+        >>> chosen = choose(rule, (x, w))
+        >>> str(chosen.operands[0]), str(chosen.results[0])
+        ("(None, 'model')", "(None, None) with sum over 'model'")
+    """
+    mesh = operands[0].layout.mesh
+    call = _Call(rule, operands, result_shapes, _extents(rule, operands), scales)
+    cuts: dict[str, Cut] = {}
+    idle = []
+    for axis in mesh.axis_names:
+        costs = {each: call.cost(axis, *each) for each in call.candidates(axis, cuts)}
+        if costs:
+            factor, cut = min(costs, key=lambda each: costs[each])
+            cuts[factor] = cut
+        elif mesh.axis_size(axis) > 1:
+            idle.append(axis)
+    return Split(
+        tuple(call.layout(term, cuts) for term in rule.operands),
+        tuple(call.layout(term, cuts) for term in rule.results),
+        call.extents,
+        call.gathers(idle),
+    )
+
+
+def _extents(rule: OperatorRule, operands: tuple[Placed, ...]) -> dict[str, int]:
+    """The number of steps of each factor, which all operands have to agree on."""
+    extents: dict[str, int] = {}
+    for term, operand in zip(rule.operands, operands, strict=True):
+        if len(term.dims) != len(operand.shape):
+            raise LayoutError(
+                f"Operand {term.name!r} of rule '{rule}' has {len(term.dims)} dims, got shape "
+                f"{operand.shape}."
+            )
+        for dim, size in zip(term.dims, operand.shape, strict=True):
+            if dim.factor is None:
+                continue
+            steps, rest = divmod(size, dim.step)
+            if rest or extents.setdefault(dim.factor, steps) != steps:
+                raise LayoutError(
+                    f"Operand {term.name!r} of rule '{rule}' has shape {operand.shape}: factor "
+                    f"{dim.factor!r} would have to be of {extents.get(dim.factor)} steps."
+                )
+    return extents
+
+
+@attrs.frozen
+class _Call:
+    """One call of an operator: its rule, its operands, and the steps of each factor."""
+
+    rule: OperatorRule
+    operands: tuple[Placed, ...]
+    result_shapes: Shapes
+    extents: dict[str, int]
+    scales: bool
+
+    def candidates(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
+        """The factors that `axis` may split, each with the cut that it then has."""
+        seen = set()
+        for factor, (count, grain) in self._split_by(axis):
+            cut = cuts.get(factor, Cut(grain=grain, count=count))
+            after = self.reordered(factor, Cut((*cut.axes, axis), cut.grain, cut.count))
+            if (factor, after) not in seen and self._leaves_none_empty(factor, after):
+                seen.add((factor, after))
+                yield factor, after
+
+    def _split_by(self, axis: str) -> Iterator[tuple[str, tuple[int, int]]]:
+        """The factors that `axis` splits an operand by, with their stretches and grain."""
+        found = [
+            (operand.weight, *each)
+            for term, operand in zip(self.rule.operands, self.operands, strict=True)
+            if (each := self._factor_of(term, operand, axis))
+            and not (operand.weight and self._meets_its_like(axis, term, operand, each[0]))
+        ]
+        of_weights = {
+            factor
+            for term, operand in zip(self.rule.operands, self.operands, strict=True)
+            if operand.weight
+            for factor in term.factors
+        }
+        stay = any(not weight and factor not in of_weights for weight, factor, _ in found)
+        return ((factor, cut) for weight, factor, cut in found if not (stay and weight))
+
+    def _meets_its_like(self, axis: str, term: Term, weight: Placed, factor: str) -> bool:
+        """Whether a weight meets, element by element, an activation of its size that is not split.
+
+        The result would have to be gathered later, which costs what gathering the weight does now.
+        """
+        return self.scales and any(
+            not operand.weight
+            and factor in other.factors
+            and not isinstance(operand.layout.placement(axis), Shard)
+            and prod(operand.shape) <= prod(weight.shape)
+            for other, operand in zip(self.rule.operands, self.operands, strict=True)
+            if other is not term
+        )
+
+    def gathers(self, axes: list[str]) -> bool:
+        """Whether an axis of `axes` splits an activation, or where there is none, a weight."""
+        activations = [each for each in self.operands if not each.weight]
+        return any(
+            isinstance(each.layout.placement(axis), Shard)
+            for axis in axes
+            for each in activations or self.operands
+        )
+
+    def _factor_of(
+        self, term: Term, operand: Placed, axis: str
+    ) -> tuple[str, tuple[int, int]] | None:
+        placement = operand.layout.placement(axis)
+        if not isinstance(placement, Shard) or not operand.shape[placement.dim]:
+            return None
+        dim = term.dims[placement.dim]
+        if dim.factor is None:
+            return None
+        ranks = self._sizes(operand.layout.dim_axes(placement.dim))
+        return dim.factor, self._cut(dim, self.extents[dim.factor], placement.block, ranks)
+
+    def _cut(self, dim: Dim, steps: int, blocks: Blocks, ranks: tuple[int, ...]) -> tuple[int, int]:
+        """The stretches and the grain by which a factor is split where a dim is.
+
+        Args:
+            dim: The dim.
+            steps: The steps of its factor.
+            blocks: The blocks of the dim.
+            ranks: The ranks along each axis that splits the dim.
+        """
+        count, block = stretches_of(blocks)
+        left, rest = divmod(count, dim.count)
+        if rest or steps % left:
+            return 1, 1
+        inner = steps // left
+        wanted = chunk_sizes(inner * dim.block, ranks, block)
+        if any(size % dim.block for size in wanted):
+            return left, 1
+        in_steps = tuple(size // dim.block for size in wanted)
+        fitting = (
+            grain
+            for grain in range(1, in_steps[0] + 1)
+            if in_steps[0] % grain == 0 and chunk_sizes(inner, ranks, grain) == in_steps
+        )
+        return left, least_block(inner, ranks, next(fitting, 1))
+
+    def _sizes(self, axes: tuple[str, ...]) -> tuple[int, ...]:
+        mesh = self.operands[0].layout.mesh
+        return tuple(mesh.axis_size(axis) for axis in axes)
+
+    def _leaves_none_empty(self, factor: str, cut: Cut) -> bool:
+        steps = self.extents[factor] // cut.count
+        return min(chunk_sizes(steps, self._sizes(cut.axes), cut.grain)) > 0
+
+    def reordered(self, factor: str, cut: Cut) -> Cut:
+        """`cut` with its axes in the order of an operand that they split so already."""
+        for term, operand in zip(self.rule.operands, self.operands, strict=True):
+            if factor in term.factors:
+                split_by = operand.layout.dim_axes(term.dim_of(factor))
+                axes = tuple(axis for axis in split_by if axis in cut.axes)
+                other = Cut(axes, cut.grain, cut.count)
+                if sorted(axes) == sorted(cut.axes) and self._leaves_none_empty(factor, other):
+                    return other
+        return cut
+
+    def layout(self, term: Term, cuts: Mapping[str, Cut]) -> Layout:
+        """The layout that an operand or a result has where factors are split by `cuts`."""
+        of_dims = [cuts.get(dim.factor or "", Cut()) for dim in term.dims]
+        blocks = (
+            blocks_of(dim.count * cut.count, dim.block * cut.grain) if cut.axes else 1
+            for dim, cut in zip(term.dims, of_dims, strict=True)
+        )
+        partial = {
+            axis: "sum"
+            for factor, cut in cuts.items()
+            for axis in cut.axes
+            if isinstance(_placement(self.rule, term, factor), Partial)
+        }
+        layout = Layout(
+            self.operands[0].layout.mesh,
+            tuple(cut.axes for cut in of_dims),
+            partial,  # type: ignore[arg-type]
+            tuple(blocks),
+        )
+        # A dim that no factor splits has blocks of 1, whatever its size is.
+        sizes = (dim.step * self.extents.get(dim.factor or "", 1) for dim in term.dims)
+        return layout.normalized(sizes)
+
+    def cost(self, axis: str, factor: str, cut: Cut) -> float:
+        """The cost of bringing operands and results along `axis` where `cut` wants them."""
+        ranks = self.operands[0].layout.mesh.axis_size(axis)
+        total = 0.0
+        for term, operand in zip(self.rule.operands, self.operands, strict=True):
+            source = operand.layout.placement(axis)
+            target = self._wanted(term, operand.shape, source, factor, cut, ranks)
+            total += _sent(source, target, ranks, _bytes(operand, axis))
+        by_name = dict(zip((term.name for term in self.rule.operands), self.operands, strict=True))
+        for result, shape in zip(self.rule.results, self.result_shapes, strict=False):
+            source = _placement(self.rule, result, factor)
+            like = source
+            if result.like:
+                like = by_name[result.like].layout.placement(axis)
+                source = self._wanted(result, shape, like, factor, cut, ranks)
+            target = Replicate() if isinstance(like, Partial) else like
+            total += _sent(source, target, ranks, prod(shape) * self.operands[0].itemsize)
+        return total
+
+    def _wanted(
+        self,
+        term: Term,
+        shape: tuple[int, ...],
+        source: Placement,
+        factor: str,
+        cut: Cut,
+        ranks: int,
+    ) -> Placement:
+        """The placement of an operand; `source` itself where that is split no other way."""
+        target = _placement(self.rule, term, factor)
+        if isinstance(target, Shard) and isinstance(source, Shard) and source.dim == target.dim:
+            dim, size = term.dims[target.dim], shape[target.dim]
+            wanted = blocks_of(dim.count * cut.count, dim.block * cut.grain)
+            same = _splits_alike(size, ranks, wanted, source.block)
+            return source if same else Shard(target.dim, wanted)
+        return target
+
+
+def _splits_alike(size: int, ranks: int, one: Blocks, other: Blocks) -> bool:
+    """Whether both split a dim of `size` elements into the same shards."""
+    (count, block), (other_count, other_block) = stretches_of(one), stretches_of(other)
+    return count == other_count and (
+        chunk_sizes(size // count, (ranks,), block)
+        == chunk_sizes(size // count, (ranks,), other_block)
+    )
+
+
+def _placement(rule: OperatorRule, term: Term, factor: str) -> Placement:
+    """What an axis that splits `factor` does to an operand or a result."""
+    if factor in term.factors:
+        return Shard(term.dim_of(factor))
+    if isinstance(term, Result):
+        return Partial("sum") if factor in rule.sums(term) else Replicate()
+    added = getattr(term, "added", False)
+    summed = any(factor in rule.sums(result) for result in rule.results)
+    return Partial("sum") if added and summed else Replicate()
+
+
+def _bytes(operand: Placed, axis: str) -> float:
+    """The bytes that the ranks of one group along `axis` hold together."""
+    mesh = operand.layout.mesh
+    others = prod(
+        mesh.axis_size(other)
+        for other in mesh.axis_names
+        if other != axis and isinstance(operand.layout.placement(other), Shard)
+    )
+    return prod(operand.shape) * operand.itemsize / others
+
+
+def _sent(source: Placement, target: Placement, ranks: int, held: float) -> float:
+    """The bytes that a rank sends of `held`, and the start; see docs/transitions.md."""
+    if source != target and isinstance(target, Partial):  # made of the full tensor
+        target = Replicate()
+    kind = transition(source, target)
+    if kind in (None, "slice") or ranks == 1:
+        return 0.0
+    sent = held * (ranks - 1) / ranks
+    if kind == "all_reduce":
+        sent *= 2
+    elif kind == "all_to_all":
+        sent /= ranks
+    return START_BYTES + sent

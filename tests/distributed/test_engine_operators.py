@@ -1,0 +1,136 @@
+"""Operators on sharded tensors, in all layouts over two and three ranks, beside plain torch."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+
+from shardcore.adapters.engine.dtensors import DTensors
+from shardcore.adapters.engine.library import open_engine
+from shardcore.adapters.engine.local_shards import LocalShards
+from shardcore.domain.layout import Layout
+from shardcore.domain.mesh import Mesh
+from shardcore.ports.world import World
+from shardcore.testing import run_ranks
+
+VALUES = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+CLASSES = torch.tensor([0, 1, -100, 2, 1, 0])
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
+PLACES = torch.tensor([[0, 1], [5, 3]])
+
+
+def written(write):
+    """What `write` makes of a copy of a tensor."""
+
+    def changed(x):
+        x = x.clone()
+        write(x)
+        return x * 1
+
+    return changed
+
+
+def gradient_of(function, x):
+    x = x.detach().requires_grad_()
+    (function(x) ** 2).sum().backward()
+    return x.grad
+
+
+CASES = {
+    # random: the values of one device
+    "bernoulli": lambda x: torch.bernoulli(torch.sigmoid(x)),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "multinomial": lambda x: torch.multinomial(x.abs() + 0.1, 2),
+    "randn_like": torch.randn_like,
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "uniform_": written(lambda x: x.uniform_()),
+    "uniform_ of a row": written(lambda x: x[0].uniform_()),
+    # computed with what a sum over ranks would leave pending
+    "any": lambda x: (x > 0).any(0).float().sum(),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=0).sum(),
+    "norm of absolutes": lambda x: torch.linalg.vector_norm(x, 1, dim=0).sum(),
+    "norms of a list": lambda x: torch.stack(torch._foreach_norm([x, x * 2])),
+    "filled": lambda x: torch.empty_like(x.sum(0)).fill_(3.0),
+    "one minus": lambda x: 1 - x.sum(0),
+    "over zero": lambda x: x.sum(0) / 0,
+    "number over": lambda x: torch.ops.aten.div.Tensor(2.0, x.sum(0)),
+    "number times": lambda x: torch.ops.aten.mul.Tensor(2.0, x.sum(0)),
+    "times infinity": lambda x: x.sum(0) * float("inf"),
+    "numbers beside a sum": lambda x: (
+        (torch.tensor(4.0) - x.sum() * torch.tensor(3.0) - 2.0) / torch.tensor(5.0) + x.sum()
+    ),
+    "a number for a sum": lambda x: torch.stack(
+        [torch.where(torch.tensor(chosen), x.sum(), torch.tensor(7.0)) for chosen in (True, False)]
+        + [torch.where(x.sum() > 0, torch.tensor(1.0), x.sum())]
+        + [torch.where(x.sum().bool(), x.sum(), x.mean())]
+    ),
+    "of integers": lambda x: (x * 10).int().sum(0),
+    # means and variances of the whole
+    "batch_norm": lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3), training=True),
+    "std": lambda x: x.std(0),
+    "var of half": lambda x: (x.half() * 100).var(),
+    # losses
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(x.sigmoid(), torch.ones_like(x)),
+    "cosine_embedding_loss": lambda x: F.cosine_embedding_loss(x, x.flip(1), torch.ones(6)),
+    "cross_entropy, one ignored": lambda x: F.cross_entropy(x, CLASSES),
+    "cross_entropy, weighted": lambda x: F.cross_entropy(x, CLASSES.abs() % 3, weight=WEIGHTS),
+    "kl_div": lambda x: F.kl_div(x.log_softmax(1), x.softmax(1), reduction="batchmean"),
+    "mse_loss": lambda x: F.mse_loss(x, torch.ones_like(x)),
+    # by elements, with gradients of their own
+    "activations": lambda x: gradient_of(
+        lambda y: F.elu(y) + F.leaky_relu(y) * F.softplus(y) + F.hardswish(y), x
+    ),
+    # along dims
+    "argmax": lambda x: x.argmax(0),
+    "any over dims": lambda x: (x > 1).any((0,)),
+    "any over no dims": lambda x: (x > 1).any(()),
+    "all over dims": lambda x: (x > -9).all((0, 1)),
+    "cumsum": lambda x: x.cumsum(0),
+    "group_norm": lambda x: F.group_norm(x.view(6, 3, 1), 3),
+    "layer_norm": lambda x: F.layer_norm(x, (3,)),
+    "logsumexp": lambda x: x.logsumexp(0),
+    "max": lambda x: x.max(),
+    "median": lambda x: x.median(0).values,
+    "prod": lambda x: x.prod(),
+    "topk": lambda x: x.topk(2, 0).values,
+    # looked up
+    "by a mask": lambda x: x[x > 0],
+    "by numbers": lambda x: x[torch.tensor([5, 0, 3])],
+    "embedding": lambda x: F.embedding(PLACES, x),
+    "embedding_bag": lambda x: F.embedding_bag(PLACES, x),
+    # written
+    "index_put_": written(lambda x: x.__setitem__(torch.tensor([0, 5]), 1.0)),
+    "masked_fill_": written(lambda x: x.masked_fill_(x > 0, 9.0)),
+    "t_": lambda x: x.clone().t_().sum(0),
+    "unsqueeze_": written(lambda x: x.unsqueeze_(0)),
+}
+
+
+def compare(rank, ranks, kind):
+    """What differs from plain torch, by case and layout."""
+    mesh = Mesh((ranks,), ("data",))
+    world = World(mesh, tuple(range(ranks)), rank, "cpu")
+    tensors = open_engine(world, kind.over, "compute", "per_use")
+    layouts = [Layout(mesh, spec) for spec in (("data", None), (None, "data"))]
+    wrong = {}
+    for layout in [*layouts, Layout(mesh, (None, None), {"data": "sum"})]:
+        for name, function in CASES.items():
+            torch.manual_seed(5)
+            expected = function(VALUES.clone())
+            torch.manual_seed(5)
+            found = tensors.whole(function(tensors.join(part(layout, rank), layout, (6, 3))))
+            same = found.shape == expected.shape and found.dtype == expected.dtype
+            if not same or not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+                wrong[name, str(layout)] = found
+    return wrong
+
+
+def part(layout, rank):
+    """A rank's part of the values; of a pending sum twice, minus once, and nothing more."""
+    factor = {0: 2, 1: -1}.get(rank, 0) if layout.partial else 1
+    return VALUES[layout.slices((6, 3), rank)] * factor
+
+
+@pytest.mark.parametrize("kind", [DTensors, LocalShards])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_operators_give_what_they_give_on_plain_tensors(ranks, kind):
+    assert run_ranks(compare, ranks, ranks, kind) == [{}] * ranks
