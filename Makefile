@@ -2,6 +2,7 @@
 # make test   runs everything that CI runs
 # make matrix-full   compares every Keras layer and operator with one device, captured steps with eager ones
 # make bench  measures steps beside steps written by hand; with Keras on JAX, if make bench-jax was run
+# make traffic  counts the bytes that a rank sends in a step, beside those of Keras on JAX
 # Both create what they need: .venv (everything) and .venv-core (no torch, no Keras).
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ UNDER_MANUAL := functions loops lora train_step views
 
 .NOTPARALLEL:
 .PHONY: demo test lint checks unit unit-core unit-torch distributed matrix matrix-full \
-	bench bench-jax clean
+	bench bench-jax traffic clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python examples/demo.py
@@ -68,6 +69,10 @@ bench: $(VENV)/.installed
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 
 bench-jax: build/bench-jax/.installed
+
+traffic: $(VENV)/.installed build/bench-jax/.installed
+	$(call headline,bytes that a rank sends in a training step beside those that XLA sends: half an hour or more)
+	$(VENV)/bin/python -m benchmarks.traffic $(TRAFFIC)
 
 clean:
 	rm -rf $(VENV) $(CORE_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,115 @@
+"""Prints what was compared: a summary, and the worst cases of each mesh."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.traffic_bytes import Traffic
+from benchmarks.traffic_compare import DEFAULT, EAGER, Row, Summary, ratio, summarize, worst
+
+WORST = 20
+SUMMARY = (
+    "mesh",
+    "strategy",
+    "step",
+    "at most XLA's",
+    "mean ratio",
+    "collectives : XLA's",
+    "XLA sends 0",
+)
+# By strategy: the rows of one mesh.
+Compared = Mapping[str, Sequence[Row]]
+
+
+def show(compared: Mapping[str, Compared], console: Console) -> None:
+    """Print the summary of all meshes, and the worst cases of each.
+
+    Args:
+        compared: By mesh and strategy.
+        console: That is printed to.
+    """
+    table = _table(SUMMARY)
+    for cells in summary(compared):
+        table.add_row(*cells)
+    console.print(table)
+    for mesh, strategies in compared.items():
+        console.print(f"Mesh {mesh}: the highest ratios, bytes that one rank sends in a step")
+        table = _table(("case", "XLA", *_columns(strategies)))
+        for case in worst(strategies.values())[:WORST]:
+            table.add_row(*cells_of(case, strategies))
+        console.print(table)
+
+
+def summary(compared: Mapping[str, Compared]) -> list[tuple[str, ...]]:
+    """Lay out a line for each mesh, strategy and kind of step."""
+    return [
+        (mesh, strategy, kind, *summary_cells(summarize(rows, kind)))
+        for mesh, strategies in compared.items()
+        for strategy, rows in strategies.items()
+        for kind in (DEFAULT, EAGER)
+    ]
+
+
+def summary_cells(found: Summary) -> tuple[str, ...]:
+    """Lay out a summary, behind its mesh, strategy and step.
+
+    Example:
+        >>> summary_cells(Summary(388, 300, 0.987, 2, 1, 1700, 2072, 4))
+        ('300 of 388', '0.99', '1,700 : 2,072', '2')
+    """
+    calls = f"{found.calls:,} : {found.xla_calls:,}"
+    at_most = f"{found.at_most} of {found.cases}"
+    return at_most, f"{found.mean:.2f}", calls, str(found.only_ours)
+
+
+def cells_of(case: str, strategies: Compared) -> list[str]:
+    """Lay out a case: the bytes of XLA, then bytes and ratio of each strategy."""
+    found = {name: _row(case, rows) for name, rows in strategies.items()}
+    xla = next(row.xla for row in found.values() if row)
+    cells = [case, amount(xla)]
+    for row in found.values():
+        cells += [amount(row.default), ratio_text(row.default, row.xla)] if row else ["", ""]
+    return cells
+
+
+def amount(traffic: Traffic) -> str:
+    """Write bytes, and the number of collectives behind them.
+
+    Example:
+        >>> amount(Traffic(2032.0, {"all_reduce": 5, "permute": 16}))
+        '2,032 (21)'
+        >>> amount(Traffic(48.0, {"all_reduce": 1}, at_least=True))
+        '≥ 48 (1)'
+    """
+    sign = "≥ " if traffic.at_least else ""
+    return f"{sign}{traffic.sent:,.0f} ({traffic.collectives})"
+
+
+def ratio_text(ours: Traffic, xla: Traffic) -> str:
+    """Write a ratio.
+
+    Example:
+        >>> ratio_text(Traffic(3), Traffic(2)), ratio_text(Traffic(3), Traffic(0))
+        ('1.50', '∞')
+    """
+    found = ratio(ours, xla)
+    return "∞" if found == math.inf else f"{found:.2f}"
+
+
+def _row(case: str, rows: Iterable[Row]) -> Row | None:
+    return next((row for row in rows if row.case == case), None)
+
+
+def _columns(strategies: Compared) -> list[str]:
+    return [column for name in strategies for column in (name, "ratio")]
+
+
+def _table(columns: Iterable[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(columns):
+        is_name = name in ("mesh", "strategy", "step") or not number
+        table.add_column(name, justify="left" if is_name else "right", overflow="fold")
+    return table
