@@ -53,7 +53,10 @@ def main() -> None:
 
 def _names(only: Sequence[str]) -> list[str]:
     names = traffic_cases.select(traffic_cases.layer_cases(), only)
-    return names or sys.exit(f"no layer case is called {' '.join(only)}")
+    known = {*names, *(name.partition("/")[0] for name in names)}
+    if unknown := set(only) - known:
+        sys.exit(f"no layer case is called {', '.join(sorted(unknown))}")
+    return names
 
 
 def _compare(

@@ -43,6 +43,7 @@ class Summary:
         cases: How many were compared.
         at_most: How many send at most what XLA sends.
         mean: The geometric mean of the ratios.
+        neither: Cases in which neither sends anything; their ratio is 1.
         only_ours: Cases in which XLA sends nothing and shardcore does; not in the mean.
         only_xla: Cases in which shardcore sends nothing and XLA does; not in the mean.
         calls: Collectives of shardcore, in all cases.
@@ -53,6 +54,7 @@ class Summary:
     cases: int
     at_most: int
     mean: float
+    neither: int
     only_ours: int
     only_xla: int
     calls: int
@@ -83,6 +85,7 @@ def summarize(rows: Sequence[Row], kind: str = DEFAULT) -> Summary:
         cases=len(rows),
         at_most=sum(each <= 1 for each in ratios),
         mean=math.exp(sum(logs) / len(logs)) if logs else math.nan,
+        neither=sum(not row.step(kind).sent and not row.xla.sent for row in rows),
         only_ours=sum(each == math.inf for each in ratios),
         only_xla=sum(each == 0 for each in ratios),
         calls=sum(row.step(kind).collectives for row in rows),

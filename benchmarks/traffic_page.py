@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import traffic_results
+from benchmarks.traffic_bytes import Traffic
 from benchmarks.traffic_cases import MESHES, ROWS
 from benchmarks.traffic_compare import DEFAULT, EAGER, Row, rows, summarize
 from benchmarks.traffic_results import XLA, Answers
-from benchmarks.traffic_table import Compared, amount, ratio_text, summary_cells
+from benchmarks.traffic_table import Compared, ratio_text, size, summary_cells
 
 PAGE = Path("docs/traffic.md")
 HEAD = """# What a training step sends, beside XLA
@@ -21,8 +22,8 @@ bytes that one rank sends in one training step, and in brackets the number of co
 """
 SUMMARY_HEAD = """
 | mesh | strategy | step | at most XLA's bytes | geometric mean of ratios | collectives : XLA's | \
-XLA sends 0 | shardcore sends 0 | not captured |
-|---|---|---|--:|--:|--:|--:|--:|--:|"""
+XLA sends 0 | shardcore sends 0 | neither sends | not captured |
+|---|---|---|--:|--:|--:|--:|--:|--:|--:|"""
 METHOD = f"""
 - **ratio**: bytes of shardcore divided by bytes of XLA; below 1 is less than XLA sends. It is 1 if
   neither side sends anything. A case in which one side sends nothing and the other does is counted
@@ -36,10 +37,12 @@ METHOD = f"""
 - **Meshes.** `2x1` is data parallel. On `1x2` every variable of two dims or more is sharded on its
   last dim over the model axis, if that dim is even; other variables, and the batch, are replicated.
 - **Models.** Each case is its layer between two `Dense` layers, trained by Adam, {ROWS} rows a
-  batch. Both sides build it with the same function and get the same arrays. Layers have a few
-  units, so a few bytes make a large ratio.
+  batch. Both sides build it with the same function and get the same arrays. Layers are small: a
+  few bytes can make a large ratio.
 - **shardcore.** `shardcore.testing.count_collectives()` around one `train_on_batch`: the loss is
   read in every step. The eager step is the second one.
+  On `1x2`, `manual` gathers weights and computes whole layers on every rank ([manual](manual.md)):
+  it sends little and divides no work. XLA and `dtensor` divide work, and send activations for it.
 - **XLA.** The collectives in the compiled program of `train_on_batch`, on two CPU devices. Those in
   the body of a loop count as often as the loop runs. "≥" marks a loop of unknown length, which
   is counted as one turn. On a CPU, XLA computes in float32 what is bfloat16, and sends it so.
@@ -93,7 +96,12 @@ def summary_lines(compared: Mapping[str, Compared]) -> Iterator[str]:
             for kind in (DEFAULT, EAGER):
                 summary = summarize(found, kind)
                 missing = str(summary.not_captured) if kind == DEFAULT else ""
-                cells = [*summary_cells(summary), str(summary.only_xla), missing]
+                cells = [
+                    *summary_cells(summary),
+                    str(summary.only_xla),
+                    str(summary.neither),
+                    missing,
+                ]
                 yield _line([f"`{mesh}`", f"`{strategy}`", kind, *cells])
 
 
@@ -135,6 +143,16 @@ def not_captured(ours: Mapping[str, Answers]) -> Iterator[str]:
         for reason, cases in reasons.items():
             names = ", ".join(f"`{case}`" for case in cases)
             yield f"\n`{strategy}` runs eagerly: {names}: {reason}."
+
+
+def amount(traffic: Traffic) -> str:
+    """Write bytes, and the number of collectives behind them.
+
+    Example:
+        >>> amount(Traffic(2032.0, {"all_reduce": 5, "permute": 16}))
+        '2,032 (21)'
+    """
+    return f"{size(traffic)} ({traffic.collectives})"
 
 
 def word(failure: str) -> str:

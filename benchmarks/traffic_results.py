@@ -45,7 +45,7 @@ def one_line(text: str) -> str:
     """Shorten a text to one line without colors and without folders, which differ by machine.
 
     Example:
-        >>> one_line("no rule\\n for it at /home/me/keras/ops.py:5")
+        >>> one_line("no rule\\n for it at /a/folder/keras/ops.py:5")
         'no rule for it at ops.py:5'
     """
     plain = re.sub(r"\x1b\[[\d;]*m", "", text)

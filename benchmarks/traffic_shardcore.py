@@ -21,7 +21,7 @@ from benchmarks.traffic_cases import RANKS, Mesh
 from shardcore.testing import count_collectives
 from tests.matrix.forks import Ended, run_all
 
-MOST_STEPS = 12  # until a step is captured: a loss scale has it recorded in each way that it goes
+MOST_STEPS = 24  # until a step is captured: a loss scale has it recorded in each way that it goes
 LOGGER = "shardcore.capture"
 
 
