@@ -1,6 +1,7 @@
 """shardcore's own strategies and policies, offered by the same hook as anybody else's."""
 
 from collections.abc import Iterable
+from typing import Literal, TypeAlias
 
 from shardcore.policies import (
     data_parallel,
@@ -14,13 +15,16 @@ from shardcore.ports.strategy import Strategy, StrategyEntry
 from shardcore.ports.world import World
 from shardcore.strategies.sharded import ShardedStrategy
 
+Weights: TypeAlias = Literal["compute", "gather"]
+Gathered: TypeAlias = Literal["per_use", "per_step"]
+
 
 def open_dtensor(
     world: World,
     kind: type[ShardedStrategy] = ShardedStrategy,
     *,
-    weights: str = "compute",
-    gathered: str = "per_use",
+    weights: Weights = "compute",
+    gathered: Gathered = "per_use",
 ) -> Strategy:
     """The strategy `dtensor` on `world`; on one device it is `single`.
 
@@ -39,7 +43,9 @@ def open_dtensor(
     return kind(open_engine(world, DTensors.over, weights, gathered))
 
 
-def _open_manual(world: World, *, weights: str = "compute", gathered: str = "per_use") -> Strategy:
+def _open_manual(
+    world: World, *, weights: Weights = "compute", gathered: Gathered = "per_use"
+) -> Strategy:
     """The strategy `manual` on `world`, with the options of `dtensor`."""
     if world.mesh.size == 1:
         return _open_single(world)

@@ -191,12 +191,11 @@ def test_what_stays_whole_is_that_of_the_last_update_and_goes_with_the_step():
 def test_another_value_of_an_option_is_refused(strategy):
     def program(rank):
         for option, expected in {
-            "gathered": 'Expected gathered="per_use" or gathered="per_step", got ',
-            "weights": 'Expected weights="compute" or weights="gather", got ',
+            "gathered": "takes gathered='per_use' or gathered='per_step', got ",
+            "weights": "takes weights='compute' or weights='gather', got ",
         }.items():
             with pytest.raises(StrategyError, match=f"{expected}'forever'"):
-                distribute((2, 1), {}, strategy, **{option: "forever"})
-            shardcore.uninstall()
+                shardcore.install(strategy, **{option: "forever"})
         with pytest.raises(StrategyError, match=f"'{strategy}' has no option 'lifetime'"):
             shardcore.install(strategy, lifetime="per_use")
 

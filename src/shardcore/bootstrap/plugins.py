@@ -4,7 +4,7 @@ import inspect
 import logging
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import attrs
 import pluggy
@@ -166,14 +166,18 @@ def with_options(entry: StrategyEntry, options: dict[str, Any]) -> StrategyEntry
     """`entry`, whose strategy is told `options` when it is opened.
 
     Raises:
-        StrategyError: If it has no option of such a name.
+        StrategyError: If it has no option of such a name, or the option is a `Literal` of others.
     """
     parameters = inspect.signature(entry.open).parameters.values()
-    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
-    for name in options:
+    known = {each.name: each.annotation for each in parameters if each.kind is each.KEYWORD_ONLY}
+    for name, value in options.items():
         if name not in known:
             has = ", ".join(known) or "none"
             raise StrategyError(f"Strategy {entry.name!r} has no option {name!r}; it has {has}.")
+        values = get_args(known[name]) if get_origin(known[name]) is Literal else (value,)
+        if value not in values:
+            takes = " or ".join(f"{name}={each!r}" for each in values)
+            raise StrategyError(f"Strategy {entry.name!r} takes {takes}, got {value!r}.")
     return attrs.evolve(entry, open=partial(entry.open, **options)) if options else entry
 
 

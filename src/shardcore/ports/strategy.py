@@ -125,7 +125,8 @@ class StrategyEntry:
         summary: One line for people.
         open: Makes the strategy for one mesh. Imports what it needs only when it is called. A
             mesh that is not served is a StrategyError that names the strategy and the mesh. Its
-            keyword-only parameters are options that `shardcore.install()` takes.
+            keyword-only parameters are options that `shardcore.install()` takes; of one that is
+            annotated with a `Literal`, it takes those values only.
         why_unavailable: None where the strategy can be used, else the reason with its remedy.
         preference: `strategy="auto"` takes the available entry with the highest; None is never
             taken by "auto".

@@ -17,11 +17,8 @@ from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.unsharded import BYTES, Unsharded
 from shardcore.adapters.gradient_buckets import Buckets
 from shardcore.adapters.threads import communicating
-from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.ports.world import World
-
-_OPTIONS = {"weights": ("compute", "gather"), "gathered": ("per_use", "per_step")}
 
 
 def open_engine(
@@ -35,16 +32,11 @@ def open_engine(
     Args:
         world: The mesh and the processes under it.
         kind: Gives the tensor classes.
-        weights: "compute" or "gather".
-        gathered: "per_use" or "per_step".
-
-    Raises:
-        StrategyError: If an option is none of these.
+        weights: How a weight that is sharded over a model axis is used: "compute" with it as it is,
+            where that is cheaper, or "gather" it for each use.
+        gathered: How long an all-gathered weight is held: "per_use", but for small ones, or
+            "per_step".
     """
-    for name, value in (("weights", weights), ("gathered", gathered)):
-        if value not in _OPTIONS[name]:
-            known = " or ".join(f'{name}="{each}"' for each in _OPTIONS[name])
-            raise StrategyError(f"Expected {known}, got {value!r}.")
     groups = process_groups(world)
     size = inf if gathered == "per_step" else BYTES
     return EngineTensors(
