@@ -305,11 +305,22 @@ def planned(operator: Any, task: Task, engine: Engine) -> Plan:
         for place, form in enumerate(given)
     ]
     moves = tuple(
-        (Redistribution.of_weight if form.weight else Redistribution.to)(form, layout, engine)
+        _weight_move(form, layout, engine)
+        if form.weight
+        else Redistribution.to(form, layout, engine)
         for form, layout in zip(sources, targets, strict=True)
     )
     numbers = tuple(operand.number for operand in task.operands)
     return Plan(operator, engine, task, numbers, moves, split, pending)
+
+
+def _weight_move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
+    """How a weight moves. Where it is held for the step, its transpose is the same weight.
+
+    Else the backward pass gathers it again: it is not held from the forward pass on.
+    """
+    held = engine.unsharded.holds_steps
+    return (Redistribution.of_weight if held else Redistribution.to)(form, layout, engine)
 
 
 def _kept_pending(task: Task, forms: Sequence[Form]) -> PartialAxes:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from math import inf
 from typing import Any, Protocol
 
 import attrs
@@ -80,6 +81,11 @@ class Unsharded:
             self._entries[key] = entry
             self._shrink()
         return value
+
+    @property
+    def holds_steps(self) -> bool:
+        """Whether weights of any size are held until the step ends."""
+        return self.size == inf
 
     def clear(self) -> None:
         """Drop all of them."""
