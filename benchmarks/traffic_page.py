@@ -41,8 +41,7 @@ METHOD = f"""
   few bytes can make a large ratio.
 - **shardcore.** `shardcore.testing.count_collectives()` around one `train_on_batch`: the loss is
   read in every step. The eager step is the second one.
-  On `1x2`, `manual` gathers weights and computes whole layers on every rank ([manual](manual.md)):
-  it sends little and divides no work. XLA and `dtensor` divide work, and send activations for it.
+  `manual` runs on the same engine, and sends the same ([manual](manual.md)).
 - **XLA.** The collectives in the compiled program of `train_on_batch`, on two CPU devices. Those in
   the body of a loop count as often as the loop runs. "≥" marks a loop of unknown length, which
   is counted as one turn. On a CPU, XLA computes in float32 what is bfloat16, and sends it so.
