@@ -75,7 +75,10 @@ def page(strategies: Sequence[str], left_out: Iterable[str]) -> str:
         left_out: Cases that plain Keras cannot train on torch.
     """
     xla = {mesh: traffic_results.load(XLA, mesh) for mesh in MESHES}
-    ours = {mesh: {s: traffic_results.load(s, mesh) for s in strategies} for mesh in MESHES}
+    ours = {
+        mesh: {s: found for s in strategies if (found := traffic_results.load(s, mesh))}
+        for mesh in MESHES
+    }
     compared: dict[str, Compared] = {
         mesh: {s: rows(answers, xla[mesh]) for s, answers in ours[mesh].items()} for mesh in MESHES
     }
