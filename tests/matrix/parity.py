@@ -170,14 +170,16 @@ def train(case: Case, mesh: Mesh | None = None) -> Numbers:
     model = case.build()
     values: dict[str, Any] = {}
     for step, rows in enumerate(case.rows):
-        logs = model.train_on_batch(*case.batch(generator, rows), return_dict=True)
+        with counting.batch(rows):
+            logs = model.train_on_batch(*case.batch(generator, rows), return_dict=True)
         values |= {f"step {step} {name}": value for name, value in logs.items()}
     batch = case.batch(generator, case.rows[-1])
-    if batch[1] is not None:
-        logs = model.test_on_batch(*batch, return_dict=True)
-        values |= {f"evaluated {name}": value for name, value in logs.items()}
-    for number, output in enumerate(keras.tree.flatten(model.predict_on_batch(batch[0]))):
-        values[f"prediction {number}"] = output
+    with counting.batch(case.rows[-1]):
+        if batch[1] is not None:
+            logs = model.test_on_batch(*batch, return_dict=True)
+            values |= {f"evaluated {name}": value for name, value in logs.items()}
+        outputs = keras.tree.flatten(model.predict_on_batch(batch[0]))
+    values |= {f"prediction {number}": output for number, output in enumerate(outputs)}
     variables = [*model.variables, *model.optimizer.variables]
     values |= {
         f"variable {number}": keras.ops.convert_to_numpy(variable)
