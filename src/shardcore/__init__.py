@@ -5,6 +5,8 @@ Importing shardcore loads neither torch nor Keras; `install()` does.
 
 from typing import TYPE_CHECKING, Any
 
+from shardcore.domain.errors import ShardcoreError
+
 if TYPE_CHECKING:
     from shardcore.api import (
         all_gather,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ShardcoreError",
     "all_gather",
     "all_gather_variable",
     "all_reduce",

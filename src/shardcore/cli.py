@@ -66,7 +66,7 @@ exit code: 0 if all is as it should be, 1 if not, 2 for wrong usage.
 {EXAMPLES}"""
 
 
-class UsageError(Exception):
+class UsageError(ShardcoreError, ValueError):
     """What was asked for on the command line cannot be done."""
 
 

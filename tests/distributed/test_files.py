@@ -1,5 +1,6 @@
 """Files: what a mesh saves is what one device would have saved, and one rank writes it."""
 
+import contextlib
 import os
 import time
 
@@ -134,3 +135,20 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
     with pytest.raises(RankFailed, match="ZeroDivisionError"):
         run_ranks(save, 2)
+
+
+def test_who_goes_on_after_the_error_of_another_rank_raises_it_all_the_same(tmp_path):
+    def save(rank):
+        distribute((1, 2))
+        model = build()
+        hidden = model.layers[0]
+
+        def goes_on(store):
+            with contextlib.suppress(Exception):
+                keras.ops.convert_to_numpy(hidden.kernel)
+
+        hidden.save_own_variables = [lambda store: 1 / 0, goes_on][rank]
+        with pytest.raises(ZeroDivisionError):
+            model.save_weights(tmp_path / "kept.weights.h5")
+
+    run_ranks(save, 2, timeout=20)

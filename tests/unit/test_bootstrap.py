@@ -119,13 +119,13 @@ BROKEN = {
     ),
     "result": (
         HEAD + "@hookimpl\ndef shardcore_strategies(): return ['toy']",
-        "TypeError",
+        "PluginError",
         "'toy'",
     ),
-    "no hook": (HEAD + "def shardcore_strategies(): return []", "TypeError", "@hookimpl"),
+    "no hook": (HEAD + "def shardcore_strategies(): return []", "PluginError", "@hookimpl"),
     "unknown hook": (
         HEAD + "@hookimpl\ndef shardcore_strategy(): return []",
-        "TypeError",
+        "PluginError",
         "those of the plug-in shardcore_strategy",
     ),
     "hook raises": (HEAD + "@hookimpl\ndef shardcore_strategies(): 1 / 0", "ZeroDivisionError", ""),

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters.torch_compat import flight_recorder
-from shardcore.domain.errors import EnvironmentProblem
+from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.domain.job import Job
 
 TIMEOUT_VARIABLE = "SHARDCORE_TIMEOUT"
@@ -203,7 +203,7 @@ def _check_same(job: Job | None) -> None:
 def _require_main_thread(name: str) -> None:
     # Collectives of two threads interleave in another order on each rank, and then hang.
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError(
+        raise StrategyError(
             f"Expected {name} on the main thread, was called on thread "
             f"{threading.current_thread().name!r}. Do it before handing work to a thread."
         )

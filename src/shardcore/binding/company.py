@@ -12,14 +12,21 @@ import attrs
 from shardcore.binding.session import Session
 from shardcore.domain.errors import StrategyError
 
-_company: ContextVar[Session | None] = ContextVar("company", default=None)
+
+@attrs.define(eq=False)
+class _Company:
+    """Ranks at such work.
+
+    Args:
+        session: Their session.
+        failures: What each rank failed with, once they know that one has.
+    """
+
+    session: Session
+    failures: list[Exception | None] | None = None
 
 
-@attrs.frozen(eq=False)
-class _FailedElsewhere(BaseException):
-    """Ends the work of a rank when that of another has failed. No `except Exception` takes it."""
-
-    failures: list[Exception | None]
+_company: ContextVar[_Company | None] = ContextVar("company", default=None)
 
 
 def in_company(work: Callable[[], None], what: str, session: Session) -> None:
@@ -34,34 +41,40 @@ def in_company(work: Callable[[], None], what: str, session: Session) -> None:
         StrategyError: In place of an error that cannot be told to other processes.
     """
     own: Exception | None = None
-    before = _company.set(session)
+    company = _Company(session)
+    before = _company.set(company)
     try:
         work()
-        failures = session.processes.gather(None)
-    except _FailedElsewhere as told:
-        failures = told.failures
     except Exception as error:  # noqa: BLE001 - raised again, below, when it is told
-        own = _tellable(error, what, session)
-        failures = session.processes.gather(own)
+        if company.failures is None:
+            own = _tellable(error, what, session)
     finally:
         _company.reset(before)
-    for rank, failure in enumerate(failures):
+    if company.failures is None:
+        company.failures = session.processes.gather(own)
+    for rank, failure in enumerate(company.failures):
         if failure is not None:
             raise own if own is not None and rank == session.processes.rank else failure
 
 
 def heed(is_collective: Callable[[], bool]) -> None:
-    """Before a collective of such work: go on only if no rank has failed.
+    """Before a collective of such work: raise the first error if a rank has failed.
+
+    If Keras goes on after that error, it is raised again here, and by `in_company` at the end: the
+    ranks that have failed wait in no further collective.
 
     Args:
         is_collective: Whether what follows is one; asked only inside such work.
     """
-    session = _company.get()
-    if session is None or not is_collective():
+    company = _company.get()
+    if company is None or not is_collective():
         return
-    failures = session.processes.gather(None)
-    if any(failure is not None for failure in failures):
-        raise _FailedElsewhere(failures)
+    if company.failures is None:
+        failures = company.session.processes.gather(None)
+        if all(failure is None for failure in failures):
+            return
+        company.failures = failures
+    raise next(failure for failure in company.failures if failure is not None)
 
 
 def _tellable(error: Exception, what: str, session: Session) -> Exception:

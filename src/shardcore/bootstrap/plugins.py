@@ -10,7 +10,7 @@ import attrs
 import pluggy
 
 from shardcore import builtin_plugins
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import PluginError, StrategyError
 from shardcore.ports import hookspecs
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import StrategyEntry
@@ -121,7 +121,7 @@ def _offered(manager: pluggy.PluginManager, plugin: Any, hook: Hook[E]) -> list[
     offered = [each for found in hooks if found.plugin is plugin for each in found.function()]
     for each in offered:
         if not isinstance(each, hook.entry):
-            raise TypeError(f"{hook.name}() gave {each!r}, expected a {hook.entry.__name__}")
+            raise PluginError(f"{hook.name}() gave {each!r}, expected a {hook.entry.__name__}")
     return offered
 
 
@@ -131,7 +131,9 @@ def _check_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
     its = [caller.name for caller in manager.get_hookcallers(plugin) or ()]
     if not its or not set(its) <= set(ours):
         has = ", ".join(its) or "none; are they marked with @hookimpl?"
-        raise TypeError(f"the hooks of shardcore are {', '.join(ours)}, those of the plug-in {has}")
+        raise PluginError(
+            f"the hooks of shardcore are {', '.join(ours)}, those of the plug-in {has}"
+        )
 
 
 def _one_line(what: str, error: Exception) -> str:

@@ -1,7 +1,9 @@
 """Why a step is not captured."""
 
+from shardcore.domain.errors import ShardcoreError
 
-class NotCaptured(Exception):  # noqa: N818 - it is no error: the step runs eagerly
+
+class NotCaptured(ShardcoreError):  # noqa: N818 - it is no error: the step runs eagerly
     """A step cannot be run from a recording. The message says why, and where that is written."""
 
 
@@ -9,5 +11,5 @@ class StepsDiffer(NotCaptured):
     """Two runs of a step did not do the same; what the first found out once may be the reason."""
 
 
-class OtherWay(Exception):  # noqa: N818 - it is no error: another program goes that way
+class OtherWay(ShardcoreError):  # noqa: N818 - it is no error: another program goes that way
     """A step goes another way than the program that was tried, by a number that it has read."""

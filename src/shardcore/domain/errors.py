@@ -29,5 +29,9 @@ class RankMismatchError(ShardcoreError, RuntimeError):
     """Ranks that should agree do not."""
 
 
+class PluginError(ShardcoreError, TypeError):
+    """A plug-in that offers something else than the hooks say."""
+
+
 class PolicyError(ShardcoreError, ValueError):
     """A policy that does not exist, or that cannot plan this model on this mesh."""

@@ -6,6 +6,7 @@ variables of Keras, and the variables that ``torchrun`` sets.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from operator import index
 
 from attrs import field, frozen
@@ -152,14 +153,12 @@ def _find(name: str, argument: object, environ: Mapping[str, str], *names: str) 
 
 def _integer(found: _Found) -> int:
     value = found.value
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return int(value) if isinstance(value, str) else index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise EnvironmentProblem(
-            f"Expected an integer from {found.where}, got {value!r}. Correct {found.where}."
-        ) from None
+    if not isinstance(value, bool):
+        with suppress(TypeError, ValueError):
+            return int(value) if isinstance(value, str) else index(value)  # type: ignore[arg-type]
+    raise EnvironmentProblem(
+        f"Expected an integer from {found.where}, got {value!r}. Correct {found.where}."
+    )
 
 
 def _hosts(addresses: _Found) -> list[tuple[str, int]]:

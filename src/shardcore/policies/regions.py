@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import attrs
 
+from shardcore.domain.errors import PolicyError
 from shardcore.policies.linear import Linear, as_linear, is_channelwise
 from shardcore.ports.model import LayerFacts
 
@@ -45,7 +46,7 @@ class Region:
         return sum(each.kernel.bytes for each in self.members)
 
 
-class NoRegionError(Exception):
+class NoRegionError(PolicyError):
     """Why the output of a layer cannot be split; never leaves this package."""
 
 

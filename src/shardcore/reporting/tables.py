@@ -1,19 +1,20 @@
 """Tables for people: aligned, the same on a terminal and in a log file."""
 
 import io
+from abc import ABC, abstractmethod
 
 from rich.console import Console
 from rich.table import Table
 
 
-class Shown:
+class Shown(ABC):
     """A result that prints as its table."""
 
     __slots__ = ()
 
+    @abstractmethod
     def table(self) -> Table:
         """The result as a table."""
-        raise NotImplementedError
 
     def __rich__(self) -> Table:
         return self.table()

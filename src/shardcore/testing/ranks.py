@@ -26,12 +26,14 @@ from typing import Any
 
 from attrs import frozen
 
+from shardcore.domain.errors import MeshError, ShardcoreError
+
 _LAUNCH_VARIABLES = ("KERAS_DISTRIBUTION_", "TORCHELASTIC_")
 # How long the parent listens for other ranks' news once one has failed.
 _GRACE_SECONDS = 0.3
 
 
-class RankFailed(AssertionError):  # noqa: N818 - it says what happened, as a test's report
+class RankFailed(ShardcoreError, AssertionError):  # noqa: N818 - it says what happened, as a test's report
     """A rank of :func:`run_ranks` raised, died or did not end in time.
 
     Attributes:
@@ -100,6 +102,7 @@ def run_ranks(
         The results in the order of ranks.
 
     Raises:
+        MeshError: if there would be no rank.
         RankFailed: if a rank raised, died or did not end in time; the message begins with the
             first failing rank's traceback, or holds every rank's stack. All ranks are gone then.
 
@@ -107,7 +110,8 @@ def run_ranks(
         >>> run_ranks(lambda rank, base: base + rank, 2, 10, init=False)
         [10, 11]
     """
-    assert world_size >= 1, f"expected world_size of at least 1, got {world_size}"
+    if world_size < 1:
+        raise MeshError(f"Expected world_size of at least 1, got {world_size}.")
     environment = {
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),

@@ -1,5 +1,6 @@
 """A sharded tensor: this rank's local shard, and the layout of the full tensor."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -132,13 +133,13 @@ class ShardedTensor:
         """The full tensor as a nest of lists. All ranks call it together."""
         return self.full_tensor().detach().tolist()
 
+    @abstractmethod
     def full_tensor(self) -> torch.Tensor:
         """The full tensor as a plain one. All ranks call it together."""
-        raise NotImplementedError
 
+    @abstractmethod
     def to_local(self) -> torch.Tensor:
         """The local shard."""
-        raise NotImplementedError
 
 
 @attrs.frozen(eq=False)

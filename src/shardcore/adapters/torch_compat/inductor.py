@@ -9,6 +9,7 @@ from torch import fx
 
 from shardcore.adapters.torch_compat import pooling, recording
 from shardcore.adapters.torch_compat.recording import collective_name, is_wait
+from shardcore.domain.capture import NotCaptured
 
 
 def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:
@@ -169,4 +170,4 @@ def _wait_for(gather: fx.Node) -> fx.Node:
     for user in gather.users:
         if is_wait(user.target):
             return user
-    raise LookupError(f"nothing waits for {gather}, and another gather would start beside it")
+    raise NotCaptured(f"nothing waits for {gather}, and another gather would start beside it")
