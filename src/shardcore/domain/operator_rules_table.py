@@ -94,21 +94,8 @@ def convolution_backward(channels: Channels, spatial: int) -> OperatorRule:
 
 
 @lru_cache
-def planes(ndim: int, spatial: int, operands: int = 1, results: int = 1) -> OperatorRule:
-    """What works on each plane of the last `spatial` dims alone: pools, pads, upsampling.
-
-    With no spatial dims, what works on each element alone.
-
-    Example:
-        >>> str(planes(4, spatial=2, operands=2))
-        'a b - -, a b - - -> a b - -'
-    """
-    return along(ndim, frozenset(range(ndim - spatial, ndim)), operands, results)
-
-
-@lru_cache
 def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1) -> OperatorRule:
-    """What works along the dims in `whole` only, as a pad along some dims does.
+    """What works along the dims in `whole` only: pads; pools, along those of a plane; along none.
 
     Example:
         >>> str(along(3, frozenset({1})))

@@ -19,7 +19,6 @@ EXAMPLES = {
         table.Channels(4, 2, 3, transposed=False), 2, bias=False
     ),
     "convolution_backward": table.convolution_backward(ONE_GROUP, 2),
-    "planes": table.planes(4, 2),
     "along": table.along(3, frozenset({1})),
     "unbind": table.unbind(3, 1, 2),
     "index": table.index(4, first=1, indexed=2, found=1),

@@ -63,9 +63,9 @@ def local(window, channels, x):
 @st.composite
 def max_pools(draw):
     shape = (*draw(st.lists(sizes, max_size=2)), 4, 5)
-    size = draw(st.integers(1, 3))
+    plane, size = frozenset({len(shape) - 2, len(shape) - 1}), draw(st.integers(1, 3))
     if draw(st.booleans()):
-        rule = table.planes(len(shape), 2, results=2)
+        rule = table.along(len(shape), plane, results=2)
         return Call(rule, [shape], lambda parts: reference.max_pool(*parts, size))
 
     def backward(parts):
@@ -73,7 +73,7 @@ def max_pools(draw):
         return [reference.max_pool_backward(gradient, x, reference.max_pool(x, size)[1], size)]
 
     pooled = (*shape[:-2], 5 - size, 6 - size)
-    return Call(table.planes(len(shape), 2, operands=2), [pooled, shape], backward)
+    return Call(table.along(len(shape), plane, operands=2), [pooled, shape], backward)
 
 
 @st.composite
@@ -187,7 +187,7 @@ def attentions_backward(draw):
 
 # The calls of each rule.
 CALLS = {
-    "along": pads(),
+    "along": st.one_of(pads(), max_pools()),
     "attention": attentions(),
     "attention_backward": attentions_backward(),
     "col2im": col2ims(),
@@ -196,7 +196,6 @@ CALLS = {
     "im2col": im2cols(),
     "index": indexings(),
     "index_put": index_puts(),
-    "planes": max_pools(),
     "unbind": unbinds(),
     "whole": wholes(),
 }
@@ -212,7 +211,6 @@ FACTORS = {
     "im2col": "nc",
     "index": ("a", "b", "c", "d", "i0", "i1"),
     "index_put": "nbcd",
-    "planes": "ab",
     "unbind": "abc",
     "whole": "",  # it has none
 }

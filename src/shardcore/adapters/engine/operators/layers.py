@@ -189,44 +189,27 @@ def _heads(
     return " ".join(heads), [mask], " ".join(dims)
 
 
-# Operators on planes of one, two and three dims; all their tensors have the same dims.
-PLANES = {
-    1: (
-        aten.reflection_pad1d.default,
-        aten.reflection_pad1d_backward.default,
-        aten.replication_pad1d.default,
-        aten.replication_pad1d_backward.default,
-    ),
-    2: (
-        aten.adaptive_max_pool2d.default,
-        aten.adaptive_max_pool2d_backward.default,
-        aten.avg_pool2d.default,
-        aten.avg_pool2d_backward.default,
-        aten.max_pool2d_with_indices.default,
-        aten.max_pool2d_with_indices_backward.default,
-        aten.reflection_pad2d.default,
-        aten.reflection_pad2d_backward.default,
-        aten.replication_pad2d.default,
-        aten.replication_pad2d_backward.default,
-    ),
-    3: (
-        aten.adaptive_max_pool3d.default,
-        aten.adaptive_max_pool3d_backward.default,
-        aten.avg_pool3d.default,
-        aten.avg_pool3d_backward.default,
-        aten.max_pool3d_with_indices.default,
-        aten.max_pool3d_with_indices_backward.default,
-        aten.reflection_pad3d.default,
-        aten.reflection_pad3d_backward.default,
-        aten.replication_pad3d.default,
-        aten.replication_pad3d_backward.default,
-    ),
+_PADS = ("reflection_pad{}d", "replication_pad{}d")
+_POOLS = ("adaptive_max_pool{}d", "avg_pool{}d", "max_pool{}d_with_indices")
+
+
+def _of_planes(spatial: int, *names: str) -> list[Any]:
+    """The operators of these names for planes of `spatial` dims, and their gradients."""
+    given = [name.format(spatial) for name in names]
+    return [getattr(aten, each + end).default for each in given for end in ("", "_backward")]
+
+
+# All tensors of such an operator have the same dims.
+_PLANES = {
+    1: _of_planes(1, *_PADS),
+    2: _of_planes(2, *_PADS, *_POOLS),
+    3: _of_planes(3, *_PADS, *_POOLS),
 }
 
 PLANNERS: dict[Any, Planner] = {
     **{
         each: partial(_planes, spatial)
-        for table_of in (PLANES, torch_compat.ADAPTIVE_AVERAGES)
+        for table_of in (_PLANES, torch_compat.ADAPTIVE_AVERAGES)
         for spatial, operators in table_of.items()
         for each in operators
     },
