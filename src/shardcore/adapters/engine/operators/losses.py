@@ -15,7 +15,6 @@ from shardcore.adapters.engine.planned import Parts, run_rule
 from shardcore.adapters.engine.redistribute import reduced
 from shardcore.adapters.engine.registry import Handler
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.domain import operator_rules_classes as classes_rules
 from shardcore.domain import operator_rules_losses as rules
 
 aten = torch.ops.aten
@@ -44,13 +43,12 @@ def _nll_loss(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         )
         return (losses if local == _NONE else losses.sum(), counts.sum())
 
-    if _splits_classes(inputs):
-        rule = classes_rules.nll_loss_of_classes(inputs.ndim, weight is not None, local == _SUM)
-        operands = _given(inputs, target, _numbers(inputs), weight)
-        loss, total = run_rule(operator, rule, operands, call_on_classes, sums)
-    else:
-        rule = rules.nll_loss(inputs.ndim, weight is not None, local == _SUM)
-        loss, total = run_rule(operator, rule, _given(inputs, target, weight), call, sums)
+    numbers = _numbers(inputs)
+    split = numbers is not None
+    rule = rules.nll_loss(inputs.ndim, weight is not None, local == _SUM, split)
+    operands = _given(inputs, target, numbers, weight)
+    compute = call_on_classes if split else call
+    loss, total = run_rule(operator, rule, operands, compute, sums)
     with torch.no_grad():
         # The gradient divides by it, on every rank. Of losses that are not summed it is zero.
         total = reduced(total) if local == _SUM else total.new_zeros(())
@@ -62,18 +60,9 @@ def _nll_loss_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, A
     gradient, inputs, target, weight, reduction, ignored, total = args
 
     def call(parts: Parts) -> Sequence[torch.Tensor]:
-        grad, x, classes, *weights, full_total = parts
-        found = operator(
-            grad,
-            x,
-            classes,
-            weights[0] if weights else None,
-            reduction,
-            ignored,
-            full_total,
-            **kwargs,
-        )
-        return (found,)
+        grad, x, classes, full_total, *weights = parts
+        own = weights[0] if weights else None
+        return (operator(grad, x, classes, own, reduction, ignored, full_total, **kwargs),)
 
     def call_on_classes(parts: Parts) -> Sequence[torch.Tensor]:
         grad, x, classes, full_total, numbers, *weights = parts
@@ -81,26 +70,18 @@ def _nll_loss_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, A
         own = weights[0] if weights else None
         return (class_shards.nll_loss_backward(each, x, classes, numbers, own, ignored),)
 
-    facts = (inputs.ndim, weight is not None, reduction != _NONE)
-    if _splits_classes(inputs):
-        rule = classes_rules.nll_loss_of_classes_backward(*facts)
-        operands = _given(gradient, inputs, target, total, _numbers(inputs), weight)
-        return run_rule(operator, rule, operands, call_on_classes)[0]
-    rule = rules.nll_loss_backward(*facts)
-    return run_rule(operator, rule, _given(gradient, inputs, target, weight, total), call)[0]
+    numbers = _numbers(inputs)
+    split = numbers is not None
+    rule = rules.nll_loss_backward(inputs.ndim, weight is not None, reduction != _NONE, split)
+    operands = _given(gradient, inputs, target, total, numbers, weight)
+    return run_rule(operator, rule, operands, call_on_classes if split else call)[0]
 
 
-def _splits_classes(inputs: Any) -> bool:
-    """Whether the classes of several samples are split."""
-    return (
-        inputs.ndim > 1
-        and isinstance(inputs, ShardedTensor)
-        and bool(inputs.form.layout.dim_axes(1))
-    )
-
-
-def _numbers(inputs: torch.Tensor) -> torch.Tensor:
-    """The number of each class: a plain tensor, of which a rank keeps those of its classes."""
+def _numbers(inputs: Any) -> torch.Tensor | None:
+    """The number of each class, of which a rank keeps those of its own; None if they are whole."""
+    sharded = isinstance(inputs, ShardedTensor)
+    if not sharded or inputs.ndim == 1 or not inputs.form.layout.dim_axes(1):
+        return None
     return torch.arange(inputs.shape[1], device=inputs.device)
 
 
