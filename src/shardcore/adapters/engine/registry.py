@@ -1,6 +1,7 @@
 """The registry of operators: how each is run, said once."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -21,8 +22,8 @@ class Registry:
 
     Example:
         >>> registry = Registry()
-        >>> registry.plan(["add"], lambda operator, args, kwargs: None)
-        >>> registry.run(["add"], lambda operator, args, kwargs: None)
+        >>> registry.add({"add": lambda operator, args, kwargs: None}, {})
+        >>> registry.add({}, {"add": lambda operator, args, kwargs: None})
         Traceback (most recent call last):
             ...
         shardcore.domain.errors.RuleError: Operator 'add' is registered twice: ...
@@ -31,35 +32,17 @@ class Registry:
     planners: dict[Any, Planner] = attrs.field(factory=dict)
     handlers: dict[Any, Handler] = attrs.field(factory=dict)
 
-    def plan(self, operators: Iterable[Any], planner: Planner) -> None:
-        """Plan `operators` by `planner`.
-
-        Raises:
-            RuleError: If one is registered already.
-        """
-        for operator in operators:
-            self._check(operator)
-            self.planners[operator] = planner
-
-    def run(self, operators: Iterable[Any], handler: Handler) -> None:
-        """Run `operators` by `handler`.
-
-        Raises:
-            RuleError: If one is registered already.
-        """
-        for operator in operators:
-            self._check(operator)
-            self.handlers[operator] = handler
-
     def add(self, planners: Mapping[Any, Planner], handlers: Mapping[Any, Handler]) -> None:
-        """Register the operators of one module."""
-        for operator, planner in planners.items():
-            self.plan([operator], planner)
-        for operator, handler in handlers.items():
-            self.run([operator], handler)
+        """Register the operators of one module.
 
-    def _check(self, operator: Any) -> None:
-        if operator in self.planners or operator in self.handlers:
-            raise RuleError(
-                f"Operator {operator!r} is registered twice: one entry decides how it is run."
-            )
+        Raises:
+            RuleError: If one is registered already.
+        """
+        entries = Counter((*self.planners, *self.handlers, *planners, *handlers))
+        for operator, count in entries.items():
+            if count > 1:
+                raise RuleError(
+                    f"Operator {operator!r} is registered twice: one entry decides how it is run."
+                )
+        self.planners.update(planners)
+        self.handlers.update(handlers)

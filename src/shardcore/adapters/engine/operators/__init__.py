@@ -19,7 +19,7 @@ from shardcore.adapters.engine.operators import (
     views,
 )
 from shardcore.adapters.engine.redistribute import full
-from shardcore.adapters.engine.registry import Registry
+from shardcore.adapters.engine.registry import Handler, Registry
 
 
 def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -33,11 +33,16 @@ def _recurrent(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return run_full(operator, args, kwargs)
 
 
+_OTHERS: dict[Any, Handler] = {
+    torch_compat.ITEM: _item,
+    torch.ops.aten.mkldnn_rnn_layer.default: _recurrent,
+    **dict.fromkeys(torch_compat.reshaping_operators(), reshape),
+}
+
+
 def _registry() -> Registry:
     registry = Registry()
-    registry.run([torch_compat.ITEM], _item)
-    registry.run([torch.ops.aten.mkldnn_rnn_layer.default], _recurrent)
-    registry.run(torch_compat.reshaping_operators(), reshape)
+    registry.add({}, _OTHERS)
     for module in (pointwise, views, reductions, matmul, lookups, layers, statistics):
         registry.add(module.PLANNERS, getattr(module, "HANDLERS", {}))
     for module in (losses, random):

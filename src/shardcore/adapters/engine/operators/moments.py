@@ -43,14 +43,10 @@ def precise(x: Any) -> Any:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def batch_norm(args: tuple[Any, ...]) -> tuple[Any, Any, Any]:
-    """`native_batch_norm` in training, over the global batch.
+def batch_norm(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """`native_batch_norm(input, weight, bias, mean, variance, training, momentum, eps)`.
 
-    Args:
-        args: Input, weight, bias, both running statistics, whether in training, momentum, eps.
-
-    Returns:
-        Output, mean, and one over the deviation.
+    In training, over the global batch. Gives output, mean, and one over the deviation.
     """
     x, weight, bias, running_mean, running_var, _, momentum, eps = args
     values = reduced(precise(x))
@@ -67,7 +63,7 @@ def batch_norm(args: tuple[Any, ...]) -> tuple[Any, Any, Any]:
     return output.to(x.dtype), mean, one_over
 
 
-def batch_norm_backward(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def batch_norm_backward(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """The gradients of input, weight and bias, those that the mask asks for."""
     gradient, x, weight, _, _, mean, one_over, _, _, mask = args
     gradient, dims = reduced(precise(gradient)), _sample_dims(x)

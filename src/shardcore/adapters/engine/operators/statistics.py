@@ -20,59 +20,35 @@ def _splits(tensor: Any) -> bool:
     )
 
 
-def _variance(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handler | None:
+def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
+    """Run by `run` where ranks have to reduce one of the operands together, as in training."""
+
+    def plan(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handler | None:
+        is_used = training is None or args[training]
+        return run if is_used and any(map(_splits, args[operands])) else None
+
+    return plan
+
+
+def _variance(_operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`var`."""
-
-    def run(_operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return moments(*args, **kwargs)[0].to(args[0].dtype)
-
-    return run if _splits(args[0]) else None
+    return moments(*args, **kwargs)[0].to(args[0].dtype)
 
 
-def _deviation(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handler | None:
+def _deviation(_operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`std`."""
-
-    def run(_operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return moments(*args, **kwargs)[0].sqrt().to(args[0].dtype)
-
-    return run if _splits(args[0]) else None
+    return moments(*args, **kwargs)[0].sqrt().to(args[0].dtype)
 
 
-def _variance_and_mean(
-    _operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]
-) -> Handler | None:
+def _variance_and_mean(_operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`var_mean`."""
-
-    def run(_operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tuple(each.to(args[0].dtype) for each in moments(*args, **kwargs))
-
-    return run if _splits(args[0]) else None
-
-
-def _batch_norm(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handler | None:
-    """`native_batch_norm(input, weight, bias, mean, variance, training, momentum, eps)`."""
-
-    def run(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        return batch_norm(args)
-
-    return run if args[5] and any(map(_splits, args[:5])) else None
-
-
-def _batch_norm_backward(
-    _operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]
-) -> Handler | None:
-    """Its gradients."""
-
-    def run(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        return batch_norm_backward(args)
-
-    return run if args[7] and any(map(_splits, args[:7])) else None
+    return tuple(each.to(args[0].dtype) for each in moments(*args, **kwargs))
 
 
 PLANNERS: dict[Any, Planner] = {
-    aten.var.correction: _variance,
-    aten.std.correction: _deviation,
-    aten.var_mean.correction: _variance_and_mean,
-    aten.native_batch_norm.default: _batch_norm,
-    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.var.correction: _by(_variance, slice(1)),
+    aten.std.correction: _by(_deviation, slice(1)),
+    aten.var_mean.correction: _by(_variance_and_mean, slice(1)),
+    aten.native_batch_norm.default: _by(batch_norm, slice(5), training=5),
+    aten.native_batch_norm_backward.default: _by(batch_norm_backward, slice(7), training=7),
 }
