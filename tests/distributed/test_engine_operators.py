@@ -99,7 +99,10 @@ CASES = {
     "embedding_bag": lambda x: F.embedding_bag(PLACES, x),
     # written
     "index_put_": written(lambda x: x.__setitem__(torch.tensor([0, 5]), 1.0)),
+    "masked_fill": lambda x: x.masked_fill(x > 0, torch.tensor(9.0)),
     "masked_fill_": written(lambda x: x.masked_fill_(x > 0, 9.0)),
+    "masked_fill_ by rows": written(lambda x: x.masked_fill_(x.sum(1, True) > 0, 9.0)),
+    "masked_fill_ with a tensor": written(lambda x: x.masked_fill_(x > 0, torch.tensor(9.0))),
     "t_": lambda x: x.clone().t_().sum(0),
     "unsqueeze_": written(lambda x: x.unsqueeze_(0)),
 }

@@ -64,11 +64,19 @@ def _adds_alike(operator: Any, others: list[Any], target: Any) -> bool:
     )
 
 
-_COPIES = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
+# torch does not tag them as pointwise.
+_UNTAGGED = {
+    aten.copy_.default,
+    aten.fill_.Scalar,
+    aten.fill_.Tensor,
+    aten.masked_fill_.Scalar,
+    aten.masked_fill_.Tensor,
+    aten.zero_.default,
+}
 
 
 def _is_pointwise(operator: Any) -> bool:
-    return operator in _COPIES or torch_compat.is_elementwise(operator)
+    return operator in _UNTAGGED or torch_compat.is_elementwise(operator)
 
 
 def is_alike(one: Any, other: Any) -> bool:

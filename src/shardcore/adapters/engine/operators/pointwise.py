@@ -163,6 +163,7 @@ PLANNERS: dict[Any, Planner] = {
             aten.hardtanh.default,
             aten.hardtanh_backward.default,
             aten.leaky_relu_backward.default,
+            aten.masked_fill.Tensor,
             aten.softplus_backward.default,
             aten.softshrink.default,
             aten.softshrink_backward.default,

@@ -1,0 +1,42 @@
+"""What an operator on sharded tensors moves, on two ranks: its collectives, by kind."""
+
+import torch
+
+from shardcore.adapters.engine.dtensors import DTensors
+from shardcore.adapters.engine.library import open_engine
+from shardcore.domain.layout import Layout
+from shardcore.domain.mesh import Mesh
+from shardcore.ports.world import World
+from shardcore.testing import count_collectives, run_ranks
+
+MESH = Mesh((2,), ("model",))
+ROWS, COLUMNS = Layout(MESH, ("model", None)), Layout(MESH, (None, "model"))
+VALUES = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+def masked(x):
+    x = x.clone()
+    return x.masked_fill_(x > 0, 9.0)
+
+
+CASES = {
+    "masked_fill": (lambda x: x.masked_fill(x > 0, torch.tensor(9.0)), ROWS, {}),
+    "masked_fill_": (masked, COLUMNS, {}),
+}
+
+
+def moves(rank):
+    """The collectives of each case."""
+    tensors = open_engine(World(MESH, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use")
+    found = {}
+    for name, (function, layout, _) in CASES.items():
+        x = tensors.join(VALUES[layout.slices((6, 4), rank)], layout, (6, 4))
+        with count_collectives() as counted:
+            function(x)
+        found[name] = dict(counted.calls)
+    return found
+
+
+def test_operators_move_what_they_must_and_no_more():
+    expected = {name: calls for name, (_, _, calls) in CASES.items()}
+    assert run_ranks(moves, 2) == [expected] * 2
