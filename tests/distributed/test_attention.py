@@ -18,8 +18,8 @@ SPLITS = {
     "heads": ((None, "model", None, None), "R S(1)"),
     "both": (("data", "model", None, None), "S(0) S(1)"),
     "heads by both axes": ((None, ("data", "model"), None, None), "S(1) S(1)"),
-    "length": ((None, "model", "data", None), "R S(1)"),
-    "size": (("data", None, None, "model"), "S(0) R"),
+    "length": ((None, "model", "data", None), "S(1) S(1)"),
+    "size": (("data", None, None, "model"), "S(0) S(1)"),
 }
 MASK_SHAPES = [
     (LENGTH, LENGTH),

@@ -313,7 +313,7 @@ class Layout:
 
         Args:
             shape: The global shape.
-            counts: The stretches of each dim, where dims that are not split have some too.
+            counts: The stretches of each dim; those of this layout, if none. See `has_stretches`.
 
         Example:
             >>> from shardcore.domain.placements import Stretches
@@ -321,20 +321,54 @@ class Layout:
             >>> shape, plain = layout.without_stretches((24,))
             >>> shape, str(plain), layout.local_shape((24,), rank=0)
             ((4, 6), "(None, 'data')", (12,))
+            >>> halves = Layout(Mesh((2,), ("data",)), ("data",))
+            >>> str(halves.without_stretches((24,), (4,))[1])
+            "('data', None)"
         """
         sizes: list[int] = []
         spec: list[DimSpec] = []
         blocks: list[Blocks] = []
         counts = counts or self.stretches
-        for size, entry, each, count in zip(shape, self.spec, self.blocks, counts, strict=True):
+        for dim, (size, count) in enumerate(zip(shape, counts, strict=True)):
+            entry, (own, block) = self.spec[dim], stretches_of(self.blocks[dim])
+            outer = self._block_of_stretches(dim, size, count) if own < count and entry else None
             if count > 1:
                 sizes.append(count)
-                spec.append(None)
-                blocks.append(1)
+                spec.append(entry if outer else None)
+                blocks.append(outer or 1)
             sizes.append(size // count)
-            spec.append(entry)
-            blocks.append(stretches_of(each)[1])
+            spec.append(None if outer else entry)
+            blocks.append(1 if outer else block)
         return tuple(sizes), Layout(self.mesh, tuple(spec), self.partial, tuple(blocks))
+
+    def has_stretches(self, shape: Iterable[int], counts: tuple[int, ...]) -> bool:
+        """Whether each dim is split within its stretches, or between them.
+
+        Example:
+            >>> halves = Layout(Mesh((2,), ("data",)), ("data",))
+            >>> halves.has_stretches((24,), (4,)), halves.has_stretches((24,), (3,))
+            (True, False)
+        """
+        return all(
+            own == count
+            or not self.spec[dim]
+            or (own == 1 and self._block_of_stretches(dim, size, count) is not None)
+            for dim, (size, own, count) in enumerate(
+                zip(shape, self.stretches, counts, strict=True)
+            )
+        )
+
+    def _block_of_stretches(self, dim: int, size: int, count: int) -> int | None:
+        """The block in which `dim` is split between `count` stretches; None if it splits one."""
+        ranks, inner = self._ranks(dim), size // count
+        chunks = self.chunk_sizes(dim, size)
+        if not inner or any(chunk % inner for chunk in chunks):
+            return None
+        wanted = tuple(chunk // inner for chunk in chunks)
+        fitting = (
+            b for b in sorted(_divisors(wanted[0])) if chunk_sizes(count, ranks, b) == wanted
+        )
+        return next(fitting, None)
 
     def local_shape(self, shape: Iterable[int], rank: int) -> tuple[int, ...]:
         """The shape of what `rank` holds of a tensor of global shape `shape`.

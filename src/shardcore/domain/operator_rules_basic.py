@@ -69,6 +69,69 @@ def dims_moved(ndim: int, dims: tuple[int | None, ...], results: int = 1) -> Ope
     )
 
 
+@lru_cache
+def pieces(ndim: int, dim: int, count: int, taken: tuple[int, ...]) -> OperatorRule:
+    """Pieces along `dim`: it has `count` stretches of one size, and a result some of them.
+
+    Args:
+        ndim: The dims of the operand.
+        dim: The one that is cut into pieces.
+        count: How many stretches it has.
+        taken: How many of them each result has.
+
+    Example:
+        >>> str(pieces(2, dim=1, count=4, taken=(1, 3)))
+        'a 4*b -> a b, a 3*b'
+    """
+    return OperatorRule(
+        (Operand("tensor", _with_stretches(ndim, dim, count)),),
+        tuple(
+            Result(f"piece {number}", _with_stretches(ndim, dim, each))
+            for number, each in enumerate(taken)
+        ),
+    )
+
+
+@lru_cache
+def of_pieces(ndim: int, dim: int, count: int, given: tuple[int, ...]) -> OperatorRule:
+    """A tensor with `count` stretches of one size along `dim`: the operands have some of them.
+
+    Example:
+        >>> str(of_pieces(2, dim=0, count=3, given=(1, 2))), str(of_pieces(1, 0, 2, given=(1,)))
+        ('a b, 2*a b -> 3*a b', 'a -> 2*a')
+    """
+    return OperatorRule(
+        tuple(
+            Operand(f"piece {number}", _with_stretches(ndim, dim, each))
+            for number, each in enumerate(given)
+        ),
+        (Result("result", _with_stretches(ndim, dim, count)),),
+    )
+
+
+def _with_stretches(ndim: int, dim: int, count: int) -> str:
+    return " ".join(_dim(count if each == dim else 1, 1, each) for each in range(ndim))
+
+
+@lru_cache
+def repeated(ndim: int, repeats: tuple[int, ...]) -> OperatorRule:
+    """A tensor repeated along its dims: a stretch of the result is all of a dim.
+
+    Args:
+        ndim: The dims of the operand.
+        repeats: How often each dim of the result repeats that of the operand; the first ones may
+            be new.
+
+    Example:
+        >>> str(repeated(2, (5, 1, 3)))
+        'a b -> - a 3*b'
+    """
+    new = len(repeats) - ndim
+    dims = ["-"] * new + [_dim(count, 1, dim) for dim, count in enumerate(repeats[new:])]
+    given = " ".join(map(letter, range(ndim)))
+    return OperatorRule((Operand("tensor", given),), (Result("repeated", " ".join(dims)),))
+
+
 @attrs.frozen
 class Reshape:
     """A reshape: which dims of the operand and of the result are split together.
@@ -301,6 +364,20 @@ def layer_norm_backward(leading: int, trailing: int, weights: int) -> OperatorRu
             Result("of weight", inner, of=("gradient", "input")),
             Result("of bias", inner, of=("gradient",)),
         ),
+    )
+
+
+@lru_cache
+def placed(ndim: int) -> OperatorRule:
+    """The place of each element of a tensor among sorted numbers.
+
+    Example:
+        >>> str(placed(2))
+        'a b, - -> a b'
+    """
+    dims = " ".join(map(letter, range(ndim)))
+    return OperatorRule(
+        (Operand("tensor", dims), Operand("boundaries", "-")), (Result("places", dims),)
     )
 
 

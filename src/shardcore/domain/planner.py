@@ -1,10 +1,12 @@
 """How an operator is split over a mesh, given its sharding rule and the layouts of its operands.
 
-Each mesh axis is decided on its own: it splits one factor of the rule, or none. Only a factor that
-the axis already splits in an operand is a candidate, and the cheapest wins: the bytes and starts of
-the collectives that bring operands there, and results to where they are wanted. A weight follows
+Each mesh axis is decided on its own: it splits one factor of the rule, or none. The candidates are
+the factors that the axis already splits in an operand, and the cheapest wins: the bytes and starts
+of the collectives that bring operands there, and results to where they are wanted. A weight follows
 the activations: where an axis splits an activation by a factor that no weight has, the weight is
-all-gathered and the activation stays. No rank is left without an element.
+all-gathered and the activation stays. Where an activation is split by no factor of the rule, one of
+its other dims is split instead, if moving it there costs no more than gathering it; not its first
+dim, since weights would have to follow the batch. No rank is left without an element.
 """
 
 from collections.abc import Iterator, Mapping
@@ -130,6 +132,12 @@ def choose(
             cuts[factor] = cut
         elif mesh.axis_size(axis) > 1:
             idle.append(axis)
+    for axis in tuple(idle):
+        costs = {each: call.cost(axis, *each) for each in call.other_dims(axis, cuts)}
+        if costs and min(costs.values()) <= call.cost_of_gathering(axis):
+            factor, cut = min(costs, key=lambda each: costs[each])
+            cuts[factor] = cut
+            idle.remove(axis)
     return Split(
         tuple(call.layout(term, cuts) for term in rule.operands),
         tuple(call.layout(term, cuts) for term in rule.results),
@@ -173,11 +181,25 @@ class _Call:
         """The factors that `axis` may split, each with the cut that it then has."""
         seen = set()
         for factor, (count, grain) in self._split_by(axis):
-            cut = cuts.get(factor, Cut(grain=grain, count=count))
-            after = self.reordered(factor, Cut((*cut.axes, axis), cut.grain, cut.count))
+            after = self._cut_by(axis, factor, cuts.get(factor, Cut(grain=grain, count=count)))
             if (factor, after) not in seen and self._leaves_none_empty(factor, after):
                 seen.add((factor, after))
                 yield factor, after
+
+    def other_dims(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
+        """The factors of the other dims, the last first, of activations that `axis` splits."""
+        for term, operand in zip(self.rule.operands, self.operands, strict=True):
+            if operand.weight or not isinstance(operand.layout.placement(axis), Shard):
+                continue
+            for dim in reversed(term.dims[1:]):
+                if dim.factor is not None:
+                    after = self._cut_by(axis, dim.factor, cuts.get(dim.factor, Cut()))
+                    if self._leaves_none_empty(dim.factor, after):
+                        yield dim.factor, after
+
+    def _cut_by(self, axis: str, factor: str, cut: Cut) -> Cut:
+        """`cut` of `factor` with `axis` splitting it too."""
+        return self.reordered(factor, Cut((*cut.axes, axis), cut.grain, cut.count))
 
     def _split_by(self, axis: str) -> Iterator[tuple[str, tuple[int, int]]]:
         """The factors that `axis` splits an operand by, with their stretches and grain."""
@@ -316,6 +338,14 @@ class _Call:
             target = Replicate() if isinstance(like, Partial) else like
             total += _sent(source, target, ranks, prod(shape) * self.operands[0].itemsize)
         return total
+
+    def cost_of_gathering(self, axis: str) -> float:
+        """The cost of all-gathering along `axis` every operand that it splits."""
+        ranks = self.operands[0].layout.mesh.axis_size(axis)
+        return sum(
+            _sent(operand.layout.placement(axis), Replicate(), ranks, _bytes(operand, axis))
+            for operand in self.operands
+        )
 
     def _wanted(
         self,

@@ -175,6 +175,60 @@ def look_ups(draw):
     return Call(rule, [shape, index], run)
 
 
+def _cut_in_pieces(draw):
+    """A shape, one of its dims, and how many stretches of that each piece has."""
+    shape, counts = list(draw(shapes)), draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))
+    dim = draw(st.integers(0, len(shape) - 1))
+    return shape, dim, tuple(counts)
+
+
+@st.composite
+def pieces(draw):
+    shape, dim, counts = _cut_in_pieces(draw)
+    first, count = draw(st.integers(0, len(counts) - 1)), sum(counts)
+    shape[dim] *= count
+    rule = basic.pieces(len(shape), dim, count, counts[first:])
+
+    def run(parts):
+        ends = np.cumsum(counts)[:-1] * (parts[0].shape[dim] // count)
+        return np.split(parts[0], ends, dim)[first:]
+
+    return Call(rule, [tuple(shape)], run)
+
+
+@st.composite
+def of_pieces(draw):
+    shape, dim, counts = _cut_in_pieces(draw)
+    given, count = counts[: draw(st.integers(1, len(counts)))], sum(counts)
+    rule = basic.of_pieces(len(shape), dim, count, given)
+
+    def run(parts):
+        stretch = np.zeros_like(np.split(parts[0], given[0], dim)[0])
+        return [np.concatenate([*parts, *[stretch] * (count - sum(given))], axis=dim)]
+
+    return Call(rule, [(*shape[:dim], shape[dim] * n, *shape[dim + 1 :]) for n in given], run)
+
+
+@st.composite
+def places(draw):
+    shape, numbers = draw(shapes), draw(sizes)
+    rule = basic.placed(len(shape))
+
+    def run(parts):
+        return [np.searchsorted(np.sort(parts[1]), parts[0])]
+
+    return Call(rule, [shape, (numbers,)], run)
+
+
+@st.composite
+def repeats(draw):
+    shape = draw(shapes)
+    times = tuple(draw(st.integers(1, 3)) for _ in shape)
+    new = draw(st.sampled_from([(), (2,)]))
+    rule = basic.repeated(len(shape), (*new, *times))
+    return Call(rule, [shape], lambda parts: [np.tile(parts[0], (*new, *times))])
+
+
 # The calls of each rule.
 CALLS = {
     "dims_moved": transposes(),
@@ -186,8 +240,12 @@ CALLS = {
     "layer_norm": layer_norms(),
     "layer_norm_backward": layer_norms_backward(),
     "looked_up": look_ups(),
+    "of_pieces": of_pieces(),
+    "pieces": pieces(),
+    "placed": places(),
     "product": products(),
     "reduced": reductions(),
+    "repeated": repeats(),
     "reshape": reshapes(),
     "taken": takes(),
 }
@@ -201,8 +259,12 @@ FACTORS = {
     "layer_norm": "ab",
     "layer_norm_backward": "ab",
     "looked_up": "abc",
+    "of_pieces": "abc",
+    "pieces": "abc",
+    "placed": "abc",
     "product": "nkm",
     "reduced": "abc",
+    "repeated": "abc",
     "reshape": "abc",
     "taken": "abz",
 }

@@ -123,12 +123,15 @@ def _permuted(layout: Layout, order: tuple[int, ...]) -> Layout:
 
 
 def _stages(form: Form, target: Layout, rank: int) -> tuple[_Stage, ...]:
-    """The steps to `target`: by way of a layout without stretches where those of both differ."""
+    """The steps to `target`: in one stage, where the stretches of both are dims of one shape."""
     source, shape = form.layout, form.shape
-    counts = zip(source.stretches, target.stretches, strict=True)
-    differ = [dim for dim, (before, after) in enumerate(counts) if before != after]
-    axes = [axis for dim in differ for axis in source.dim_axes(dim)]
-    layouts = [source, source.without(*axes), target] if axes else [source, target]
+    counts = tuple(map(max, source.stretches, target.stretches))
+    layouts = [source, target]
+    if not all(each.has_stretches(shape, counts) for each in layouts):
+        pairs = zip(source.stretches, target.stretches, strict=True)
+        differ = [dim for dim, (before, after) in enumerate(pairs) if before != after]
+        axes = [axis for dim in differ for axis in source.dim_axes(dim)]
+        layouts = [source, source.without(*axes), target]
     stages = []
     for before, after in pairwise(layouts):
         common = tuple(map(max, before.stretches, after.stretches))

@@ -189,6 +189,22 @@ def _heads(
     return " ".join(heads), [mask], " ".join(dims)
 
 
+def _upsample_backward(
+    spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Task:
+    """`upsample_bilinear2d_backward(gradient, output_size, input_size, ...)` and similar."""
+    gradient, output_size, input_size, *rest = args
+    ndim = gradient.ndim
+
+    def call(parts: Parts) -> Sequence[torch.Tensor]:
+        (part,) = parts
+        local = [*part.shape[:-spatial], *input_size[-spatial:]]
+        return (operator(part, output_size, local, *rest, **kwargs),)
+
+    rule = table.along(ndim, frozenset(range(ndim - spatial, ndim)))
+    return Task(rule, [gradient], call, orders=[order_of(gradient)])
+
+
 _PADS = ("reflection_pad{}d", "replication_pad{}d")
 _POOLS = ("adaptive_max_pool{}d", "avg_pool{}d", "max_pool{}d_with_indices")
 
@@ -205,8 +221,28 @@ _PLANES = {
     2: _of_planes(2, *_PADS, *_POOLS),
     3: _of_planes(3, *_PADS, *_POOLS),
 }
+_UPSAMPLES = {
+    1: (aten.upsample_nearest1d, aten.upsample_linear1d),
+    2: (aten.upsample_nearest2d, aten.upsample_bilinear2d, aten.upsample_bicubic2d),
+    3: (aten.upsample_nearest3d, aten.upsample_trilinear3d),
+}
+_UPSAMPLES_BACKWARD = {
+    1: (aten.upsample_nearest1d_backward, aten.upsample_linear1d_backward),
+    2: (
+        aten.upsample_nearest2d_backward,
+        aten.upsample_bilinear2d_backward,
+        aten.upsample_bicubic2d_backward,
+    ),
+    3: (aten.upsample_nearest3d_backward, aten.upsample_trilinear3d_backward),
+}
 
 PLANNERS: dict[Any, Planner] = {
+    **{
+        each.default: partial(plan, spatial)
+        for plan, table_of in ((_planes, _UPSAMPLES), (_upsample_backward, _UPSAMPLES_BACKWARD))
+        for spatial, operators in table_of.items()
+        for each in operators
+    },
     **{
         each: partial(_planes, spatial)
         for table_of in (_PLANES, torch_compat.ADAPTIVE_AVERAGES)

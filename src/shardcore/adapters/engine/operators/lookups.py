@@ -103,7 +103,16 @@ def _gather(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tas
     return Task(rule, (tensor, index), lambda parts: (operator(parts[0], dim, parts[1]),))
 
 
+def _bucketize(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
+    """`bucketize(tensor, boundaries)`: each number finds its place among all boundaries."""
+    tensor, boundaries = args
+    if not isinstance(tensor, Operand):
+        return None
+    return Task(basic.placed(tensor.ndim), (tensor, boundaries))
+
+
 PLANNERS: dict[Any, Planner] = {
+    aten.bucketize.Tensor: _bucketize,
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.native_layer_norm.default: _layer_norm,

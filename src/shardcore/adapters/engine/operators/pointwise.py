@@ -163,6 +163,8 @@ PLANNERS: dict[Any, Planner] = {
             aten.hardtanh.default,
             aten.hardtanh_backward.default,
             aten.leaky_relu_backward.default,
+            aten.log_sigmoid_backward.default,
+            aten.log_sigmoid_forward.default,
             aten.masked_fill.Tensor,
             aten.softplus_backward.default,
             aten.softshrink.default,

@@ -1,16 +1,19 @@
 """Operators that move elements: views, slices, concatenation, splitting."""
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.operators.reductions import is_split
 from shardcore.adapters.engine.planned import Operand, Task
-from shardcore.adapters.engine.registry import Planner
+from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.adapters.engine.view_copies import note_view
 from shardcore.domain import operator_rules_basic as basic
 from shardcore.domain import operator_rules_table as table
+from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.operator_rules import OperatorRule
 from shardcore.domain.placements import stretches_of
 
@@ -80,38 +83,95 @@ def _cropped(tensor: Operand, dim: int = 0, *_: Any, **__: Any) -> list[int | No
     return [None if each == dim % tensor.ndim else each for each in range(tensor.ndim)]
 
 
-def _picked(tensor: Operand, dim: int, *_: Any) -> list[int]:
-    return [each for each in range(tensor.ndim) if each != dim % tensor.ndim]
-
-
 def _slice(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`slice(tensor, dim, start, end, step)`: all of a dim is no slice at all."""
+    """`slice(tensor, dim, start, end, step)`."""
     tensor, *rest = args
-    if _takes_all(tensor, *rest):
-        rule = basic.dims_moved(tensor.ndim, tuple(range(tensor.ndim)))
-        return _one(rule, tensor, lambda part: operator(part, *rest[:1], **kwargs))
-    rule = basic.dims_moved(tensor.ndim, tuple(_cropped(tensor, *rest)))
-    return _one(rule, tensor, lambda part: operator(part, *rest, **kwargs))
+    dim = (rest[0] if rest else 0) % tensor.ndim
+    found = _stretches(tensor.shape[dim], *rest[1:])
+    if found is None:
+        rule = basic.dims_moved(tensor.ndim, tuple(_cropped(tensor, dim)))
+        return _one(rule, tensor, lambda part: operator(part, *rest, **kwargs))
+    count, first, last = found
+
+    def call(part: torch.Tensor) -> Any:
+        size = part.shape[dim] // count
+        return operator(part, dim, first * size, last * size)
+
+    return _one(basic.pieces(tensor.ndim, dim, count, (last - first,)), tensor, call)
 
 
-def _takes_all(
-    tensor: Operand, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> bool:
-    size = tensor.shape[dim]
-    return (start or 0) in (0, -size) and (end is None or end >= size) and step == 1
+def _stretches(
+    size: int, start: int | None = None, end: int | None = None, step: int = 1
+) -> tuple[int, int, int] | None:
+    """How many stretches of one size a dim has of which a slice is some, and from which to which.
+
+    None if the slice has a step, or no elements.
+    """
+    first, last, _ = slice(start, end).indices(size)
+    if step != 1 or last <= first:
+        return None
+    each = gcd(first, last, size)
+    return size // each, first // each, last // each
 
 
 def _slice_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`slice_backward(gradient, sizes, dim, start, end, step)`."""
     gradient, sizes, dim, *rest = args
     dim %= len(sizes)
-    rule = basic.dims_moved(gradient.ndim, tuple(_cropped(gradient, dim)))
+    found = _stretches(sizes[dim], *rest)
+    if found is None:
+        rule, of_all = basic.dims_moved(gradient.ndim, tuple(_cropped(gradient, dim))), rest
+    else:
+        count, first, last = found
+        rule = basic.of_pieces(gradient.ndim, dim, count, (last - first,))
 
     def call(part: torch.Tensor) -> Any:
-        local = [sizes[each] if each == dim else part.shape[each] for each in range(part.ndim)]
-        return operator(part, local, dim, *rest, **kwargs)
+        local = list(part.shape)
+        if found is None:
+            local[dim] = sizes[dim]
+            return operator(part, local, dim, *of_all, **kwargs)
+        size = part.shape[dim] // (last - first)
+        local[dim] = count * size
+        return operator(part, local, dim, first * size, last * size, 1)
 
     return _one(rule, gradient, call)
+
+
+def _select(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
+    """`select(tensor, dim, index)`."""
+    tensor, dim, index = args
+    layout, dim = tensor.form.layout, dim % tensor.ndim
+    in_one_piece = layout.stretches[dim] == 1 and tensor.dtype is not torch.bool
+    if is_split(tensor, dim) and in_one_piece:
+        return _of_its_rank
+    dims = tuple(each for each in range(tensor.ndim) if each != dim)
+    rule = basic.dims_moved(tensor.ndim, dims)
+    return _one(rule, tensor, lambda part: operator(part, dim, index))
+
+
+def _of_its_rank(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The rank that has the slice gives it, the others zeros: a pending sum, not yet sent."""
+    tensor, dim, index = args
+    engine, layout, shape = tensor.engine, tensor.form.layout, list(tensor.shape)
+    dim %= tensor.ndim
+    own = range(shape[dim])[layout.slices(shape, engine.world.position)[dim]]
+    place = range(shape.pop(dim))[index]
+    local = [*tensor.part.shape[:dim], *tensor.part.shape[dim + 1 :]]
+    part = (
+        tensor.part.select(dim, own.index(place)).clone(memory_format=torch.contiguous_format)
+        if place in own
+        else tensor.part.new_zeros(local)
+    )
+    pending: PartialAxes = tuple(
+        (axis, "sum") for axis in layout.dim_axes(dim) if layout.mesh.axis_size(axis) > 1
+    )
+    spec, blocks = list(layout.spec), list(layout.blocks)
+    del spec[dim], blocks[dim]
+    found = Layout(layout.mesh, spec, (*layout.partial, *pending), blocks)
+    result = engine.sharded(part, found, tuple(shape))
+    result.memory = tensor.memory
+    note_view(result, tensor, lambda full: operator(full, dim, index), is_copy=True)
+    return result
 
 
 def _select_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
@@ -193,7 +253,13 @@ def _concatenated(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         tensors = [each for each in tensors if each.shape != (0,)] or list(tensors)
     ndim = tensors[0].ndim
     dim %= ndim + new
-    rule = basic.joined(ndim, dim, len(tensors), new)
+    sizes = [] if new else [each.shape[dim] for each in tensors]
+    if new or 0 in sizes:
+        rule = basic.joined(ndim, dim, len(tensors), new)
+    else:
+        size = gcd(*sizes)
+        counts = tuple(each // size for each in sizes)
+        rule = basic.of_pieces(ndim, dim, sum(counts), counts)
     return Task(rule, tensors, lambda parts: (operator(list(parts), dim),))
 
 
@@ -201,9 +267,29 @@ def _pieces(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tas
     """`split(tensor, sizes, dim)`."""
     tensor, sizes, *rest = args
     dim = (rest[0] if rest else kwargs.get("dim", 0)) % tensor.ndim
-    count = len(sizes) if isinstance(sizes, list | tuple) else -(-tensor.shape[dim] // sizes)
-    rule = basic.dims_moved(tensor.ndim, tuple(_cropped(tensor, dim)), max(count, 1))
-    return _several(rule, tensor, lambda part: operator(part, sizes, dim))
+    whole = tensor.shape[dim]
+    if not isinstance(sizes, list | tuple):
+        sizes = [min(sizes, whole - at) for at in range(0, whole, sizes)] if whole else [0]
+    if 0 in sizes:
+        rule = basic.dims_moved(tensor.ndim, tuple(_cropped(tensor, dim)), len(sizes))
+        return _several(rule, tensor, lambda part: torch.split(part, sizes, dim))
+    size = gcd(*sizes)
+    counts = tuple(each // size for each in sizes)
+
+    def call(part: torch.Tensor) -> Sequence[torch.Tensor]:
+        local = part.shape[dim] // sum(counts)
+        return torch.split(part, [local * each for each in counts], dim)
+
+    return _several(basic.pieces(tensor.ndim, dim, sum(counts), counts), tensor, call)
+
+
+def _repeat(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
+    """`repeat(tensor, repeats)`."""
+    tensor, repeats = args
+    if 0 in repeats:
+        return None
+    rule = basic.repeated(tensor.ndim, tuple(repeats))
+    return Task(rule, [tensor])
 
 
 def _unbind(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
@@ -224,12 +310,13 @@ PLANNERS: dict[Any, Planner] = {
     aten.expand.default: _expanded,
     aten.slice.Tensor: _slice,
     aten.slice_backward.default: _slice_backward,
-    aten.select.int: _dims_moved(_picked),
+    aten.select.int: _select,
     aten.select_backward.default: _select_backward,
     aten.flip.default: _flipped,
     aten.split.Tensor: _pieces,
     aten.split_with_sizes.default: _pieces,
     aten.unbind.int: _unbind,
+    aten.repeat.default: _repeat,
     aten.cat.default: _concatenated,
     aten.stack.default: _concatenated,
 }
