@@ -2,16 +2,18 @@
 
 Each mesh axis is decided on its own: it splits one factor of the rule, or none. The candidates are
 the factors that the axis already splits in an operand, and the cheapest wins: the bytes and starts
-of the collectives that bring operands there, and results to where they are wanted. A weight follows
-the activations: where an axis splits an activation by a factor that no weight has, the weight is
-all-gathered and the activation stays. Where an activation is split by no factor of the rule, one of
-its other dims is split instead, if moving it there costs no more than gathering it; not its first
-dim, since weights would have to follow the batch. No rank is left without an element.
+of the collectives that bring operands there, results to where they are wanted, and the gradients of
+weights back. Where it costs less, the activations are all-gathered and every rank does all of the
+work. A weight follows the activations: where an axis splits an activation by a factor that no
+weight has, the weight is all-gathered and the activation stays. Where an activation is split by no
+factor of the rule, one of its other dims is split instead, if moving it there costs no more than
+gathering it; not its first dim, since weights would have to follow the batch. No rank is left
+without an element.
 """
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from typing import TypeAlias
 
 import attrs
@@ -32,6 +34,9 @@ from shardcore.domain.redistribution import START_BYTES, transition
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
+# What could be multiplied in the time that it takes to send a byte, as 13 TFLOPS at 13 GB/s.
+MULTIPLIED = 1000
+
 
 @attrs.frozen(cache_hash=True)
 class Placed:
@@ -42,12 +47,14 @@ class Placed:
         layout: Its layout.
         itemsize: The bytes of one element.
         weight: Whether it is a variable's value, or made of such values alone.
+        other: A layout in which it is too.
     """
 
     shape: tuple[int, ...]
     layout: Layout
     itemsize: int = 4
     weight: bool = False
+    other: Layout | None = None
 
 
 @attrs.frozen
@@ -73,14 +80,16 @@ class Split:
         operands: Per operand the layout that it has to be brought into.
         results: Per result the layout in which it comes.
         extents: The steps of each factor.
-        gathers: Whether an axis that splits an operand splits nothing here: each of its ranks
-            does all of the work.
+        gathers: Whether an axis that splits an operand cannot split anything here: each of its
+            ranks does all of the work.
+        replicates: Whether that was chosen, as it costs less.
     """
 
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
     extents: Mapping[str, int]
     gathers: bool
+    replicates: bool = False
 
     def global_shape(self, result: Result, local: tuple[int, ...]) -> tuple[int, ...]:
         """The global shape of `result`, of which a rank has a shard of shape `local`."""
@@ -124,12 +133,15 @@ def choose(
     mesh = operands[0].layout.mesh
     call = _Call(rule, operands, result_shapes, _extents(rule, operands), scales)
     cuts: dict[str, Cut] = {}
-    idle = []
+    idle, replicates = [], False
     for axis in mesh.axis_names:
         costs = {each: call.cost(axis, *each) for each in call.candidates(axis, cuts)}
         if costs:
             factor, cut = min(costs, key=lambda each: costs[each])
-            cuts[factor] = cut
+            if costs[factor, cut] <= call.cost_of_all_work(axis):
+                cuts[factor] = cut
+            else:
+                replicates = True
         elif mesh.axis_size(axis) > 1:
             idle.append(axis)
     for axis in tuple(idle):
@@ -143,6 +155,7 @@ def choose(
         tuple(call.layout(term, cuts) for term in rule.results),
         call.extents,
         call.gathers(idle),
+        replicates,
     )
 
 
@@ -327,7 +340,9 @@ class _Call:
         for term, operand in zip(self.rule.operands, self.operands, strict=True):
             source = operand.layout.placement(axis)
             target = self._wanted(term, operand.shape, source, factor, cut, ranks)
-            total += _sent(source, target, ranks, _bytes(operand, axis))
+            total += _brought(operand, target, axis)
+            if operand.weight and isinstance(target, Shard):  # so comes its gradient
+                total += _sent(target, source, ranks, _bytes(operand, axis))
         by_name = dict(zip((term.name for term in self.rule.operands), self.operands, strict=True))
         for result, shape in zip(self.rule.results, self.result_shapes, strict=False):
             source = _placement(self.rule, result, factor)
@@ -346,6 +361,30 @@ class _Call:
             _sent(operand.layout.placement(axis), Replicate(), ranks, _bytes(operand, axis))
             for operand in self.operands
         )
+
+    def cost_of_all_work(self, axis: str) -> float:
+        """The cost of having each rank along `axis` do all of the work, on an all-gathered operand.
+
+        That is for one activation among operands that are not split: the work with a weight that
+        `axis` splits is meant to be split, and of two that are split each rank has its own rows.
+        Of several results some may not be read, so that what they cost is not known.
+        """
+        ranks = self.operands[0].layout.mesh.axis_size(axis)
+        split = [each for each in self.operands if isinstance(each.layout.placement(axis), Shard)]
+        if len(split) != 1 or split[0].weight or len(self.rule.results) > 1:
+            return inf
+        work = self._multiplications() * (ranks - 1) / ranks / MULTIPLIED
+        return work + sum(_brought(each, Replicate(), axis) for each in self.operands)
+
+    def _multiplications(self) -> int:
+        """How many there are at most: an element for each step of all factors, and in a window."""
+        never_split = (
+            size
+            for term, operand in zip(self.rule.operands, self.operands, strict=True)
+            for dim, size in zip(term.dims, operand.shape, strict=True)
+            if dim.factor is None
+        )
+        return prod(self.extents.values()) * prod(never_split)
 
     def _wanted(
         self,
@@ -395,6 +434,13 @@ def _bytes(operand: Placed, axis: str) -> float:
         if other != axis and isinstance(operand.layout.placement(other), Shard)
     )
     return prod(operand.shape) * operand.itemsize / others
+
+
+def _brought(operand: Placed, target: Placement, axis: str) -> float:
+    """What it costs to bring an operand along `axis` to `target`, from where it costs least."""
+    layouts = [operand.layout, operand.other] if operand.other else [operand.layout]
+    ranks, held = operand.layout.mesh.axis_size(axis), _bytes(operand, axis)
+    return min(_sent(each.placement(axis), target, ranks, held) for each in layouts)
 
 
 def _sent(source: Placement, target: Placement, ranks: int, held: float) -> float:

@@ -45,7 +45,7 @@ def convolved(*placements, mesh=(2,), output=(5, 6, 6, 6)):
     """The split of a convolution: operands and result as words, and whether one is gathered."""
     mesh = Mesh(mesh, ("data", "model")[: len(mesh)])
     operands = tuple(
-        Placed(shape, Layout.from_placements(mesh, each, len(shape)))
+        Placed(shape, Layout.from_placements(mesh, each, len(shape)), weight=shape != IMAGES)
         for shape, each in zip((IMAGES, KERNEL, BIAS), placements, strict=True)
     )
     chosen = choose(CONVOLUTION, operands, (output,))
@@ -87,6 +87,60 @@ def test_of_two_factors_the_one_that_moves_less_is_split():
     large = 5, 4, 600, 600
     assert words(large, (5, 6, 600, 600)) == by_output
     assert words(large, (5, 6, 1, 1)) == by_input
+
+
+def product(rows, kernel, spec, weight=True, **facts):
+    """The split of a product of rows that are split by the columns, and a kernel."""
+    shape = rows[0], kernel[1]
+    given = Placed(rows, Layout(PAIR, (None, "model")), **facts)
+    return choose(MATMUL, (given, placed(kernel, spec, weight=weight)), (shape,))
+
+
+def words(chosen):
+    layouts = (*chosen.operands, *chosen.results)
+    return [str(each.placement("model")) for each in layouts]
+
+
+def test_a_small_activation_is_gathered_where_that_costs_less_than_a_pending_sum():
+    small, large, not_split = (4, 8), (400_000, 8), (None, None)
+    chosen = product(small, (8, 6), not_split)
+    assert words(chosen) == ["R", "R", "R"]
+    assert chosen.replicates
+    assert not chosen.gathers  # which would be told
+    # The gradient of the kernel has to come back, but the sum is smaller than the rows.
+    chosen = product(large, (8, 2), not_split)
+    assert words(chosen) == ["S(1)", "S(0)", "P(sum)"]
+    assert not chosen.replicates
+
+
+def test_what_is_much_work_is_split():
+    many, few = (40960, 8192), (40960, 64)
+    assert words(product(many, (8192, 8192), (None, None))) == ["S(1)", "S(0)", "P(sum)"]
+    assert words(product(few, (64, 8192), (None, None))) == ["R", "R", "R"]
+
+
+def test_what_a_split_weight_is_for_is_split():
+    assert words(product((4, 8), (8, 6), ("model", None))) == ["S(1)", "S(0)", "P(sum)"]
+
+
+def test_rows_of_a_batch_stay_split():
+    rows, kernel = placed((4, 8), ("model", None)), placed((8, 6), (None, None), weight=True)
+    assert words(choose(MATMUL, (rows, kernel), ((4, 6),))) == ["S(0)", "R", "S(0)"]
+    # The gradient of a kernel: both operands have rows.
+    gradient = placed((4, 6), ("model", None))
+    turned = placed((8, 4), (None, "model"))
+    assert words(choose(MATMUL, (turned, gradient), ((8, 6),))) == ["S(1)", "S(0)", "P(sum)"]
+
+
+def test_an_operand_is_taken_from_where_it_costs_least():
+    gradient, rows = placed((4, 6), (None, "model")), (8, 4)
+
+    def chosen(other):
+        turned = Placed(rows, Layout(PAIR, ("model", None)), other=other)
+        return words(choose(MATMUL, (turned, gradient), ((8, 6),)))
+
+    assert chosen(None) == ["S(0)", "R", "S(0)"]
+    assert chosen(Layout.replicated(PAIR, 2)) == ["R", "S(1)", "S(1)"]
 
 
 def test_a_dim_that_is_never_split_is_gathered_and_told():

@@ -9,11 +9,12 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.elsewhere import Elsewhere, find
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.full_operands import run_full, run_full_and_store
 from shardcore.adapters.engine.in_place import write
 from shardcore.adapters.engine.operators import REGISTRY, foreach, pointwise
-from shardcore.adapters.engine.planned import Operand, Plan, planned
+from shardcore.adapters.engine.planned import Plan, operand, planned
 from shardcore.adapters.engine.registry import Handler, Planner
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.view_copies import note_view, refresh
@@ -52,13 +53,16 @@ def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     key = (route, *_key(args, tensors, engine, route.is_exact))
     if kwargs:
         key = (*key, *kwargs, *_key(kwargs.values(), tensors, engine, route.is_exact))
+    known = [find(each) if each.memory.elsewhere else None for each in tensors]
+    if any(known):
+        key = (*key, *((each.tensor.form, each.serves) if each else None for each in known))
     plan = engine.plans.get(key)
     if plan is None:
-        plan = _plan(route.planner, operator, args, kwargs, tensors, engine)
+        plan = _plan(route.planner, operator, args, kwargs, tensors, known, engine)
         engine.remember(key, plan)
     if not isinstance(plan, Plan):
         return _handled(plan, operator, args, kwargs)
-    results = plan.run(tensors, args, kwargs)
+    results = plan.run(tensors, args, kwargs, known)
     if route.results == "tensor":
         return results[0]
     return results if route.results == "list" else tuple(results)
@@ -182,9 +186,13 @@ def _plan(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     tensors: list[Any],
+    known: list[Elsewhere | None],
     engine: Engine,
 ) -> Plan | Handler:
-    operands = iter([Operand(each.form, number) for number, each in enumerate(tensors)])
+    numbers = enumerate(zip(tensors, known, strict=True))
+    operands = iter(
+        [operand(operator, each.form, number, other) for number, (each, other) in numbers]
+    )
 
     def without_values(argument: Any) -> Any:
         if isinstance(argument, torch.Tensor):

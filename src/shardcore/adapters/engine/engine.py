@@ -41,6 +41,7 @@ class Engine:
         gathers: Whether sharded weights are all-gathered for each use.
         unsharded: The weights that were all-gathered lately.
         plans: The plans of operators, by all that they depend on.
+        steps: How many have ended; what an operator has brought elsewhere is found until then.
     """
 
     world: World
@@ -49,6 +50,7 @@ class Engine:
     gathers: bool = False
     unsharded: Unsharded = attrs.field(factory=Unsharded)
     plans: "OrderedDict[Hashable, Any]" = attrs.field(factory=OrderedDict, init=False)
+    steps: int = attrs.field(default=0, init=False)
     _forms: dict[Hashable, Form] = attrs.field(factory=dict, init=False)
 
     def form(
@@ -110,6 +112,11 @@ class Engine:
     def adopt(self, tensor: torch.Tensor) -> Any:
         """A tensor of another library as a sharded one; None for a plain tensor."""
         return self.kind.adopt(self, tensor)
+
+    def end_step(self) -> None:
+        """Forget what was all-gathered for the uses of one step."""
+        self.unsharded.clear()
+        self.steps += 1
 
     def remember(self, key: Hashable, plan: Any) -> None:
         """Keep the plan of an operator; the oldest goes where there are too many."""

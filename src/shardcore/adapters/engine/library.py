@@ -149,7 +149,7 @@ class EngineTensors:
             with communicating(), torch.autograd.set_multithreading_enabled(False):
                 yield
         finally:
-            self.engine.unsharded.clear()
+            self.engine.end_step()
 
 
 def _reduces_gradient(layout: Layout) -> bool:

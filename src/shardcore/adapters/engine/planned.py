@@ -12,6 +12,8 @@ import attrs
 import torch
 
 from shardcore.adapters import fallback
+from shardcore.adapters.engine import elsewhere
+from shardcore.adapters.engine.elsewhere import Elsewhere
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.redistribute import Redistribution
 from shardcore.adapters.engine.tensor import Form, ShardedTensor, contiguous_strides
@@ -34,10 +36,14 @@ class Operand:
     Args:
         form: Its form.
         number: Its number among all tensors of the call.
+        other: The form that it has elsewhere, if an operator has brought it there.
+        serves: Whether products read it there.
     """
 
     form: Form
     number: int
+    other: Form | None = None
+    serves: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,6 +63,16 @@ class Operand:
     def numel(self) -> int:
         """The number of elements of the full tensor."""
         return int(torch.Size(self.form.shape).numel())
+
+
+def operand(operator: Any, form: Form, number: int, known: Elsewhere | None) -> Operand:
+    """An operand of `operator`. A pending one that was reduced is that, but for its views."""
+    if known is None:
+        return Operand(form, number)
+    other = known.tensor.form
+    if form.is_pending and not is_view(operator):
+        return Operand(other, number, other)
+    return Operand(form, number, other, known.serves)
 
 
 @attrs.frozen(eq=False)
@@ -120,6 +136,7 @@ class Plan:
         moves: Per operand of the task, how it is brought to where it is wanted; None if it is.
         split: The layouts of operands and results.
         pending: The reductions of the operand that stay pending.
+        elsewhere: Per operand, whether it is taken from where an operator has brought it.
     """
 
     operator: Any
@@ -129,16 +146,21 @@ class Plan:
     moves: tuple[Redistribution | None, ...]
     split: Split
     pending: PartialAxes
+    elsewhere: tuple[bool, ...]
     _stays: bool = attrs.field(init=False)
     _is_view: bool = attrs.field(init=False)
     _results: tuple[_Result | None, ...] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._stays = not any(self.moves)
+        self._stays = not any(self.moves) and not any(self.elsewhere)
         self._is_view = is_view(self.operator)
 
     def run(
-        self, tensors: Sequence[Any], args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        tensors: Sequence[Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
+        known: Sequence[Elsewhere | None] = (),
     ) -> list[Any]:
         """The results.
 
@@ -146,6 +168,7 @@ class Plan:
             tensors: All tensors of the call, in order, of the forms that the plan was made for.
             args: The arguments of the call.
             kwargs: The named ones.
+            known: Where each tensor of the call is too, if it is anywhere.
         """
         if self.split.gathers:
             fallback.tell(self.operator, [tensors[number] for number in self.numbers])
@@ -153,15 +176,16 @@ class Plan:
             parts = [tensors[number].part for number in self.numbers]
         else:
             parts = [
-                tensors[number].part if move is None else moved(tensors[number], move)
-                for number, move in zip(self.numbers, self.moves, strict=True)
+                tensor.part if move is None else moved(tensor, move, self.split.replicates)
+                for tensor, move in zip(self._operands(tensors, known), self.moves, strict=True)
             ]
         compute = self.task.compute
         found = compute(parts) if compute else self._call(parts, args, kwargs)
         if self._results is None:
             self._results = self._first_results(found)
         if self._is_view:
-            return self._views(found, tensors[self.numbers[0]])
+            number = self.numbers[0]
+            return self._views(found, tensors[number], known[number] if known else None)
         wrap = self.engine.wrap
         return [
             None
@@ -181,7 +205,15 @@ class Plan:
             found = self.operator(*local_args)
         return found if isinstance(found, tuple | list) else (found,)
 
-    def _views(self, found: Sequence[Any], operand: Any) -> list[Any]:
+    def _operands(self, tensors: Sequence[Any], known: Sequence[Elsewhere | None]) -> list[Any]:
+        """The operands of the task, some of them from elsewhere."""
+        found = []
+        for number, is_elsewhere in zip(self.numbers, self.elsewhere, strict=True):
+            other = known[number] if is_elsewhere else None
+            found.append(other.tensor if other else tensors[number])
+        return found
+
+    def _views(self, found: Sequence[Any], operand: Any, known: Elsewhere | None) -> list[Any]:
         assert self._results is not None
         results = []
         for number, (part, result) in enumerate(zip(found, self._results, strict=True)):
@@ -193,8 +225,22 @@ class Plan:
                 assert self.task.compute is not None
                 take = partial(_one_of, self.task.compute, number)
                 note_view(tensor, operand, take, is_copy=is_copy)
+            if known is not None:
+                self._view_elsewhere(tensor, number, operand, known)
             results.append(tensor)
         return results
+
+    def _view_elsewhere(self, view: Any, number: int, operand: Any, known: Elsewhere) -> None:
+        """Note where `view`, result `number`, is too: the same view of `operand` elsewhere."""
+        assert self.task.compute is not None
+        other = known.tensor
+        part = self.task.compute([other.part])[number]
+        assert part is not None
+        own, there = operand.form.layout, other.form.layout
+        moved = (a for a in own.mesh.axis_names if own.placement(a) != there.placement(a))
+        layout = view.form.layout.without(*moved)
+        same = self.engine.wrap(part, self.engine.evolved(view.form, layout=layout), other.memory)
+        elsewhere.note(view, same, known.serves)
 
     def _first_results(self, found: Sequence[Any]) -> tuple[_Result | None, ...]:
         strides = self._strides_of_views() if self._is_view else None
@@ -236,13 +282,23 @@ def _with_parts(argument: Any, parts: Iterator[torch.Tensor]) -> Any:
     return argument
 
 
-def moved(tensor: Any, move: Redistribution) -> torch.Tensor:
-    """The local shard of `tensor` where `move` brings it; a weight's may still be there."""
+def moved(tensor: Any, move: Redistribution, serves: bool = False) -> torch.Tensor:
+    """The local shard of `tensor` where `move` brings it; a weight's may still be there.
+
+    Args:
+        tensor: A sharded tensor.
+        move: How it is brought there.
+        serves: Whether products are to read it there from now on.
+    """
     engine: Engine = tensor.engine
     part: torch.Tensor = tensor.part
-    if not tensor.form.weight:
-        return move.run(part, engine)
-    return engine.unsharded.get(tensor.memory, part, move, engine)
+    if tensor.form.weight:
+        return engine.unsharded.get(tensor.memory, part, move, engine)
+    found = move.run(part, engine)
+    if not move.target.partial:
+        same = engine.wrap(found, engine.evolved(tensor.form, layout=move.target))
+        elsewhere.note(tensor, same, serves)
+    return found
 
 
 # They copy what has gaps, or another order, in memory.
@@ -284,7 +340,7 @@ def _in_order(part: torch.Tensor, order: Order | None) -> torch.Tensor:
 
 def planned(operator: Any, task: Task, engine: Engine) -> Plan:
     """The plan of an operator by its rule, with the cheapest split of the core's planner."""
-    forms = [operand.form for operand in task.operands]
+    forms = _forms(task)
     pending = _kept_pending(task, forms)
     given = [
         engine.evolved(form, layout=form.layout.reduced) if pending else form for form in forms
@@ -304,14 +360,35 @@ def planned(operator: Any, task: Task, engine: Engine) -> Plan:
         else form
         for place, form in enumerate(given)
     ]
-    moves = tuple(
-        _weight_move(form, layout, engine)
-        if form.weight
-        else Redistribution.to(form, layout, engine)
-        for form, layout in zip(sources, targets, strict=True)
+    numbers, moves, elsewheres = [], [], []
+    for each, source, target in zip(task.operands, sources, targets, strict=True):
+        move = _move(source, target, engine)
+        other = each.other
+        is_elsewhere = other is source or not (other is None or move is None or target.partial)
+        if is_elsewhere and other is not None:
+            move = _move(other, target, engine)
+        numbers.append(each.number)
+        moves.append(move)
+        elsewheres.append(is_elsewhere)
+    return Plan(
+        operator, engine, task, tuple(numbers), tuple(moves), split, pending, tuple(elsewheres)
     )
-    numbers = tuple(operand.number for operand in task.operands)
-    return Plan(operator, engine, task, numbers, moves, split, pending)
+
+
+def _forms(task: Task) -> list[Form]:
+    """The forms of the operands: a product reads some of them elsewhere."""
+    sums = any(task.rule.sums(result) for result in task.rule.results)
+    is_product = sums and len(task.operands) > 1
+    return [
+        each.other if is_product and each.serves and each.other else each.form
+        for each in task.operands
+    ]
+
+
+def _move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
+    if form.weight:
+        return _weight_move(form, layout, engine)
+    return Redistribution.to(form, layout, engine)
 
 
 def _weight_move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
@@ -355,7 +432,8 @@ def _split(task: Task, forms: Sequence[Form], engine: Engine) -> Split:
         return task.layouts
     if engine.gathers and not all(form.weight or not form.ndim for form in forms):
         forms = [_gathered(form, engine) if form.weight else form for form in forms]
-    return choose(task.rule, tuple(map(_placed, forms)), task.result_shapes, task.scales)
+    placed = tuple(map(_placed, forms, task.operands))
+    return choose(task.rule, placed, task.result_shapes, task.scales)
 
 
 def run_rule(
@@ -376,5 +454,6 @@ def _gathered(form: Form, engine: Engine) -> Form:
     return engine.evolved(form, layout=Layout.replicated(engine.world.mesh, form.ndim))
 
 
-def _placed(form: Form) -> Placed:
-    return Placed(form.shape, form.layout, form.dtype.itemsize, form.weight)
+def _placed(form: Form, operand: Operand) -> Placed:
+    other = None if operand.other is None else operand.other.layout
+    return Placed(form.shape, form.layout, form.dtype.itemsize, form.weight, other)

@@ -9,6 +9,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
+from shardcore.adapters.engine import elsewhere
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.tensor import Form, ShardedTensor, contiguous_strides
 from shardcore.adapters.threads import check_thread
@@ -148,8 +149,14 @@ def in_layout(tensor: Any, layout: Layout) -> Any:
     redistribution = Redistribution.to(tensor.form, layout, engine)
     if redistribution is None:
         return tensor
+    known = None if layout.partial else elsewhere.find(tensor)
+    if known is not None:
+        same = in_layout(known.tensor, layout)
+        return engine.wrap(same.part, same.form, same.memory)
     part = redistribution.run(tensor.part, engine)
-    return engine.sharded(part, redistribution.target, tensor.form.shape)
+    found = engine.sharded(part, redistribution.target, tensor.form.shape)
+    elsewhere.note(tensor, found)
+    return found
 
 
 def full(tensor: Any) -> torch.Tensor:

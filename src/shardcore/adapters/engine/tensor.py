@@ -86,9 +86,11 @@ class Memory:
 
     Args:
         writes: The number of writes into it, which torch does not count below a subclass.
+        elsewhere: The same values in other layouts, if any; see `elsewhere.py`.
     """
 
     writes: int = 0
+    elsewhere: "dict[Any, Any] | None" = None
 
     def written(self) -> None:
         """Count a write, after which copies of the values are out of date."""

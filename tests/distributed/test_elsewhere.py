@@ -1,0 +1,106 @@
+"""What was gathered or reduced once is found again, until it or its source is written."""
+
+import torch
+
+from shardcore.adapters.engine.dtensors import DTensors
+from shardcore.adapters.engine.library import open_engine
+from shardcore.domain.layout import Layout
+from shardcore.domain.mesh import Mesh
+from shardcore.ports.world import World
+from shardcore.testing import count_collectives, run_ranks
+
+MESH = Mesh((2,), ("model",))
+COLUMNS, PENDING = Layout(MESH, (None, "model")), Layout(MESH, (None, None), {"model": "sum"})
+WHOLE = Layout.replicated(MESH, 2)
+VALUES = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+KERNEL = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
+
+
+def products(x):
+    return (x @ KERNEL).relu() + (x @ KERNEL).tanh()
+
+
+def written_between(x):
+    before = x @ KERNEL
+    x.mul_(2)
+    return before + x @ KERNEL
+
+
+def view_of_what_is_written(x):
+    turned = x.t()
+    before = KERNEL.t() @ turned
+    x.mul_(2)
+    return before + KERNEL.t() @ turned
+
+
+def view_is_written(x):
+    before = x @ KERNEL
+    x.t().mul_(2)
+    return before + x @ KERNEL
+
+
+def reduced_view_is_written(x):
+    before = x.exp()
+    x.view(24).mul_(2)
+    return before + x.exp()
+
+
+def gradients(x):
+    x = x.detach().requires_grad_()
+    kernel = KERNEL.clone().requires_grad_()
+    (x @ kernel).tanh().sum().backward()
+    return x.grad @ kernel.grad
+
+
+# By name: the function, and the collectives that it needs on columns, and on a pending sum.
+CASES = {
+    "twice": (products, {"all_gather": 1}, {"all_reduce": 2}),  # both products stay pending
+    "elements": (lambda x: x.exp() + x.tanh(), {}, {"all_reduce": 1}),
+    "written between": (written_between, {"all_gather": 2}, None),
+    "view of what is written": (view_of_what_is_written, {"all_gather": 2}, None),
+    "view is written": (view_is_written, {"all_gather": 2}, None),
+    "reduced view is written": (reduced_view_is_written, {}, None),
+    "gradients": (gradients, {"all_gather": 1}, None),
+}
+
+
+def compare(rank):
+    """What differs from plain torch, by case and layout: values, then collectives."""
+    tensors = open_engine(World(MESH, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use")
+    wrong = {}
+    for name, (function, *expected) in CASES.items():
+        for layout, calls in zip((COLUMNS, PENDING), expected, strict=True):
+            factor = (3, -2)[rank] if layout.partial else 1
+            x = tensors.join(VALUES[layout.slices((6, 4), rank)] * factor, layout, (6, 4))
+            with count_collectives() as counted:
+                found = function(x)
+            counts = dict(counted.calls)
+            right = torch.allclose(
+                tensors.whole(found), function(VALUES.clone()), rtol=1e-4, atol=1e-5
+            )
+            if not right or calls not in (None, counts):
+                wrong[name, str(layout)] = right, counts
+    return wrong
+
+
+def test_what_was_brought_elsewhere_is_found_until_it_is_written():
+    assert run_ranks(compare, 2) == [{}, {}]
+
+
+def written_elsewhere(rank):
+    """A product after the gathered tensor was written, and one after the end of a step."""
+    tensors = open_engine(World(MESH, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use")
+    x = tensors.join(VALUES[COLUMNS.slices((6, 4), rank)], COLUMNS, (6, 4))
+    tensors.redistribute(x, WHOLE).zero_()
+    kept = torch.allclose(tensors.whole(x @ KERNEL), VALUES @ KERNEL, rtol=1e-4, atol=1e-5)
+    with count_collectives() as same_step:
+        x @ KERNEL
+    with tensors.promotion():
+        """A step."""
+    with count_collectives() as next_step:
+        x @ KERNEL
+    return kept, dict(same_step.calls), dict(next_step.calls)
+
+
+def test_what_is_written_elsewhere_or_made_in_another_step_is_not_found():
+    assert run_ranks(written_elsewhere, 2) == [(True, {}, {"all_gather": 1})] * 2
