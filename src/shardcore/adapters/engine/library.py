@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -12,12 +13,13 @@ import torch.distributed as dist
 from shardcore.adapters.engine import differentiable, gradients
 from shardcore.adapters.engine.engine import Engine, TensorKind, process_groups
 from shardcore.adapters.engine.in_place import shard_beside
-from shardcore.adapters.engine.redistribute import full, reduced
+from shardcore.adapters.engine.redistribute import full, in_layout, reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.unsharded import BYTES, Unsharded
 from shardcore.adapters.gradient_buckets import Buckets
 from shardcore.adapters.threads import communicating
 from shardcore.domain.layout import Layout
+from shardcore.domain.placements import Partial, Replicate
 from shardcore.ports.world import World
 
 
@@ -111,7 +113,7 @@ class EngineTensors:
         layout = own.form.layout
         done = self.redistribute(tensor, layout.reduced)
         if done.requires_grad and done.grad_fn is not None and _reduces_gradient(layout):
-            done.register_hook(_reduced)
+            done.register_hook(partial(_beside, layout.reduced))
         return done
 
     def whole(self, tensor: Any) -> torch.Tensor:
@@ -162,5 +164,14 @@ def _reduces_gradient(layout: Layout) -> bool:
     return chosen or not layout.reduced.is_replicated
 
 
-def _reduced(gradient: Any) -> Any:
-    return reduced(gradient) if isinstance(gradient, ShardedTensor) else gradient
+def _beside(layout: Layout, gradient: Any) -> Any:
+    """The gradient of an output of `layout`, reduced; each rank keeps its part of the output."""
+    if not isinstance(gradient, ShardedTensor):
+        return gradient
+    have = gradient.form.layout
+    fits = all(
+        isinstance(have.placement(axis), Partial | Replicate)
+        or have.placement(axis) == layout.placement(axis)
+        for axis in layout.mesh.axis_names
+    )
+    return in_layout(gradient, layout) if fits else reduced(gradient)
