@@ -43,10 +43,16 @@ def plan(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task |
         adds=_adds(operator, operands),
         of_weights=len(operands) == 1
         or (split is not None and all(each.ndim for each in operands)),
-        scales=torch_compat.aten_name(operator) == "mul",
+        scales=torch_compat.aten_name(operator) == "mul" and not any(map(_is_expanded, operands)),
         orders=_orders(operator, operands, kwargs),
         layouts=split,
     )
+
+
+def _is_expanded(operand: Operand) -> bool:
+    """Whether it repeats fewer elements, as the gradient of a sum does."""
+    pairs = zip(operand.shape, operand.form.strides, strict=True)
+    return any(size > 1 and not stride for size, stride in pairs)
 
 
 def _linear_in(operator: Any, operands: Sequence[Operand], args: tuple[Any, ...]) -> Sequence[int]:
