@@ -22,18 +22,20 @@ def masked(x):
 CASES = {
     "masked_fill": (lambda x: x.masked_fill(x > 0, torch.tensor(9.0)), ROWS, {}),
     "masked_fill_": (masked, COLUMNS, {}),
+    "how many": (lambda x: (x > 0).sum(0) + 1, ROWS, {"all_reduce": (1, 4 * 4)}),
+    "logsumexp": (lambda x: x.logsumexp(1), COLUMNS, {"all_reduce": (2, 2 * 6 * 4)}),
 }
 
 
 def moves(rank):
-    """The collectives of each case."""
+    """The collectives of each case, and the bytes of its operands."""
     tensors = open_engine(World(MESH, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use")
     found = {}
     for name, (function, layout, _) in CASES.items():
         x = tensors.join(VALUES[layout.slices((6, 4), rank)], layout, (6, 4))
         with count_collectives() as counted:
             function(x)
-        found[name] = dict(counted.calls)
+        found[name] = {k: (calls, counted.operand_bytes[k]) for k, calls in counted.calls.items()}
     return found
 
 

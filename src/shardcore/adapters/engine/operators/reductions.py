@@ -19,15 +19,31 @@ from shardcore.domain.planner import Split
 aten = torch.ops.aten
 
 
-def _sum(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+def _sum(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
     """`sum(tensor, dims, keepdim)`: the sum of each rank is pending."""
     tensor, dims, keep = _dims_of(*args)
+    if _is_count(tensor, dims, keep) and not kwargs:
+        return _count
     return Task(
         basic.reduced(tensor.ndim, dims, keep, summed=True),
         [tensor],
         lambda parts: (parts[0].sum(sorted(dims), keep, **kwargs),),
         linear_in=(0,),
     )
+
+
+def _is_count(tensor: Operand, dims: frozenset[int], keep: bool) -> bool:
+    """Whether several ranks count what is true, and not for one number alone."""
+    is_number = len(dims) == tensor.ndim and not keep
+    fits = prod(tensor.shape[dim] for dim in dims) <= torch.iinfo(torch.int32).max
+    splits = any(is_split(tensor, dim) for dim in dims)
+    return tensor.dtype is torch.bool and fits and splits and not is_number
+
+
+def _count(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """How many are true. That takes 64 bits on one device, and half of them to be sent."""
+    tensor, dims, keep = _dims_of(*args)
+    return reduced(tensor.sum(sorted(dims), keep, dtype=torch.int32)).to(torch.int64)
 
 
 def _norm(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
@@ -166,6 +182,19 @@ def _along(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dim: in
     return Task(table.along(ndim, full, len(operands), returns), operands)
 
 
+def _logsumexp(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
+    """`logsumexp(tensor, dims, keepdim)`."""
+    tensor, dims, _ = _dims_of(*args, **_keep(kwargs))
+    if tensor.dtype.is_floating_point and any(is_split(tensor, dim) for dim in dims):
+        return _logsumexp_of_split
+    return _reduced(operator, args, kwargs)
+
+
+def _logsumexp_of_split(_operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, dims, keep = _dims_of(*args, **_keep(kwargs))
+    return softmax.logsumexp(reduced(tensor), sorted(dims), keep)
+
+
 def _softmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
     """`_softmax(tensor, dim, in_float)`, and that of logarithms."""
     if not kwargs and is_split(args[0], args[1]):
@@ -219,6 +248,7 @@ PLANNERS: dict[Any, Planner] = {
         _reduced,
     ),
     **dict.fromkeys((aten.cumsum.default, aten.cumprod.default, aten.sort.default), _along_one),
+    aten.logsumexp.default: _logsumexp,
     **dict.fromkeys(torch_compat.SOFTMAX, _softmax),
     **dict.fromkeys(torch_compat.SOFTMAX_BACKWARD, _softmax_backward),
 }

@@ -32,6 +32,22 @@ def log_softmax(x: Any, dim: int, in_float: bool) -> Any:
     return _as_asked(shifted - total.log(), x, in_float)
 
 
+def logsumexp(x: Any, dims: list[int], keep: bool) -> Any:
+    """The logarithm of the sum of powers along `dims`, which may be infinite.
+
+    Args:
+        x: A sharded tensor of floats.
+        dims: The dims that are summed.
+        keep: Whether they stay, with size 1.
+    """
+    values = precise(x)
+    largest = reduced(values.amax(dims, keepdim=True))
+    largest = largest.masked_fill(largest.isinf(), 0)
+    total = reduced((values - largest).exp().sum(dims, keepdim=True))
+    found = (total.log() + largest).to(x.dtype)
+    return found if keep else found.squeeze(dims)
+
+
 def softmax_backward(gradient: Any, output: Any, dim: int, dtype: torch.dtype) -> Any:
     """The gradient of the operand of `softmax`, in `dtype`."""
     gradient, probabilities = precise(gradient), precise(output)
