@@ -356,11 +356,7 @@ class _Call:
 
     def cost_of_gathering(self, axis: str) -> float:
         """The cost of all-gathering along `axis` every operand that it splits."""
-        ranks = self.operands[0].layout.mesh.axis_size(axis)
-        return sum(
-            _sent(operand.layout.placement(axis), Replicate(), ranks, _bytes(operand, axis))
-            for operand in self.operands
-        )
+        return sum(_brought(operand, Replicate(), axis) for operand in self.operands)
 
     def cost_of_all_work(self, axis: str) -> float:
         """The cost of having each rank along `axis` do all of the work, on an all-gathered operand.
@@ -374,7 +370,7 @@ class _Call:
         if len(split) != 1 or split[0].weight or len(self.rule.results) > 1:
             return inf
         work = self._multiplications() * (ranks - 1) / ranks / MULTIPLIED
-        return work + sum(_brought(each, Replicate(), axis) for each in self.operands)
+        return work + self.cost_of_gathering(axis)
 
     def _multiplications(self) -> int:
         """How many there are at most: an element for each step of all factors, and in a window."""
