@@ -1,20 +1,132 @@
-"""Private names of Keras and torch are written in one package each.
+"""Private names of Keras and torch are written in one package each, those of torch in a file too.
 
 ruff bans the private modules by a list, and import-linter sees no further than `keras` and
-`torch`; this reads every import of the package and holds the rule itself: below torch, no part of
-a name starts with an underscore; below Keras, nothing comes from `keras.src`.
+`torch`; this reads the syntax tree of every module and holds the rule itself. Of Keras it reads
+the imports: nothing comes from `keras.src`. Of torch it reads imports, attributes, overrides and
+strings, and compares them with `private_names.toml`, which says of each why it is used, in which
+releases it is known, and what would make it unnecessary.
 """
 
 import ast
+import tomllib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.checks.private_torch import own_names, uses
 from tests.checks.tree import ROOT
 
 PACKAGE = ROOT / "src" / "shardcore"
 MAY_NAME_PRIVATE_TORCH = "adapters/torch_compat/"
 MAY_NAME_PRIVATE_KERAS = "binding/seams/"
+FILE = PACKAGE / MAY_NAME_PRIVATE_TORCH / "private_names.toml"
+ENTRY = {"why", "known", "until"}
+# Of all private names, and of those of torch.distributed.tensor.
+MOST = 60
+MOST_OF_DTENSOR = 8
+OF_DTENSOR = {"_apply", "_dtensor", "_local_tensor", "_spec"}
+# They go with the interpreter of TorchScript.
+GOING = {"adapters/torch_compat/interpreter.py", "adapters/torch_compat/flight_recorder.py"}
+
+
+def entries() -> dict[str, dict[str, Any]]:
+    """The private names in the file, and what it says of each."""
+    kinds = tomllib.loads(FILE.read_text())
+    return {name: entry for kind in kinds.values() for name, entry in kind.items()}
+
+
+def trees() -> dict[str, ast.Module]:
+    """Every module of the package, by its path."""
+    return {
+        file.relative_to(PACKAGE).as_posix(): ast.parse(file.read_text())
+        for file in PACKAGE.rglob("*.py")
+        if file.relative_to(PACKAGE).as_posix() not in GOING
+    }
+
+
+def used_names() -> dict[str, set[str]]:
+    """The modules that use each private name of torch."""
+    parsed = trees()
+    own = {name for tree in parsed.values() for name in own_names(tree)}
+    found: dict[str, set[str]] = {}
+    for path, tree in parsed.items():
+        for name in uses(tree, own, of_keras=not path.startswith("adapters/")):
+            found.setdefault(name, set()).add(path)
+    return found
+
+
+def test_every_private_name_of_torch_is_in_the_file_and_in_its_place() -> None:
+    known = entries()
+    for name, paths in used_names().items():
+        assert name in known, f"{name}, in {sorted(paths)}, is not in {FILE.name}: is it needed?"
+        place = known[name].get("place", MAY_NAME_PRIVATE_TORCH)
+        strays = sorted(path for path in paths if not path.startswith(place))
+        assert not strays, f"{name} may be named in {place} only, and is in {strays}"
+
+
+def test_every_entry_of_the_file_is_used_and_complete() -> None:
+    unused = entries().keys() - used_names().keys()
+    assert not unused, f"no module uses {sorted(unused)}: take the entry out of {FILE.name}"
+    for name, entry in entries().items():
+        assert entry.keys() - {"place"} == ENTRY, f"{name} needs {sorted(ENTRY)}"
+        assert all(entry.values()), f"{name} has an empty field"
+
+
+def test_private_names_of_torch_are_few() -> None:
+    names = entries().keys()
+    of_dtensor = {
+        name for name in names if name in OF_DTENSOR or name.startswith("torch.distributed.tensor.")
+    }
+    assert len(names) <= MOST, f"{len(names)} private names of torch"
+    assert len(of_dtensor) <= MOST_OF_DTENSOR, sorted(of_dtensor)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import torch._higher_order_ops.flex_attention", "torch._higher_order_ops.flex_attention"),
+        ("from torch import _C", "torch._C"),
+        ("from torch.distributed.distributed_c10d import _world", "torch.distributed.*._world"),
+        ("def f():\n    from torch.distributed import _tensor as t", "torch.distributed._tensor"),
+        ("import torch\ntorch._C._get_tracing_state()", "torch._C._get_tracing_state"),
+        ("import torch as t\nt._C.Graph()", "torch._C.Graph"),
+        ("import torch\ntorch._dynamo.reset()", "torch._dynamo.reset"),
+        (
+            "from torch import autograd\nautograd._get_sequence_nr()",
+            "torch.autograd._get_sequence_nr",
+        ),
+        ("import torch\ntorch.ops.aten._softmax.default", "aten::_softmax"),
+        ("aten._foreach_add_.List", "aten::_foreach_add_"),
+        ("import torch\ntorch.ops._c10d_functional.broadcast", "_c10d_functional::broadcast"),
+        ("def f(x):\n    return x._base", "_base"),
+        ("def f(x):\n    return x.made()._op_dispatcher", "_op_dispatcher"),
+        ("def f(x):\n    return getattr(x, '_spec', None)", "_spec"),
+        ("def f(x):\n    return vars(x)['_resolve']", "_resolve"),
+        ("class A(B):\n    def _local_tensor(self): ...", "_local_tensor"),
+        ("NAMES = ('aten::_foreach_add', 'b')", "aten::_foreach_add"),
+        ("MODULE = 'torch._inductor.config'", "torch._inductor.config"),
+    ],
+)
+def test_a_private_name_of_torch_is_seen(source: str, name: str) -> None:
+    found = uses(ast.parse(source), set())
+    assert name.replace("*", "distributed_c10d") in found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch.distributed.tensor as dt\ndt.DTensor",
+        "import torch\ntorch.ops.aten.add.Tensor",
+        "import torch\ntorch.Tensor.__torch_function__",
+        "class A:\n    def f(self):\n        return self._spec",
+        "class A:\n    def _mine(self): ...\ndef f(a):\n    return a._mine()",
+        '"""Of `torch._C`, which is private, only a docstring tells."""',
+    ],
+)
+def test_what_is_not_private_passes(source: str) -> None:
+    tree = ast.parse(source)
+    assert not uses(tree, set(own_names(tree)))
 
 
 def imported_names(source: str) -> Iterator[str]:
@@ -26,45 +138,19 @@ def imported_names(source: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def is_private_torch(name: str) -> bool:
-    root, *rest = name.split(".")
-    return root == "torch" and any(part.startswith("_") for part in rest)
-
-
 def is_private_keras(name: str) -> bool:
     return name == "keras.src" or name.startswith("keras.src.")
 
 
-@pytest.mark.parametrize(
-    ("is_private", "allowed"),
-    [
-        pytest.param(is_private_torch, MAY_NAME_PRIVATE_TORCH, id="torch"),
-        pytest.param(is_private_keras, MAY_NAME_PRIVATE_KERAS, id="keras"),
-    ],
-)
-def test_private_names_stand_in_one_package(is_private, allowed) -> None:
+def test_private_names_of_keras_stand_in_one_package() -> None:
     found = {
         f"{file.relative_to(PACKAGE)} imports {name}"
         for file in PACKAGE.rglob("*.py")
-        if not file.relative_to(PACKAGE).as_posix().startswith(allowed)
+        if not file.relative_to(PACKAGE).as_posix().startswith(MAY_NAME_PRIVATE_KERAS)
         for name in imported_names(file.read_text())
-        if is_private(name)
+        if is_private_keras(name)
     }
-    assert not found, f"only {allowed} may name these: {sorted(found)}"
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import torch._higher_order_ops.flex_attention",
-        "from torch import _C",
-        "from torch.distributed.tensor._utils import compute_local_shape",
-        "from torch.distributed.distributed_c10d import _world",
-        "def f():\n    from torch.distributed import _tensor as t",
-    ],
-)
-def test_private_torch_is_seen(source: str) -> None:
-    assert any(is_private_torch(name) for name in imported_names(source))
+    assert not found, f"only {MAY_NAME_PRIVATE_KERAS} may name these: {sorted(found)}"
 
 
 @pytest.mark.parametrize(
@@ -74,9 +160,6 @@ def test_private_keras_is_seen(source: str) -> None:
     assert any(is_private_keras(name) for name in imported_names(source))
 
 
-@pytest.mark.parametrize(
-    "source", ["import torch.distributed.tensor as dt", "from keras import ops, _x", "import attrs"]
-)
-def test_public_names_pass(source: str) -> None:
-    names = list(imported_names(source))
-    assert not any(is_private_torch(name) or is_private_keras(name) for name in names)
+@pytest.mark.parametrize("source", ["from keras import ops, _x", "import attrs"])
+def test_public_names_of_keras_pass(source: str) -> None:
+    assert not any(is_private_keras(name) for name in imported_names(source))

@@ -237,7 +237,7 @@ class CapturedStep:
             raise NotCaptured(runs.last.refusal)
         if runs.was_held is not None and (where := runs.was_held.change()):
             raise NotCaptured(f"{where} is changed by the step")
-        if hook := seams.hook_of(self.trainer):
+        if hook := seams.hook_of(self.trainer, self.capture.hooks_of):
             raise NotCaptured(f"{hook} has a hook, which a captured step would not call")
         if runs.first is None:
             if len(attempt.recordings) + len(attempt.programs) == _MOST_WAYS:

@@ -55,7 +55,8 @@ def _was_array(weights: Any) -> bool:
     Keras hands the very tensor on, or a copy in another dtype, which may be written to. A loss of
     the user's own may hand on a view, which has memory of its own where a split dim is viewed.
     """
-    tensors = (weights, getattr(weights, "_base", None))
+    copied = getattr(weights, "copied", None)
+    tensors = (weights, getattr(copied, "base", None))
     return any(isinstance(each, torch.Tensor) and _memory(each) in _ARRAYS for each in tensors)
 
 

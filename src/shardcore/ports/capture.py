@@ -111,6 +111,10 @@ class StepCapture(Protocol):
         """Whether a step is being recorded."""
         ...
 
+    def hooks_of(self, module: Any) -> list[Any]:
+        """What a torch module calls beside its own `forward`, in either direction."""
+        ...
+
     def generator(self, seed: Any) -> Any:
         """A random generator with the value of the plain tensor `seed`."""
         ...

@@ -36,18 +36,19 @@ def _is_taken(call: Call, factor: Any, tape: Tape) -> bool:
     Of operands of two dtypes the product would be rounded to that of the second; Inductor makes no
     `addmm` of them.
     """
-    scaling = _SCALING if isinstance(factor, Number) else {"add"}
-    if torch_compat.aten_name(call.operator) not in scaling:
+    name = torch_compat.aten_name(call.operator)
+    if isinstance(factor, Number):
+        is_scaling = torch_compat.is_list_operator(call.operator) or name in _SCALING
+    else:
+        is_scaling = name == "add"
+    if not is_scaling:
         return False
     dtypes = {tape.form(value).dtype for value in values(call.args[:2])}
     return len(dtypes) == 1 and bool(values(call.args[1]))
 
 
-# Operators whose `alpha` is a factor of their second operand.
-_SCALING = {
-    *("add", "sub", "addmm", "addmv", "addr", "addbmm", "baddbmm"),
-    *("_foreach_add", "_foreach_sub"),
-}
+# Operators whose `alpha` is, as that of those on lists, a factor of their second operand.
+_SCALING = {"add", "sub", "addmm", "addmv", "addr", "addbmm", "baddbmm"}
 
 
 def _scaled(call: Call, factor: Any, tape: Tape) -> Call:

@@ -107,6 +107,10 @@ class FxCapture:
         """Whether a tape is being written."""
         return recording() is not None
 
+    def hooks_of(self, module: torch.nn.Module) -> list[Any]:
+        """What a torch module calls beside its own `forward`, in either direction."""
+        return torch_compat.hooks_of(module)
+
     def generator(self, seed: torch.Tensor) -> torch.Generator:
         """A generator whose seed is part of the recording."""
         return seeds.generator(seed)

@@ -15,14 +15,14 @@ from shardcore.adapters.engine import differentiable, dispatch
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.local_shards import LocalShardTensor
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
-from shardcore.adapters.torch_compat.dtensor import DTensorSpec, TensorMeta
+from shardcore.adapters.torch_compat.dtensor import DTensorSpec, GivenDTensor, TensorMeta
 from shardcore.domain import placements as domain
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.ports.world import World
 
 
-class ShardedDTensor(ShardedTensor, DTensor):
+class ShardedDTensor(ShardedTensor, GivenDTensor):
     """A DTensor to everybody outside; the engine runs its operators.
 
     Its methods give tensors of this class, and take what those of a DTensor take.
@@ -35,20 +35,9 @@ class ShardedDTensor(ShardedTensor, DTensor):
         return dispatch.run(func, args, kwargs or {})
 
     @property
-    def _local_tensor(self) -> torch.Tensor:
-        return self.part
-
-    @_local_tensor.setter
-    def _local_tensor(self, value: torch.Tensor) -> None:
-        """Nothing: `swap_tensors` sets the slots of a DTensor after all else was swapped."""
-
-    @property
-    def _spec(self) -> DTensorSpec:
+    def spec(self) -> DTensorSpec:  # type: ignore[override]
+        """What a DTensor says of itself."""
         return cast(DTensors, self.engine.kind).spec(self.form)
-
-    @_spec.setter
-    def _spec(self, value: DTensorSpec) -> None:
-        """Nothing, as for the local shard."""
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """The local shard, sharing the memory of this tensor; differentiable.

@@ -4,21 +4,21 @@ Known for torch 2.13. What is private to DTensor stands in `torch_compat.dtensor
 """
 
 from shardcore.adapters.torch_compat import collectives, inductor
-from shardcore.adapters.torch_compat.listening import COLLECTIVES, CollectiveListener, Started
+from shardcore.adapters.torch_compat.listening import CollectiveListener, Started
+from shardcore.adapters.torch_compat.modules import hooks_of
 from shardcore.adapters.torch_compat.operators import (
     ADAPTIVE_AVERAGES,
     CPU_ATTENTION,
     CPU_ATTENTION_BACKWARD,
-    CTC_LOSS,
     ITEM,
+    LIST_COPY,
     LIST_NORM,
+    LIST_TIMES,
     SOFTMAX,
     SOFTMAX_BACKWARD,
     TO_COPY,
-    UNIQUE,
     UNSAFE_VIEW,
     Handler,
-    as_returned,
     as_tuple,
     aten_name,
     frozen,
@@ -27,7 +27,7 @@ from shardcore.adapters.torch_compat.operators import (
     is_list_operator,
     is_view,
     kind_of_results,
-    list_writing_operators,
+    list_operator,
     number_of_results,
     out_of_place,
     reshaped_in_place,
@@ -36,12 +36,10 @@ from shardcore.adapters.torch_compat.operators import (
     writes_list,
     writes_others,
     writing_into,
-    writing_operators,
     written_operands,
 )
 from shardcore.adapters.torch_compat.products import ONEDNN_PRODUCT, has_onednn, is_intel
 from shardcore.adapters.torch_compat.recording import (
-    LIST_TIMES,
     OperatorListener,
     all_reduce_in_place,
     collective_name,
@@ -60,8 +58,6 @@ from shardcore.adapters.torch_compat.subclasses import NO_TORCH_FUNCTION, wrappe
 from shardcore.adapters.torch_compat.tensors import (
     after_backward,
     backward_pass,
-    base_of,
-    same_view,
     store_for_thread,
     version_of,
 )
@@ -76,11 +72,10 @@ from shardcore.adapters.torch_compat.workers import wait_for_workers
 
 __all__ = [
     "ADAPTIVE_AVERAGES",
-    "COLLECTIVES",
     "CPU_ATTENTION",
     "CPU_ATTENTION_BACKWARD",
-    "CTC_LOSS",
     "ITEM",
+    "LIST_COPY",
     "LIST_NORM",
     "LIST_TIMES",
     "NO_TORCH_FUNCTION",
@@ -88,7 +83,6 @@ __all__ = [
     "SOFTMAX",
     "SOFTMAX_BACKWARD",
     "TO_COPY",
-    "UNIQUE",
     "UNSAFE_VIEW",
     "CollectiveListener",
     "Handler",
@@ -98,17 +92,16 @@ __all__ = [
     "accumulated",
     "after_backward",
     "all_reduce_in_place",
-    "as_returned",
     "as_tuple",
     "aten_name",
     "backward_pass",
-    "base_of",
     "collective_name",
     "collectives",
     "current_node",
     "draws",
     "frozen",
     "has_onednn",
+    "hooks_of",
     "identity_of",
     "inductor",
     "is_all_reduce",
@@ -121,7 +114,7 @@ __all__ = [
     "is_view",
     "is_wait",
     "kind_of_results",
-    "list_writing_operators",
+    "list_operator",
     "memory_of",
     "nodes_made",
     "number_of_results",
@@ -129,7 +122,6 @@ __all__ = [
     "reads_values",
     "reshaped_in_place",
     "reshaping_operators",
-    "same_view",
     "store_for_thread",
     "tree_leaves",
     "tree_map",
@@ -142,7 +134,6 @@ __all__ = [
     "writes_list",
     "writes_others",
     "writing_into",
-    "writing_operators",
     "written",
     "written_operands",
 ]

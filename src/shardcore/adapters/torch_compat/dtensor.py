@@ -2,9 +2,39 @@
 
 torch 2.13: a DTensor says its layout by a `DTensorSpec`, whose class is private, as is that of the
 shape, strides and dtype in it. A DTensor keeps both, and its local shard, in attributes that are
-private (`_spec`, `_local_tensor`); a subclass gives them as properties.
+private (`_spec`, `_local_tensor`).
 """
 
+import torch
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-__all__ = ["DTensorSpec", "TensorMeta"]
+__all__ = ["DTensorSpec", "GivenDTensor", "TensorMeta"]
+
+
+class GivenDTensor(DTensor):
+    """A DTensor that keeps neither its shard nor its spec: a subclass gives them.
+
+    Attributes:
+        part: The local shard.
+        spec: Its layout, shape, strides and dtype.
+    """
+
+    part: torch.Tensor
+    spec: DTensorSpec
+
+    @property
+    def _local_tensor(self) -> torch.Tensor:
+        return self.part
+
+    @_local_tensor.setter
+    def _local_tensor(self, value: torch.Tensor) -> None:
+        """Nothing: `swap_tensors` sets the slots of a DTensor after all else was swapped."""
+
+    @property
+    def _spec(self) -> DTensorSpec:
+        return self.spec
+
+    @_spec.setter
+    def _spec(self, value: DTensorSpec) -> None:
+        """Nothing, as for the local shard."""

@@ -1,7 +1,9 @@
 """Inductor, torch's compiler of graphs."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -23,7 +25,6 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
     convolution hangs on would lie with its second dim last, as the channels of torch's images
     do: Keras' images have theirs last already, as a rule, and would lie across.
     """
-    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import decompositions
 
@@ -35,12 +36,11 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
     }
     with (
         torch.no_grad(),
-        config.patch(settings),
         _mended(),
         _with_entries(decompositions, pooling.by_tiles(decompositions)),
         _cacheable(examples) as forms,
     ):
-        made: Any = compile_fx(module, forms)
+        made: Any = compile_fx(module, forms, config_patches=settings)
     return cast(Callable[..., Any], made)
 
 
@@ -54,13 +54,12 @@ def _cacheable(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]
     cache, of autograd's, is left out: the key of that does not tell which operands share memory.
     """
     from torch._functorch import config
-    from torch._guards import TracingContext, tracing
-    from torch._subclasses import FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
-    with config.patch(enable_autograd_cache=False), tracing(TracingContext(mode)):
+    with config.patch(enable_autograd_cache=False):
         yield [mode.from_tensor(each, static_shapes=True) for each in examples]
 
 
@@ -133,22 +132,22 @@ def _one_gather_at_a_time() -> Any:
     Two at once break the memory there (see `passes.order.gathering_ranks`). The recording has
     them in turns, and Inductor keeps the order of collectives; but it may move a wait.
     """
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+    from torch._inductor.custom_graph_pass import CustomGraphPass
 
     class OneGatherAtATime(CustomGraphPass):
         def __call__(self, graph: fx.Graph) -> None:
             from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
-            from torch.utils._ordered_set import OrderedSet
 
-            after = {node: OrderedSet([wait]) for node, wait in _gathers_after_waits(graph)}
+            after: dict[Any, Any] = {node: [wait] for node, wait in _gathers_after_waits(graph)}
             preserve_node_ordering(graph, after)
 
         def uuid(self) -> Any:
             # It stands in the key of what is kept for all that is done to Inductor here, and for
             # the instructions of this processor, whose widths are written into its code.
-            files = (__file__, recording.__file__, pooling.__file__)
-            return get_hash_for_files(files, extra=str(pick_vec_isa()))
+            told = hashlib.sha256(torch.backends.cpu.get_cpu_capability().encode())
+            for file in (__file__, recording.__file__, pooling.__file__):
+                told.update(Path(file).read_bytes())
+            return told.digest()
 
     return OneGatherAtATime()
 

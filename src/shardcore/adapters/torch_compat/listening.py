@@ -6,12 +6,13 @@ from typing import Any
 import attrs
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.adapters.torch_compat.trees import tree_leaves
 
 # The stubs of torch do not export it.
-_BY_NAME: Any = vars(dist.distributed_c10d)["_resolve_process_group"]
+_group_named: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
 
 
 @attrs.frozen(eq=False)
@@ -41,7 +42,7 @@ class Started:
         """
         group = self.group
         if isinstance(group, str):
-            group = _BY_NAME(group)
+            group = _group_named(group)
         elif isinstance(group, torch.ScriptObject):
             group = dist.ProcessGroup.unbox(group)
         return tuple(dist.get_process_group_ranks(group))
@@ -82,8 +83,8 @@ def collective(func: Any, args: tuple[Any, ...]) -> Started | None:
     """The collective that the operator `func` is, None if it is another."""
     if func.namespace not in ("_c10d_functional", "_dtensor", "c10d"):
         return None
-    name = COLLECTIVES.get(func._schema.name.partition("::")[2])
-    if name is None:
+    name = moving(func._schema.name)
+    if not name:
         return None
     names = [argument.name for argument in func._schema.arguments]
     operands = args[next(at for at, each in enumerate(names) if each in _OPERANDS)]
@@ -92,35 +93,37 @@ def collective(func: Any, args: tuple[Any, ...]) -> Started | None:
     return Started(name, tuple(tensors), group)
 
 
+def moving(name: str) -> str:
+    """The collective of the operator `name`, such as "c10d::allreduce_"; empty if it is none."""
+    return _COLLECTIVES.get(name.partition("::")[2].strip("_"), "")
+
+
 # torch 2.13: what the schemas of the operators call the operands, and the group.
 _OPERANDS = {"input", "inputs", "input_list", "input_tensor", "input_tensors", "tensor", "tensors"}
 _GROUPS = {"group_name", "process_group"}
 
-# torch 2.13: the operators that move tensors, with the name of the collective.
-COLLECTIVES = {
+# torch 2.13: the operators that move tensors, without underscores at either end, with the name of
+# the collective.
+_COLLECTIVES = {
     "all_gather_into_tensor": "all_gather",
     "all_gather_into_tensor_coalesced": "all_gather",
     "all_gather_into_tensor_out": "all_gather",
     "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
     "all_reduce_coalesced": "all_reduce",
-    "all_reduce_coalesced_": "all_reduce",
     "all_to_all_single": "all_to_all",
+    "allgather": "all_gather",
+    "allgather_base": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
     "broadcast": "broadcast",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_base": "reduce_scatter",
     "reduce_scatter_tensor": "reduce_scatter",
     "reduce_scatter_tensor_coalesced": "reduce_scatter",
     "reduce_scatter_tensor_out": "reduce_scatter",
     "shard_dim_alltoall": "all_to_all",
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "allgather_": "all_gather",
-    "allgather_coalesced_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather",
-    "_allgather_base_": "all_gather",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-    "alltoall_": "all_to_all",
-    "alltoall_base_": "all_to_all",
-    "broadcast_": "broadcast",
 }

@@ -1,6 +1,6 @@
 """Operators: those without a public name, and what their schemas say."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -30,14 +30,10 @@ ADAPTIVE_AVERAGES = {
 }
 
 
-CTC_LOSS = (torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor)
-
-
-UNIQUE = torch.ops.aten._unique2.default
-
-
-# The norms of a list of tensors.
+# The norms of a list of tensors; each of a list times a tensor of one number; copies of a list.
 LIST_NORM = torch.ops.aten._foreach_norm.Scalar
+LIST_TIMES = torch.ops.aten._foreach_mul.Tensor
+LIST_COPY = torch.ops.aten._foreach_copy_.default
 
 
 TO_COPY = torch.ops.aten._to_copy.default
@@ -58,41 +54,6 @@ SOFTMAX_BACKWARD = (
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def writing_operators() -> list[Any]:
-    """Every ATen operator that writes into its first operand: `add_`, `index_put_` and so on.
-
-    torch 2.13: `torch.ops.aten` lists only operators that somebody has used.
-    """
-    names = torch._C._dispatch_get_all_op_names()
-    found = []
-    for name in names:
-        space, _, rest = name.partition("::")
-        base, _, overload = rest.partition(".")
-        if space == "aten" and base.endswith("_") and not base.startswith("_"):
-            operator = getattr(getattr(torch.ops.aten, base), overload or "default")
-            reshapes = torch.Tag.inplace_view in operator.tags
-            if (
-                not reshapes
-                and writes_first(operator)
-                and str(operator._schema.arguments[0].type) == "Tensor"
-            ):
-                found.append(operator)
-    return found
-
-
-def list_writing_operators() -> list[Any]:
-    """Every ATen operator that writes into tensors of lists: `_foreach_add_`, `_fused_adam_`.
-
-    torch 2.13: `torch.ops.aten` lists only operators that somebody has used.
-    """
-    found = []
-    for name in torch._C._dispatch_get_all_op_names():
-        base, _, overload = name.partition("::")[2].partition(".")
-        if name.startswith(("aten::_foreach_", "aten::_fused_")) and base.endswith("_"):
-            found.append(getattr(getattr(torch.ops.aten, base), overload or "default"))
-    return found
-
-
 def is_elementwise(operator: Any) -> bool:
     """Whether each element of a result hangs on the same places of the operands, and on no draw."""
     tags = operator.tags
@@ -105,12 +66,22 @@ def is_composite(operator: Any) -> bool:
 
     torch 2.13: below autograd, and in inference mode, such operators arrive as they are.
     """
-    return bool(operator._can_decompose())
+    name, key = operator.name(), "CompositeImplicitAutograd"
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
 def is_list_operator(operator: Any) -> bool:
     """Whether `operator` is done to each tensor of a list: `_foreach_add` and so on."""
-    return bool(operator._schema.name.startswith("aten::_foreach_"))
+    return aten_name(operator).startswith(_LISTS)
+
+
+def list_operator(name: str) -> Any:
+    """What does the operator `name` of ATen to each tensor of a list."""
+    return getattr(torch.ops.aten, _LISTS + name)
+
+
+# How the names of operators on lists begin.
+_LISTS = "_foreach_"
 
 
 def writes_list(operator: Any) -> bool:
@@ -146,7 +117,7 @@ def aten_name(operator: Any) -> str:
 def out_of_place(operator: Any) -> Any:
     """`squeeze` of `squeeze_`, and so on."""
     name = aten_name(operator)
-    overload = "int" if name == "transpose" else operator._overloadname
+    overload = "int" if name == "transpose" else operator._schema.overload_name
     return getattr(getattr(torch.ops.aten, name), overload)
 
 
@@ -225,11 +196,6 @@ def written_operands(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 def as_tuple(found: Any) -> tuple[Any, ...]:
     """What an operator gave, one result or several."""
     return tuple(found) if isinstance(found, list | tuple) else (found,)
-
-
-def as_returned(operator: Any, results: Sequence[Any]) -> Any:
-    """Results as `operator` gives them: one alone, or several in a tuple."""
-    return results[0] if number_of_results(operator) == 1 else tuple(results)
 
 
 def number_of_results(operator: Any) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardcore.adapters.torch_compat.listening import COLLECTIVES
+from shardcore.adapters.torch_compat.listening import moving
 from shardcore.adapters.torch_compat.trees import tree_leaves
 
 # torch 2.13: wraps the result of a collective for autograd; what is wrapped is known by then.
@@ -77,20 +77,15 @@ _INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default)
 _MASKS = (torch.bool, torch.uint8)
 
 
-# torch 2.13: each tensor of a list times one tensor of one number; lists have no public operators.
-LIST_TIMES = torch.ops.aten._foreach_mul.Tensor
-
-
 def is_collective(operator: Any) -> bool:
     """Whether `operator` starts a collective of tensors."""
-    space, _, name = _name(operator).partition("::")
-    return space == "_c10d_functional" and name in COLLECTIVES
+    return bool(collective_name(operator))
 
 
 def collective_name(operator: Any) -> str:
     """What `operator` starts: "all_reduce" and so on; empty if it starts no collective."""
-    space, _, name = _name(operator).partition("::")
-    return COLLECTIVES.get(name, "") if space == "_c10d_functional" else ""
+    name = _name(operator)
+    return moving(name) if name.startswith("_c10d_functional::") else ""
 
 
 def wait_for() -> Any:

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-# torch 2.13: without it, torch makes every result of an operator one of the subclass again.
-NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
+# Without it, torch makes every result of an operator one of the subclass again.
+NO_TORCH_FUNCTION: Any = torch.nn.Parameter.__torch_function__
 
 
 def wrapper(cls: type[torch.Tensor], form: Any) -> Any:

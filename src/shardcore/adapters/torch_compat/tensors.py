@@ -1,29 +1,11 @@
-"""Tensors as views, and the store of the job."""
+"""Backward passes, the store of the job, and the writes into a tensor."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
-
-
-def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The sharded tensor that `tensor` is a view of; None if it is no view of one.
-
-    torch 2.13: `_is_view` and `_base` are the only way to ask autograd.
-    """
-    base = tensor._base if tensor._is_view() else None
-    return base if isinstance(base, type(tensor)) else None
-
-
-def same_view(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """What `view` is of its base, of another base.
-
-    torch 2.13: `_view_func` asks first whether both bases are of one size, which fails for a
-    sharded tensor and a plain one.
-    """
-    result: torch.Tensor = view._view_func_unsafe(base)
-    return result
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 
 def backward_pass() -> int:
@@ -45,12 +27,11 @@ def after_backward(call: Callable[[], None]) -> None:
 def store_for_thread(prefix: str) -> Store:
     """A connection of its own to the store of the default group, its keys under `prefix`.
 
-    torch 1.13 to 2.13: `distributed_c10d._get_default_store` has no public counterpart, and a
-    store of our own would need a second address. A wait on a shared connection blocks every
+    A store of our own would need a second address. A wait on a shared connection blocks every
     other thread; `clone` makes another.
     """
-    store: Any = _get_default_store()  # the stubs of torch do not know `clone`
-    return PrefixStore(prefix, store.clone())
+    group: Any = dist.group.WORLD  # the stubs of torch know neither the store nor `clone`
+    return PrefixStore(prefix, group.get_group_store().clone())
 
 
 def version_of(tensor: torch.Tensor) -> int:

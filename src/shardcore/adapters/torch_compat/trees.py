@@ -4,7 +4,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from torch.utils import _pytree as pytree
+from torch.utils._pytree import SUPPORTED_NODES, is_namedtuple_class
+from torch.utils._pytree import tree_map as tree_map_of_torch
 
 
 def tree_leaves(nest: Any) -> list[Any]:
@@ -35,7 +36,7 @@ def tree_map(function: Callable[[Any], Any], nest: Any) -> Any:
         return [tree_map(function, each) for each in nest]
     if kind is dict:
         return {name: tree_map(function, each) for name, each in nest.items()}
-    return pytree.tree_map(function, nest) if _is_other_node(kind) else function(nest)
+    return tree_map_of_torch(function, nest) if _is_other_node(kind) else function(nest)
 
 
 def tree_map_only(kind: type | tuple[type, ...], function: Callable[[Any], Any], nest: Any) -> Any:
@@ -57,7 +58,7 @@ def _gather(nest: Any, found: list[Any]) -> None:
         for each in nest.values():
             _gather(each, found)
     elif _is_other_node(kind):
-        found += pytree.tree_leaves(nest)
+        tree_map_of_torch(found.append, nest)
     else:
         found.append(nest)
 
@@ -65,4 +66,4 @@ def _gather(nest: Any, found: list[Any]) -> None:
 @cache
 def _is_other_node(kind: Any) -> bool:
     """Whether torch takes such a thing apart, as it does named tuples."""
-    return pytree.is_namedtuple_class(kind) or kind in pytree.SUPPORTED_NODES
+    return is_namedtuple_class(kind) or kind in SUPPORTED_NODES

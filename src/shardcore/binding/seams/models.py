@@ -1,5 +1,6 @@
 """What a model, or another object of Keras, is made of."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -31,11 +32,15 @@ def modules_of(trainer: Any) -> list[tuple[str, Any]]:
     return list(found.values())
 
 
-def hook_of(trainer: Any) -> str:
-    """The first module of a model that has a hook of the user's, empty if there is none."""
+def hook_of(trainer: Any, hooks_of: Callable[[Any], Iterable[Any]]) -> str:
+    """The first module of a model that has a hook of the user's, empty if there is none.
+
+    Args:
+        trainer: The model.
+        hooks_of: Gives the hooks of a torch module.
+    """
     for name, module in modules_of(trainer):
-        kept = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-        for hook in (each for hooks in kept for each in hooks.values()):
+        for hook in hooks_of(module):
             if not (getattr(hook, "__module__", None) or "").startswith("shardcore."):
                 return f"module {name!r}"
     return ""

@@ -168,5 +168,5 @@ _INTO = {
     torch.ops.aten.bmm.default: torch.ops.aten.bmm.out,
 }
 _VIEWS = (VIEW, torch_compat.UNSAFE_VIEW)
-_COPY = torch.ops.aten._foreach_copy_.default
+_COPY = torch_compat.LIST_COPY
 _CLONE = torch.ops.aten.clone.default

@@ -5,6 +5,7 @@ from typing import Any
 import attrs
 import torch
 
+from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.chains import BLOCK
 from shardcore.adapters.capture.tape import Call, Tape, Value, values
 
@@ -65,7 +66,7 @@ def _single_operators() -> dict[Any, Any]:
     found = {}
     for name in ("add", "sub", "mul", "div", "sqrt", "neg", "abs"):
         for suffix in ("", "_"):
-            lists = getattr(torch.ops.aten, f"_foreach_{name}{suffix}")
+            lists = torch_compat.list_operator(name + suffix)
             one = getattr(torch.ops.aten, f"{name}{suffix}")
             for overload in lists.overloads():
                 if overload in _OVERLOADS:
