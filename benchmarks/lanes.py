@@ -133,9 +133,6 @@ def _run(told: _Rank, pipe: Connection) -> None:
         os.environ.update(RANK=str(told.rank), WORLD_SIZE=str(told.ranks))
         os.environ.update(LOCAL_RANK=str(told.rank), LOCAL_WORLD_SIZE=str(told.ranks))
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(told.port))
-        os.environ["TORCH_FR_BUFFER_SIZE"] = (
-            "0"  # as in groups that shardcore makes; so all have it
-        )
         dist.init_process_group(
             "gloo",
             init_method=f"file://{told.folder}/store",

@@ -2,7 +2,7 @@
 
 import torch
 
-from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.capture.tape import Value
 
@@ -52,4 +52,4 @@ def names(tape):
 
 def _run(tape, tensors):
     copies = [each.clone() for each in tensors]
-    return *graph_of(tape, {n: tape.found[n] for n in tape.outside})(*copies), *copies
+    return *function_of(tape, {n: tape.found[n] for n in tape.outside})(*copies), *copies

@@ -3,7 +3,7 @@
 import torch
 
 from shardcore.adapters.capture.blocks import BlockSize
-from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.chains import in_blocks
 from shardcore.adapters.capture.passes.lists import with_large_apart
 from shardcore.adapters.capture.passes.told import with_results_told
@@ -166,7 +166,7 @@ def told(step, *tensors):
     recorder.tape.outputs = tuple(recorder.tape.outputs)
     tape = with_results_told(recorder.tape)
     into = [torch.empty_like(each) for each in outputs]
-    for one, other in zip(graph_of(tape, {}).forward(*tensors, *into), outputs, strict=True):
+    for one, other in zip(function_of(tape, {})(*tensors, *into), outputs, strict=True):
         assert torch.equal(one, other)
     names = [call.operator.__name__ for call in tape.calls]
     return [name.endswith(("out", "grad_input")) for name in names], into, outputs

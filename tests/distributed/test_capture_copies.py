@@ -4,7 +4,7 @@ import keras
 import pytest
 import torch
 
-from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes import improved_without_compiler
 from shardcore.adapters.capture.passes.copies import without_needless_copies
 from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
@@ -23,7 +23,8 @@ def after(step, *tensors):
     recorder.run(lambda: step(*tensors))
     tape = without_needless_copies(with_pooling_as_it_lies(with_direct_views(recorder.tape)))
     runs = [
-        graph_of(each, {n: each.found[n] for n in each.outside}) for each in (recorder.tape, tape)
+        function_of(each, {n: each.found[n] for n in each.outside})
+        for each in (recorder.tape, tape)
     ]
     copies = [[each.clone() for each in tensors] for _ in runs]
     for one, other in zip(*(run(*own) for run, own in zip(runs, copies, strict=True)), strict=True):

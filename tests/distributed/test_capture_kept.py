@@ -5,7 +5,7 @@ import gc
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.aligned import with_aligned_products
 from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.in_place import with_sums_in_place
@@ -77,7 +77,7 @@ def test_products_begin_where_tensors_of_their_own_do():
         tape = with_kept_buckets(with_aligned_products(tape), Memories())
         products = [call for call in tape.calls if str(call.operator).startswith("aten.mm.")]
         kept = [tape.kept[v.number] for c in products for v in c.operands if v.number in tape.kept]
-        assert all(map(torch.equal, graph_of(tape, {})(*given), eager))
+        assert all(map(torch.equal, function_of(tape, {})(*given), eager))
         return [each.data_ptr() % 64 for each in kept], names(tape).count("clone.default")
 
     assert run_ranks(program, 2) == [([0], 5)] * 2
@@ -86,7 +86,7 @@ def test_products_begin_where_tensors_of_their_own_do():
 def test_each_run_gives_its_own_results():
     def program(rank):
         tape = tape_of(*operands(rank))
-        modules = [graph_of(each, {}) for each in (tape, with_kept_buckets(tape, Memories()))]
+        modules = [function_of(each, {}) for each in (tape, with_kept_buckets(tape, Memories()))]
         before, now = ([module(*operands(rank, n)) for n in range(3)] for module in modules)
         for ones, others in zip(before, now, strict=True):
             assert len(ones) == 9
@@ -111,7 +111,7 @@ def test_the_memory_is_there_as_long_as_a_program_that_has_it():
     def program(rank):
         memories = Memories()
         tape = tape_of(*operands(rank))
-        module = graph_of(with_kept_buckets(tape, memories), {})
+        module = function_of(with_kept_buckets(tape, memories), {})
         gc.collect()
         held = len(memories)
         del module

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.reuse import with_operands_reused
 from shardcore.adapters.capture.passes.softmax import with_softmax_copies_apart
 from shardcore.adapters.capture.recorder import Recorder
@@ -31,7 +31,7 @@ def improved(step, *tensors):
     recorder = Recorder(tensors)
     eager = recorder.run(lambda: step(*tensors))
     tape = with_operands_reused(with_softmax_copies_apart(recorder.tape))
-    graph = graph_of(tape, {number: tape.found[number] for number in tape.outside})
+    graph = function_of(tape, {number: tape.found[number] for number in tape.outside})
     for one, other in zip(eager, graph(*tensors), strict=True):
         assert torch.equal(one, other)
         assert one.stride() == other.stride()

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes import improved
 from shardcore.adapters.capture.passes.aliases import without_aliases
 from shardcore.adapters.capture.passes.buckets import in_buckets
@@ -36,7 +36,7 @@ def recorded(step, *tensors):
 def results(tape, tensors):
     """What the calls of `tape` return for `tensors`, and what they leave in them."""
     copies = [each.clone() for each in tensors]
-    found = graph_of(tape, {n: tape.found[n] for n in tape.outside})(*copies)
+    found = function_of(tape, {n: tape.found[n] for n in tape.outside})(*copies)
     return [each.tolist() for each in (*found, *copies)]
 
 
@@ -78,7 +78,7 @@ def test_a_constant_that_is_written_into_is_made_anew_in_each_run():
         return torch.tensor([1.0, 2.0, 3.0]).add_(x[0])
 
     tape = without_aliases(recorded(step, X))
-    module = graph_of(tape, {n: tape.found[n] for n in tape.outside})
+    module = function_of(tape, {n: tape.found[n] for n in tape.outside})
     assert module(X)[0].tolist() == module(X)[0].tolist()
 
 

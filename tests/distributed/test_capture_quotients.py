@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.quotients import with_quotients_at_once
 from shardcore.adapters.capture.recorder import Recorder
 from tests.distributed.tapes import after, names
@@ -37,7 +37,7 @@ def test_it_has_the_bits_of_three(dtype):
         recorder = Recorder(operands)
         recorder.run(lambda: update(*operands))  # noqa: B023 - at once
         again = p.clone()
-        graph_of(with_quotients_at_once(recorder.tape), {})(again, *operands[1:])
+        function_of(with_quotients_at_once(recorder.tape), {})(again, *operands[1:])
         assert torch.equal(again.isnan(), operands[0].isnan())
         assert torch.equal(again.nan_to_num(7.0), operands[0].nan_to_num(7.0))
         is_number = ~again.isnan()

@@ -8,12 +8,11 @@ import torch
 
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.blocks import BlockSize
-from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.chains import in_blocks
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
 from shardcore.adapters.capture.passes.lists import with_large_apart
 from shardcore.adapters.capture.recorder import Recorder
-from shardcore.adapters.torch_compat.interpreter import interpreted
 
 STEPS, LENGTH, BLOCK = 12, 30, 8
 SHAPE = (4, 6, 5, 3)
@@ -119,8 +118,6 @@ def test_passes_change_no_bit(first):
         tape = better(recorder.tape)
         assert len(tape.calls) < len(recorder.tape.calls)
         literals = {number: tape.found[number] for number in tape.outside}
-        graph = graph_of(tape, literals)
-        for run in (graph.forward, interpreted(graph)):
-            found = run(*(each.clone() for each in tensors))
-            for place, (one_, other) in enumerate(zip(found, expected, strict=True)):
-                assert torch.equal(one_, other), f"result {place} of step {seed}"
+        found = function_of(tape, literals)(*(each.clone() for each in tensors))
+        for place, (one_, other) in enumerate(zip(found, expected, strict=True)):
+            assert torch.equal(one_, other), f"result {place} of step {seed}"

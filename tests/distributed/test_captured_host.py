@@ -1,7 +1,6 @@
 """The Python of a captured step is as much for a model of many layers as for one of few."""
 
 import gc
-import logging
 import resource
 import sys
 from pathlib import Path
@@ -9,10 +8,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-import torch
 
 import shardcore
-from shardcore.adapters.torch_compat import flight_recorder
 from shardcore.testing import run_ranks
 from tests.distributed.programs import needs_compiler
 
@@ -152,29 +149,6 @@ def resident():
 
 
 def test_steps_leave_no_holes_in_the_heap():
-    """Traces of collectives would lie where tensors were: forty steps lost 540 to 1,100 MB."""
+    """What torch keeps of a collective would lie where tensors were: forty steps lost 540 MB."""
     weight = 4 * 1024 * 1024
     assert max(run_ranks(grown, 2)) < 25 * weight
-
-
-def test_a_torch_that_cannot_be_asked_may_keep_traces(monkeypatch):
-    monkeypatch.delattr(torch._C._distributed_c10d, "_dump_fr_trace_json")
-    assert flight_recorder.is_on()
-
-
-def told_and_called(_rank):
-    told = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())
-    logging.getLogger("shardcore.capture").addHandler(handler)
-    logging.getLogger("shardcore.capture").setLevel(logging.DEBUG)
-    return few_and_many(_rank, *MESHES["megatron"])[:2], [
-        each for each in told if "from Python" in each
-    ]
-
-
-def test_where_torch_keeps_traces_operators_are_called_from_python(monkeypatch):
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
-    ((few, many), told), *_ = run_ranks(told_and_called, 2)
-    assert few["fit"] < many["fit"]
-    assert "torch keeps traces of collectives (TORCH_FR_BUFFER_SIZE)" in told[0]

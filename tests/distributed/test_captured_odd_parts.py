@@ -29,7 +29,7 @@ def trained(jit_compile):
     """The numbers of some steps, how many ran from a recording, and the bytes asked for."""
     keras.utils.clear_session(free_memory=False)
     ran, asked = [], []
-    make, note = program.FxCapture.program, captured_steps._Attempt.ran
+    make, note = program.TapeCapture.program, captured_steps._Attempt.ran
 
     def made(self, *runs, sent=None, **how):
         asked.append(sent)
@@ -41,7 +41,7 @@ def trained(jit_compile):
 
     distribute(wide, mesh=(2, 2), rules=RULES)
     with (
-        mock.patch.object(program.FxCapture, "program", made),
+        mock.patch.object(program.TapeCapture, "program", made),
         mock.patch.object(captured_steps._Attempt, "ran", noted),
     ):
         model = compiled(wide, jit_compile=jit_compile)

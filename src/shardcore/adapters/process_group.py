@@ -12,7 +12,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.torch_compat import flight_recorder
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.domain.job import Job
 
@@ -165,8 +164,6 @@ def _init(job: Job, timeout: float, init_method: str) -> None:
             )
         torch.cuda.set_device(job.local_rank)
         backend = "cpu:gloo,cuda:nccl"
-    else:
-        flight_recorder.leave_off()
     try:
         dist.init_process_group(
             backend,

@@ -62,12 +62,12 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
     environment.check_versions()
     entry, passed_over = plugins.choose(strategy, plugins.entries())
     entry = plugins.with_options(entry, options)
-    from shardcore.adapters.capture.program import FxCapture
+    from shardcore.adapters.capture.program import TapeCapture
     from shardcore.adapters.processes import TorchProcesses
     from shardcore.binding.binding import Binding
 
     processes = TorchProcesses()
-    binding = Binding(entry, processes, FxCapture())
+    binding = Binding(entry, processes, TapeCapture())
     binding.put()
     _installed = Installation(entry, options, passed_over, binding, processes)
     logger.info("strategy %r taken%s", entry.name, _because(passed_over))

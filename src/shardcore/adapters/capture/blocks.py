@@ -2,15 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
 import torch
-from torch import fx
 
 from shardcore.adapters.capture.tape import Form
-from shardcore.adapters.torch_compat.interpreter import Each, Inlined
 
 
 @attrs.frozen
@@ -107,8 +105,8 @@ class Cut:
 
 
 def blockwise(
-    body: fx.GraphModule, cut: Cut, operands: Sequence[Form], made: Sequence[Form]
-) -> Inlined:
+    body: Callable[..., Any], cut: Cut, operands: Sequence[Form], made: Sequence[Form]
+) -> Callable[..., list[torch.Tensor]]:
     """A function that does `body` block by block, and returns a list of results.
 
     Args:
@@ -118,26 +116,24 @@ def blockwise(
         operands: Those of `body` but the results.
         made: The results.
     """
-    graph = fx.Graph()
-    given = [graph.placeholder(f"operand{place}") for place in range(len(operands))]
-    results = [graph.call_function(*_empty(each)) for each in made]
-    split = [*map(cut.is_split, operands), *(True for _ in made)]
-    parts = []
-    for node, form, is_split in zip([*given, *results], [*operands, *made], split, strict=True):
-        dims = cut.dims if is_split else cut.dims_of_rows(len(form.shape))
-        seen = graph.call_function(_FLATTEN, (node, 0, dims - 1)) if dims > 1 else node
-        parts.append(graph.call_function(_SPLIT, (seen, cut.rows)) if is_split else seen)
-    graph.call_function(Each(body, tuple(split), cut.blocks), tuple(parts))
-    graph.output(results)
-    return Inlined(fx.GraphModule(torch.nn.Module(), graph), "in_blocks")
+    forms = [*operands, *made]
+    is_split = [*map(cut.is_split, operands), *(True for _ in made)]
+    dims = [
+        cut.dims if split else cut.dims_of_rows(len(form.shape))
+        for split, form in zip(is_split, forms, strict=True)
+    ]
 
+    def in_blocks(*given: torch.Tensor) -> list[torch.Tensor]:
+        results = [
+            torch.empty_strided(each.shape, each.strides, dtype=each.dtype, device=each.device)
+            for each in made
+        ]
+        parts: list[Any] = []
+        for tensor, first, split in zip((*given, *results), dims, is_split, strict=True):
+            seen = tensor.flatten(0, first - 1) if first > 1 else tensor
+            parts.append(torch.split(seen, cut.rows) if split else [seen] * cut.blocks)
+        for blocks in zip(*parts, strict=True):
+            body(*blocks)
+        return results
 
-_EMPTY = torch.ops.aten.empty_strided.default
-_FLATTEN = torch.ops.aten.flatten.using_ints
-_SPLIT = torch.ops.aten.split.Tensor
-
-
-def _empty(form: Form) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The call that makes memory for a tensor."""
-    where = {"dtype": form.dtype, "device": form.device}
-    return _EMPTY, (list(form.shape), list(form.strides)), where
+    return in_blocks

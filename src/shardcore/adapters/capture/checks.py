@@ -11,9 +11,9 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.graph_program import GraphProgram
+from shardcore.adapters.capture.guards import check
+from shardcore.adapters.capture.recorded_program import RecordedProgram
 from shardcore.adapters.capture.tape import Call, Read, Tape
-from shardcore.adapters.torch_compat.interpreter import check
 from shardcore.domain.capture import NotCaptured, OtherWay
 from shardcore.ports.capture import StartedCollective
 
@@ -49,7 +49,7 @@ def with_waits_before_checks(tape: Tape) -> Tape:
     return tape.with_calls(calls)
 
 
-def checked(program: GraphProgram, tape: Tape) -> "GraphProgram | CheckedProgram":
+def checked(program: RecordedProgram, tape: Tape) -> "RecordedProgram | CheckedProgram":
     """`program`, that can be left where it checks.
 
     Args:
@@ -89,7 +89,7 @@ class CheckedProgram:
         draws: Whether it draws from torch's generator before.
     """
 
-    program: GraphProgram
+    program: RecordedProgram
     inputs: tuple[int, ...]
     written: tuple[torch.Tensor, ...]
     draws: bool

@@ -10,19 +10,19 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.factors import with_factors_apart
+from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.graph import graph_of
-from shardcore.adapters.capture.graph_program import GraphProgram
 from shardcore.adapters.capture.parting import parted
 from shardcore.adapters.capture.passes import improved_for_compiler
-from shardcore.adapters.capture.running import in_one_call
+from shardcore.adapters.capture.recorded_program import RecordedProgram
 from shardcore.adapters.capture.tape import Tape
 
 logger = logging.getLogger("shardcore.capture")
 
 
 def compiled(
-    program: GraphProgram, tape: Tape, literals: Mapping[int, torch.Tensor]
-) -> GraphProgram:
+    program: RecordedProgram, tape: Tape, literals: Mapping[int, torch.Tensor]
+) -> RecordedProgram:
     """`program`, compiled; where that cannot be, itself with a remark that says why.
 
     Args:
@@ -42,11 +42,11 @@ def compiled(
 
 
 def _run(
-    program: GraphProgram, tape: Tape, literals: Mapping[int, torch.Tensor]
+    program: RecordedProgram, tape: Tape, literals: Mapping[int, torch.Tensor]
 ) -> Callable[..., Any]:
     """Runs what Inductor cannot take as it was recorded, and then the rest, compiled."""
     ahead, rest = parted(with_factors_apart(tape), set(literals))
-    first = in_one_call(graph_of(ahead, literals), ahead)
+    first = function_of(ahead, literals)
     forms = [rest.form(value) for value in rest.inputs]
     inputs = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in forms]
     module = graph_of(improved_for_compiler(rest), literals)

@@ -8,9 +8,9 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.constants import varying_memories
-from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.tape import Call, Read, Tape, Value, renamed
-from shardcore.domain.capture import NotCaptured
+from shardcore.domain.capture import NotCaptured, OtherWay
 
 Literals = Mapping[int, torch.Tensor]
 
@@ -26,7 +26,7 @@ class Guard:
         number: What it was.
     """
 
-    work_out: Callable[..., tuple[torch.Tensor]]
+    work_out: Callable[..., tuple[torch.Tensor, ...]]
     number: Any
 
     def holds(self, kept: tuple[Any, ...]) -> bool:
@@ -59,8 +59,18 @@ def guards_of(tape: Tape, literals: Literals) -> tuple[tuple[Guard, ...], tuple[
             others.append(read)
         else:
             used = {number: literals[number] for number in way.outside if number in literals}
-            guards.append(Guard(graph_of(way, used).forward, read.number))
+            guards.append(Guard(function_of(way, used), read.number))
     return tuple(guards), tuple(others)
+
+
+def check(tensor: torch.Tensor, number: Any) -> None:
+    """Go on if `tensor` holds what it held when the step was recorded.
+
+    Raises:
+        OtherWay: If it holds another number.
+    """
+    if tensor.item() != number:
+        raise OtherWay
 
 
 def _way_to(read: Read, tape: Tape, literals: Literals) -> Tape | None:

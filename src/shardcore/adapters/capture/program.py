@@ -7,19 +7,19 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture import compilation, constants, running, seeds
+from shardcore.adapters.capture import compilation, constants, seeds
 from shardcore.adapters.capture.checks import (
     CheckedProgram,
     checked,
     with_checks,
     with_waits_before_checks,
 )
-from shardcore.adapters.capture.graph import graph_of
-from shardcore.adapters.capture.graph_program import GraphProgram
+from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.guards import guards_of
 from shardcore.adapters.capture.passes import improved, improved_without_compiler
 from shardcore.adapters.capture.passes.buckets import sent_bytes
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
+from shardcore.adapters.capture.recorded_program import RecordedProgram
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.started import started
 from shardcore.adapters.capture.tape import Call, Tape, difference
@@ -54,8 +54,8 @@ class TapedStep:
         return tuple(sent_bytes(call, self.tape) for call in self.tape.calls if _is_sum(call))
 
 
-class FxCapture:
-    """The port `StepCapture` by graphs of torch.fx."""
+class TapeCapture:
+    """The port `StepCapture`: programs are functions that are generated of tapes."""
 
     def __init__(self) -> None:
         self._memories = Memories()
@@ -72,8 +72,8 @@ class FxCapture:
         *,
         compiled: bool = False,
         sent: Sequence[int] | None = None,
-    ) -> GraphProgram | CheckedProgram:
-        """The graph of the second tape, if the first is the same."""
+    ) -> RecordedProgram | CheckedProgram:
+        """The program of the second tape, if the first is the same."""
         assert isinstance(first, TapedStep)
         assert isinstance(second, TapedStep)
         for tape in (first.tape, second.tape):
@@ -96,10 +96,9 @@ class FxCapture:
             better = improved_without_compiler(tape, alike=alike)
             better = with_kept_buckets(better, self._memories)
         better = with_waits_before_checks(better)
-        module = graph_of(better, literals)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
-        run = module.forward if compiled else running.in_one_call(module, better)
-        program = GraphProgram(run, kept, tape.outputs, guards, tuple(started(better)))
+        run = function_of(better, literals)
+        program = RecordedProgram(run, kept, tape.outputs, guards, tuple(started(better)))
         program = compilation.compiled(program, better, literals) if compiled else program
         return checked(program, better)
 

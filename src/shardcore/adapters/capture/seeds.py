@@ -7,7 +7,15 @@ from typing import Any
 import torch
 
 from shardcore.adapters.capture.recorder import recording
-from shardcore.adapters.torch_compat.interpreter import seeded_generator
+
+_SEED_BITS = 0xFFFFFFFF
+
+
+def seeded_generator(seed: torch.Tensor) -> torch.Generator:
+    """A generator with the value of `seed`, as `keras.random` makes it on torch."""
+    generator = torch.Generator(device=seed.device)
+    generator.manual_seed(int(seed) & _SEED_BITS)
+    return generator
 
 
 def generator(seed: torch.Tensor) -> torch.Generator:
@@ -34,6 +42,6 @@ def _seeded_by_tensor(draw: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(draw)
     def draw_with(seed: torch.Tensor, **operands: Any) -> Any:
-        return draw(**operands, seed=int(seed) & 0xFFFFFFFF)
+        return draw(**operands, seed=int(seed) & _SEED_BITS)
 
     return draw_with

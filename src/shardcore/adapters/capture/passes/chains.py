@@ -8,7 +8,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.blocks import BlockSize, Cut, blockwise
 from shardcore.adapters.capture.exact import is_exact
-from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.told import with_results_told
 from shardcore.adapters.capture.tape import Call, Tape, Value, values
 
@@ -94,7 +94,7 @@ class _Chain:
         part = attrs.evolve(
             tape, calls=list(self.calls), inputs=inputs, outside={}, outputs=tuple(results)
         )
-        body = graph_of(with_results_told(part), {})
+        body = function_of(with_results_told(part), {})
         run = blockwise(body, cut, [tape.form(v) for v in inputs], [tape.form(v) for v in results])
         writes = {value for each in self.calls for value in each.writes if value in inputs}
         line = self.calls[0].line

@@ -1,8 +1,8 @@
 """Calls whose results nobody reads."""
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.guards import check
 from shardcore.adapters.capture.tape import Call, Tape, values
-from shardcore.adapters.torch_compat.interpreter import check
 
 
 def without_dead_code(tape: Tape) -> Tape:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.guards import check
 from shardcore.adapters.capture.tape import Call, Tape
-from shardcore.adapters.torch_compat.interpreter import check
 
 # The elements of a tensor that is small: a loss, a count, the counts of some classes.
 SMALL = 64

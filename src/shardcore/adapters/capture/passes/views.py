@@ -8,6 +8,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.buckets import VIEW
 from shardcore.adapters.capture.passes.dead_code import without_dead_code
+from shardcore.adapters.capture.passes.order import is_view
 from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, renamed_call
 
 
@@ -21,13 +22,13 @@ def with_direct_views(tape: Tape) -> Tape:
     calls = []
     for each in tape.calls:
         call = renamed_call(each, names)
-        if call.operator in _VIEWS:
+        if call.operator in _VIEWS and is_view(each, tape):
             base = below.get(call.args[0], call.args[0])
             if tape.form(call.result) == tape.form(base):
                 names[call.result] = base
                 continue
             below[call.result] = base
-            if base is not call.args[0]:
+            if base is not call.args[0] or call.operator is _RESHAPE:
                 call = _view(base, call, tape)
         calls.append(call)
     found = tape.with_calls(calls)
@@ -44,10 +45,12 @@ def _view(base: Value, call: Call, tape: Tape) -> Call:
     return attrs.evolve(call, operator=torch.ops.aten.as_strided.default, args=args)
 
 
-# Those that begin with the first element of what they are of.
+_RESHAPE = torch.ops.aten.reshape.default
+# Those that begin with the first element of what they are of; `reshape` may be a copy.
 _VIEWS: set[Any] = {
     VIEW,
     torch_compat.UNSAFE_VIEW,
+    _RESHAPE,
     torch.ops.aten.expand.default,
     torch.ops.aten.permute.default,
     torch.ops.aten.squeeze.default,

@@ -41,8 +41,7 @@ def places(found: torch.Tensor) -> torch.Tensor:
 def _ordered(values: torch.Tensor) -> torch.Tensor:
     """Integers in the order of `values`; what is not a number is the largest, as torch has it."""
     full = values + 0.0  # minus zero is zero
-    # A copy: in torch 2.13 the interpreter of captured steps knows no view as another dtype.
-    bits = torch.view_copy(full, dtype=torch.int32).to(torch.int64)
+    bits = full.view(torch.int32).to(torch.int64)
     ordered = torch.where(bits < 0, bits ^ _SIGN, bits)
     return ordered.masked_fill(values.isnan(), _SIGN)
 

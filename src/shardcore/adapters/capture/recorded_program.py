@@ -1,4 +1,4 @@
-"""A graph with the tensors that it keeps: a step that runs without asking anything."""
+"""A function of tensors with those that it keeps: a step that runs without asking anything."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from shardcore.ports.capture import StartedCollective
 
 
 @attrs.frozen
-class GraphProgram:
-    """The port `Program`: a graph, and the tensors that it keeps.
+class RecordedProgram:
+    """The port `Program`: a function, and the tensors that it keeps.
 
     Args:
-        run: The graph: takes inputs and kept tensors, gives the tensors among the outputs.
+        run: The function: takes inputs and kept tensors, gives the tensors among the outputs.
         kept: Tensors and generators that are read and written at each run.
         outputs: What the step returns, tensors as `Value`.
         guards: What the step must read on the host, for this to be what it does.
@@ -38,8 +38,11 @@ class GraphProgram:
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         """Run it."""
+        # Below autograd, as it was recorded. Outputs are copied: outside they may need gradients.
+        with torch.inference_mode():
+            made = self.run(*inputs, *self.kept)
         with torch.no_grad():
-            results = iter(self.run(*inputs, *self.kept))
+            results = iter([each.clone() for each in made])
         return torch_compat.tree_map(
-            lambda leaf: next(results).detach() if isinstance(leaf, Value) else leaf, self.outputs
+            lambda leaf: next(results) if isinstance(leaf, Value) else leaf, self.outputs
         )

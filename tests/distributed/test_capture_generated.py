@@ -1,0 +1,138 @@
+"""The function generated of a tape gives what the step gave, and leaves the same in memory."""
+
+import weakref
+
+import pytest
+import torch
+
+from shardcore.adapters.capture.generated import function_of
+from shardcore.adapters.capture.guards import check
+from shardcore.adapters.capture.recorder import Recorder
+from shardcore.adapters.capture.seeds import generator
+from shardcore.adapters.capture.tape import Call, Value
+from shardcore.domain.capture import OtherWay
+from tests.distributed.test_capture_memory import highest
+
+X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+Y = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
+PLACES = torch.tensor([[1, 3], [0, 2]])
+
+
+def tape_of(step, *operands):
+    recorder = Recorder(operands)
+    recorder.run(lambda: step(*operands))
+    return recorder.tape
+
+
+def generated(tape):
+    return function_of(tape, {number: tape.found[number] for number in tape.outside})
+
+
+def lists(x, y):
+    sums = torch._foreach_add([x, y], [y, x], alpha=2)
+    torch._foreach_mul_([x, y], 3.0)
+    torch._foreach_add_([x, y], sums)
+    return sums[0] - sums[1]
+
+
+def parts(x, y):
+    first, second = x.split([2, 4])
+    values, places = y.topk(2)
+    return first, second, values, places, torch.cat([first, second])
+
+
+def in_place(x, y):
+    x.add_(y)
+    y.t().mul_(2)
+    x[1:3] = y[:2]
+    return x.sum(), torch.where(x > 0, x, 0.0)
+
+
+STEPS = {
+    "lists": lists,
+    "parts": parts,
+    "a number of a tensor": lambda x, y: torch.add(x, y, alpha=(y.sum() * 2).abs().round()),
+    "in place": in_place,
+    "plain numbers": lambda x, y: (x + True, (x > 0) + True, x * 2, x / 3, 2 - y, x * float("inf")),
+    "equal numbers of two types": lambda x, y: (x * 1, x * 1.0, x * True, x.long() * 1),
+    "indices": lambda x, y: (x[:, PLACES], y[PLACES, 1], x[..., 1:4:2]),
+    "no dims": lambda x, y: torch.zeros([]) + x.sum() + torch.full([], 2.0),
+    "forms": lambda x, y: x[None, None].expand(2, 3, 6, 5).clone(memory_format=torch.channels_last),
+    "names": lambda x, y: (
+        torch.div(x, y, rounding_mode="floor"),
+        torch.nn.functional.gelu(x, approximate="tanh"),
+    ),
+    "dtypes": lambda x, y: (x.to(torch.bfloat16), y.double(), x.sum(dtype=torch.float64)),
+    "none of them": lambda x, y: torch.nn.functional.layer_norm(x, [5]),
+    "an operand": lambda x, y: (x, y + 1),
+    "nothing": lambda x, y: (),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_operators_get_what_they_were_given(name):
+    step, first = STEPS[name], [X.clone(), Y.clone()]
+    expected = step(*first)
+    expected = [*(expected if isinstance(expected, tuple) else (expected,)), *first]
+    copies = [X.clone(), Y.clone()]
+    found = [*generated(tape_of(step, X.clone(), Y.clone()))(*copies), *copies]
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+        assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+
+
+def test_seeds_are_read_from_tensors():
+    for seed in (-7, 2**40 + 3):
+        tape = tape_of(lambda seed: torch.rand(4, generator=generator(seed)), torch.tensor(0))
+        expected = torch.rand(4, generator=torch.Generator().manual_seed(seed & 0xFFFFFFFF))
+        assert torch.equal(generated(tape)(torch.tensor(seed))[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "other"), [(2.5, 2.0), (True, False), (3, 4), (0.1, float("nan")), (1j, 2j)]
+)
+def test_a_number_that_is_read_is_compared(recorded, other):
+    number = torch.tensor(recorded)
+    tape = tape_of(lambda x, into: into.add_(1), number, torch.zeros(1))
+    tape.calls.insert(0, Call(check, (Value(0), number.item()), {}, None))
+    tape.inputs = [Value(0), Value(1)]
+    run, into = generated(tape), torch.zeros(1)
+    run(number, into)
+    with pytest.raises(OtherWay):
+        run(torch.tensor(other), into)
+    assert into.item() == 1
+
+
+def test_a_value_is_dropped_after_its_last_use():
+    def step(x):
+        for _ in range(4):
+            x = torch.tanh(x @ x.T) @ x
+        return x
+
+    x = torch.randn(256, 256)
+    run = generated(tape_of(step, x))
+    run(x)
+    assert highest(lambda: run(x)) <= highest(lambda: step(x))
+
+
+def test_a_function_that_is_gone_keeps_no_tensor():
+    made = generated(tape_of(lambda x: x + torch.tensor([1.0]), X))
+    (literal,) = [each for each in kept_by(made) if isinstance(each, torch.Tensor)]
+    gone = weakref.ref(literal)
+    del literal, made
+    assert gone() is None
+
+
+def kept_by(run):
+    cells = dict(zip(run.__code__.co_freevars, run.__closure__, strict=True))
+    return list(cells["generated"].cell_contents.__globals__.values())
+
+
+def test_an_operator_that_fails_says_where_the_step_called_it():
+    look_up = generated(tape_of(torch.nn.functional.embedding, PLACES, X))
+    with pytest.raises(IndexError, match="index out of range in self") as failed:
+        look_up(PLACES + 9, X)
+    (note,) = failed.value.__notes__
+    assert note.startswith("In a captured step, where eagerly it is ")
+    assert f"{__file__}:" in note
