@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from shardcore.binding import layout_map, sample_weights, seams
+from shardcore.binding.adam import fused_update
 from shardcore.binding.backend_library import BackendLibrary
 from shardcore.binding.callback_files import OneWriter, one_summary, refuse_orbax, send_once
 from shardcore.binding.data_adapters import OneProcess, array_loader
@@ -136,6 +137,7 @@ class Binding:
                 for name in seams.SEAMS
                 if name.startswith("draws of ")
             },
+            "update of Adam": lambda original: fused_update(original, self.sessions),
             "numbers of Nadam": lambda core: NumbersOfNadam(core, self.capture),
             "scatter": scatter_at_once,
             "classes of a loss": lambda original: one_sample_a_row(original, self.sessions),

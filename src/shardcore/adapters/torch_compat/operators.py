@@ -71,8 +71,14 @@ def is_composite(operator: Any) -> bool:
 
 
 def is_list_operator(operator: Any) -> bool:
-    """Whether `operator` is done to each tensor of a list: `_foreach_add` and so on."""
-    return aten_name(operator).startswith(_LISTS)
+    """Whether `operator` is done to each tensor of a list: `_foreach_add`, `_fused_adam_`."""
+    return is_fused(operator) or aten_name(operator).startswith(_LISTS)
+
+
+def is_fused(operator: Any) -> bool:
+    """Whether `operator` is the whole update of an optimizer: parameters, gradients, moments."""
+    name = str(operator._schema.name)
+    return name.startswith("aten::_fused_") and name.endswith("_")
 
 
 def list_operator(name: str) -> Any:

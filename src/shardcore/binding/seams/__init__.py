@@ -33,6 +33,7 @@ from shardcore.binding.seams.models import (
     modules_of,
     parts_of,
 )
+from shardcore.binding.seams.optimizers import moments_of
 from shardcore.binding.seams.rebinding import Rebinding
 from shardcore.binding.seams.structures import copy_mask, leaves, map_leaves, map_tensors
 from shardcore.binding.seams.table import KERAS_VERSIONS, RUNS, SEAMS, Seam
@@ -80,6 +81,7 @@ __all__ = [
     "map_leaves",
     "map_tensors",
     "modules_of",
+    "moments_of",
     "parts_of",
     "print_message",
     "read_steps",

@@ -6,6 +6,8 @@ Known for Keras 3.15 on torch.
 import attrs
 from keras.src.backend.torch.optimizers import torch_nadam
 
+from shardcore.binding.seams.optimizers import ADAM
+
 KERAS_VERSIONS = ("3.15",)
 
 
@@ -172,6 +174,11 @@ SEAMS = {
         )
         for name in ("beta", "binomial", "gamma")
     },
+    "update of Adam": Seam(
+        ADAM,
+        "Adam._parallel_update_step",
+        "Ten operators, each of which goes over all variables: torch has one.",
+    ),
     "numbers of Nadam": Seam(
         torch_nadam.__name__,  # imported above: Keras does not before the first Nadam is made
         "core",

@@ -9,7 +9,7 @@ from shardcore.adapters.engine.operators.reductions import squares
 from shardcore.adapters.engine.redistribute import full
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.view_copies import reduce_in_place, write_through
-from shardcore.adapters.torch_compat import LIST_NORM, tree_map_only, writes_list
+from shardcore.adapters.torch_compat import LIST_NORM, is_fused, tree_map_only, writes_list
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 
@@ -86,7 +86,10 @@ def _write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     for target in targets:
         if isinstance(target, ShardedTensor):
             reduce_in_place(target)
-    operator(*(_local_operand(each, targets) for each in args), **kwargs)
+    operands = [_local_operand(each, targets) for each in args]
+    if is_fused(operator):  # it takes gradients to lie as what it writes
+        operands[1] = [each.contiguous() for each in operands[1]]
+    operator(*operands, **{name: _local_operand(each, targets) for name, each in kwargs.items()})
     for target in targets:
         if isinstance(target, ShardedTensor):
             target.memory.written()

@@ -1,0 +1,68 @@
+"""Seam: the update of Adam, which is one operator in place of ten."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from keras import ops
+from torch.optim.adam import adam
+
+from shardcore.binding import seams
+from shardcore.binding.session import Sessions
+
+
+def fused_update(original: Callable[..., None], sessions: Sessions) -> Callable[..., None]:
+    """`Adam._parallel_update_step`: torch's fused update, which goes once over all tensors.
+
+    It looks at no strides, so all must lie plainly. Inductor gets Keras' own operators, which it
+    fuses: it does not know this one.
+    """
+
+    def _parallel_update_step(
+        optimizer: Any, grads: list[Any], variables: list[Any], learning_rate: Any
+    ) -> None:
+        values = [each.value for each in variables]
+        moments = seams.moments_of(optimizer, variables)
+        lies_plainly = all(each.is_contiguous() for kept in (values, *moments) for each in kept)
+        if not _is_at_work(sessions) or _is_compiled(sessions) or not lies_plainly:
+            original(optimizer, grads, variables, learning_rate)
+            return
+        # After endless steps torch corrects nothing: Keras has that in the learning rate.
+        endless = torch.full((), torch.inf, device=values[0].device)
+        first, second, largest = moments
+        adam(
+            values,
+            [each if each.is_contiguous() else each.contiguous() for each in grads],
+            first,
+            second,
+            largest,
+            [endless] * len(values),
+            fused=True,
+            amsgrad=optimizer.amsgrad,
+            beta1=optimizer.beta_1,
+            beta2=optimizer.beta_2,
+            lr=_corrected_rate(optimizer, learning_rate, values[0].dtype),
+            weight_decay=0.0,
+            eps=optimizer.epsilon,
+            maximize=False,
+        )
+
+    return _parallel_update_step
+
+
+def _is_at_work(sessions: Sessions) -> bool:
+    return sessions.current() is not None or sessions.entry.serves_one_device
+
+
+def _is_compiled(sessions: Sessions) -> bool:
+    run = sessions.run()
+    return run is not None and run.trainer.jit_compile is True
+
+
+def _corrected_rate(optimizer: Any, learning_rate: Any, dtype: torch.dtype) -> Any:
+    """The learning rate, with what both moments lack in the first steps, as Keras works it out."""
+    step = ops.cast(optimizer.iterations + 1, dtype)
+    first, second = (
+        1 - ops.power(ops.cast(each, dtype), step) for each in (optimizer.beta_1, optimizer.beta_2)
+    )
+    return ops.cast(learning_rate, dtype) * ops.sqrt(second) / first
