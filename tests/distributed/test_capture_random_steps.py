@@ -7,14 +7,11 @@ import pytest
 import torch
 
 from shardcore.adapters.capture import passes
-from shardcore.adapters.capture.blocks import BlockSize
 from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.passes.chains import in_blocks
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
-from shardcore.adapters.capture.passes.lists import with_large_apart
 from shardcore.adapters.capture.recorder import Recorder
 
-STEPS, LENGTH, BLOCK = 12, 30, 8
+STEPS, LENGTH = 12, 30
 SHAPE = (4, 6, 5, 3)
 FIRST = {"memory_format": torch.contiguous_format}
 
@@ -96,15 +93,8 @@ OPERATORS = [pointwise, alone, scaled, row, part, turned, image, viewed, written
 
 
 def better(tape):
-    """`tape` after all passes, with blocks so small that these tensors have some."""
-    with_small = {
-        in_blocks: functools.partial(in_blocks, size=BlockSize(BLOCK, lanes=1)),
-        with_large_apart: functools.partial(with_large_apart, least=BLOCK),
-    }
-    tape = passes.improved(tape)
-    for each in passes.PASSES_WITHOUT_COMPILER:
-        tape = with_small.get(each, each)(tape)
-    return with_kept_buckets(tape, Memories())
+    """`tape` after all passes."""
+    return with_kept_buckets(passes.improved_without_compiler(tape), Memories())
 
 
 @pytest.mark.parametrize("first", range(0, 5 * STEPS, STEPS))

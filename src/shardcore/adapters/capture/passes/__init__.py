@@ -6,18 +6,15 @@ from shardcore.adapters.capture.passes.aliases import without_aliases
 from shardcore.adapters.capture.passes.aligned import with_aligned_products
 from shardcore.adapters.capture.passes.broadcasts import with_late_expands
 from shardcore.adapters.capture.passes.buckets import in_buckets
-from shardcore.adapters.capture.passes.chains import in_blocks
 from shardcore.adapters.capture.passes.copies import without_needless_copies
 from shardcore.adapters.capture.passes.dead_code import without_dead_code
 from shardcore.adapters.capture.passes.early_starts import with_early_starts
 from shardcore.adapters.capture.passes.in_place import with_sums_in_place
 from shardcore.adapters.capture.passes.late_waits import with_late_waits
-from shardcore.adapters.capture.passes.lists import with_large_apart
 from shardcore.adapters.capture.passes.ones import with_plain_ones
 from shardcore.adapters.capture.passes.paddings import with_plain_paddings
 from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
 from shardcore.adapters.capture.passes.products import with_onednn_products
-from shardcore.adapters.capture.passes.quotients import with_quotients_at_once
 from shardcore.adapters.capture.passes.regather import with_regathers
 from shardcore.adapters.capture.passes.repeats import without_repeats
 from shardcore.adapters.capture.passes.reshapes import with_reshapes
@@ -62,9 +59,6 @@ PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
     with_pooling_as_it_lies,
     without_needless_copies,
     with_softmax_copies_apart,
-    with_large_apart,
-    with_quotients_at_once,
-    in_blocks,
     with_operands_reused,
 )
 
