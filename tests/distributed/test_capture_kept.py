@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.passes.aligned import with_aligned_products
 from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.in_place import with_sums_in_place
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
@@ -58,29 +57,6 @@ def test_products_are_made_in_the_bucket_and_the_rest_is_copied():
     assert found.count("mm.out") == 2  # of seven: four are read again, one is an exponential
     assert copied == 5
     assert not {"flatten_dense_tensors.default", "split_with_sizes.default"} & set(found)
-
-
-def through_buckets(x, y):
-    """Sums of odd sizes, of products too, that products read, as they are and as views."""
-    sums = [reduced(each) for each in (x.exp(), y @ x, x @ y, (x @ y).flatten(), y.exp())]
-    return sums[0] @ sums[4], sums[1] @ sums[1].t(), sums[2] @ sums[3].view(x.shape[0], -1)
-
-
-def test_products_begin_where_tensors_of_their_own_do():
-    """Elsewhere MKL may compute them in another order: their last bits would be others."""
-
-    def program(rank):
-        given = operands(rank, rows=3, columns=5)
-        recorder = Recorder(given)
-        eager = recorder.run(lambda: through_buckets(*given))
-        tape = with_sums_in_place(in_buckets(recorder.tape))
-        tape = with_kept_buckets(with_aligned_products(tape), Memories())
-        products = [call for call in tape.calls if str(call.operator).startswith("aten.mm.")]
-        kept = [tape.kept[v.number] for c in products for v in c.operands if v.number in tape.kept]
-        assert all(map(torch.equal, function_of(tape, {})(*given), eager))
-        return [each.data_ptr() % 64 for each in kept], names(tape).count("clone.default")
-
-    assert run_ranks(program, 2) == [([0], 5)] * 2
 
 
 def test_each_run_gives_its_own_results():

@@ -49,8 +49,8 @@ CAPTURED_HEAD = """## Captured steps, beside eager ones
 The cases of these tables trained, evaluated and predicted once more, with batches of one shape:
 with `jit_compile="auto"`, until three steps of each kind had run from a recording
 ([captured steps](captured.md)), and as many steps with `jit_compile=False`. Logs and predictions of
-every step, weights, statistics, seeds and optimizer state were compared, to the bit; over four
-ranks, where a sum in a bucket may differ in its last bit, within 1e-5.
+every step, weights, statistics, seeds and optimizer state were compared: on one
+device to the bit, over several ranks within 1e-5.
 
 In `histories` the drawn models are trained, asked, frozen, compiled again, assigned, loaded, given
 other attributes and put under autocast, in an order that is drawn by a seed: 36 events each,

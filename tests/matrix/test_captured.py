@@ -1,4 +1,4 @@
-"""Captured steps have the numbers of eager ones, to the bit; and the comparison sees it if not.
+"""Captured steps have the numbers of eager ones; and the comparison sees it if not.
 
 A few cases; `make matrix-full` runs all of them, on more meshes.
 """

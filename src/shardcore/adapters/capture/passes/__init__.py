@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from shardcore.adapters.capture.passes.aliases import without_aliases
-from shardcore.adapters.capture.passes.aligned import with_aligned_products
 from shardcore.adapters.capture.passes.broadcasts import with_late_expands
 from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.copies import without_needless_copies
@@ -53,7 +52,6 @@ PASSES_ALIKE: tuple[Callable[[Tape], Tape], ...] = (
 # What Inductor does by itself, or cannot take.
 PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
     with_sums_in_place,
-    with_aligned_products,
     with_late_expands,
     with_direct_views,
     with_pooling_as_it_lies,

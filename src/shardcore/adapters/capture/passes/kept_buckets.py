@@ -7,7 +7,6 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.passes.aligned import is_aligned
 from shardcore.adapters.capture.passes.buckets import FLATTEN, SPLIT, VIEW
 from shardcore.adapters.capture.tape import Call, Form, Tape, Value, renamed, values
 
@@ -111,8 +110,7 @@ class _Makers:
         parts = torch.split(tape.kept[call.result.number], [each.elements for each in forms])
         copied = {}
         for operand, part, form in zip(operands, parts, forms, strict=True):
-            begins = is_aligned(int(part.storage_offset()), part.dtype)
-            if not (begins and self._make(operand, part, tape)):
+            if not self._make(operand, part, tape):
                 window = tape.new(form, tape.memory[call.result.number])
                 tape.kept[window.number] = part.view(form.shape)
                 copied[window] = operand
