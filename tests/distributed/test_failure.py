@@ -15,20 +15,19 @@ import pytest
 import torch.distributed as dist
 
 from shardcore.adapters.failure import FailureWatch
-from shardcore.adapters.process_group import ProcessGroup
 from shardcore.testing import run_ranks
 from shardcore.testing.ranks import free_port
 
 PROGRAM = """
 import os, signal, sys, time
 import torch, torch.distributed as dist
+from shardcore.adapters import process_group
 from shardcore.adapters.failure import FailureWatch
-from shardcore.adapters.process_group import ProcessGroup
 from shardcore.domain.job import resolve_job
 
 failing, how, meanwhile, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
-group = ProcessGroup.start(resolve_job(environ=os.environ))
-FailureWatch.start(group)
+process_group.start(resolve_job(environ=os.environ))
+FailureWatch.start()
 dist.barrier()
 
 
@@ -48,7 +47,7 @@ def fail():
         open(f"{folder}/cleaned", "w").close()
 
 
-if group.rank() == failing:
+if process_group.rank() == failing:
     fail()
 elif meanwhile == "collective":
     dist.all_reduce(torch.ones(1))
@@ -63,9 +62,9 @@ elif meanwhile == "swallow":
     except RuntimeError:
         pass
 elif meanwhile == "rank 0 first":
-    time.sleep(2.5 * group.rank())
+    time.sleep(2.5 * process_group.rank())
 elif meanwhile == "rank 0 last":
-    time.sleep(2.5 * (group.rank() == 0))
+    time.sleep(2.5 * (process_group.rank() == 0))
 """
 
 
@@ -227,9 +226,8 @@ def test_torchrun_an_orderly_end_is_quiet(program):
 def test_a_stopped_watch_leaves_nothing_behind_and_can_be_started_again():
     def program(rank):
         hook = sys.excepthook
-        group = ProcessGroup.start(None)
         for _ in range(2):
-            watch = FailureWatch.start(group)
+            watch = FailureWatch.start()
             if watch is None:
                 return False
             assert sys.excepthook != hook
@@ -250,7 +248,7 @@ def test_nobody_watches_a_group_whose_other_ranks_are_simulated():
         from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers it
 
         dist.init_process_group("fake", rank=0, world_size=8, store=dist.HashStore())
-        return FailureWatch.start(ProcessGroup.start(None)) is None
+        return FailureWatch.start() is None
 
     assert run_ranks(program, 1, init=False) == [True]
 

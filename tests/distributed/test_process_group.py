@@ -8,7 +8,8 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from shardcore.adapters.process_group import ProcessGroup, seconds
+from shardcore.adapters import process_group
+from shardcore.adapters.process_group import seconds
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job, resolve_job
 from shardcore.testing import run_ranks
@@ -16,23 +17,23 @@ from shardcore.testing.ranks import free_port
 
 
 def test_a_process_alone_starts_nothing():
-    group = ProcessGroup.start(None)
-    assert (group.rank(), group.world_size()) == (0, 1)
-    assert group.gather_objects("x") == ["x"]
-    assert group.broadcast_seed(7) == 7
-    group.stop()
+    ours = process_group.start(None)
+    assert (process_group.rank(), process_group.world_size()) == (0, 1)
+    assert process_group.gather("x") == ["x"]
+    process_group.stop(ours)
     assert not dist.is_initialized()
 
 
 def test_started_from_the_environment_and_ended():
     def program(rank):
-        group = ProcessGroup.start(resolve_job(environ=os.environ), timeout=30)
+        ours = process_group.start(resolve_job(environ=os.environ), timeout=30)
         # A rank that ends its group at once breaks those that are still connecting.
-        group.gather_objects(None)
-        facts = (group.rank(), group.world_size(), dist.get_backend(), group.device_type())
-        group.stop()
-        group.stop()
-        return facts, dist.is_initialized(), group.world_size()
+        process_group.gather(None)
+        place = process_group.rank(), process_group.world_size()
+        facts = (*place, dist.get_backend(), process_group.device_type())
+        process_group.stop(ours)
+        process_group.stop(ours)
+        return facts, dist.is_initialized(), process_group.world_size()
 
     results = run_ranks(program, 2, init=False)
     assert results == [((rank, 2, "gloo", "cpu"), False, 1) for rank in range(2)]
@@ -42,18 +43,17 @@ def test_started_from_addresses():
     addresses = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
 
     def program(rank):
-        return ProcessGroup.start(resolve_job(addresses, process_id=rank, environ={})).rank()
+        process_group.start(resolve_job(addresses, process_id=rank, environ={}))
+        return process_group.rank()
 
     assert run_ranks(program, 2, init=False) == [0, 1]
 
 
 def test_a_group_of_the_user_is_adopted_and_left_alone():
     def program(rank):
-        with_job = ProcessGroup.start(resolve_job(environ=os.environ))
-        without = ProcessGroup.start(None)
-        with_job.stop()
-        without.stop()
-        return without.rank(), without.world_size(), dist.is_initialized()
+        process_group.stop(process_group.start(resolve_job(environ=os.environ)))
+        process_group.stop(process_group.start(None))
+        return process_group.rank(), process_group.world_size(), dist.is_initialized()
 
     assert run_ranks(program, 2) == [(0, 2, True), (1, 2, True)]
 
@@ -61,7 +61,7 @@ def test_a_group_of_the_user_is_adopted_and_left_alone():
 def test_a_job_that_is_not_the_group_of_the_user_is_refused():
     def program(rank):
         with pytest.raises(EnvironmentProblem) as refused:
-            ProcessGroup.start(resolve_job("a:1,a:2,a:3", process_id=2, environ={}))
+            process_group.start(resolve_job("a:1,a:2,a:3", process_id=2, environ={}))
         return str(refused.value)
 
     for rank, message in enumerate(run_ranks(program, 2)):
@@ -71,46 +71,38 @@ def test_a_job_that_is_not_the_group_of_the_user_is_refused():
         assert "do not call init_process_group" in message
 
 
-def test_objects_are_gathered_in_the_order_of_ranks_and_the_seed_is_rank_0_s():
+def test_objects_are_gathered_in_the_order_of_ranks():
     def program(rank):
-        group = ProcessGroup.start(None)
-        return group.gather_objects({"rank": rank, "text": "x" * rank}), group.broadcast_seed(
-            100 + rank
-        )
+        return process_group.gather({"rank": rank, "text": "x" * rank})
 
     expected = [{"rank": rank, "text": "x" * rank} for rank in range(3)]
-    assert run_ranks(program, 3) == [(expected, 100)] * 3
+    assert run_ranks(program, 3) == [expected] * 3
 
 
 def test_no_collective_leaves_the_main_thread():
     def program(rank):
-        group = ProcessGroup.start(None)
         messages = []
 
         def work():
-            for collective in (group.gather_objects, group.broadcast_seed):
-                with pytest.raises(RuntimeError) as refused:
-                    collective(1)
-                messages.append(str(refused.value))
+            with pytest.raises(RuntimeError) as refused:
+                process_group.gather(1)
+            messages.append(str(refused.value))
 
         thread = threading.Thread(target=work, name="a-callback")
         thread.start()
         thread.join()
         return messages
 
-    for messages in run_ranks(program, 2):
-        assert [message.split(",")[0] for message in messages] == [
-            "Expected gather_objects on the main thread",
-            "Expected broadcast_seed on the main thread",
-        ]
-        assert "'a-callback'" in messages[0]
+    for (message,) in run_ranks(program, 2):
+        assert "gathered on the main thread" in message
+        assert "'a-callback'" in message
 
 
 def test_ranks_that_never_come_are_reported_with_the_remedy():
     def program(rank):
         job = Job(0, 2, 0, "127.0.0.1", free_port())
         with pytest.raises(EnvironmentProblem) as refused:
-            ProcessGroup.start(job, timeout=1)
+            process_group.start(job, timeout=1)
         return str(refused.value)
 
     (message,) = run_ranks(program, 1, init=False)
@@ -136,22 +128,21 @@ def test_a_timeout_that_is_none_is_refused(monkeypatch, text):
 BUSY_AT_THE_END = """
 import ctypes, hashlib, os, time
 import torch, torch.distributed as dist
-from shardcore.adapters import torch_compat  # now: at the end it would take seconds
-from shardcore.adapters.process_group import ProcessGroup
+from shardcore.adapters import process_group, torch_compat  # now: at the end it takes seconds
 from shardcore.domain.job import resolve_job
 
 def put_away(_):
     for _ in range(4):  # without the interpreter, which this thread of gloo needs in between
         hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)
 
-group = ProcessGroup.start(resolve_job(environ=os.environ))
+ours = process_group.start(resolve_job(environ=os.environ))
 # For ever, as the caches of DTensor keep the groups of a mesh.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
 work = dist.all_reduce(torch.ones(2), async_op=True)
 work.get_future().add_done_callback(put_away)
-group.gather_objects(None)  # all ranks are here: the first collective is done as well, or nearly
+process_group.gather(None)  # all ranks are here: the first collective is done as well, or nearly
 time.sleep(0.05)
-group.stop()
+process_group.stop(ours)
 """
 
 

@@ -25,8 +25,8 @@ from typing import NoReturn
 
 from attrs import frozen
 
+from shardcore.adapters import process_group
 from shardcore.adapters.job_board import Failure, JobBoard
-from shardcore.adapters.process_group import ProcessGroup
 
 _POLL_SECONDS = 1.0
 # A failing rank stays until the others have seen why, at most so long.
@@ -58,7 +58,7 @@ class FailureWatch:
     """The watch of this rank. Started once after the process group, by all ranks alike.
 
     Example:
-        >>> FailureWatch.start(ProcessGroup.start(None)) is None  # alone: nobody to watch
+        >>> FailureWatch.start() is None  # alone: nobody to watch
         True
     """
 
@@ -88,8 +88,8 @@ class FailureWatch:
         self._thread.start()
 
     @classmethod
-    def start(cls, group: ProcessGroup) -> "FailureWatch | None":
-        """Starts to watch. A collective: every rank of the group calls it.
+    def start(cls) -> "FailureWatch | None":
+        """Starts to watch the process group. A collective: every rank of the group calls it.
 
         From here to :meth:`stop`, which an orderly end of the interpreter calls by itself, an
         uncaught exception ends this process with exit code 1 (130 for a KeyboardInterrupt)
@@ -97,17 +97,14 @@ class FailureWatch:
         ``finally`` blocks on the way of the exception have run by then. A process that leaves
         by ``os._exit`` while others work must call :meth:`stop` before.
 
-        Args:
-            group: the ranks to watch.
-
         Returns:
             The watch; None where there is nobody to watch: for a process alone, and for a rank
             whose peers are only simulated.
         """
-        rank, world_size = group.rank(), group.world_size()
-        if world_size == 1 or group.is_simulated():
+        rank, world_size = process_group.rank(), process_group.world_size()
+        if world_size == 1 or process_group.is_simulated():
             return None
-        processes = group.gather_objects(_Process(_host(), os.getpid()))
+        processes = process_group.gather(_Process(_host(), os.getpid()))
         here = {
             each: process
             for each, process in enumerate(processes)

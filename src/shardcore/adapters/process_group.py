@@ -21,109 +21,93 @@ DEFAULT_TIMEOUT = 600.0
 _T = TypeVar("_T")
 
 
-class ProcessGroup:
-    """The default group of this process, and whether it is ours to end.
+def start(job: Job | None, timeout: float | None = None, *, init_method: str | None = None) -> bool:
+    """Joins the job's group, or adopts the one that the user has already started.
+
+    Args:
+        job: this process's place; None for a process alone, which starts nothing.
+        timeout: seconds that a collective may wait for the other ranks; by default the
+            environment variable ``SHARDCORE_TIMEOUT``, else 600.
+        init_method: where the ranks meet, as a URL that torch knows; by default
+            ``tcp://`` the job's address and port.
+
+    Returns:
+        Whether the group was started here: :func:`stop` ends no other.
+
+    Raises:
+        EnvironmentProblem: if a group exists already and is of another rank or size, if this
+            host has no device for the local rank, or if the other ranks did not come.
 
     Example:
-        >>> group = ProcessGroup.start(None)
-        >>> group.rank(), group.world_size(), group.gather_objects("a")
-        (0, 1, ['a'])
-        >>> group.stop()
+        >>> start(None), rank(), world_size(), gather("a")
+        (False, 0, 1, ['a'])
     """
-
-    def __init__(self, *, ours: bool) -> None:
-        self._ours = ours
-
-    @classmethod
-    def start(
-        cls, job: Job | None, timeout: float | None = None, *, init_method: str | None = None
-    ) -> "ProcessGroup":
-        """Joins the job's group, or adopts the one that the user has already started.
-
-        Args:
-            job: this process's place; None for a process alone, which starts nothing.
-            timeout: seconds that a collective may wait for the other ranks; by default the
-                environment variable ``SHARDCORE_TIMEOUT``, else 600.
-            init_method: where the ranks meet, as a URL that torch knows; by default
-                ``tcp://`` the job's address and port.
-
-        Returns:
-            The group. Only a group started here is ended by its :meth:`stop`.
-
-        Raises:
-            EnvironmentProblem: if a group exists already and is of another rank or size, if this
-                host has no device for the local rank, or if the other ranks did not come.
-        """
-        if dist.is_initialized():
-            _check_same(job)
-            return cls(ours=False)
-        if job is None:
-            return cls(ours=False)
+    if is_started():
+        _check_same(job)
+    elif job is not None:
         _init(job, seconds(timeout), init_method or _meeting(job))
-        return cls(ours=True)
+        return True
+    return False
 
-    def stop(self) -> None:
-        """Ends the group if it was started here; the user's own group is left alone.
 
-        Either way the last collectives have been put away by then: the interpreter may end.
-        """
-        if self.world_size() > 1:
-            # Here: it needs DTensor, which a process alone does without.
-            from shardcore.adapters import torch_compat
+def stop(ours: bool) -> None:
+    """Ends the group if it was started here; the user's own group is left alone.
 
-            torch_compat.wait_for_workers()
-        if self._ours and dist.is_initialized():
-            dist.destroy_process_group()
-        self._ours = False
+    Either way the last collectives have been put away by then: the interpreter may end.
+    """
+    if world_size() > 1:
+        # Here: it needs DTensor, which a process alone does without.
+        from shardcore.adapters import torch_compat
 
-    def rank(self) -> int:
-        """This process's rank; 0 for a process alone."""
-        return dist.get_rank() if dist.is_initialized() else 0
+        torch_compat.wait_for_workers()
+    if ours and is_started():
+        dist.destroy_process_group()
 
-    def world_size(self) -> int:
-        """The number of processes; 1 for a process alone."""
-        return dist.get_world_size() if dist.is_initialized() else 1
 
-    def is_simulated(self) -> bool:
-        """Whether this is torch's "fake" group, in which the other ranks are not there."""
-        return dist.is_initialized() and dist.get_backend() == "fake"
+def is_started() -> bool:
+    """Whether this process has a process group, whoever started it."""
+    return dist.is_available() and dist.is_initialized()
 
-    def device_type(self) -> str:
-        """``"cuda"`` or ``"cpu"``: where the tensors of this process live."""
-        return device_type()
 
-    def gather_objects(self, value: _T) -> list[_T]:
-        """The value of every rank, in the order of ranks. A collective: every rank calls it.
+def rank() -> int:
+    """This process's rank; 0 for a process alone."""
+    return dist.get_rank() if is_started() else 0
 
-        Raises:
-            RuntimeError: if called outside the main thread.
-        """
-        _require_main_thread("gather_objects")
-        if self.world_size() == 1:
-            return [value]
-        values: list[_T | None] = [None] * self.world_size()
-        dist.all_gather_object(values, value)
-        return values  # type: ignore[return-value]
 
-    def broadcast_seed(self, seed: int) -> int:
-        """Rank 0's seed, on every rank. A collective: every rank calls it.
+def world_size() -> int:
+    """The number of processes; 1 for a process alone."""
+    return dist.get_world_size() if is_started() else 1
 
-        Raises:
-            RuntimeError: if called outside the main thread.
-        """
-        _require_main_thread("broadcast_seed")
-        if self.world_size() == 1:
-            return seed
-        box = [seed]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+
+def is_simulated() -> bool:
+    """Whether this is torch's "fake" group, in which the other ranks are not there."""
+    return is_started() and dist.get_backend() == "fake"
 
 
 def device_type() -> str:
     """``"cuda"`` where torch sees a CUDA device, else ``"cpu"``."""
-    if dist.is_initialized() and "cuda" not in str(dist.get_backend_config()):
+    if is_started() and "cuda" not in str(dist.get_backend_config()):
         return "cpu"
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def gather(value: _T) -> list[_T]:
+    """The value of every rank, in the order of ranks. A collective: every rank calls it.
+
+    Raises:
+        StrategyError: if called outside the main thread.
+    """
+    # Collectives of two threads interleave in another order on each rank, and then hang.
+    if threading.current_thread() is not threading.main_thread():
+        raise StrategyError(
+            "Expected values to be gathered on the main thread, but it was on thread "
+            f"{threading.current_thread().name!r}. Do it before handing work to a thread."
+        )
+    if world_size() == 1:
+        return [value]
+    values: list[_T | None] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values  # type: ignore[return-value]
 
 
 def single_threaded() -> None:
@@ -195,17 +179,3 @@ def _check_same(job: Job | None) -> None:
             f"process group that is already initialized is rank {found[0]} of {found[1]}. Remove "
             "one of the two: do not call init_process_group, or do not give the job."
         )
-
-
-def _require_main_thread(name: str) -> None:
-    # Collectives of two threads interleave in another order on each rank, and then hang.
-    if threading.current_thread() is not threading.main_thread():
-        raise StrategyError(
-            f"Expected {name} on the main thread, was called on thread "
-            f"{threading.current_thread().name!r}. Do it before handing work to a thread."
-        )
-
-
-def is_started() -> bool:
-    """Whether this process has a process group, whoever started it."""
-    return dist.is_available() and dist.is_initialized()

@@ -6,9 +6,9 @@ from typing import Any
 
 import attrs
 
+from shardcore.adapters import process_group
 from shardcore.adapters.failure import FailureWatch
 from shardcore.adapters.meeting import Meetings
-from shardcore.adapters.process_group import ProcessGroup, is_started
 from shardcore.domain.job import resolve_job
 
 
@@ -16,7 +16,6 @@ from shardcore.domain.job import resolve_job
 class TorchProcesses:
     """The job of this process. Joining outlives an uninstall: a process joins once."""
 
-    _group: ProcessGroup | None = attrs.field(default=None, init=False)
     _meetings: Meetings | None = attrs.field(default=None, init=False)
 
     def initialize(
@@ -38,42 +37,39 @@ class TorchProcesses:
                 that is there, or the other processes did not come.
         """
         given = (job_addresses, num_processes, process_id)
-        if self._group is not None and given == (None, None, None):
+        if self._meetings is not None and given == (None, None, None):
             return False
         job = resolve_job(*given, environ=os.environ)
-        if job is None and not is_started():
+        is_started = process_group.is_started()
+        if job is None and not is_started:
             return False
-        group = ProcessGroup.start(None if is_started() and given == (None,) * 3 else job)
-        if self._group is not None:
+        ours = process_group.start(None if is_started and given == (None,) * 3 else job)
+        if self._meetings is not None:
             return False
-        self._group = group
-        self._meetings = Meetings(group.rank(), group.world_size())
-        atexit.register(group.stop)  # after the watch has stopped: it is registered later
-        FailureWatch.start(group)
+        self._meetings = Meetings(self.rank, self.world_size)
+        # After the watch has stopped: it is registered later.
+        atexit.register(process_group.stop, ours)
+        FailureWatch.start()
         return True
-
-    @property
-    def _joined(self) -> ProcessGroup:
-        return self._group or ProcessGroup(ours=False)
 
     @property
     def rank(self) -> int:
         """The rank of this process."""
-        return self._joined.rank()
+        return process_group.rank()
 
     @property
     def world_size(self) -> int:
         """The number of processes."""
-        return self._joined.world_size()
+        return process_group.world_size()
 
     @property
     def device_type(self) -> str:
         """What tensors live on here: "cpu" or "cuda"."""
-        return self._joined.device_type()
+        return process_group.device_type()
 
     def gather(self, fact: Any) -> list[Any]:
         """`fact` of every process, in rank order."""
-        return self._joined.gather_objects(fact)
+        return process_group.gather(fact)
 
     def meet(self, what: str) -> None:
         """Go on when every process has come to `what`."""

@@ -200,7 +200,7 @@ def _become_rank(case: _Case, rank: int) -> None:
 
     process_group.single_threaded()
     if case.init:
-        process_group.ProcessGroup.start(
+        process_group.start(
             resolve_job(environ=os.environ), case.timeout, init_method=f"file://{case.folder}/store"
         )
 
