@@ -3,90 +3,41 @@
 Known for Keras 3.15 on torch. `table` has those that are replaced, each with its reason.
 """
 
-from shardcore.binding.seams.ambient import (
-    CURRENT_DISTRIBUTION,
-    current_distribution,
-    draw_seed,
-    forget_distribution,
-    global_seed,
-    is_made_by_optimizer,
-    is_symbolic,
-    layer_path,
-    torch_device,
-    unnoticed,
-    user_seed,
-)
-from shardcore.binding.seams.files import (
-    can_send,
-    gather_model,
-    gather_state,
-    is_remote,
-    print_message,
-)
-from shardcore.binding.seams.models import (
-    RUNS_NOTED,
-    hook_of,
-    is_bookkeeping,
-    is_layer,
-    is_seed,
-    is_variable,
-    modules_of,
-    parts_of,
-)
-from shardcore.binding.seams.optimizers import moments_of
-from shardcore.binding.seams.rebinding import Rebinding
-from shardcore.binding.seams.structures import copy_mask, leaves, map_leaves, map_tensors
-from shardcore.binding.seams.table import KERAS_VERSIONS, RUNS, SEAMS, Seam
-from shardcore.binding.seams.training import (
-    AUTO,
-    Auto,
-    arrays_of,
-    gives_own_logs,
-    is_own_step,
-    read_steps,
-    unpack,
-)
-
-__all__ = [
-    "AUTO",
-    "CURRENT_DISTRIBUTION",
-    "KERAS_VERSIONS",
-    "RUNS",
-    "RUNS_NOTED",
-    "SEAMS",
-    "Auto",
-    "Rebinding",
-    "Seam",
-    "arrays_of",
-    "can_send",
-    "copy_mask",
-    "current_distribution",
-    "draw_seed",
-    "forget_distribution",
-    "gather_model",
-    "gather_state",
-    "gives_own_logs",
-    "global_seed",
-    "hook_of",
-    "is_bookkeeping",
-    "is_layer",
-    "is_made_by_optimizer",
-    "is_own_step",
-    "is_remote",
-    "is_seed",
-    "is_symbolic",
-    "is_variable",
-    "layer_path",
-    "leaves",
-    "map_leaves",
-    "map_tensors",
-    "modules_of",
-    "moments_of",
-    "parts_of",
-    "print_message",
-    "read_steps",
-    "torch_device",
-    "unnoticed",
-    "unpack",
-    "user_seed",
-]
+from shardcore.binding.seams.ambient import CURRENT_DISTRIBUTION as CURRENT_DISTRIBUTION
+from shardcore.binding.seams.ambient import current_distribution as current_distribution
+from shardcore.binding.seams.ambient import draw_seed as draw_seed
+from shardcore.binding.seams.ambient import forget_distribution as forget_distribution
+from shardcore.binding.seams.ambient import global_seed as global_seed
+from shardcore.binding.seams.ambient import is_made_by_optimizer as is_made_by_optimizer
+from shardcore.binding.seams.ambient import is_symbolic as is_symbolic
+from shardcore.binding.seams.ambient import torch_device as torch_device
+from shardcore.binding.seams.ambient import unnoticed as unnoticed
+from shardcore.binding.seams.ambient import user_seed as user_seed
+from shardcore.binding.seams.files import can_send as can_send
+from shardcore.binding.seams.files import gather_model as gather_model
+from shardcore.binding.seams.files import gather_state as gather_state
+from shardcore.binding.seams.files import is_remote as is_remote
+from shardcore.binding.seams.files import print_message as print_message
+from shardcore.binding.seams.models import RUNS_NOTED as RUNS_NOTED
+from shardcore.binding.seams.models import hook_of as hook_of
+from shardcore.binding.seams.models import is_bookkeeping as is_bookkeeping
+from shardcore.binding.seams.models import is_layer as is_layer
+from shardcore.binding.seams.models import is_seed as is_seed
+from shardcore.binding.seams.models import is_variable as is_variable
+from shardcore.binding.seams.models import modules_of as modules_of
+from shardcore.binding.seams.models import parts_of as parts_of
+from shardcore.binding.seams.optimizers import moments_of as moments_of
+from shardcore.binding.seams.rebinding import Rebinding as Rebinding
+from shardcore.binding.seams.structures import copy_mask as copy_mask
+from shardcore.binding.seams.structures import leaves as leaves
+from shardcore.binding.seams.structures import map_leaves as map_leaves
+from shardcore.binding.seams.structures import map_tensors as map_tensors
+from shardcore.binding.seams.table import RUNS as RUNS
+from shardcore.binding.seams.table import SEAMS as SEAMS
+from shardcore.binding.seams.training import AUTO as AUTO
+from shardcore.binding.seams.training import Auto as Auto
+from shardcore.binding.seams.training import arrays_of as arrays_of
+from shardcore.binding.seams.training import gives_own_logs as gives_own_logs
+from shardcore.binding.seams.training import is_own_step as is_own_step
+from shardcore.binding.seams.training import read_steps as read_steps
+from shardcore.binding.seams.training import unpack as unpack

@@ -10,7 +10,6 @@ import numpy
 import torch
 from keras.src import optimizers
 from keras.src.backend.common import global_state
-from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.torch import core as torch_core
 from keras.src.distribution import distribution_lib
 from keras.src.random import seed_generator
@@ -37,12 +36,6 @@ def torch_device() -> Any:
 def is_symbolic() -> bool:
     """Whether Keras is working out shapes, on the meta device."""
     return str(torch_core.get_device()) == "meta"
-
-
-def layer_path() -> str:
-    """The path of the layer that is being called."""
-    path: str = current_path()
-    return path
 
 
 def is_made_by_optimizer() -> bool:

@@ -8,8 +8,6 @@ from keras.src.backend.torch.optimizers import torch_nadam
 
 from shardcore.binding.seams.optimizers import ADAM
 
-KERAS_VERSIONS = ("3.15",)
-
 
 @attrs.frozen
 class Seam:

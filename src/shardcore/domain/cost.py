@@ -1,0 +1,138 @@
+"""What a collective costs, in seconds: the bytes that a rank sends, over the link of a mesh axis.
+
+Bytes are those of the bandwidth-optimal algorithms: see `domain.redistribution`.
+"""
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Literal, TypeAlias
+
+import attrs
+
+from shardcore.domain.errors import MeshError
+
+Kind: TypeAlias = Literal["slice", "all_gather", "all_to_all", "all_reduce", "reduce_scatter"]
+
+
+@attrs.frozen
+class Link:
+    """How fast the ranks along a mesh axis send to each other.
+
+    Args:
+        latency: The seconds that a collective takes to start.
+        bandwidth: The bytes that a rank sends in a second.
+
+    Raises:
+        MeshError: If one of them is not a positive number.
+
+    Example:
+        >>> Link(latency=1e-5, bandwidth=1e9).seconds(1_000_000)
+        0.00101
+    """
+
+    latency: float = 10e-6
+    bandwidth: float = 13e9
+
+    def __attrs_post_init__(self) -> None:
+        for name, value in (("latency", self.latency), ("bandwidth", self.bandwidth)):
+            if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+                raise MeshError(
+                    f"A link has a {name} above 0, in {_UNITS[name]}, got {value!r}: the default "
+                    f"is Link(latency=10e-6, bandwidth=13e9)."
+                )
+
+    def seconds(self, sent: float) -> float:
+        """The seconds of a collective in which each rank sends `sent` bytes."""
+        return self.latency + sent / self.bandwidth
+
+
+_UNITS = {"latency": "seconds", "bandwidth": "bytes a second"}
+WITHIN_A_HOST = Link()
+BETWEEN_HOSTS = Link(latency=25e-6, bandwidth=5e9)
+
+
+def _pairs(
+    links: Mapping[str, Link] | tuple[tuple[str, Link], ...],
+) -> tuple[tuple[str, Link], ...]:
+    return tuple(links.items()) if isinstance(links, Mapping) else tuple(links)
+
+
+@attrs.frozen(cache_hash=True)
+class Costs:
+    """The links of a mesh, and how fast a rank computes.
+
+    Args:
+        links: The link of each mesh axis; that within a host, of an axis that is not there.
+        multiplications: How many a rank does in a second.
+
+    Example:
+        >>> costs = Costs({"data": Link(latency=1e-3)})
+        >>> costs.link("data").latency, costs.link("model").latency
+        (0.001, 1e-05)
+    """
+
+    links: tuple[tuple[str, Link], ...] = attrs.field(default=(), converter=_pairs)
+    multiplications: float = 13e12
+
+    def link(self, axis: str) -> Link:
+        """The link of `axis`."""
+        return dict(self.links).get(axis, WITHIN_A_HOST)
+
+    def collective(self, kind: Kind | None, axis: str, ranks: int, held: float) -> float:
+        """The seconds of a step along an axis, 0 where nothing is sent.
+
+        Args:
+            kind: What the ranks do; None for nothing.
+            axis: The mesh axis.
+            ranks: The ranks along it.
+            held: The bytes that they hold together, or each of them where the values are partial.
+        """
+        if kind is None or kind == "slice" or ranks == 1:
+            return 0.0
+        return self.link(axis).seconds(bytes_sent(kind, ranks, held))
+
+
+def bytes_sent(kind: Kind, ranks: int, held: float) -> float:
+    """The bytes that each of `ranks` sends of `held` in all, where shards are even.
+
+    Example:
+        >>> [bytes_sent(kind, 4, 1600) for kind in ("all_gather", "all_to_all", "all_reduce")]
+        [1200.0, 300.0, 2400.0]
+    """
+    sent = held * (ranks - 1) / ranks
+    return {"slice": 0.0, "all_reduce": 2 * sent, "all_to_all": sent / ranks}.get(kind, sent)
+
+
+def links_of(
+    groups: Mapping[str, tuple[tuple[int, ...], ...]],
+    hosts: tuple[str, ...],
+    given: Mapping[str, Link],
+) -> tuple[tuple[str, Link], ...]:
+    """The link of each mesh axis: the given one, else by whether its ranks share a host.
+
+    Args:
+        groups: Per axis the groups of processes along it.
+        hosts: The host of each process.
+        given: Links by axis.
+
+    Raises:
+        MeshError: If `given` names an axis that the mesh does not have.
+
+    Example:
+        >>> groups = {"data": ((0, 2), (1, 3)), "model": ((0, 1), (2, 3))}
+        >>> links = dict(links_of(groups, ("a", "a", "b", "b"), {}))
+        >>> links["model"] == WITHIN_A_HOST, links["data"] == BETWEEN_HOSTS
+        (True, True)
+    """
+    unknown = sorted(given.keys() - groups.keys())
+    if unknown:
+        raise MeshError(
+            f"links= names the axes {unknown}, but the mesh has {list(groups)}: give "
+            "links={axis: shardcore.Link(latency=seconds, bandwidth=bytes_a_second)}."
+        )
+    return tuple((axis, given.get(axis, _by_hosts(each, hosts))) for axis, each in groups.items())
+
+
+def _by_hosts(groups: tuple[tuple[int, ...], ...], hosts: tuple[str, ...]) -> Link:
+    shared = all(len({hosts[process] for process in group}) == 1 for group in groups)
+    return WITHIN_A_HOST if shared else BETWEEN_HOSTS
