@@ -1,5 +1,6 @@
 """shardcore's own strategies and policies, offered by the same hook as anybody else's."""
 
+import importlib
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
@@ -14,6 +15,7 @@ from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import Strategy, StrategyEntry
 from shardcore.ports.world import World
 from shardcore.strategies.sharded import ShardedStrategy
+from shardcore.strategies.single_device import SingleDeviceStrategy
 
 Weights: TypeAlias = Literal["compute", "gather"]
 Gathered: TypeAlias = Literal["per_use", "per_step"]
@@ -36,7 +38,7 @@ def open_dtensor(
         gathered: How long an all-gathered weight lives: "per_use" or "per_step".
     """
     if world.mesh.size == 1:  # one device has nothing to shard, and plain tensors are faster
-        return _open_single(world)
+        return SingleDeviceStrategy(world)
     from shardcore.adapters.engine.dtensors import DTensors
     from shardcore.adapters.engine.library import open_engine
 
@@ -48,7 +50,7 @@ def _open_manual(
 ) -> Strategy:
     """The strategy `manual` on `world`, with the options of `dtensor`."""
     if world.mesh.size == 1:
-        return _open_single(world)
+        return SingleDeviceStrategy(world)
     from shardcore.adapters.engine.library import open_engine
     from shardcore.adapters.engine.local_shards import LocalShards
 
@@ -57,21 +59,23 @@ def _open_manual(
 
 def why_no_dtensor() -> str | None:
     """None where `dtensor` can be had, else the reason with its remedy."""
-    from shardcore.adapters.availability import why_no_dtensor
-
-    return why_no_dtensor()
+    return _why_no("DTensor", "torch.distributed.tensor")
 
 
 def _why_no_manual() -> str | None:
-    from shardcore.adapters.availability import why_no_collectives
-
-    return why_no_collectives()
+    return _why_no("torch.distributed", "torch.distributed")
 
 
-def _open_single(world: World) -> Strategy:
-    from shardcore.strategies.single_device import SingleDeviceStrategy
-
-    return SingleDeviceStrategy(world)
+def _why_no(name: str, module: str) -> str | None:
+    try:
+        importlib.import_module(module)
+        distributed = importlib.import_module("torch.distributed")
+    except ImportError as error:
+        remedy = 'Install a torch that has it, "torch>=2.13,<2.14".'
+        return f"{name} is not available: {error}. {remedy}"
+    if not distributed.is_available():
+        return f"{name} is not available: this torch was built without torch.distributed."
+    return None
 
 
 @hookimpl
@@ -95,7 +99,7 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:
         StrategyEntry(
             "single",
             "One device holds everything whole.",
-            _open_single,
+            SingleDeviceStrategy,
             preference=0,
             serves_one_device=True,
         ),
