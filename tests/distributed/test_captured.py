@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters import meeting
+from shardcore.adapters import processes
 from shardcore.adapters.capture import program as capture_program
 from shardcore.adapters.capture.started import started
 from shardcore.adapters.torch_compat import inductor, is_all_reduce
@@ -610,7 +610,7 @@ def test_ranks_whose_collectives_have_other_sizes_capture_nothing():
 
 def test_a_rank_that_alone_sees_a_change_says_so_on_all():
     def program(rank):
-        meeting.PATIENCE_SECONDS = 1.0
+        processes.PATIENCE_SECONDS = 1.0
         begin((2, 1))
         model, data = compiled(plain_mlp, "auto"), batches(plain_mlp, 4)
         for x, y in data:

@@ -101,7 +101,7 @@ def test_plain_keras_reads_what_a_mesh_saved_and_another_mesh_resumes(shape, tmp
 
 
 def test_saving_on_one_rank_alone_is_an_error_and_no_hang(tmp_path, monkeypatch):
-    monkeypatch.setattr("shardcore.adapters.meeting.PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr("shardcore.adapters.processes.PATIENCE_SECONDS", 2.0)
 
     def save(rank):
         distribute((1, 2))

@@ -2,21 +2,26 @@
 
 import atexit
 import os
+import time
 from typing import Any
 
 import attrs
 
 from shardcore.adapters import process_group
 from shardcore.adapters.failure import FailureWatch
-from shardcore.adapters.meeting import Meetings
+from shardcore.domain.errors import RankMismatchError
 from shardcore.domain.job import resolve_job
+
+PATIENCE_SECONDS = 60.0
+_POLL_SECONDS = 0.02
 
 
 @attrs.define
 class TorchProcesses:
     """The job of this process. Joining outlives an uninstall: a process joins once."""
 
-    _meetings: Meetings | None = attrs.field(default=None, init=False)
+    _has_joined: bool = attrs.field(default=False, init=False)
+    _meetings: int = attrs.field(default=0, init=False)
 
     def initialize(
         self,
@@ -37,16 +42,16 @@ class TorchProcesses:
                 that is there, or the other processes did not come.
         """
         given = (job_addresses, num_processes, process_id)
-        if self._meetings is not None and given == (None, None, None):
+        if self._has_joined and given == (None, None, None):
             return False
         job = resolve_job(*given, environ=os.environ)
         is_started = process_group.is_started()
         if job is None and not is_started:
             return False
         ours = process_group.start(None if is_started and given == (None,) * 3 else job)
-        if self._meetings is not None:
+        if self._has_joined:
             return False
-        self._meetings = Meetings(self.rank, self.world_size)
+        self._has_joined = True
         # After the watch has stopped: it is registered later.
         atexit.register(process_group.stop, ours)
         FailureWatch.start()
@@ -72,6 +77,39 @@ class TorchProcesses:
         return process_group.gather(fact)
 
     def meet(self, what: str) -> None:
-        """Go on when every process has come to `what`."""
-        if self._meetings is not None and self.world_size > 1:
-            self._meetings.meet(what)
+        """Go on when every process has come to `what`.
+
+        A barrier would wait for ever for a rank that never comes, and would take another collective
+        of that rank for its answer. The store of the job keeps the two apart.
+
+        Raises:
+            RankMismatchError: If one did not within a minute, or came to another place.
+        """
+        if not self._has_joined or self.world_size == 1:
+            return
+        # Here: it needs DTensor, which a process alone does without.
+        from shardcore.adapters import torch_compat
+
+        self._meetings += 1
+        store = torch_compat.store_for_thread(f"shardcore/meeting/{self._meetings}")
+        store.set(str(self.rank), what)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        others = [str(rank) for rank in range(self.world_size)]
+        while not store.check(others):
+            if time.monotonic() > deadline:
+                raise self._missing(what, [r for r in others if not store.check([r])])
+            time.sleep(_POLL_SECONDS)
+        for rank in others:
+            found = store.get(rank).decode()
+            if found != what:
+                raise RankMismatchError(
+                    f"Rank {self.rank} came to {what}, rank {rank} to {found}: every rank must "
+                    "make the same calls in the same order."
+                )
+
+    def _missing(self, what: str, missing: list[str]) -> RankMismatchError:
+        return RankMismatchError(
+            f"Rank {self.rank} came to {what}, but rank {', '.join(missing)} did not within "
+            f"{PATIENCE_SECONDS:.0f} seconds. Sharded values are gathered from all ranks, so call "
+            "it on every rank, not on one: rank 0 writes the file."
+        )
