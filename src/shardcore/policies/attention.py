@@ -3,9 +3,9 @@
 import attrs
 
 from shardcore.policies.linear import einsum_dims
-from shardcore.policies.sizes import whole
+from shardcore.policies.sizes import all_whole, split
 from shardcore.ports.model import LayerFacts, VariableFacts
-from shardcore.ports.policy import Choice, Spec
+from shardcore.ports.policy import Choice
 
 INPUTS = ("query", "key", "value")
 OUTPUT = "attention_output"
@@ -40,10 +40,10 @@ class Projection:
 
     def choices(self, axis: str, reason: str) -> dict[str, Choice]:
         """Its variables split by heads."""
-        found = {self.kernel.path: Choice(_at(self.kernel, self.dim, axis), reason)}
+        found = {self.kernel.path: Choice(split(self.kernel, self.dim, axis), reason)}
         bias = self.layer.variable("bias")
         if bias is not None and self.bias_dim is not None:
-            found[bias.path] = Choice(_at(bias, self.bias_dim, axis), reason)
+            found[bias.path] = Choice(split(bias, self.bias_dim, axis), reason)
         return found
 
 
@@ -66,11 +66,11 @@ def attention_choices(layer: LayerFacts, axis: str, parts: int) -> dict[str, Cho
     }
     query = inputs.get("query")
     if output is None or query is None or query.heads != output.heads:
-        return _all_whole(layer, "its heads are not told by its kernels")
+        return all_whole(layer.all_variables(), "its heads are not told by its kernels")
     if query.heads % parts:
-        return _all_whole(layer, f"{query.heads} heads do not divide by {parts}")
+        return all_whole(layer.all_variables(), f"{query.heads} heads do not divide by {parts}")
     found = output.choices(axis, f"rows: sums up {query.heads} heads over {axis!r}")
-    found |= {each.path: Choice(whole(each), "whole: added to the sum") for each in output.biases}
+    found |= all_whole(output.biases, "added to the sum")
     for name, projection in inputs.items():
         found |= _input_choices(name, projection, axis, parts)
     return found
@@ -82,8 +82,8 @@ def _input_choices(
     if projection is None:
         return {}
     if projection.heads % parts:
-        why = f"whole: {projection.heads} {name} heads do not divide by {parts}"
-        return {each.path: Choice(whole(each), why) for each in projection.layer.variables}
+        why = f"{projection.heads} {name} heads do not divide by {parts}"
+        return all_whole(projection.layer.variables, why)
     return projection.choices(axis, f"columns: {projection.heads} {name} heads")
 
 
@@ -101,11 +101,3 @@ def _projection(layer: LayerFacts | None, is_input: bool) -> Projection | None:
     bias = layer.variable("bias")
     has_heads = is_input and bias is not None and len(bias.shape) == 2
     return Projection(layer, kernel, heads[0], 0 if has_heads else None)
-
-
-def _all_whole(layer: LayerFacts, why: str) -> dict[str, Choice]:
-    return {each.path: Choice(whole(each), f"whole: {why}") for each in layer.all_variables()}
-
-
-def _at(variable: VariableFacts, dim: int, axis: str) -> Spec:
-    return tuple(axis if each == dim else None for each in range(len(variable.shape)))

@@ -2,6 +2,7 @@
 
 from shardcore.domain.mesh import Mesh
 from shardcore.policies.axes import batch_axis
+from shardcore.policies.sizes import whole
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
@@ -15,10 +16,7 @@ def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None) -> dict[str,
         axis: The axis that splits the batch, by default the first.
     """
     reason = f"whole: gradients are summed over {batch_axis(mesh, axis)!r}"
-    variables = model.all_variables()
     return {
-        each.path: Choice(
-            (None,) * len(each.shape), reason if each.trainable else "whole: not trained"
-        )
-        for each in variables
+        each.path: Choice(whole(each), reason if each.trainable else "whole: not trained")
+        for each in model.all_variables()
     }

@@ -12,7 +12,7 @@ from shardcore.policies.axes import model_axis
 from shardcore.policies.blocks import block_regions
 from shardcore.policies.linear import Linear
 from shardcore.policies.regions import Region, graph_regions
-from shardcore.policies.sizes import SMALL, saves, split, whole
+from shardcore.policies.sizes import SMALL, all_whole, saves, split, whole
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice
 
@@ -70,8 +70,7 @@ class _Splitter:
     def _attention(self, layer: LayerFacts) -> Choices:
         size = sum(each.bytes for each in layer.all_variables())
         if size < self.small:
-            reason = f"whole: {self._is_small('the attention', size)}"
-            return {each.path: Choice(whole(each), reason) for each in layer.all_variables()}
+            return all_whole(layer.all_variables(), self._is_small("the attention", size))
         return attention_choices(layer, self.axis, self.parts)
 
     def _embedding(self, layer: LayerFacts) -> Choices:
@@ -82,7 +81,7 @@ class _Splitter:
         if table.bytes < self.small or not saves(table, spec, self.mesh):
             is_small = table.bytes < self.small
             why = self._is_small("the table", table.bytes) if is_small else "it has one row"
-            return {table.path: Choice(whole(table), f"whole: {why}")}
+            return all_whole([table], why)
         reason = f"rows: a rank looks up its own {layer.name!r} rows, the sum is the output"
         return {table.path: Choice(spec, reason)}
 
@@ -133,8 +132,7 @@ class _Splitter:
 
 
 def _all_whole(layers: list[tuple[Linear, str]]) -> Choices:
-    return {
-        each.path: Choice(whole(each), f"whole: {why}")
-        for linear, why in layers
-        for each in linear.layer.variables
-    }
+    found: Choices = {}
+    for linear, why in layers:
+        found |= all_whole(linear.layer.variables, why)
+    return found
