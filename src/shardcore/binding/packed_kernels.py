@@ -52,7 +52,7 @@ def as_matrix(layout: Layout, reduced: Collection[int]) -> Layout:
     """
     axes: dict[bool, list[str]] = {True: [], False: []}
     for axis in layout.mesh.axis_names:
-        for dim, entry in enumerate(layout.spec):
-            if axis == entry or (isinstance(entry, tuple) and axis in entry):
+        for dim in range(layout.ndim):
+            if axis in layout.dim_axes(dim):
                 axes[dim in reduced].append(axis)
-    return Layout(layout.mesh, (tuple(axes[True]) or None, tuple(axes[False]) or None))
+    return Layout(layout.mesh, (axes[True], axes[False]))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from shardcore.domain.explanation import Avoidable, Collective, ExplainedLayer, ExplainedVariable
 from shardcore.domain.explanation_reasons import Facts
-from shardcore.domain.layout import DimSpec
+from shardcore.domain.layout import DimSpec, dim_spec, entry_axes
 from shardcore.domain.placements import Shard
 
 Rules = dict[str, tuple[DimSpec, ...] | None]
@@ -144,12 +144,8 @@ def _as_split(kernel: ExplainedVariable, axis: str) -> str:
     return f"{kernel.name} is whole"
 
 
-def _axes(entry: DimSpec) -> tuple[str, ...]:
-    return () if entry is None else (entry,) if isinstance(entry, str) else entry
-
-
 def _splits(entry: DimSpec, axis: str) -> bool:
-    return axis in _axes(entry)
+    return axis in entry_axes(entry)
 
 
 def _has(spec: Iterable[DimSpec], axis: str) -> bool:
@@ -157,20 +153,15 @@ def _has(spec: Iterable[DimSpec], axis: str) -> bool:
 
 
 def _less(entry: DimSpec, *axes: str) -> DimSpec:
-    return _entry(each for each in _axes(entry) if each not in axes)
+    return dim_spec(tuple(each for each in entry_axes(entry) if each not in axes))
 
 
 def _with(entry: DimSpec, axis: str) -> DimSpec:
-    return _entry((*_axes(entry), axis))
+    return dim_spec((*entry_axes(entry), axis))
 
 
 def _without(spec: Iterable[DimSpec], *axes: str) -> tuple[DimSpec, ...]:
     return tuple(_less(entry, *axes) for entry in spec)
-
-
-def _entry(axes: Iterable[str]) -> DimSpec:
-    found = tuple(axes)
-    return None if not found else found[0] if len(found) == 1 else found
 
 
 def said(rules: Rules) -> str:

@@ -32,7 +32,8 @@ ShardOrder: TypeAlias = tuple[tuple[int, tuple[str, ...]], ...]
 PartialAxes: TypeAlias = tuple[tuple[str, ReduceOp], ...]
 
 
-def _dim_spec(entry: object) -> DimSpec:
+def dim_spec(entry: object) -> DimSpec:
+    """The entry of a spec for no axis, one, or a sequence of axes."""
     axes = tuple(entry) if isinstance(entry, list | tuple) else (entry,)
     if axes in ((), (None,)):
         return None
@@ -47,7 +48,7 @@ def _dim_spec(entry: object) -> DimSpec:
 def _spec(value: Iterable[object]) -> tuple[DimSpec, ...]:
     if not isinstance(value, list | tuple):
         raise LayoutError(f"A spec is a tuple with one entry per tensor dim, got {value!r}.")
-    return tuple(_dim_spec(entry) for entry in value)
+    return tuple(dim_spec(entry) for entry in value)
 
 
 def _partial(value: Mapping[str, ReduceOp] | PartialAxes) -> PartialAxes:
@@ -58,7 +59,8 @@ def _blocks(value: Iterable[Blocks]) -> tuple[Blocks, ...]:
     return tuple(value)
 
 
-def _axes(entry: DimSpec) -> tuple[str, ...]:
+def entry_axes(entry: DimSpec) -> tuple[str, ...]:
+    """The axes of an entry of a spec, the major first."""
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else entry
@@ -200,7 +202,7 @@ class Layout:
 
     @property
     def _split_axes(self) -> tuple[str, ...]:
-        return tuple(axis for entry in self.spec for axis in _axes(entry))
+        return tuple(axis for entry in self.spec for axis in entry_axes(entry))
 
     @property
     def is_replicated(self) -> bool:
@@ -209,7 +211,7 @@ class Layout:
 
     def dim_axes(self, dim: int) -> tuple[str, ...]:
         """The axes that split tensor dim `dim`, the major first."""
-        return _axes(self.spec[dim])
+        return entry_axes(self.spec[dim])
 
     def placement(self, axis: str) -> Placement:
         """What `axis` does to the tensor.
@@ -219,7 +221,7 @@ class Layout:
         """
         self.mesh.axis_index(axis)
         for dim, entry in enumerate(self.spec):
-            if axis in _axes(entry):
+            if axis in entry_axes(entry):
                 return Shard(dim, self.blocks[dim])
         ops = dict(self.partial)
         return Partial(ops[axis]) if axis in ops else Replicate()
@@ -254,7 +256,7 @@ class Layout:
         """
         for axis in axes:
             self.mesh.axis_index(axis)
-        spec = tuple(tuple(a for a in _axes(entry) if a not in axes) for entry in self.spec)
+        spec = tuple(tuple(a for a in entry_axes(entry) if a not in axes) for entry in self.spec)
         blocks = (b if entry else 1 for entry, b in zip(spec, self.blocks, strict=True))
         return Layout(self.mesh, spec, self.partial, tuple(blocks))
 
@@ -423,7 +425,7 @@ class Layout:
         for size, entry, each in zip(sizes, self.spec, self.blocks, strict=True):
             count, block = stretches_of(each)
             part = (0, size // count)
-            for axis in _axes(entry):
+            for axis in entry_axes(entry):
                 part = _chunk(*part, self.mesh.axis_size(axis), at[axis], block)
             held.append(part if part[1] else (size, 0))
         return tuple(held)

@@ -6,7 +6,7 @@ from math import prod
 
 import attrs
 
-from shardcore.domain.layout import DimSpec
+from shardcore.domain.layout import DimSpec, entry_axes
 from shardcore.domain.mesh import Mesh
 
 WIDTH, HEIGHT = 34, 20
@@ -69,8 +69,7 @@ def block(x: float, y: float, spec: Sequence[DimSpec], mesh: Mesh | None, rank: 
 
 
 def _split(spec: Sequence[DimSpec], mesh: Mesh | None, rank: int) -> _Split:
-    named = [entry for entry in spec if entry is not None]
-    axes = tuple(a for entry in named for a in ((entry,) if isinstance(entry, str) else entry))
+    axes = tuple(axis for entry in spec for axis in entry_axes(entry))
     if mesh is None or not axes:
         return _Split(1, 0, ())
     at = dict(zip(mesh.axis_names, mesh.coordinate(rank), strict=True))

@@ -10,7 +10,7 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.redistribute import AllReduce, in_layout
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.gradient_buckets import Buckets
-from shardcore.domain.layout import DimSpec, Layout
+from shardcore.domain.layout import DimSpec, Layout, entry_axes
 
 
 def buckets(engine: Engine) -> Buckets:
@@ -88,6 +88,5 @@ def _cut(layout: Layout, target: Layout) -> Layout:
 
 def _is_nested(entry: DimSpec, pending: Sequence[str]) -> bool:
     """Whether a pending axis splits a dim that another axis splits again."""
-    axes = (entry,) if isinstance(entry, str) else entry or ()
-    last = [axis in pending for axis in axes]
+    last = [axis in pending for axis in entry_axes(entry)]
     return last != sorted(last)
