@@ -9,10 +9,12 @@ from typing import Any
 
 from shardcore.domain.errors import ShardcoreError, StrategyError
 from shardcore.domain.layout import Layout
-from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
+from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry, Tensors
 from shardcore.ports.world import World
 
-METHODS = tuple(name for name in vars(Strategy) if not name.startswith("_"))
+METHODS = tuple(
+    name for kind in (Strategy, Tensors) for name in vars(kind) if not name.startswith("_")
+)
 
 
 def opened(entry: StrategyEntry, world: World) -> Strategy:

@@ -28,7 +28,54 @@ class NewVariable:
     of_optimizer: bool
 
 
-class Strategy(Protocol):
+class Tensors(Protocol):
+    """What a strategy, and a library of sharded tensors that it may build on, do alike.
+
+    Values are tensors over one mesh that know their layout; a plain tensor is whole and equal on
+    every rank.
+    """
+
+    def join(self, part: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
+        """The tensor of which this rank brings `part`, a batch for instance.
+
+        Args:
+            part: This rank's part, a plain tensor of the local shape.
+            layout: The layout of the tensor.
+            shape: Its global shape.
+        """
+        ...
+
+    def whole(self, tensor: Any) -> Any:
+        """The whole value as a plain tensor, on every rank. All ranks call it together."""
+        ...
+
+    def local(self, tensor: Any) -> Any:
+        """What this rank stores of `tensor`, as a plain tensor that shares its memory."""
+        ...
+
+    def owns(self, tensor: Any) -> bool:
+        """Whether `tensor` is of the strategy's own kind, over its mesh; else it is plain."""
+        ...
+
+    def layout(self, tensor: Any) -> Layout | None:
+        """The layout of `tensor`, or None if it is plain.
+
+        Raises:
+            LayoutError: If it lies as no layout can say.
+        """
+        ...
+
+    def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
+        """The scope, on this thread, in which plain tensors and the strategy's own mix.
+
+        Args:
+            visiting: Whether the thread only computes with what it finds, and set no distribution:
+                ranks do not agree on the order of its collectives, so one raises.
+        """
+        ...
+
+
+class Strategy(Tensors, Protocol):
     """The life of variables, batches and activations over one mesh.
 
     A strategy is opened on a `World` by its `StrategyEntry` and serves all the distributions of
@@ -68,47 +115,8 @@ class Strategy(Protocol):
         """Overwrite the variable in place with `value`, plain or in any layout."""
         ...
 
-    def join(self, part: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
-        """The tensor of which this rank brings `part`, a batch for instance.
-
-        Args:
-            part: This rank's part, a plain tensor of the local shape.
-            layout: The layout of the tensor.
-            shape: Its global shape.
-        """
-        ...
-
     def activation(self, tensor: Any, layout: Layout | None) -> Any:
         """An activation at a layer's edge: in `layout`, or with its pending sums done."""
-        ...
-
-    def whole(self, tensor: Any) -> Any:
-        """The whole value as a plain tensor, on every rank. All ranks call it together."""
-        ...
-
-    def local(self, tensor: Any) -> Any:
-        """What this rank stores of `tensor`, as a plain tensor that shares its memory."""
-        ...
-
-    def owns(self, tensor: Any) -> bool:
-        """Whether `tensor` is of the strategy's own kind, over its mesh; else it is plain."""
-        ...
-
-    def layout(self, tensor: Any) -> Layout | None:
-        """The layout of `tensor`, or None if it is plain.
-
-        Raises:
-            LayoutError: If it lies as no layout can say.
-        """
-        ...
-
-    def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
-        """The scope, on this thread, in which plain tensors and the strategy's own mix.
-
-        Args:
-            visiting: Whether the thread only computes with what it finds, and set no distribution:
-                ranks do not agree on the order of its collectives, so one raises.
-        """
         ...
 
 

@@ -68,4 +68,4 @@ class ShardedStrategy:
 
     def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
         """Plain tensors count as replicated in it."""
-        return self.tensors.promotion(visiting)
+        return self.tensors.scope(visiting)

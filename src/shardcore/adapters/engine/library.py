@@ -1,7 +1,7 @@
 """The port `ShardedTensors`: what a strategy needs of the engine."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from typing import Any
@@ -140,14 +140,14 @@ class EngineTensors:
 
         stored.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
 
-    def promotion(self, visiting: bool = False) -> AbstractContextManager[None]:
-        """The scope of a distribution: its thread may start collectives."""
-        return nullcontext() if visiting else self._scope()
-
     @contextmanager
-    def _scope(self) -> Iterator[None]:
-        """The backward pass runs here: that of CUDA tensors else runs on threads of its own."""
+    def scope(self, visiting: bool = False) -> Iterator[None]:
+        """The scope of a distribution: its thread may start collectives."""
+        if visiting:
+            yield
+            return
         try:
+            # The backward pass runs here: that of CUDA tensors else runs on threads of its own.
             with communicating(), torch.autograd.set_multithreading_enabled(False):
                 yield
         finally:
