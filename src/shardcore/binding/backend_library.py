@@ -92,12 +92,7 @@ class BackendLibrary:
         """
         if seams.is_symbolic():
             return tensor
-        target: Layout = layout.backend_layout
-        if target.ndim != len(tensor.shape):
-            raise LayoutError(
-                f"A tensor of shape {tuple(tensor.shape)} cannot take layout {target}: give one "
-                "entry per dim, None where the dim is not split."
-            )
+        target: Layout = layout.backend_layout.fitting(tensor.shape, "A tensor")
         world: World = layout.device_mesh.backend_mesh
         tensor = keras.ops.convert_to_tensor(tensor)
         return self.sessions.strategy(world).activation(tensor, target)

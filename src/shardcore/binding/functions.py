@@ -21,7 +21,7 @@ def distribute_variable(variable: Any, layout: Any, sessions: Sessions) -> Any:
     before = variable._value
     variable._layout = None
     variable._value = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)
-    place(variable, session, None if layout is None else _layout(layout, value.ndim, session))
+    place(variable, session, None if layout is None else _layout(layout, value, session))
     torch_modules.follow(variable, before)
     return variable
 
@@ -30,7 +30,7 @@ def distribute_tensor(tensor: Any, layout: Any, sessions: Sessions) -> Any:
     """`tensor` in `layout`."""
     session = sessions.required()
     tensor = keras.ops.convert_to_tensor(tensor)
-    return session.strategy.activation(tensor, _layout(layout, tensor.ndim, session))
+    return session.strategy.activation(tensor, _layout(layout, tensor, session))
 
 
 def all_gather_variable(variable: Any, sessions: Sessions) -> Any:
@@ -79,7 +79,7 @@ def ensure_dtensor(tensor: Any, layout: Any, sessions: Sessions) -> Any:
     if session.strategy.owns(value) and layout is None:
         return value
     target = (None,) * value.ndim if layout is None else layout
-    return session.strategy.activation(value, _layout(target, value.ndim, session))
+    return session.strategy.activation(value, _layout(target, value, session))
 
 
 def ensure_dtensor_input(data: Any, sessions: Sessions) -> Any:
@@ -98,15 +98,10 @@ def mesh_info(sessions: Sessions) -> dict[str, Any]:
     }
 
 
-def _layout(layout: Any, ndim: int, session: Session) -> Layout:
-    """A `TensorLayout`, or a tuple of axis names, as a layout of a tensor with `ndim` dims."""
+def _layout(layout: Any, tensor: torch.Tensor, session: Session) -> Layout:
+    """A `TensorLayout`, or a tuple of axis names, as a layout of `tensor`."""
     found = layout.backend_layout if hasattr(layout, "axes") else Layout(session.mesh, layout)
-    if found.ndim != ndim:
-        raise LayoutError(
-            f"Layout {found} is of {found.ndim} dims, the tensor has {ndim}: give one entry per "
-            "dim, None where the dim is not split."
-        )
-    return found
+    return found.fitting(tensor.shape, "A tensor")
 
 
 def _axes(axis_name: str | None, session: Session) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ import attrs
 
 from shardcore.binding import seams
 from shardcore.binding.session import Session, Sessions
-from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 
 
@@ -59,12 +58,7 @@ class Output:
         if self.tensor_layout is None:
             return self._relaid(tensor, None)
         layout: Layout = self.tensor_layout.backend_layout
-        if layout.ndim != len(tensor.shape):
-            raise LayoutError(
-                f"The rule for {self.path!r} gives {layout}, but the output has shape "
-                f"{tuple(tensor.shape)}: give one entry per dim, None where it is not split."
-            )
-        return self._relaid(tensor, layout)
+        return self._relaid(tensor, layout.fitting(tensor.shape, f"The output {self.path!r}"))
 
     def _relaid(self, tensor: Any, layout: Layout | None) -> Any:
         relaid = self.session.strategy.activation(tensor, layout)

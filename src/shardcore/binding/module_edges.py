@@ -10,7 +10,6 @@ import torch
 
 from shardcore.binding import seams
 from shardcore.binding.session import Session
-from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 
 _EDGES: "weakref.WeakKeyDictionary[torch.nn.Module, ModuleEdge]" = weakref.WeakKeyDictionary()
@@ -57,11 +56,8 @@ class ModuleEdge:
         return self.session.strategy.activation(tensor, None)
 
     def _relaid(self, tensor: Any) -> Any:
-        if self.output is not None and self.output.ndim != tensor.ndim:
-            raise LayoutError(
-                f"A rule gives the output {self.output}, but it has shape {tuple(tensor.shape)}: "
-                "give one entry per dim, None where it is not split."
-            )
+        if self.output is not None:
+            self.output.fitting(tensor.shape, "The output of a module that a rule names")
         return self.session.strategy.activation(tensor, self.output)
 
 

@@ -130,12 +130,9 @@ class _Plan:
                 f"Rule {key!r} is of mesh {layout.mesh}, but the distribution that is set is over "
                 f"{self.session.mesh}: make the layout map on its mesh."
             )
-        if shape is not None and layout.ndim != len(shape):
-            raise LayoutError(
-                f"Rule {key!r} gives {layout}, but the parameter has shape {shape}: give one entry "
-                "per dim, None where it is not split."
-            )
-        return layout
+        if shape is None:
+            return layout
+        return layout.fitting(shape, f"Rule {key!r}: the parameter")
 
     def _refuse_unused(self, paths: list[str]) -> None:
         report = self.rules.report([*paths, *map(_output, self.outputs)])

@@ -13,7 +13,7 @@ from shardcore.binding import seams
 from shardcore.binding.layout_map import rules_of
 from shardcore.binding.unread import Run
 from shardcore.binding.waiting_sums import WaitingSums
-from shardcore.domain.errors import LayoutError, MeshError, StrategyError
+from shardcore.domain.errors import MeshError, StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.path_rules import Match
@@ -99,24 +99,13 @@ class Session:
         """
         if variable.path in self.packed:
             return self.packed[variable.path]
-        tensor_layout = self.distribution.get_variable_layout(variable)
-        layout: Layout = tensor_layout.backend_layout
-        if layout.ndim != len(variable.shape):
-            raise _wrong_ndim(variable, layout)
-        return layout
+        layout: Layout = self.distribution.get_variable_layout(variable).backend_layout
+        return layout.fitting(variable.shape, f"Variable {variable.path!r}")
 
     def rule(self, path: str) -> Match[Any] | None:
         """The layout map's rule that matches `path`, None without one."""
         layout_map = getattr(self.distribution, "_layout_map", None)
         return None if layout_map is None else rules_of(layout_map).match(path)
-
-
-def _wrong_ndim(variable: Any, layout: Layout) -> LayoutError:
-    return LayoutError(
-        f"Variable {variable.path!r} has shape {tuple(variable.shape)} with "
-        f"{len(variable.shape)} dims, but its layout {layout} is of {layout.ndim}: give one entry "
-        "per dim, None where the dim is not split."
-    )
 
 
 @attrs.define

@@ -209,6 +209,24 @@ class Layout:
         """Whether every rank holds the whole tensor."""
         return not self._split_axes and not self.partial
 
+    def fitting(self, shape: Iterable[int], what: str) -> "Layout":
+        """This layout, if it is of a tensor of as many dims as `shape`.
+
+        Args:
+            shape: The global shape.
+            what: What has that shape, for the error: "Variable 'dense/kernel'".
+
+        Raises:
+            LayoutError: If it is of another number of dims.
+        """
+        sizes = tuple(shape)
+        if self.ndim != len(sizes):
+            raise LayoutError(
+                f"{what} has shape {sizes}, but its layout {self} is of {self.ndim} dims: give one "
+                "entry per dim, None where it is not split."
+            )
+        return self
+
     def dim_axes(self, dim: int) -> tuple[str, ...]:
         """The axes that split tensor dim `dim`, the major first."""
         return entry_axes(self.spec[dim])
