@@ -11,7 +11,7 @@ import attrs
 
 from shardcore.binding import seams
 from shardcore.binding.company import in_company
-from shardcore.binding.session import Session, Sessions
+from shardcore.binding.session import Sessions
 
 
 @attrs.frozen
@@ -30,11 +30,7 @@ class Saving:
             def write(path: Any) -> None:
                 original(model, path, weights_format=weights_format, zipped=zipped)
 
-            session = self._session(model, filepath)
-            if session is None:
-                write(filepath)
-            else:
-                _save(session, str(filepath), write, lambda: seams.gather_model(model), zipped)
+            self._save(model, filepath, write, lambda: seams.gather_model(model), zipped)
 
         return save_model
 
@@ -48,13 +44,10 @@ class Saving:
             def write(path: Any) -> None:
                 original(model, path, max_shard_size, objects_to_skip)
 
-            session = self._session(model, filepath)
-            if session is None:
-                write(filepath)
-            else:
-                one_file = max_shard_size is None
-                attend = lambda: seams.gather_state(model, objects_to_skip)  # noqa: E731
-                _save(session, str(filepath), write, attend, one_file)
+            def attend() -> None:
+                seams.gather_state(model, objects_to_skip)
+
+            self._save(model, filepath, write, attend, one_file=max_shard_size is None)
 
         return save_weights_only
 
@@ -82,33 +75,34 @@ class Saving:
 
         return print_msg
 
-    def _session(self, model: Any, filepath: Any) -> Session | None:
-        """The session, None where nothing is sharded or each rank writes a buffer of its own."""
+    def _save(
+        self,
+        model: Any,
+        filepath: Any,
+        write: Callable[[Any], None],
+        attend: Callable[[], None],
+        one_file: bool,
+    ) -> None:
+        """Write on rank 0 while the others attend; go on when it is there, or fail together.
+
+        Each rank writes where nothing is sharded, or into a buffer of its own.
+        """
         session = self.sessions.current() or self.sessions.keeping(model)
         if session is None or session.mesh.size == 1 or isinstance(filepath, io.IOBase):
-            return None
-        return session
+            write(filepath)
+            return
+        path, rank = str(filepath), session.processes.rank
 
+        def work() -> None:
+            if rank != 0:
+                attend()
+            elif one_file and not seams.is_remote(path):
+                write_then_rename(path, write)
+            else:
+                write(path)
 
-def _save(
-    session: Session,
-    path: str,
-    write: Callable[[Any], None],
-    attend: Callable[[], None],
-    one_file: bool,
-) -> None:
-    """Write `path` on rank 0 while the others attend; go on when it is there, or fail together."""
-
-    def work() -> None:
-        if session.processes.rank != 0:
-            attend()
-        elif one_file and not seams.is_remote(path):
-            write_then_rename(path, write)
-        else:
-            write(path)
-
-    session.processes.meet(f"saving {path!r}")
-    in_company(work, f"save {path!r}", session)
+        session.processes.meet(f"saving {path!r}")
+        in_company(work, f"save {path!r}", session)
 
 
 def write_then_rename(path: str, write: Callable[[Any], None]) -> None:
