@@ -236,11 +236,13 @@ def generators(session: Session) -> Facts:
     states = {"torch's generator": torch.get_rng_state()}
     if session.processes.device_type == "cuda":
         states["torch's generator of the GPU"] = torch.cuda.get_rng_state()
-    return {name: f"state {_digest(state)}" for name, state in states.items()}
+    return {name: f"state {digest(state)[:12]}" for name, state in states.items()}
 
 
-def _digest(state: torch.Tensor) -> str:
-    return hashlib.sha256(state.numpy().tobytes()).hexdigest()[:12]
+def digest(tensor: torch.Tensor) -> str:
+    """A text for the content of a plain tensor, the same in every process."""
+    content = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()
 
 
 def _content(leaf: Any, session: Session) -> str:
@@ -253,9 +255,11 @@ def _content(leaf: Any, session: Session) -> str:
             return f"shape {tuple(leaf.shape)}, layout {layout}"
         leaf = session.strategy.local(leaf)
     if isinstance(leaf, torch.Tensor):
-        leaf = leaf.detach().cpu().contiguous().view(torch.uint8).numpy() if leaf.ndim else leaf
-    content = hashlib.sha256(getattr(leaf, "tobytes", lambda: repr(leaf).encode())())
-    return f"shape {tuple(getattr(leaf, 'shape', ()))}, content {content.hexdigest()[:12]}"
+        content = digest(leaf)
+    else:
+        in_bytes = getattr(leaf, "tobytes", lambda: repr(leaf).encode())()
+        content = hashlib.sha256(in_bytes).hexdigest()
+    return f"shape {tuple(getattr(leaf, 'shape', ()))}, content {content[:12]}"
 
 
 def _built_elsewhere(variable: Any, session: Session) -> StrategyError:

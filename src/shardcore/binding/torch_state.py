@@ -1,12 +1,12 @@
 """The tensors of a torch module: their names, where it holds them, and how they are laid out."""
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from shardcore.binding.agreement import digest
 from shardcore.binding.session import Session
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
@@ -41,7 +41,7 @@ def agree(module: torch.nn.Module, session: Session) -> None:
     """Give every rank rank 0's values, where torch's generators have drawn others."""
     state = [*module.parameters(), *module.buffers()]
     plain = [tensor for tensor in state if not session.strategy.owns(tensor)]
-    everyone = session.processes.gather([_digest(tensor) for tensor in plain])
+    everyone = session.processes.gather([f"{t.shape} {t.dtype} {digest(t)}" for t in plain])
     for number, tensor in enumerate(plain):
         if len({digests[number] for digests in everyone}) > 1:
             value = session.processes.gather(tensor.detach().cpu())[0]
@@ -84,9 +84,3 @@ def _replace_in(held: dict[Any, Any], replacements: Mapping[int, torch.Tensor]) 
     for name, value in held.items():
         if id(value) in replacements:
             held[name] = replacements[id(value)]
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    plain = tensor.detach().cpu().contiguous().reshape(-1)
-    content = hashlib.sha256(plain.view(torch.uint8).numpy().tobytes())
-    return f"{tuple(tensor.shape)} {tensor.dtype} {content.hexdigest()}"

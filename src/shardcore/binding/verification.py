@@ -1,6 +1,5 @@
 """Compares what every rank stores with what the layouts say."""
 
-import hashlib
 from typing import Any
 
 import attrs
@@ -64,11 +63,12 @@ def _check(variable: Any, session: Session) -> VariableCheck:
         )
     with torch.no_grad():
         local = session.strategy.local(variable._value)
+        whole = session.strategy.whole(variable._value)
         gradient = _gradient_layout(variable, session)
         here = _Found(
-            stored=_is_shard(variable, local, layout, session),
+            stored=_is_shard(local, whole, layout, session),
             gradient_fits=None if gradient is None else _fits(gradient, layout, variable, session),
-            value=_fingerprint(session.strategy.whole(variable._value)),
+            value=agreement.digest(whole),
         )
     everyone = session.processes.gather(here)
     fits = [found.gradient_fits for found in everyone]
@@ -79,7 +79,7 @@ def _check(variable: Any, session: Session) -> VariableCheck:
         shape=tuple(variable.shape),
         local_shape=tuple(local.shape),
         bytes_here=_storage_bytes(local),
-        bytes_whole=local.element_size() * _elements(variable.shape),
+        bytes_whole=whole.nbytes,
         stored=all(found.stored and found.value == here.value for found in everyone),
         gradient=None if gradient is None else str(gradient),
         gradient_fits=None if None in fits else all(fits),
@@ -87,11 +87,9 @@ def _check(variable: Any, session: Session) -> VariableCheck:
     )
 
 
-def _is_shard(variable: Any, local: Any, layout: Layout, session: Session) -> bool:
+def _is_shard(local: Any, whole: Any, layout: Layout, session: Session) -> bool:
     """Whether `local` is this rank's slice of the whole, in a storage of just that size."""
-    shape = tuple(variable.shape)
-    whole = session.strategy.whole(variable._value)
-    slices = layout.slices(shape, session.world.position)
+    slices = layout.slices(whole.shape, session.world.position)
     size = local.element_size() * local.numel()
     return torch.equal(local, whole[slices]) and _storage_bytes(local) <= size
 
@@ -112,13 +110,3 @@ def _gradient_layout(variable: Any, session: Session) -> Layout | None:
 
 def _storage_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
-
-
-def _elements(shape: Any) -> int:
-    return int(torch.Size(shape).numel())
-
-
-def _fingerprint(whole: torch.Tensor) -> str:
-    # Python's own hash() is salted anew in every process.
-    data = whole.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return hashlib.sha256(data).hexdigest()
