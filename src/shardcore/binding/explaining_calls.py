@@ -174,9 +174,5 @@ def _explained(called: _Called) -> ExplainedLayer:
 
 def _variable(variable: Any) -> ExplainedVariable:
     layout, shape = storage_layout(variable), tuple(variable.shape)
-    return ExplainedVariable(
-        variable.path,
-        shape,
-        (None,) * len(shape) if layout is None else layout.spec,
-        variable._value.element_size(),
-    )
+    spec = (None,) * len(shape) if layout is None else layout.spec
+    return ExplainedVariable(variable.path, shape, variable._value.element_size(), spec=spec)

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from itertools import chain, combinations
-from math import prod
 from typing import Literal, TypeAlias
 
 import attrs
 
 from shardcore.domain.layout import DimSpec
 from shardcore.domain.mesh import Mesh
+from shardcore.domain.variable_size import VariableSize
 
 Phase: TypeAlias = Literal["batch", "forward", "loss and metrics", "backward", "update"]
 
@@ -76,30 +76,17 @@ class Avoidable:
 
 
 @attrs.frozen
-class ExplainedVariable:
+class ExplainedVariable(VariableSize):
     """A variable of a layer.
 
     Args:
         path: Its path.
         shape: Its global shape.
-        spec: Per tensor dim the mesh axes that split it.
         itemsize: The bytes of one element.
+        spec: Per tensor dim the mesh axes that split it.
     """
 
-    path: str
-    shape: tuple[int, ...]
-    spec: tuple[DimSpec, ...]
-    itemsize: int
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.path.rpartition("/")[2]
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of the whole value."""
-        return prod(self.shape) * self.itemsize
+    spec: tuple[DimSpec, ...] = attrs.field(kw_only=True)
 
 
 @attrs.frozen

@@ -1,9 +1,7 @@
 """What a split saves: the measure by which small variables stay whole."""
 
 from collections.abc import Iterable
-from math import prod
 
-from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.ports.model import VariableFacts
 from shardcore.ports.policy import Choice, Spec
@@ -13,14 +11,9 @@ from shardcore.ports.policy import Choice, Spec
 SMALL = 64 * 1024
 
 
-def bytes_here(variable: VariableFacts, spec: Spec, mesh: Mesh) -> int:
-    """What the fullest rank holds. Shards are cut as by `torch.chunk`: the first is the fullest."""
-    return prod(Layout(mesh, spec).local_shape(variable.shape, rank=0)) * variable.itemsize
-
-
 def saves(variable: VariableFacts, spec: Spec, mesh: Mesh) -> int:
     """The bytes that every rank is spared, at the least."""
-    return variable.bytes - bytes_here(variable, spec, mesh)
+    return variable.bytes - variable.bytes_here(spec, mesh)
 
 
 def whole(variable: VariableFacts) -> Spec:

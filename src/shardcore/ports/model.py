@@ -1,14 +1,15 @@
 """What a policy is told of a model: its layers, their variables, and which layer feeds which."""
 
 from collections.abc import Iterator, Mapping
-from math import prod
 from typing import Any
 
 import attrs
 
+from shardcore.domain.variable_size import VariableSize
+
 
 @attrs.frozen
-class VariableFacts:
+class VariableFacts(VariableSize):
     """One variable.
 
     Args:
@@ -16,27 +17,9 @@ class VariableFacts:
         shape: Its global shape.
         itemsize: The bytes of one element.
         trainable: Whether it is trained.
-
-    Example:
-        >>> kernel = VariableFacts("block_0/dense/kernel", (4, 8), itemsize=2)
-        >>> kernel.name, kernel.bytes
-        ('kernel', 64)
     """
 
-    path: str
-    shape: tuple[int, ...]
-    itemsize: int = 4
     trainable: bool = True
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.path.rpartition("/")[2]
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of the whole value."""
-        return prod(self.shape) * self.itemsize
 
 
 @attrs.frozen

@@ -2,36 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from rich.table import Table
 
 from shardcore.domain.errors import LayoutError
-from shardcore.domain.layout import DimSpec, Layout
+from shardcore.domain.layout import DimSpec
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.path_rules import PathRules
+from shardcore.domain.variable_size import VariableSize
 from shardcore.reporting.tables import Shown, human_bytes
-
-
-class Planned(Protocol):
-    """One variable, as a plan needs it."""
-
-    @property
-    def path(self) -> str:
-        """Its path."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its global shape."""
-        ...
-
-    @property
-    def itemsize(self) -> int:
-        """The bytes of one element."""
-        ...
 
 
 @attrs.frozen
@@ -115,7 +96,7 @@ class PlanReport(Shown):
 def plan_report(
     policy: str,
     mesh: Mesh,
-    variables: Iterable[Planned],
+    variables: Iterable[VariableSize],
     outputs: Iterable[str],
     rules: PathRules[tuple[DimSpec, ...]],
     reasons: Mapping[str, str],
@@ -133,7 +114,7 @@ def plan_report(
     Raises:
         LayoutError: If a rule does not fit a variable that it decides.
     """
-    decided: dict[str, list[Planned]] = {key: [] for key in rules}
+    decided: dict[str, list[VariableSize]] = {key: [] for key in rules}
     for variable in variables:
         match = rules.match(variable.path)
         decided.setdefault("" if match is None else match.key, []).append(variable)
@@ -149,7 +130,7 @@ def plan_report(
                 len(found),
                 laid_out[key],
                 sum(_bytes_here(each, key, rules, mesh) for each in found),
-                sum(prod(each.shape) * each.itemsize for each in found),
+                sum(each.bytes for each in found),
                 reasons.get(key, "") if key else "no rule matches: replicated",
             )
             for key, found in decided.items()
@@ -158,13 +139,10 @@ def plan_report(
 
 
 def _bytes_here(
-    variable: Planned, key: str, rules: PathRules[tuple[DimSpec, ...]], mesh: Mesh
+    variable: VariableSize, key: str, rules: PathRules[tuple[DimSpec, ...]], mesh: Mesh
 ) -> int:
-    """Shards are cut as by `torch.chunk`: those of rank 0 are the fullest."""
-    shape = variable.shape
-    if key:
-        try:
-            shape = Layout(mesh, rules[key]).local_shape(shape, rank=0)
-        except LayoutError as error:
-            raise LayoutError(f"Rule {key!r} for variable {variable.path!r}: {error}") from error
-    return prod(shape) * variable.itemsize
+    """The bytes of `variable` on the fullest rank, by the rule `key`; empty for no rule."""
+    try:
+        return variable.bytes_here(rules[key], mesh) if key else variable.bytes
+    except LayoutError as error:
+        raise LayoutError(f"Rule {key!r} for variable {variable.path!r}: {error}") from error

@@ -140,7 +140,7 @@ def layer(path, *variables, spec=("data", None)):
 
 
 def variable(path, shape, spec):
-    return ExplainedVariable(path, shape, spec, itemsize=4)
+    return ExplainedVariable(path, shape, spec=spec)
 
 
 UP = layer("up", variable("up/kernel", (4, 16), (None, "model")), spec=("data", "model"))

@@ -30,8 +30,8 @@ LAYERS = (
     ExplainedLayer("net", "Sequential", 0, 1, (), (8, 32), ("data", None)),
     ExplainedLayer(
         "net/down", "Dense<&>", 1, 2,
-        (ExplainedVariable("net/down/kernel", (32, 32), ("data", "model"), 4),
-         ExplainedVariable("net/down/scale", (), (), 4)),
+        (ExplainedVariable("net/down/kernel", (32, 32), spec=("data", "model")),
+         ExplainedVariable("net/down/scale", (), spec=())),
         (8, 32), (("data", "model"), None),
     ),
 )  # fmt: skip

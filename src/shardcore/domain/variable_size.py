@@ -1,0 +1,46 @@
+"""What a variable takes: all that plans and explanations have in common about one."""
+
+from math import prod
+
+import attrs
+
+from shardcore.domain.layout import DimSpec, Layout
+from shardcore.domain.mesh import Mesh
+
+
+@attrs.frozen
+class VariableSize:
+    """A variable, and what it takes.
+
+    Args:
+        path: Its path, such as "block_0/dense/kernel".
+        shape: Its global shape.
+        itemsize: The bytes of one element.
+
+    Example:
+        >>> kernel = VariableSize("block_0/dense/kernel", (4, 8), itemsize=2)
+        >>> kernel.name, kernel.bytes
+        ('kernel', 64)
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    itemsize: int = 4
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the whole value."""
+        return prod(self.shape) * self.itemsize
+
+    def bytes_here(self, spec: tuple[DimSpec, ...], mesh: Mesh) -> int:
+        """The bytes on the fullest rank. Shards are cut as by `torch.chunk`: the first is that.
+
+        Raises:
+            LayoutError: If `spec` does not fit the variable or the mesh.
+        """
+        return prod(Layout(mesh, spec).local_shape(self.shape, rank=0)) * self.itemsize
