@@ -30,7 +30,7 @@ def entry(name, preference=None, reason=None):
 
 def offers(*entries, broken=None):
     found = {each.name: (each, "a-package") for each in entries}
-    return plugins.Offers(found, broken or {})
+    return plugins.Offers(plugins.STRATEGIES, found, broken or {})
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_no_such_strategy_lists_those_there_are():
     with pytest.raises(StrategyError) as error:
         plugins.choose("dtenser", offers(entry("dtensor", 1), entry("single", 0)))
     message = str(error.value)
-    assert message.startswith("No strategy 'dtenser': there are 'dtensor', 'single', and 'auto'.")
+    assert message.startswith("No strategy 'dtenser': there are 'dtensor', 'single', 'auto'.")
     assert "is it installed in this environment?" in message
 
 
@@ -94,7 +94,7 @@ def test_an_entry_that_cannot_tell_counts_as_unavailable():
 
 
 def test_shardcore_offers_its_own_by_the_same_hook():
-    found = plugins.entries().found
+    found = plugins.offered(plugins.STRATEGIES).found
     assert {name: package for name, (_, package) in found.items()} == {
         "dtensor": "shardcore",
         "manual": "shardcore",
@@ -104,7 +104,7 @@ def test_shardcore_offers_its_own_by_the_same_hook():
 
 def test_an_installed_package_offers_a_strategy(packages):
     write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
-    offered = plugins.entries()
+    offered = plugins.offered(plugins.STRATEGIES)
     assert offered.found["more"][1] == "more-strategies"
     assert offered.broken == {}
     assert plugins.choose("more", offered)[0].name == "more"
@@ -139,7 +139,7 @@ def test_a_broken_package_is_told_and_breaks_no_other(packages, caplog, monkeypa
     write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
     monkeypatch.setattr(logging.getLogger("shardcore"), "propagate", True)
     with caplog.at_level("WARNING", logger="shardcore.install"):
-        offered = plugins.entries()
+        offered = plugins.offered(plugins.STRATEGIES)
 
     assert {"dtensor", "manual", "single", "more"} == offered.found.keys()
     ((package, reason),) = offered.broken.items()
@@ -156,7 +156,7 @@ def test_a_broken_package_is_told_and_breaks_no_other(packages, caplog, monkeypa
 def test_a_name_of_ours_stays_ours(packages):
     write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
     write_package(packages, "greedy-strategies", HEAD + OFFER.format(name="single"))
-    offered = plugins.entries()
+    offered = plugins.offered(plugins.STRATEGIES)
     assert offered.found["single"][1] == "shardcore"
     assert offered.found["more"][1] == "more-strategies"
     assert offered.broken == {
@@ -172,7 +172,7 @@ def test_a_name_that_others_take_is_nobodys_and_names_them(packages):
     for name in ("more-strategies", "greedy-strategies", "third-strategies"):
         write_package(packages, name, HEAD + OFFER.format(name="more"))
     write_package(packages, "other-strategies", HEAD + OFFER.format(name="other"))
-    offered = plugins.entries()
+    offered = plugins.offered(plugins.STRATEGIES)
     assert plugins.choose("other", offered)[0].package == "other-strategies"
     assert offered.broken.keys() == {"more-strategies", "greedy-strategies", "third-strategies"}
     with pytest.raises(StrategyError, match=r"^No strategy 'more': .*Or is it one of") as error:

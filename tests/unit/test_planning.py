@@ -46,7 +46,7 @@ def run(policy, **options):
 
 
 def test_shardcore_offers_its_own_by_the_same_hook():
-    found = plugins.policies().found
+    found = plugins.offered(plugins.POLICIES).found
     assert {"data_parallel", "fully_sharded", "tensor_parallel"} <= found.keys()
     assert found["fully_sharded"][0].package == "shardcore"
     assert run("fully_sharded", small=0) == [("dense/kernel", (None, "data"))]
@@ -132,5 +132,5 @@ def shardcore_strategies():
     return [StrategyEntry("more", "An example.", open=lambda world: None)]
 """
     write_package(packages, "more-of-both", HEAD + strategies + OFFER % (COLUMNS, "more"))
-    assert plugins.entries().found["more"][1] == "more-of-both"
-    assert plugins.policies().found["more"][1] == "more-of-both"
+    assert plugins.offered(plugins.STRATEGIES).found["more"][1] == "more-of-both"
+    assert plugins.offered(plugins.POLICIES).found["more"][1] == "more-of-both"

@@ -60,7 +60,7 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
         return _again(_installed, strategy, options)
     environment.choose_backend()
     environment.check_versions()
-    entry, passed_over = plugins.choose(strategy, plugins.entries())
+    entry, passed_over = plugins.choose(strategy, plugins.offered(plugins.STRATEGIES))
     entry = plugins.with_options(entry, options)
     from shardcore.adapters.capture.program import TapeCapture
     from shardcore.adapters.processes import TorchProcesses

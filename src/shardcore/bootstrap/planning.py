@@ -38,12 +38,10 @@ def find(policy: str) -> PolicyEntry:
     Raises:
         PolicyError: If there is none.
     """
-    offers = plugins.policies()
+    offers = plugins.offered(plugins.POLICIES)
     if policy in offers.found:
         return offers.found[policy][0]
-    remedy = offers.or_else("A third party's is offered by its package: is it installed here?")
-    names = ", ".join(map(repr, offers.found))
-    raise PolicyError(f"No policy {policy!r}: there are {names}. {remedy}")
+    raise PolicyError(offers.no_such(policy))
 
 
 def _choices(

@@ -46,15 +46,17 @@ class Offers(Generic[E]):
     """What the plug-ins offer by one hook.
 
     Args:
+        hook: The hook.
         found: Every entry, and the package that offers it, by the entry's name.
         broken: Why what a package offers cannot be had, by the package's name.
     """
 
+    hook: Hook[E]
     found: dict[str, tuple[E, str]] = attrs.field(factory=dict)
     broken: dict[str, str] = attrs.field(factory=dict)
     _first: dict[str, str] = attrs.field(factory=dict, init=False)
 
-    def add(self, entry: E, package: str, hook: Hook[E]) -> None:
+    def add(self, entry: E, package: str) -> None:
         """Take one entry of a package; a name of ours stays ours, one that two take is nobody's."""
         if entry.name not in self._first:
             self._first[entry.name] = package
@@ -62,8 +64,8 @@ class Offers(Generic[E]):
             return
         first = self._first[entry.name]
         reason = (
-            f"{hook.what} {entry.name!r} is offered by package {first!r} and by package "
-            f"{package!r}: uninstall one of the two, or rename its {hook.what}."
+            f"{self.hook.what} {entry.name!r} is offered by package {first!r} and by package "
+            f"{package!r}: uninstall one of the two, or rename its {self.hook.what}."
         )
         self.refuse(package, reason)
         if first != OURS:
@@ -75,37 +77,34 @@ class Offers(Generic[E]):
         self.broken[package] = reason
         logger.warning("package %r: %s", package, reason)
 
-    def or_else(self, otherwise: str) -> str:
-        """Why packages that should offer something do not, or `otherwise`."""
+    def no_such(self, name: str, *others: str) -> str:
+        """That nothing of that name is offered; what is, besides `others`, and what cannot be."""
+        names = ", ".join(map(repr, (*self.found, *others)))
         broken = [f"package {package!r}: {reason}" for package, reason in self.broken.items()]
-        return f"Or is it one of these: {'; '.join(broken)}" if broken else otherwise
+        remedy = (
+            f"Or is it one of these: {'; '.join(broken)}"
+            if broken
+            else "A third party's is offered by its package: is it installed in this environment?"
+        )
+        return f"No {self.hook.what} {name!r}: there are {names}. {remedy}"
 
 
-def entries() -> Offers[StrategyEntry]:
-    """Every strategy that a plug-in offers. A package that cannot be used is logged and noted."""
-    return _offers(STRATEGIES)
-
-
-def policies() -> Offers[PolicyEntry]:
-    """Every policy that a plug-in offers. A package that cannot be used is logged and noted."""
-    return _offers(POLICIES)
-
-
-def _offers(hook: Hook[E]) -> Offers[E]:
+def offered(hook: Hook[E]) -> Offers[E]:
+    """All that plug-ins offer by `hook`. A package that cannot be used is logged and noted."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    offers: Offers[E] = Offers()
+    offers = Offers(hook)
     for entry in _offered(manager, builtin_plugins, hook):
-        offers.add(entry, OURS, hook)
+        offers.add(entry, OURS)
     for point in entry_points(group=hookspecs.PROJECT):
         package = _package(point)
         try:
-            offered = _offered(manager, point.load(), hook)
+            entries = _offered(manager, point.load(), hook)
         except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything
             offers.refuse(package, _one_line("its plug-in cannot be used", error))
             continue
-        for entry in offered:
-            offers.add(entry, package, hook)
+        for entry in entries:
+            offers.add(entry, package)
     return offers
 
 
@@ -151,7 +150,7 @@ def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, d
     if wanted == "auto":
         chosen = _preferred([entry for name, entry in entries.items() if not reasons[name]])
     elif wanted not in entries:
-        raise _no_such(wanted, offers)
+        raise StrategyError(offers.no_such(wanted, "auto"))
     elif reasons[wanted]:
         raise StrategyError(f"Strategy {wanted!r} cannot be used here: {reasons[wanted]}")
     else:
@@ -186,14 +185,6 @@ def with_options(entry: StrategyEntry, options: dict[str, Any]) -> StrategyEntry
 def _preferred(usable: list[StrategyEntry]) -> StrategyEntry:
     ranked = [(entry.preference, entry) for entry in usable if entry.preference is not None]
     return max(ranked, key=lambda each: each[0])[1]
-
-
-def _no_such(wanted: str, offers: Offers[StrategyEntry]) -> StrategyError:
-    remedy = offers.or_else(
-        "A third party's is offered by its package: is it installed in this environment?"
-    )
-    names = ", ".join(map(repr, offers.found))
-    return StrategyError(f"No strategy {wanted!r}: there are {names}, and 'auto'. {remedy}")
 
 
 def _why_unavailable(entry: StrategyEntry) -> str | None:

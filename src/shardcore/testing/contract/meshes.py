@@ -29,7 +29,7 @@ class OnMeshes:
 
     def entry(self) -> StrategyEntry:
         """The strategy as its package offers it."""
-        return plugins.choose(self.strategy, plugins.entries())[0]
+        return plugins.choose(self.strategy, plugins.offered(plugins.STRATEGIES))[0]
 
     def on_mesh(self, shape: Shape, promise: Callable[[Strategy, World], None]) -> None:
         """Try a promise on every rank of a mesh, inside the scopes in which Keras calls."""
