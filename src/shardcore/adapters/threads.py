@@ -24,18 +24,13 @@ def communicating() -> Iterator[None]:
         _here.scopes -= 1
 
 
-def may_communicate() -> bool:
-    """Whether this is the main thread, or one in the scope of a distribution."""
-    return _here.scopes > 0 or threading.current_thread() is threading.main_thread()
-
-
 def check_thread() -> None:
     """Refuse a collective on a thread whose order among the others the ranks do not agree on.
 
     Raises:
         StrategyError: If this is neither the main thread nor in the scope of a distribution.
     """
-    if may_communicate():
+    if _here.scopes > 0 or threading.current_thread() is threading.main_thread():
         return
     raise StrategyError(
         f"Thread {threading.current_thread().name!r} came to a collective on a sharded tensor: it "

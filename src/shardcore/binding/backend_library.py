@@ -1,6 +1,6 @@
 """The backend's `distribution_lib`: what `keras.distribution` calls. JAX has one of these names."""
 
-from collections.abc import Callable
+import random
 from typing import Any
 
 import attrs
@@ -25,12 +25,10 @@ class BackendLibrary:
     Args:
         processes: The job of this process.
         sessions: The sessions of the distributions.
-        draw_seed: Gives a seed for all ranks where the user set none.
     """
 
     processes: Processes
     sessions: Sessions
-    draw_seed: Callable[[], int]
 
     def initialize(
         self,
@@ -39,12 +37,11 @@ class BackendLibrary:
         process_id: int | None = None,
     ) -> None:
         """Join the job. All ranks then draw from one seed, unless the user has set one."""
-        joined = self.processes.initialize(job_addresses, num_processes, process_id)
-        if joined:
-            self._share_seed()
-
-    def _share_seed(self) -> None:
-        seeds = self.processes.gather((seams.user_seed(), self.draw_seed()))
+        if not self.processes.initialize(job_addresses, num_processes, process_id):
+            return
+        # Not the generator that the user may have seeded: each rank draws, rank 0's draw is used.
+        drawn = random.SystemRandom().randint(1, 10**9)
+        seeds = self.processes.gather((seams.user_seed(), drawn))
         if all(user is None for user, _ in seeds):
             keras.utils.set_random_seed(seeds[0][1])
 

@@ -1,7 +1,6 @@
 """Puts every seam in place, and takes every one back."""
 
 import functools
-import random
 import threading
 import weakref
 from collections.abc import Callable
@@ -37,11 +36,6 @@ from shardcore.ports.processes import Processes
 from shardcore.ports.strategy import StrategyEntry
 
 
-def _draw_seed() -> int:
-    # Not the generator that the user may have seeded: each rank draws, rank 0's draw is used.
-    return random.SystemRandom().randint(1, 10**9)
-
-
 @attrs.frozen(eq=False)
 class Binding:
     """Keras with shardcore in it, until `remove()`.
@@ -67,7 +61,7 @@ class Binding:
 
     @library.default
     def _make_library(self) -> BackendLibrary:
-        return BackendLibrary(self.processes, self.sessions, _draw_seed)
+        return BackendLibrary(self.processes, self.sessions)
 
     def put(self) -> None:
         """Replace every name of the seam table; all or none."""

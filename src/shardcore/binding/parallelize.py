@@ -20,7 +20,8 @@ def parallelize(module: Any, mesh: Any, rules: Any, sessions: Sessions) -> Any:
     session = sessions.required()
     _check_mesh(mesh, session)
     _check_module(module, session)
-    plan = _Plan(module, _path_rules(rules), session)
+    by_path = rules_of(rules) if hasattr(rules, "_layout_map") else PathRules(rules)
+    plan = _Plan(module, by_path, session)
     if session.mesh.size == 1:
         return module
     torch_state.agree(module, session)
@@ -148,10 +149,6 @@ class _Plan:
 def _output(name: str) -> str:
     """The path of a module's output, as of a Keras layer's."""
     return f"{name}.output" if name else "output"
-
-
-def _path_rules(rules: Any) -> PathRules[Any]:
-    return rules_of(rules) if hasattr(rules, "_layout_map") else PathRules(rules)
 
 
 def _check_module(module: Any, session: Session) -> None:

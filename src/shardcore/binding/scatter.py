@@ -32,10 +32,7 @@ def _added(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) 
     length = indices.shape[-1]
     numbers = indices.reshape(-1, length).unbind(-1)
     rows = values.reshape(-1, *shape[length:])
-    in_turn = torch.float64 if _is_unordered(values) else values.dtype
+    is_unordered = values.dtype is torch.float32 and values.device.type == "cpu"
+    in_turn = torch.float64 if is_unordered else values.dtype
     zeros = torch.zeros(shape, dtype=in_turn, device=seams.torch_device())
     return torch.index_put(zeros, numbers, rows.to(in_turn), accumulate=True).to(values.dtype)
-
-
-def _is_unordered(values: torch.Tensor) -> bool:
-    return values.dtype is torch.float32 and values.device.type == "cpu"

@@ -158,6 +158,10 @@ class Sessions:
             )
         return session
 
+    def are_served(self) -> bool:
+        """Whether models are the strategy's now: without a distribution, those of one device."""
+        return self.current() is not None or self.entry.serves_one_device
+
     def strategy(self, world: World) -> Strategy:
         """The strategy opened on `world`, once."""
         if world not in self._strategies:

@@ -23,7 +23,7 @@ def one_sample_a_row(original: Callable[..., Any], sessions: Sessions) -> Callab
     def sparse_categorical_crossentropy(
         target: Any, output: Any, from_logits: bool = False, axis: int = -1
     ) -> Any:
-        if not _is_served(sessions):
+        if not sessions.are_served():
             return original(target, output, from_logits=from_logits, axis=axis)
         target, output = map(keras.ops.convert_to_tensor, (target, output))
         if not _can_be_rows(target, output, axis, sessions.current()):
@@ -34,11 +34,6 @@ def one_sample_a_row(original: Callable[..., Any], sessions: Sessions) -> Callab
         )
 
     return sparse_categorical_crossentropy
-
-
-def _is_served(sessions: Sessions) -> bool:
-    """Without a distribution a strategy for many devices leaves Keras as it is."""
-    return sessions.current() is not None or sessions.entry.serves_one_device
 
 
 def _can_be_rows(target: Any, output: Any, axis: int, session: Session | None) -> bool:

@@ -68,8 +68,7 @@ class Steps:
         """`_should_torch_compile`: a step that is captured is compiled from its recording."""
 
         def _should_torch_compile(trainer: Any) -> Any:
-            captures = self.sessions.current() is not None or self.sessions.entry.serves_one_device
-            return False if captures else original(trainer)
+            return False if self.sessions.are_served() else original(trainer)
 
         return _should_torch_compile
 

@@ -3,7 +3,7 @@
 import inspect
 import logging
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import attrs
@@ -97,7 +97,7 @@ def offered(hook: Hook[E]) -> Offers[E]:
     for entry in _offered(manager, builtin_plugins, hook):
         offers.add(entry, OURS)
     for point in entry_points(group=hookspecs.PROJECT):
-        package = _package(point)
+        package = point.dist.name if point.dist is not None else point.module
         try:
             entries = _offered(manager, point.load(), hook)
         except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything
@@ -106,10 +106,6 @@ def offered(hook: Hook[E]) -> Offers[E]:
         for entry in entries:
             offers.add(entry, package)
     return offers
-
-
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else point.module
 
 
 def _offered(manager: pluggy.PluginManager, plugin: Any, hook: Hook[E]) -> list[E]:

@@ -66,16 +66,13 @@ def _why_no_pair(
         return "by its shape it may be a column or a row"
     if not all(each.is_elementwise for each in columns):
         return "its activation needs all its channels"
-    others = [each for each in block.children if _is_norm(each) and each not in norms]
+    all_norms = (each for each in block.children if each.kind.endswith("Normalization"))
+    others = [each for each in all_norms if each not in norms]
     if any(v.shape == (width,) for each in others for v in each.variables):
         return "a norm of its width may stand behind it"
     if not all(is_channelwise(each) and _has_shape(each, width) for each in norms):
         return "the norm behind it is not of its channels"
     return None
-
-
-def _is_norm(layer: LayerFacts) -> bool:
-    return layer.kind.endswith("Normalization")
 
 
 def _has_shape(layer: LayerFacts, width: int) -> bool:

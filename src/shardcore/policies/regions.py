@@ -117,18 +117,14 @@ class Graph:
             Region(
                 _linears(self.nodes[name] for name in split),
                 _linears(self.nodes[name] for name in rows),
-                tuple(node for name in split if _has_width(node := self.nodes[name])),
+                # A channelwise layer with a value per channel.
+                tuple(n for name in split if (n := self.nodes[name]).is_a("BatchNormalization")),
             )
         )
 
 
 def _linears(layers: Iterable[LayerFacts]) -> tuple[Linear, ...]:
     return tuple(linear for each in layers if (linear := as_linear(each)) is not None)
-
-
-def _has_width(layer: LayerFacts) -> bool:
-    """Whether a channelwise layer has variables with a value per channel."""
-    return layer.is_a("BatchNormalization")
 
 
 def _of_one_width(region: Region) -> Region:
