@@ -130,7 +130,7 @@ def _join_rows(rows: Any, given: tuple[_Rows, ...], session: Session) -> Any:
     counts = _row_counts(given, session)
     shape = (sum(counts), *rows.shape[1:])
     layout = session.batch_layout(rows.ndim)
-    if _fall_as_chunks(counts, shape, layout, session):
+    if 0 not in counts and layout.chunk_sizes(0, shape[0]) == counts:
         return session.strategy.join(rows, layout, shape)
     return _take_rows(_gather_rows(rows, counts, session), session)
 
@@ -151,7 +151,7 @@ def _check_alike(given: tuple[_Rows, ...]) -> None:
             )
 
 
-def _row_counts(given: tuple[_Rows, ...], session: Session) -> list[int]:
+def _row_counts(given: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
     """The rows of each coordinate of the batch axis.
 
     Raises:
@@ -168,28 +168,17 @@ def _row_counts(given: tuple[_Rows, ...], session: Session) -> list[int]:
                 "other axes compute on the same rows: with auto_shard_dataset=False, give those "
                 "of distribution.data_shard_id."
             )
-    return [counts[at] for at in range(session.mesh.axis_size(session.batch_axis))]
+    return tuple(counts[at] for at in range(session.mesh.axis_size(session.batch_axis)))
 
 
-def _fall_as_chunks(
-    counts: list[int], shape: tuple[int, ...], layout: Layout, session: Session
-) -> bool:
-    axis = session.mesh.axis_index(session.batch_axis)
-    chunks = {
-        session.mesh.coordinate(rank)[axis]: layout.local_shape(shape, rank)[0]
-        for rank in range(session.mesh.size)
-    }
-    return all(chunks[at] == count for at, count in enumerate(counts)) and 0 not in counts
-
-
-def _gather_rows(rows: torch.Tensor, counts: list[int], session: Session) -> torch.Tensor:
+def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) -> torch.Tensor:
     """All the rows, on every process: ranks brought unequal numbers of them."""
     if "unequal" not in _warned:
         _warned.add("unequal")
         logger.warning(
             "The processes gave %s rows along axis %r: the batch is gathered to be split evenly, "
             "at every such step. Give equal numbers of rows to avoid it.",
-            counts,
+            list(counts),
             session.batch_axis,
         )
     most = max(counts)

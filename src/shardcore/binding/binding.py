@@ -19,7 +19,7 @@ from shardcore.binding.initial_states import initial_states
 from shardcore.binding.layer_calls import layer_call
 from shardcore.binding.layer_edges import LayerEdges
 from shardcore.binding.nadam import NumbersOfNadam
-from shardcore.binding.packed_kernels import PackedKernels
+from shardcore.binding.packed_kernels import int4_build
 from shardcore.binding.random_generators import draw, generator
 from shardcore.binding.reading import to_numpy
 from shardcore.binding.saving import Saving
@@ -110,7 +110,7 @@ class Binding:
             "layer edges": lambda _: LayerEdges(self.sessions),
             "torch module parameters": torch_modules.track,
             "torch module config": torch_modules.config,
-            "packed kernel": PackedKernels(self.sessions).build,
+            "packed kernel": lambda original: int4_build(original, self.sessions),
             "data adapters": lambda _: OneProcess(),
             "array batches": lambda original: array_loader(original, self.sessions),
             **{f"scope of {name}": steps.within_scope for name in seams.RUNS},

@@ -10,7 +10,7 @@ from shardcore.binding.session import Session, Sessions
 from shardcore.binding.variable import place, strategy_of
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
-from shardcore.domain.placements import Partial, ReduceOp, Replicate
+from shardcore.domain.placements import ReduceOp
 
 
 def distribute_variable(variable: Any, layout: Any, sessions: Sessions) -> Any:
@@ -43,11 +43,9 @@ def all_reduce(tensor: Any, op: ReduceOp, axis_name: str | None, sessions: Sessi
     """The tensors of the ranks along the axis are pending parts of one tensor: it is reduced."""
     session = sessions.required()
     tensor = _plain(tensor, "all_reduce", session)
-    axes = _axes(axis_name, session)
-    placements = [Partial(op) if axis in axes else Replicate() for axis in session.mesh.axis_names]
-    pending = Layout.from_placements(session.mesh, placements, tensor.ndim)
-    parts = session.strategy.join(tensor, pending, tuple(tensor.shape))
     whole = Layout.replicated(session.mesh, tensor.ndim)
+    pending = Layout(session.mesh, whole.spec, dict.fromkeys(_axes(axis_name, session), op))
+    parts = session.strategy.join(tensor, pending, tuple(tensor.shape))
     return session.strategy.local(session.strategy.activation(parts, whole))
 
 

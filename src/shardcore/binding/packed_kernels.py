@@ -3,38 +3,29 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
-import attrs
-
 from shardcore.binding.session import Sessions
 from shardcore.domain.layout import Layout
 
 
-@attrs.frozen
-class PackedKernels:
-    """The member of `EinsumDense` that shardcore replaces."""
+def int4_build(original: Callable[..., None], sessions: Sessions) -> Callable[..., None]:
+    """`EinsumDense._int4_build`: a kernel of many dims becomes one of rows and packed columns."""
 
-    sessions: Sessions
+    def _int4_build(layer: Any, kernel_shape: Any, config: Any = None) -> None:
+        session = sessions.current()
+        if session is None:
+            original(layer, kernel_shape, config)
+            return
+        path = f"{layer.path}/kernel"
+        rule = session.distribution.get_tensor_layout(path)
+        if rule is not None and len(rule.axes) == len(kernel_shape):
+            layer._set_quantization_info()
+            session.packed[path] = as_matrix(rule.backend_layout, layer._kernel_reduced_axes)
+        try:
+            original(layer, kernel_shape, config)
+        finally:
+            session.packed.pop(path, None)
 
-    def build(self, original: Callable[..., None]) -> Callable[..., None]:
-        """`_int4_build`: a kernel of many dims becomes one of rows and packed columns."""
-
-        def _int4_build(layer: Any, kernel_shape: Any, config: Any = None) -> None:
-            session = self.sessions.current()
-            if session is None:
-                original(layer, kernel_shape, config)
-                return
-            path = f"{layer.path}/kernel"
-            rule = session.distribution.get_tensor_layout(path)
-            if rule is not None and len(rule.axes) == len(kernel_shape):
-                layer._set_quantization_info()
-                layout = as_matrix(rule.backend_layout, layer._kernel_reduced_axes)
-                session.packed[path] = layout
-            try:
-                original(layer, kernel_shape, config)
-            finally:
-                session.packed.pop(path, None)
-
-        return _int4_build
+    return _int4_build
 
 
 def as_matrix(layout: Layout, reduced: Collection[int]) -> Layout:

@@ -28,10 +28,6 @@ class _RankFilter(logging.Filter):
         return self._all_ranks or rank == 0
 
 
-class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Marks the handler as ours."""
-
-
 def configure(rank: Callable[[], int]) -> None:
     """Show the log on standard error, as `SHARDCORE_LOG` says; by default from "info" on rank 0.
 
@@ -44,7 +40,7 @@ def configure(rank: Callable[[], int]) -> None:
     words = [word.strip() for word in os.environ.get(VARIABLE, "").lower().split(",")]
     if root.handlers or (logging.getLogger().handlers and not any(words)):
         return
-    handler = _Handler(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("[shardcore rank %(rank)s] %(message)s"))
     handler.addFilter(_RankFilter(rank, all_ranks="all-ranks" in words))
     root.addHandler(handler)
