@@ -25,66 +25,41 @@ def parallelize(module: Any, mesh: Any, rules: Any, sessions: Sessions) -> Any:
     if session.mesh.size == 1:
         return module
     torch_state.agree(module, session)
-    by_rules = _ByRules(module, session, plan)
     mesh_of_torch = _torch_mesh(session)
     if mesh_of_torch is None:
         for each in module.modules():
-            by_rules.lay_out(each)
+            plan.lay_out(each)
     else:
-        _by_styles(module, mesh_of_torch, by_rules)
-    torch_state.replace_tensors(module, by_rules.stored)
+        _by_styles(module, mesh_of_torch, plan)
+    torch_state.replace_tensors(module, plan.stored)
     return module
 
 
-def _by_styles(module: torch.nn.Module, mesh: Any, by_rules: "_ByRules") -> None:
+def _by_styles(module: torch.nn.Module, mesh: Any, plan: "_Plan") -> None:
     """By torch's own `parallelize_module`, which is there where DTensor is."""
     from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
     class Style(ParallelStyle):
         def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
-            by_rules.lay_out(module)
+            plan.lay_out(module)
             return module
 
     parallelize_module(module, mesh, {name: Style() for name, _ in module.named_modules()})
 
 
-@attrs.define(eq=False)
-class _ByRules:
-    """Lays out what each module of a tree has itself, and pins its edges.
-
-    Args:
-        root: The tree.
-        session: Whose strategy keeps the tensors.
-        plan: The layouts of parameters, others are replicated, and of outputs.
-
-    Attributes:
-        stored: Where what is laid out goes, by the `id` of the tensor that it replaces.
-    """
-
-    root: torch.nn.Module
-    session: Session
-    plan: "_Plan"
-    stored: dict[int, torch.Tensor] = attrs.field(factory=dict, init=False)
-    _outputs: dict[torch.nn.Module, Layout] = attrs.field(init=False)
-
-    @_outputs.default
-    def _by_module(self) -> dict[torch.nn.Module, Layout]:
-        named = self.root.named_modules()
-        return {each: self.plan.outputs[name] for name, each in named if name in self.plan.outputs}
-
-    def lay_out(self, module: torch.nn.Module) -> None:
-        """Lay out what `module` has itself."""
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        for tensor in own:
-            if id(tensor) not in self.stored:  # a tied one is laid out once
-                layout = self.plan.layouts.get(id(tensor))
-                self.stored[id(tensor)] = torch_state.stored(tensor, layout, self.session)
-        ModuleEdge(self.session, self._outputs.get(module)).attach(module)
-
-
 @attrs.frozen(eq=False)
 class _Plan:
-    """Which layout each parameter and each output of a module gets.
+    """Which layout each parameter and each output of a module gets, and what has been laid out.
+
+    Args:
+        module: The module.
+        rules: Layouts by names; parameters without a rule are replicated.
+        session: Whose strategy keeps the tensors.
+
+    Attributes:
+        layouts: By the `id` of a parameter.
+        outputs: By the module that gives the output.
+        stored: Where what is laid out goes, by the `id` of the tensor that it replaces.
 
     Raises:
         RuleError: If a rule matches nothing, or several rules match one parameter.
@@ -95,7 +70,8 @@ class _Plan:
     rules: PathRules[Any]
     session: Session
     layouts: dict[int, Layout] = attrs.field(factory=dict, init=False)
-    outputs: dict[str, Layout] = attrs.field(factory=dict, init=False)
+    outputs: dict[torch.nn.Module, Layout] = attrs.field(factory=dict, init=False)
+    stored: dict[int, torch.Tensor] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         names = torch_state.names_of(self.module)
@@ -103,11 +79,21 @@ class _Plan:
             key = self._key(names[id(parameter)])
             if key is not None:
                 self.layouts[id(parameter)] = self._layout(key, tuple(parameter.shape))
-        for name, _ in self.module.named_modules():
+        ruled = []
+        for name, each in self.module.named_modules():
             match = self.rules.match(_output(name))
             if match is not None:
-                self.outputs[name] = self._layout(match.key, None)
-        self._refuse_unused([name for each in names.values() for name in each])
+                self.outputs[each] = self._layout(match.key, None)
+                ruled.append(_output(name))
+        self._refuse_unused([name for each in names.values() for name in each], ruled)
+
+    def lay_out(self, module: torch.nn.Module) -> None:
+        """Lay out what `module`, which is one of the tree, has itself, and pin its edges."""
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if id(tensor) not in self.stored:  # a tied one is laid out once
+                layout = self.layouts.get(id(tensor))
+                self.stored[id(tensor)] = torch_state.stored(tensor, layout, self.session)
+        ModuleEdge(self.session, self.outputs.get(module)).attach(module)
 
     def _key(self, names: list[str]) -> str | None:
         """The rule of a parameter, which a tied one may match by any of its names."""
@@ -135,8 +121,8 @@ class _Plan:
             return layout
         return layout.fitting(shape, f"Rule {key!r}: the parameter")
 
-    def _refuse_unused(self, paths: list[str]) -> None:
-        report = self.rules.report([*paths, *map(_output, self.outputs)])
+    def _refuse_unused(self, paths: list[str], outputs: list[str]) -> None:
+        report = self.rules.report([*paths, *outputs])
         for rule in report.unused_rules:
             hint = report.hints.get(rule)
             raise RuleError(
