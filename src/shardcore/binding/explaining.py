@@ -19,8 +19,6 @@ from shardcore.domain.explanation_reasons import Cause, Facts, reason
 from shardcore.ports.witness import Seen, Watch
 from shardcore.reporting.explanation import Explanation
 
-STEPS = ("train", "test", "predict")
-
 
 def explain_model(
     model: Any, batch: Any, step: str, sessions: Sessions, watch: Watch
@@ -161,8 +159,8 @@ class _Run:
 
 def _checked(model: Any, batch: Any, step: str) -> Any:
     """The batch as the step takes it: `(x, y, sample_weight)`, or `(x,)`."""
-    if step not in STEPS:
-        raise StrategyError(f"explain() has the steps {STEPS}, got {step!r}.")
+    if step not in seams.STEPS:
+        raise StrategyError(f"explain() has the steps {seams.STEPS}, got {step!r}.")
     if not hasattr(model, "train_step"):
         raise StrategyError(f"explain() takes a Keras model, got {type(model).__name__}.")
     if step != "predict" and not model.compiled:

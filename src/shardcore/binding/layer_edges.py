@@ -55,12 +55,10 @@ class Output:
         Raises:
             LayoutError: If the rule does not fit the tensor.
         """
-        if self.tensor_layout is None:
-            return self._relaid(tensor, None)
-        layout: Layout = self.tensor_layout.backend_layout
-        return self._relaid(tensor, layout.fitting(tensor.shape, f"The output {self.path!r}"))
-
-    def _relaid(self, tensor: Any, layout: Layout | None) -> Any:
+        layout: Layout | None = None
+        if self.tensor_layout is not None:
+            layout = self.tensor_layout.backend_layout
+            layout.fitting(tensor.shape, f"The output {self.path!r}")
         relaid = self.session.strategy.activation(tensor, layout)
         if relaid is not tensor:
             seams.copy_mask(tensor, relaid)

@@ -165,8 +165,7 @@ class Sessions:
     def strategy(self, world: World) -> Strategy:
         """The strategy opened on `world`, once."""
         if world not in self._strategies:
-            strategy = contract.opened(self.entry, world)
-            self._strategies[world] = strategy
+            self._strategies[world] = contract.opened(self.entry, world)
         return self._strategies[world]
 
     def are_open(self) -> bool:

@@ -25,12 +25,13 @@ class Steps:
     sessions: Sessions
     capture: StepCapture
 
-    def maker(self, function_name: str) -> Callable[[Any], Callable[..., Any]]:
+    def maker(self, kind: str) -> Callable[[Any], Callable[..., Any]]:
         """A replacement for `make_train_function` and its kind.
 
         Args:
-            function_name: Where the trainer keeps what it makes: "train_function".
+            kind: The kind of step: "train", "test" or "predict".
         """
+        function_name = f"{kind}_function"  # where the trainer keeps what it makes
 
         def replace(original: Callable[..., Any]) -> Callable[..., Any]:
             def make(trainer: Any, force: bool = False) -> Any:
@@ -39,7 +40,7 @@ class Steps:
                 result = original(trainer, force=force or is_old)
                 made = getattr(trainer, function_name)
                 if made is not kept:
-                    captured = CapturedStep(trainer, _NAMES[function_name], self.capture)
+                    captured = CapturedStep(trainer, f"{kind}_step", self.capture)
                     setattr(trainer, function_name, _Step(self.sessions, trainer, made, captured))
                 return result
 
@@ -200,14 +201,6 @@ class _Step:
             return self.function(data)
         batch = seams.map_leaves(batches.as_tensor, data)
         return self.captured(lambda: self.function(batch), batch, None)
-
-
-# What makes the steps of a trainer keeps them under the first name; people know the second.
-_NAMES = {
-    "train_function": "train_step",
-    "test_function": "test_step",
-    "predict_function": "predict_step",
-}
 
 
 def _on_main_thread() -> bool:

@@ -34,6 +34,7 @@ from shardcore.binding.seams.structures import map_leaves as map_leaves
 from shardcore.binding.seams.structures import map_tensors as map_tensors
 from shardcore.binding.seams.table import RUNS as RUNS
 from shardcore.binding.seams.table import SEAMS as SEAMS
+from shardcore.binding.seams.table import STEPS as STEPS
 from shardcore.binding.seams.training import AUTO as AUTO
 from shardcore.binding.seams.training import Auto as Auto
 from shardcore.binding.seams.training import arrays_of as arrays_of

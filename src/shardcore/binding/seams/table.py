@@ -26,7 +26,8 @@ class Seam:
     everywhere: bool = False
 
 
-# What a user calls on a trainer.
+# The steps of a trainer, and what a user calls on one.
+STEPS = ("train", "test", "predict")
 RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
@@ -140,19 +141,14 @@ SEAMS = {
         "TorchEpochIterator._get_iterator",
         "Ranks that would make another number of steps are found before the first.",
     ),
-    "train step": Seam(
-        "keras.src.backend.torch.trainer",
-        "TorchTrainer.make_train_function",
-        "A batch is split before the step, and logs are whole after it.",
-    ),
-    "test step": Seam(
-        "keras.src.backend.torch.trainer", "TorchTrainer.make_test_function", "As the train step."
-    ),
-    "predict step": Seam(
-        "keras.src.backend.torch.trainer",
-        "TorchTrainer.make_predict_function",
-        "As the train step.",
-    ),
+    **{
+        f"{kind} step": Seam(
+            "keras.src.backend.torch.trainer",
+            f"TorchTrainer.make_{kind}_function",
+            "A batch is split before the step, and logs are whole after it.",
+        )
+        for kind in STEPS
+    },
     "automatic compilation": Seam(
         "keras.src.trainers.trainer",
         "Trainer._resolve_auto_jit_compile",
