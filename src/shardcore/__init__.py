@@ -5,6 +5,7 @@ Importing shardcore loads neither torch nor Keras; `install()` does.
 
 from typing import TYPE_CHECKING, Any
 
+from shardcore.domain.cost import Link
 from shardcore.domain.errors import ShardcoreError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Link",
     "ShardcoreError",
     "all_gather",
     "all_gather_variable",

@@ -25,7 +25,9 @@ def install(strategy: str = "auto", **options: Any) -> Status:
     Args:
         strategy: How distributed variables live: "dtensor", "manual", "single", the name of one
             that another package offers, or "auto" for the best that can be had here.
-        options: What else the strategy is told. "manual" has `gathered`: "per_use" or "per_step".
+        options: What else the strategy is told. "dtensor" and "manual" have `weights` ("compute"
+            or "gather"), `gathered` ("per_use" or "per_step") and `links` (a `shardcore.Link` by
+            mesh axis).
 
     Returns:
         The same as `status()`.

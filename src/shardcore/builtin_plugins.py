@@ -1,9 +1,11 @@
 """shardcore's own strategies and policies, offered by the same hook as anybody else's."""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from shardcore.domain.cost import Link
 from shardcore.policies import (
     data_parallel,
     fully_sharded,
@@ -27,6 +29,7 @@ def open_dtensor(
     *,
     weights: Weights = "compute",
     gathered: Gathered = "per_use",
+    links: Mapping[str, Link] = MappingProxyType({}),
 ) -> Strategy:
     """The strategy `dtensor` on `world`; on one device it is `single`.
 
@@ -36,17 +39,22 @@ def open_dtensor(
         weights: How a weight that is sharded over a model axis is used: "compute" with it as it
             is, where that is cheaper, or "gather" it for each use.
         gathered: How long an all-gathered weight lives: "per_use" or "per_step".
+        links: By mesh axis, how fast its ranks send to each other, where the default is wrong.
     """
     if world.mesh.size == 1:  # one device has nothing to shard, and plain tensors are faster
         return SingleDeviceStrategy(world)
     from shardcore.adapters.engine.dtensors import DTensors
     from shardcore.adapters.engine.library import open_engine
 
-    return kind(open_engine(world, DTensors.over, weights, gathered))
+    return kind(open_engine(world, DTensors.over, weights, gathered, links))
 
 
 def _open_manual(
-    world: World, *, weights: Weights = "compute", gathered: Gathered = "per_use"
+    world: World,
+    *,
+    weights: Weights = "compute",
+    gathered: Gathered = "per_use",
+    links: Mapping[str, Link] = MappingProxyType({}),
 ) -> Strategy:
     """The strategy `manual` on `world`, with the options of `dtensor`."""
     if world.mesh.size == 1:
@@ -54,7 +62,7 @@ def _open_manual(
     from shardcore.adapters.engine.library import open_engine
     from shardcore.adapters.engine.local_shards import LocalShards
 
-    return ShardedStrategy(open_engine(world, LocalShards.over, weights, gathered))
+    return ShardedStrategy(open_engine(world, LocalShards.over, weights, gathered, links))
 
 
 def why_no_dtensor() -> str | None:

@@ -18,7 +18,7 @@ import shardcore
 from shardcore.adapters import fallback
 from shardcore.adapters.engine.dtensors import ShardedDTensor
 from shardcore.adapters.engine.local_shards import LocalShardTensor
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import MeshError, StrategyError
 from shardcore.testing import count_collectives, run_ranks
 
 ROWS = np.random.default_rng(0).normal(size=(12, 6)).astype("float32")
@@ -197,6 +197,26 @@ def test_another_value_of_an_option_is_refused(strategy):
                 shardcore.install(strategy, **{option: "forever"})
         with pytest.raises(StrategyError, match=f"'{strategy}' has no option 'lifetime'"):
             shardcore.install(strategy, lifetime="per_use")
+
+    run_ranks(program, 2)
+
+
+@pytest.mark.parametrize("strategy", ["manual", "dtensor"])
+def test_ranks_with_other_options_are_told_apart_on_all_ranks(strategy):
+    """They would plan other collectives."""
+
+    def program(rank):
+        options = {"links": {"model": shardcore.Link(latency=1.0)}} if rank else {}
+        with pytest.raises(StrategyError, match=r"and rank 1 with .*latency=1.0.* on every rank"):
+            distribute((1, 2), {}, strategy, **options)
+
+    run_ranks(program, 2)
+
+
+def test_a_link_of_an_axis_that_is_not_there_is_refused():
+    def program(rank):
+        with pytest.raises(MeshError, match=r"\['modle'\], but the mesh has"):
+            distribute((1, 2), {}, links={"modle": shardcore.Link()})
 
     run_ranks(program, 2)
 

@@ -1,8 +1,8 @@
 """How an operator is split over a mesh, given its sharding rule and the layouts of its operands.
 
 Each mesh axis is decided on its own: it splits one factor of the rule, or none. The candidates are
-the factors that the axis already splits in an operand, and the cheapest wins: the bytes and starts
-of the collectives that bring operands there, results to where they are wanted, and the gradients of
+the factors that the axis already splits in an operand, and the cheapest wins: the seconds of the
+collectives that bring operands there, results to where they are wanted, and the gradients of
 weights back. Where it costs less, the activations are all-gathered and every rank does all of the
 work. A weight follows the activations: where an axis splits an activation by a factor that no
 weight has, the weight is all-gathered and the activation stays. Where an activation is split by no
@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import attrs
 
+from shardcore.domain.cost import Costs
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout, chunk_sizes, least_block
 from shardcore.domain.operator_rules import Dim, OperatorRule, Result, Term
@@ -30,12 +31,9 @@ from shardcore.domain.placements import (
     blocks_of,
     stretches_of,
 )
-from shardcore.domain.redistribution import START_BYTES, transition
+from shardcore.domain.redistribution import transition
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
-
-# What could be multiplied in the time that it takes to send a byte, as 13 TFLOPS at 13 GB/s.
-MULTIPLIED = 1000
 
 
 @attrs.frozen(cache_hash=True)
@@ -105,6 +103,7 @@ def choose(
     operands: tuple[Placed, ...],
     result_shapes: Shapes = (),
     scales: bool = False,
+    costs: Costs = Costs(),  # noqa: B008 - it is frozen
 ) -> Split:
     """The cheapest split of an operator.
 
@@ -115,6 +114,7 @@ def choose(
             bringing a gradient to its operand, depends on the factor that is chosen.
         scales: Whether the operator multiplies element by element: a weight that meets an
             activation of its size that is not split is all-gathered, and the result is not split.
+        costs: What a collective along each axis costs.
 
     Raises:
         LayoutError: If the operands do not have the dims of the rule, or dims of one factor differ.
@@ -131,23 +131,23 @@ def choose(
         ("(None, 'model')", "(None, None) with sum over 'model'")
     """
     mesh = operands[0].layout.mesh
-    call = _Call(rule, operands, result_shapes, _extents(rule, operands), scales)
+    call = _Call(rule, operands, result_shapes, _extents(rule, operands), scales, costs)
     cuts: dict[str, Cut] = {}
     idle, replicates = [], False
     for axis in mesh.axis_names:
-        costs = {each: call.cost(axis, *each) for each in call.candidates(axis, cuts)}
-        if costs:
-            factor, cut = min(costs, key=lambda each: costs[each])
-            if costs[factor, cut] <= call.cost_of_all_work(axis):
+        found = {each: call.cost(axis, *each) for each in call.candidates(axis, cuts)}
+        if found:
+            factor, cut = min(found, key=found.__getitem__)
+            if found[factor, cut] <= call.cost_of_all_work(axis):
                 cuts[factor] = cut
             else:
                 replicates = True
         elif mesh.axis_size(axis) > 1:
             idle.append(axis)
     for axis in tuple(idle):
-        costs = {each: call.cost(axis, *each) for each in call.other_dims(axis, cuts)}
-        if costs and min(costs.values()) <= call.cost_of_gathering(axis):
-            factor, cut = min(costs, key=lambda each: costs[each])
+        found = {each: call.cost(axis, *each) for each in call.other_dims(axis, cuts)}
+        if found and min(found.values()) <= call.cost_of_gathering(axis):
+            factor, cut = min(found, key=found.__getitem__)
             cuts[factor] = cut
             idle.remove(axis)
     return Split(
@@ -189,6 +189,7 @@ class _Call:
     result_shapes: Shapes
     extents: dict[str, int]
     scales: bool
+    costs: Costs
 
     def candidates(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
         """The factors that `axis` may split, each with the cut that it then has."""
@@ -340,9 +341,9 @@ class _Call:
         for term, operand in zip(self.rule.operands, self.operands, strict=True):
             source = operand.layout.placement(axis)
             target = self._wanted(term, operand.shape, source, factor, cut, ranks)
-            total += _brought(operand, target, axis)
+            total += self._brought(operand, target, axis)
             if operand.weight and isinstance(target, Shard):  # so comes its gradient
-                total += _sent(target, source, ranks, _bytes(operand, axis))
+                total += self._sent(target, source, axis, _bytes(operand, axis))
         by_name = dict(zip((term.name for term in self.rule.operands), self.operands, strict=True))
         for result, shape in zip(self.rule.results, self.result_shapes, strict=False):
             source = _placement(self.rule, result, factor)
@@ -351,12 +352,12 @@ class _Call:
                 like = by_name[result.like].layout.placement(axis)
                 source = self._wanted(result, shape, like, factor, cut, ranks)
             target = Replicate() if isinstance(like, Partial) else like
-            total += _sent(source, target, ranks, prod(shape) * self.operands[0].itemsize)
+            total += self._sent(source, target, axis, prod(shape) * self.operands[0].itemsize)
         return total
 
     def cost_of_gathering(self, axis: str) -> float:
         """The cost of all-gathering along `axis` every operand that it splits."""
-        return sum(_brought(operand, Replicate(), axis) for operand in self.operands)
+        return sum(self._brought(operand, Replicate(), axis) for operand in self.operands)
 
     def cost_of_all_work(self, axis: str) -> float:
         """The cost of having each rank along `axis` do all of the work, on an all-gathered operand.
@@ -369,7 +370,7 @@ class _Call:
         split = [each for each in self.operands if isinstance(each.layout.placement(axis), Shard)]
         if len(split) != 1 or split[0].weight or len(self.rule.results) > 1:
             return inf
-        work = self._multiplications() * (ranks - 1) / ranks / MULTIPLIED
+        work = self._multiplications() * (ranks - 1) / ranks / self.costs.multiplications
         return work + self.cost_of_gathering(axis)
 
     def _multiplications(self) -> int:
@@ -399,6 +400,19 @@ class _Call:
             same = _splits_alike(size, ranks, wanted, source.block)
             return source if same else Shard(target.dim, wanted)
         return target
+
+    def _brought(self, operand: Placed, target: Placement, axis: str) -> float:
+        """What it costs to bring an operand along `axis` to `target`, from where it costs least."""
+        layouts = [operand.layout, operand.other] if operand.other else [operand.layout]
+        held = _bytes(operand, axis)
+        return min(self._sent(each.placement(axis), target, axis, held) for each in layouts)
+
+    def _sent(self, source: Placement, target: Placement, axis: str, held: float) -> float:
+        """What it costs to bring `held` bytes along `axis` from one placement to another."""
+        if source != target and isinstance(target, Partial):  # made of the full tensor
+            target = Replicate()
+        ranks = self.operands[0].layout.mesh.axis_size(axis)
+        return self.costs.collective(transition(source, target), axis, ranks, held)
 
 
 def _splits_alike(size: int, ranks: int, one: Blocks, other: Blocks) -> bool:
@@ -430,25 +444,3 @@ def _bytes(operand: Placed, axis: str) -> float:
         if other != axis and isinstance(operand.layout.placement(other), Shard)
     )
     return prod(operand.shape) * operand.itemsize / others
-
-
-def _brought(operand: Placed, target: Placement, axis: str) -> float:
-    """What it costs to bring an operand along `axis` to `target`, from where it costs least."""
-    layouts = [operand.layout, operand.other] if operand.other else [operand.layout]
-    ranks, held = operand.layout.mesh.axis_size(axis), _bytes(operand, axis)
-    return min(_sent(each.placement(axis), target, ranks, held) for each in layouts)
-
-
-def _sent(source: Placement, target: Placement, ranks: int, held: float) -> float:
-    """The bytes that a rank sends of `held`, and the start; see docs/transitions.md."""
-    if source != target and isinstance(target, Partial):  # made of the full tensor
-        target = Replicate()
-    kind = transition(source, target)
-    if kind in (None, "slice") or ranks == 1:
-        return 0.0
-    sent = held * (ranks - 1) / ranks
-    if kind == "all_reduce":
-        sent *= 2
-    elif kind == "all_to_all":
-        sent /= ranks
-    return START_BYTES + sent

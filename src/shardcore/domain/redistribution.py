@@ -1,10 +1,10 @@
 """From one layout to another: an ordered list of steps along one axis each, as data.
 
 Every step is an edge in the graph of layouts, drawn from the table `TRANSITIONS`; `plan` takes
-the cheapest path, where a step costs the bytes that each rank sends when the split is even, and a
-collective `START_BYTES` more. Only axes that must move do. An axis can leave a dim only when it is
-the last (minor) one that splits it, and enters one as the last: only so are the pieces chunks of
-chunks.
+the cheapest path, where a step costs the seconds in which a collective starts and each rank sends
+its bytes when the split is even (`domain.cost`). Only axes that must move do. An axis can leave a
+dim only when it is the last (minor) one that splits it, and enters one as the last: only so are the
+pieces chunks of chunks.
 
 Bytes are those of the bandwidth-optimal algorithms in which nothing is forwarded: a rank sends
 each other rank of its axis group the elements of its local tensor that this rank needs. For `n`
@@ -20,15 +20,14 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import attrs
 
+from shardcore.domain.cost import Costs, Kind
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial, Placement, Replicate, Shard
-
-Kind: TypeAlias = Literal["slice", "all_gather", "all_to_all", "all_reduce", "reduce_scatter"]
 
 TRANSITIONS: dict[tuple[type[Placement], type[Placement]], Kind] = {
     (Replicate, Shard): "slice",
@@ -38,11 +37,8 @@ TRANSITIONS: dict[tuple[type[Placement], type[Placement]], Kind] = {
     (Partial, Shard): "reduce_scatter",
 }
 
-# What could be sent in the time that a collective takes to start, for example 10 µs at 13 GB/s.
-START_BYTES = 128 * 1024
-
-# Bytes and starts of a path; equal ones are told apart by the number of steps.
-_Cost: TypeAlias = tuple[int, int]
+# The seconds of a path; equal ones are told apart by the number of steps.
+_Cost: TypeAlias = tuple[float, int]
 
 
 def transition(source: Placement, target: Placement) -> Kind | None:
@@ -137,7 +133,13 @@ class Step:
         return f"{self.kind} over {self.axis!r}: {before} -> {after}"
 
 
-def plan(source: Layout, target: Layout, shape: Iterable[int], itemsize: int) -> tuple[Step, ...]:
+def plan(
+    source: Layout,
+    target: Layout,
+    shape: Iterable[int],
+    itemsize: int,
+    costs: Costs = Costs(),  # noqa: B008 - it is frozen
+) -> tuple[Step, ...]:
     """The steps that take a tensor from one layout to another.
 
     Args:
@@ -145,6 +147,7 @@ def plan(source: Layout, target: Layout, shape: Iterable[int], itemsize: int) ->
         target: The layout it shall have. It may keep a pending reduction of `source`.
         shape: The global shape of the tensor.
         itemsize: The bytes of one element.
+        costs: What a collective along each axis costs.
 
     Returns:
         The steps in order, none when the layouts are equal. Every rank gets the same list.
@@ -164,7 +167,7 @@ def plan(source: Layout, target: Layout, shape: Iterable[int], itemsize: int) ->
     """
     sizes = tuple(shape)
     _check(source, target, sizes)
-    return _cheapest(source, target, sizes, itemsize)
+    return _cheapest(source, target, sizes, itemsize, costs)
 
 
 def _check(source: Layout, target: Layout, shape: tuple[int, ...]) -> None:
@@ -181,13 +184,13 @@ def _check(source: Layout, target: Layout, shape: tuple[int, ...]) -> None:
 
 @lru_cache(maxsize=4096)
 def _cheapest(
-    source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int
+    source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, costs: Costs
 ) -> tuple[Step, ...]:
     """The path of least cost by A*: known cost so far plus what is missing at the least."""
     movable = _movable(source, target)
     entry = count()  # ties are taken in the order found, so that all ranks agree
     queue: list[tuple[_Cost, int, _Cost, Layout, tuple[Step, ...]]] = []
-    heappush(queue, (_missing(source, target), next(entry), (0, 0), source, ()))
+    heappush(queue, (_missing(source, target, costs), next(entry), (0.0, 0), source, ()))
     done: set[Layout] = set()
     while queue:
         _, _, cost, layout, steps = heappop(queue)
@@ -199,8 +202,8 @@ def _cheapest(
         for axis in movable:
             for after in _moves(layout, axis, target):
                 step = Step(axis, layout, after, shape, itemsize)
-                so_far = _sum(cost, _cost(step))
-                least = _sum(so_far, _missing(after, target))
+                so_far = _sum(cost, _cost(step, costs))
+                least = _sum(so_far, _missing(after, target, costs))
                 heappush(queue, (least, next(entry), so_far, after, (*steps, step)))
     raise AssertionError("an axis can always be gathered or reduced, then sliced")
 
@@ -231,25 +234,19 @@ def _moved(without: Layout, axis: str, after: Replicate | Shard) -> Layout:
     return Layout(without.mesh, tuple(split), pending, tuple(blocks))
 
 
-def _cost(step: Step) -> _Cost:
-    """The start of the step, and the bytes that each rank would send if all shards were even."""
-    if step.kind == "slice":
-        return (0, 1)
+def _cost(step: Step, costs: Costs) -> _Cost:
+    """The seconds of the step if all shards were even."""
     ranks = step.source.mesh.axis_size(step.axis)
     together = step.source.without(step.axis).local_shape(step.shape, rank=0)
-    sent = math.prod(together) * step.itemsize * (ranks - 1) // ranks
-    if step.kind == "all_reduce":
-        sent *= 2
-    elif step.kind == "all_to_all":
-        sent //= ranks
-    return (START_BYTES + sent, 1)
+    held = math.prod(together) * step.itemsize
+    return (costs.collective(step.kind, step.axis, ranks, held), 1)
 
 
-def _missing(layout: Layout, target: Layout) -> _Cost:
+def _missing(layout: Layout, target: Layout, costs: Costs) -> _Cost:
     """What any path from `layout` to `target` costs at the least."""
     leave, enter = _leaving(layout, target), _leaving(target, layout)
-    collectives = sum(layout.mesh.axis_size(axis) > 1 for axis in leave)
-    return (START_BYTES * collectives, len(leave | enter))
+    starts = (costs.link(axis).latency for axis in sorted(leave) if layout.mesh.axis_size(axis) > 1)
+    return (sum(starts), len(leave | enter))
 
 
 def _movable(source: Layout, target: Layout) -> tuple[str, ...]:

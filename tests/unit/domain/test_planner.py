@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from shardcore.domain import operator_rules_basic as basic
 from shardcore.domain import operator_rules_table as table
+from shardcore.domain.cost import Costs, Link
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.operator_rules import Result
 from shardcore.domain.placements import Partial, Replicate, Shard
 from shardcore.domain.planner import Placed, choose
-from shardcore.domain.redistribution import START_BYTES, plan
+from shardcore.domain.redistribution import plan
 
 ONE_GROUP = table.Channels(1, 4, 6, transposed=False)
 CONVOLUTION = table.convolution(ONE_GROUP, 2, bias=True)
@@ -395,6 +396,16 @@ def test_axes_keep_an_order_that_leaves_no_part_empty_where_that_of_the_mesh_doe
     assert not chosen.gathers
 
 
+def test_over_a_slow_link_less_is_sent_in_more_collectives():
+    """A pending sum, and the gradient of the kernel, in place of an all-gather of more."""
+    rows = placed((256, 512), (None, "model"))
+    kernel = placed((512, 8), (None, None), weight=True)
+    fast = choose(MATMUL, (rows, kernel), ((256, 8),), costs=Costs({"model": Link(1e-3, 1e12)}))
+    slow = choose(MATMUL, (rows, kernel), ((256, 8),), costs=Costs({"model": Link(1e-9, 1e6)}))
+    assert words(fast)[0] == "R"
+    assert words(slow) == ["S(1)", "S(0)", "P(sum)"]
+
+
 def test_the_first_operand_says_the_order_of_axes():
     first = placed((8, 4), (("model", "data"), None), SQUARE)
     second = placed((8, 4), (("data", "model"), None), SQUARE)
@@ -467,7 +478,7 @@ def test_no_other_split_is_cheaper(data):
     def cost(shape, source, target):
         steps = [step for step in plan(source, target, shape, 4) if step.kind != "slice"]
         held = 4 * shape[0] * (shape[1] * shape[2] if len(shape) > 1 else 1)
-        return sum(START_BYTES + SENT_OF_TWO[step.kind] * held for step in steps)
+        return sum(Link().seconds(SENT_OF_TWO[step.kind] * held) for step in steps)
 
     def operands_of(candidate):
         terms = zip(rule.operands, shapes, strict=True)

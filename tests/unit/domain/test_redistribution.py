@@ -6,11 +6,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from shardcore.domain.cost import Costs, Link
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Partial, Replicate, Shard
-from shardcore.domain.redistribution import START_BYTES, TRANSITIONS, plan, transition
+from shardcore.domain.redistribution import TRANSITIONS, plan, transition
 from tests.unit.domain.generators import block_sizes, layouts, redistributions
 from tests.unit.domain.numpy_mesh import coordinates, reduced, run, scatter
 
@@ -212,7 +213,7 @@ def moves_from(mesh, state, elements, itemsize):
             reached = (after, pending - {axis})
             if reached != state:
                 moves = inside or axis in pending
-                found[reached] = START_BYTES + sent * itemsize if moves else 0
+                found[reached] = Link().seconds(sent * itemsize) if moves else 0
     return found
 
 
@@ -249,12 +250,13 @@ def test_no_path_is_cheaper_when_both_axes_move(data, itemsize):
     for step in plan(source, target, (64, 64), itemsize):
         cost = moves_from(MESH, state(step.source), 64 * 64, itemsize)[state(step.target)]
         # Even parts are the same in any blocks, and are not sent from one block size to another.
-        bytes_sent = cost and cost - START_BYTES
+        bytes_sent = cost and round((cost - Link().latency) * Link().bandwidth)
         in_other_blocks = step.source_dim is not None and step.source_dim == step.target_dim
         assert step.bytes_sent(0) == (0 if in_other_blocks else bytes_sent)
         assert (step.kind == "slice") == (cost == 0)
         total += cost
-    assert total == cheapest_costs(MESH, state(source), 64 * 64, itemsize)[state(target)]
+    least = cheapest_costs(MESH, state(source), 64 * 64, itemsize)[state(target)]
+    assert total == pytest.approx(least)
 
 
 def test_axes_that_need_not_move_do_not():
@@ -395,3 +397,13 @@ def test_the_example_in_the_docs_prints_what_it_says(capsys):
     exec(code, {})
     printed = capsys.readouterr().out.splitlines()
     assert printed == [line[2:] for line in code.splitlines() if line.startswith("# ")]
+
+
+@pytest.mark.parametrize("slow", ["data", "model"])
+def test_the_larger_sum_goes_over_the_faster_link(slow):
+    mesh = Mesh((2, 2), ("data", "model"))
+    source = Layout(mesh, (None, None), partial={"data": "sum", "model": "sum"})
+    costs = Costs({slow: Link(bandwidth=1e6)})
+    first, second = plan(source, Layout(mesh, ("data", "model")), (64, 64), 4, costs)
+    assert (first.bytes_sent(0), second.bytes_sent(0)) == (8192, 4096)
+    assert second.axis == slow

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from shardcore.adapters import process_group
 from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor, contiguous_strides
 from shardcore.adapters.engine.unsharded import Unsharded
+from shardcore.domain.cost import Costs
 from shardcore.domain.layout import Layout
 from shardcore.ports.world import World
 
@@ -39,6 +40,7 @@ class Engine:
         groups: By mesh axis, the group of this process.
         kind: The tensor classes.
         gathers: Whether sharded weights are all-gathered for each use.
+        costs: What a collective along each mesh axis costs.
         unsharded: The weights that were all-gathered lately.
         plans: The plans of operators, by all that they depend on.
         steps: How many have ended; what an operator has brought elsewhere is found until then.
@@ -48,6 +50,7 @@ class Engine:
     groups: Mapping[str, dist.ProcessGroup]
     kind: TensorKind
     gathers: bool = False
+    costs: Costs = attrs.field(factory=Costs)
     unsharded: Unsharded = attrs.field(factory=Unsharded)
     plans: "OrderedDict[Hashable, Any]" = attrs.field(factory=OrderedDict, init=False)
     steps: int = attrs.field(default=0, init=False)

@@ -1,5 +1,6 @@
 """The port `ShardedTensors`: what a strategy needs of the engine."""
 
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -10,6 +11,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
+from shardcore.adapters import process_group
 from shardcore.adapters.engine import differentiable, gradients
 from shardcore.adapters.engine.engine import Engine, TensorKind, process_groups
 from shardcore.adapters.engine.in_place import shard_beside
@@ -18,6 +20,8 @@ from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.unsharded import BYTES, Unsharded
 from shardcore.adapters.gradient_buckets import Buckets
 from shardcore.adapters.threads import communicating
+from shardcore.domain.cost import Costs, Link, links_of
+from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial, Replicate
 from shardcore.ports.world import World
@@ -28,6 +32,7 @@ def open_engine(
     kind: Callable[[World, Mapping[str, dist.ProcessGroup]], TensorKind],
     weights: str,
     gathered: str,
+    links: Mapping[str, Link],
 ) -> "EngineTensors":
     """The engine over `world`. All processes open it together.
 
@@ -38,12 +43,44 @@ def open_engine(
             where that is cheaper, or "gather" it for each use.
         gathered: How long an all-gathered weight is held: "per_use", but for small ones, or
             "per_step".
+        links: The links of mesh axes; others are told by the hosts of their ranks.
+
+    Raises:
+        StrategyError: If ranks were given other options.
+        MeshError: If `links` names an axis that the mesh does not have.
     """
+    hosts = _hosts(f"weights={weights!r}, gathered={gathered!r}, links={dict(links)}")
+    costs = Costs(links_of(_processes_along(world), hosts, links))
     groups = process_groups(world)
-    size = inf if gathered == "per_step" else BYTES
-    return EngineTensors(
-        Engine(world, groups, kind(world, groups), weights == "gather", Unsharded(size))
-    )
+    unsharded = Unsharded(inf if gathered == "per_step" else BYTES)
+    engine = Engine(world, groups, kind(world, groups), weights == "gather", costs, unsharded)
+    return EngineTensors(engine)
+
+
+def _hosts(options: str) -> tuple[str, ...]:
+    """The host of each process. A collective, in which the options of all ranks are compared."""
+    own = (options, socket.gethostname())
+    if process_group.is_simulated():
+        return (own[1],) * process_group.world_size()
+    found = process_group.gather(own)
+    for rank, (other, _) in enumerate(found):
+        if other != found[0][0]:
+            raise StrategyError(
+                f"Rank 0 installed its strategy with {found[0][0]}, and rank {rank} with {other}: "
+                "give shardcore.install() the same options on every rank."
+            )
+    return tuple(host for _, host in found)
+
+
+def _processes_along(world: World) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Per mesh axis the groups of processes along it."""
+    mesh = world.mesh
+    return {
+        axis: tuple(
+            tuple(world.processes[rank] for rank in group) for group in mesh.axis_groups(axis)
+        )
+        for axis in mesh.axis_names
+    }
 
 
 @attrs.frozen(eq=False)

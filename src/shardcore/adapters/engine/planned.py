@@ -433,7 +433,7 @@ def _split(task: Task, forms: Sequence[Form], engine: Engine) -> Split:
     if engine.gathers and not all(form.weight or not form.ndim for form in forms):
         forms = [_gathered(form, engine) if form.weight else form for form in forms]
     placed = tuple(map(_placed, forms, task.operands))
-    return choose(task.rule, placed, task.result_shapes, task.scales)
+    return choose(task.rule, placed, task.result_shapes, task.scales, engine.costs)
 
 
 def run_rule(

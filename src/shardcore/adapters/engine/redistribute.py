@@ -72,7 +72,7 @@ class Redistribution:
         return cls(
             form,
             target,
-            _stages(form, reduced, world.position),
+            _stages(form, reduced, engine),
             target.local_shape(form.shape, world.position),
             any(at[axis] for axis in new),
         )
@@ -123,7 +123,7 @@ def _permuted(layout: Layout, order: tuple[int, ...]) -> Layout:
     return Layout(layout.mesh, spec, layout.partial, (layout.blocks[dim] for dim in order))
 
 
-def _stages(form: Form, target: Layout, rank: int) -> tuple[_Stage, ...]:
+def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
     """The steps to `target`: in one stage, where the stretches of both are dims of one shape."""
     source, shape = form.layout, form.shape
     counts = tuple(map(max, source.stretches, target.stretches))
@@ -138,8 +138,8 @@ def _stages(form: Form, target: Layout, rank: int) -> tuple[_Stage, ...]:
         common = tuple(map(max, before.stretches, after.stretches))
         sizes, first = before.without_stretches(shape, common)
         _, second = after.without_stretches(shape, common)
-        steps = plan(first, second, sizes, form.dtype.itemsize)
-        stages.append(_Stage(first.local_shape(sizes, rank), steps))
+        steps = plan(first, second, sizes, form.dtype.itemsize, engine.costs)
+        stages.append(_Stage(first.local_shape(sizes, engine.world.position), steps))
     return tuple(stages)
 
 
