@@ -20,7 +20,6 @@ from shardcore.adapters.capture.passes.reshapes import with_reshapes
 from shardcore.adapters.capture.passes.reuse import with_operands_reused
 from shardcore.adapters.capture.passes.sizes import with_sizes
 from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
-from shardcore.adapters.capture.passes.softmax import with_softmax_copies_apart
 from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.tape import Tape
 
@@ -56,7 +55,6 @@ PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
     with_direct_views,
     with_pooling_as_it_lies,
     without_needless_copies,
-    with_softmax_copies_apart,
     with_operands_reused,
 )
 
