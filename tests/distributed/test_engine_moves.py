@@ -1,6 +1,7 @@
 """What an operator on sharded tensors moves, on two ranks: its collectives, by kind."""
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from shardcore.adapters.engine.dtensors import DTensors
 from shardcore.adapters.engine.library import open_engine
@@ -19,9 +20,20 @@ def masked(x):
     return x.masked_fill_(x > 0, 9.0)
 
 
+def pooled(x, pool=F.max_pool2d, size=2):
+    """The gradient of a pool."""
+    x = x.view(1, 6, 4).detach().requires_grad_()
+    found = pool(x, size)
+    (found**2).sum().backward()
+    return x.grad
+
+
 CASES = {
     "masked_fill": (lambda x: x.masked_fill(x > 0, torch.tensor(9.0)), ROWS, {}),
     "masked_fill_": (masked, COLUMNS, {}),
+    "max pool": (pooled, COLUMNS, {}),
+    "max pool of rows": (lambda x: pooled(x, size=(3, 1)), ROWS, {}),
+    "average pool": (lambda x: pooled(x, F.avg_pool2d), COLUMNS, {}),
     "how many": (lambda x: (x > 0).sum(0) + 1, ROWS, {"all_reduce": (1, 4 * 4)}),
     "logsumexp": (lambda x: x.logsumexp(1), COLUMNS, {"all_reduce": (2, 2 * 6 * 4)}),
 }

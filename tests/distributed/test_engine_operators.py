@@ -35,6 +35,10 @@ def gradient_of(function, x):
     return x.grad
 
 
+def pooled(pool, x, *args, **kwargs):
+    return gradient_of(lambda y: pool(y[None], *args, **kwargs), x)
+
+
 CASES = {
     # random: the values of one device
     "bernoulli": lambda x: torch.bernoulli(torch.sigmoid(x)),
@@ -96,6 +100,20 @@ CASES = {
     "median": lambda x: x.median(0).values,
     "prod": lambda x: x.prod(),
     "topk": lambda x: x.topk(2, 0).values,
+    # windows, as they are split and as they are not
+    "max_pool": lambda x: pooled(F.max_pool2d, x, 2),
+    "max_pool, indices": lambda x: torch.cat(
+        [
+            i.flatten()
+            for w in (1, 2, 3, (2, 3))
+            for i in F.max_pool2d(x[None], w, return_indices=True)[1:]
+        ]
+    ),
+    "max_pool, overlapping": lambda x: pooled(F.max_pool2d, x, 2, 1),
+    "max_pool, padded": lambda x: pooled(F.max_pool2d, x, 2, padding=1),
+    "max_pool3d": lambda x: pooled(lambda y: F.max_pool3d(y.view(1, 1, 6, 3, 1), (3, 1, 1)), x),
+    "avg_pool": lambda x: pooled(F.avg_pool2d, x, (3, 1)),
+    "avg_pool, one left out": lambda x: pooled(F.avg_pool2d, x, 2),
     # looked up
     "by a mask": lambda x: x[x > 0],
     "by numbers": lambda x: x[torch.tensor([5, 0, 3])],

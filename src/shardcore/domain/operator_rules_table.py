@@ -109,6 +109,44 @@ def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1)
 
 
 @lru_cache
+def pool(
+    ndim: int,
+    windows: tuple[int | None, ...],
+    pooled: tuple[bool, ...],
+    results: int = 1,
+    numbered: bool = False,
+) -> OperatorRule:
+    """A pool of the last dims, or its gradient: windows that do not overlap are not cut.
+
+    Args:
+        ndim: The dims of an image.
+        windows: For each of the last dims the size of a window that divides it; None for a dim
+            that is not split.
+        pooled: For each operand, whether it is pooled. The results are where no operand is.
+        results: How many results there are.
+        numbered: Whether the numbers of the elements of each of the last dims are operands too.
+
+    Example:
+        >>> str(pool(4, (2, None), (False,)))
+        'a b 2c - -> a b c -'
+        >>> str(pool(3, (3,), (True, False), numbered=True))
+        'a b c, a b 3c, 3c -> a b 3c'
+    """
+    first = ndim - len(windows)
+    rest = [letter(dim) for dim in range(first)]
+    small = [letter(first + at) if size else "-" for at, size in enumerate(windows)]
+    large = [f"{size}{dim}" if size else "-" for size, dim in zip(windows, small, strict=True)]
+    images = {True: " ".join((*rest, *small)), False: " ".join((*rest, *large))}
+    operands = [Operand(f"operand {at}", images[kind]) for at, kind in enumerate(pooled)]
+    if numbered:
+        operands += [Operand(f"numbers {at}", dim) for at, dim in enumerate(large)]
+    is_pooled = not any(pooled)
+    return OperatorRule(
+        tuple(operands), tuple(Result(f"result {at}", images[is_pooled]) for at in range(results))
+    )
+
+
+@lru_cache
 def whole(operands: tuple[int, ...], result: int) -> OperatorRule:
     """What is not split.
 

@@ -77,6 +77,36 @@ def max_pools(draw):
 
 
 @st.composite
+def pools(draw):
+    """The largest of windows that do not overlap, and its place in the plane; the gradient."""
+    rows, columns = draw(st.integers(1, 3)), draw(st.sampled_from([None, 1, 2]))
+    count, down, across = draw(sizes), draw(sizes), draw(sizes)
+    shape = (count, down * rows, across * (columns or 1))
+    pooled = (count, down, across if columns else 1)
+
+    def tiles(x):
+        """The elements of each window, along the last dim."""
+        width = columns or x.shape[2]
+        found = x.reshape(x.shape[0], x.shape[1] // rows, rows, x.shape[2] // width, width)
+        return np.moveaxis(found, 2, 3).reshape(*found.shape[:2], found.shape[3], -1)
+
+    def largest(parts):
+        x, down, across = parts
+        numbers = tiles(np.broadcast_to(down[:, None] * 10 + across, x.shape))
+        at = tiles(x).argmax(-1)[..., None]
+        return [np.take_along_axis(each, at, -1)[..., 0] for each in (tiles(x), numbers)]
+
+    def gradient(parts):
+        gradient, x = parts
+        return [x * gradient.repeat(rows, 1).repeat(columns or x.shape[2], 2)]
+
+    if draw(st.booleans()):
+        rule = table.pool(3, (rows, columns), (False,), results=2, numbered=True)
+        return Call(rule, [shape, shape[1:2], shape[2:]], largest)
+    return Call(table.pool(3, (rows, columns), (True, False)), [pooled, shape], gradient)
+
+
+@st.composite
 def pads(draw):
     shape = tuple(draw(st.lists(sizes, min_size=1, max_size=4)))
     widths = [draw(st.sampled_from([(0, 0), (0, 0), (1, 0), (1, 2)])) for _ in shape]
@@ -196,6 +226,7 @@ CALLS = {
     "im2col": im2cols(),
     "index": indexings(),
     "index_put": index_puts(),
+    "pool": pools(),
     "unbind": unbinds(),
     "whole": wholes(),
 }
@@ -211,6 +242,7 @@ FACTORS = {
     "im2col": "nc",
     "index": ("a", "b", "c", "d", "i0", "i1"),
     "index_put": "nbcd",
+    "pool": "abc",
     "unbind": "abc",
     "whole": "",  # it has none
 }

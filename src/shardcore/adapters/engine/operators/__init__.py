@@ -13,6 +13,7 @@ from shardcore.adapters.engine.operators import (
     losses,
     matmul,
     pointwise,
+    pools,
     random,
     reductions,
     statistics,
@@ -43,7 +44,7 @@ _OTHERS: dict[Any, Handler] = {
 def _registry() -> Registry:
     registry = Registry()
     registry.add({}, _OTHERS)
-    for module in (pointwise, views, reductions, matmul, lookups, layers, statistics):
+    for module in (pointwise, views, reductions, matmul, lookups, layers, pools, statistics):
         registry.add(module.PLANNERS, getattr(module, "HANDLERS", {}))
     for module in (losses, random):
         registry.add({}, module.HANDLERS)

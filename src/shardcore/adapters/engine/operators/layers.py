@@ -206,7 +206,7 @@ def _upsample_backward(
 
 
 _PADS = ("reflection_pad{}d", "replication_pad{}d")
-_POOLS = ("adaptive_max_pool{}d", "avg_pool{}d", "max_pool{}d_with_indices")
+_POOLS = ("adaptive_max_pool{}d",)
 
 
 def _of_planes(spatial: int, *names: str) -> list[Any]:

@@ -1,0 +1,173 @@
+"""Pools of images: windows that do not overlap may be split from each other."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.operators.reductions import is_split
+from shardcore.adapters.engine.planned import Operand, Parts, Task, order_of, run_rule
+from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.domain import operator_rules_table as table
+
+aten = torch.ops.aten
+
+
+def _average(spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`avg_pool2d(image, window, stride, padding, ...)`."""
+    return _split(spatial, operator, args, _windows(spatial, args[0], *args[1:4]))
+
+
+def _average_backward(
+    spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Task:
+    """`avg_pool2d_backward(gradient, image, window, stride, padding, ...)`."""
+    return _split(spatial, operator, args, _windows(spatial, args[1], *args[2:5]), pooled=(0,))
+
+
+def _largest(
+    spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Task | Handler:
+    """`max_pool2d_with_indices(image, window, stride, padding, dilation, ...)`."""
+    windows = _windows(spatial, args[0], *args[1:5])
+    if _splits_plane(args[0], windows):
+        return partial(_largest_of_split, spatial)
+    return _split(spatial, operator, args, windows)
+
+
+def _largest_backward(
+    spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Task | Handler:
+    """Its gradient: `(gradient, image, window, stride, padding, dilation, ceil_mode, indices)`."""
+    windows = _windows(spatial, args[1], *args[2:6])
+    if any(_splits_plane(args[place], windows) for place in (0, 1, 7)):
+        return partial(_largest_backward_of_split, spatial)
+    return _split(spatial, operator, args, windows, pooled=(0, 2))
+
+
+def _windows(
+    spatial: int, image: Any, window: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1
+) -> tuple[int | None, ...]:
+    """Per dim of a plane the size of a window; None where windows overlap or leave some out."""
+    window, stride = _of_dims(window, spatial), _of_dims(stride, spatial)
+    overlap = bool(stride) and stride != window
+    plain = not overlap and not any(_of_dims(padding, 1)) and set(_of_dims(dilation, 1)) == {1}
+    sizes = image.shape[image.ndim - spatial :]
+    return tuple(
+        each if plain and size % each == 0 else None
+        for each, size in zip(window, sizes, strict=True)
+    )
+
+
+def _of_dims(number: Any, spatial: int) -> list[int]:
+    """A number for each dim of a plane; none if none is given."""
+    given = list(number) if isinstance(number, list | tuple) else [number]
+    return given * spatial if len(given) == 1 else given
+
+
+def _splits_plane(tensor: Any, windows: Sequence[int | None]) -> bool:
+    """Whether a dim that is made of windows is split."""
+    first = tensor.ndim - len(windows)
+    return any(
+        window is not None and is_split(tensor, first + place)
+        for place, window in enumerate(windows)
+    )
+
+
+def _split(
+    spatial: int,
+    operator: Any,
+    args: tuple[Any, ...],
+    windows: tuple[int | None, ...],
+    pooled: tuple[int, ...] = (),
+) -> Task:
+    operands = [each for each in args if isinstance(each, Operand)]
+    results = torch_compat.number_of_results(operator)
+    rule = table.pool(operands[0].ndim, windows, _kinds(len(operands), pooled), results)
+    return Task(rule, operands, orders=[order_of(operands[0])] * results)
+
+
+def _kinds(count: int, pooled: tuple[int, ...]) -> tuple[bool, ...]:
+    """Per operand whether it is pooled already."""
+    return tuple(place in pooled for place in range(count))
+
+
+def _largest_of_split(
+    spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Each rank's indices are those of its part of the plane: they become those of the plane."""
+    image, *numbers = args
+    windows = _windows(spatial, image, *numbers[:4])
+    sizes = tuple(image.shape[-spatial:])
+
+    def compute(parts: Parts) -> Sequence[torch.Tensor]:
+        part, *own = parts
+        found, indices = operator(part, *numbers, **kwargs)
+        first = [each[0] for each in own]
+        return found, _renumbered(indices, part.shape[-spatial:], sizes, first)
+
+    rule = table.pool(image.ndim, windows, (False,), results=2, numbered=True)
+    return tuple(run_rule(operator, rule, (image, *_numbers(image, sizes)), compute))
+
+
+def _largest_backward_of_split(
+    spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The other way round."""
+    gradient, image, *numbers, indices = args
+    windows = _windows(spatial, image, *numbers[:4])
+    sizes = tuple(image.shape[-spatial:])
+
+    def compute(parts: Parts) -> Sequence[torch.Tensor]:
+        grad, part, places, *own = parts
+        first = [-each[0] for each in own]
+        local = _renumbered(places, sizes, part.shape[-spatial:], first)
+        return (operator(grad, part, *numbers, local, **kwargs),)
+
+    rule = table.pool(image.ndim, windows, (True, False, True), numbered=True)
+    operands = (gradient, image, indices, *_numbers(image, sizes))
+    return run_rule(operator, rule, operands, compute)[0]
+
+
+def _numbers(image: Any, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """For each dim of a plane the numbers of its elements, of which a rank keeps its own."""
+    return [torch.arange(size, device=image.device) for size in sizes]
+
+
+def _renumbered(
+    indices: torch.Tensor,
+    sizes: Sequence[int],
+    others: Sequence[int],
+    shifts: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """The numbers that elements of planes of `sizes` have in planes of the `others`.
+
+    Args:
+        indices: Their numbers, row by row.
+        sizes: Of the planes that they are in.
+        others: Of the planes that they are to be found in.
+        shifts: How far each dim of the first planes begins behind that of the others.
+    """
+    found, step = torch.zeros_like(indices), 1
+    for size, other, shift in zip(reversed(sizes), reversed(others), reversed(shifts), strict=True):
+        found = found + (indices % size + shift) * step
+        indices, step = indices // size, step * other
+    return found
+
+
+def _named(spatial: int, name: str) -> Any:
+    return getattr(aten, name.format(spatial)).default
+
+
+PLANNERS: dict[Any, Planner] = {
+    _named(spatial, name): partial(planner, spatial)
+    for spatial in (2, 3)
+    for name, planner in (
+        ("avg_pool{}d", _average),
+        ("avg_pool{}d_backward", _average_backward),
+        ("max_pool{}d_with_indices", _largest),
+        ("max_pool{}d_with_indices_backward", _largest_backward),
+    )
+}
