@@ -34,7 +34,7 @@ def _largest(
     windows = _windows(spatial, args[0], *args[1:5])
     if _splits_plane(args[0], windows):
         return partial(_largest_of_split, spatial)
-    return _split(spatial, operator, args, windows)
+    return _split(spatial, operator, args, (None,) * spatial)
 
 
 def _largest_backward(
@@ -44,7 +44,7 @@ def _largest_backward(
     windows = _windows(spatial, args[1], *args[2:6])
     if any(_splits_plane(args[place], windows) for place in (0, 1, 7)):
         return partial(_largest_backward_of_split, spatial)
-    return _split(spatial, operator, args, windows, pooled=(0, 2))
+    return _split(spatial, operator, args, (None,) * spatial, pooled=(0, 2))
 
 
 def _windows(
