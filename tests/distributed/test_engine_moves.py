@@ -12,6 +12,7 @@ from shardcore.testing import count_collectives, run_ranks
 
 MESH = Mesh((2,), ("model",))
 ROWS, COLUMNS = Layout(MESH, ("model", None)), Layout(MESH, (None, "model"))
+PENDING = Layout(MESH, (None, None), {"model": "sum"})
 VALUES = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 
@@ -34,6 +35,7 @@ CASES = {
     "max pool": (pooled, COLUMNS, {}),
     "max pool of rows": (lambda x: pooled(x, size=(3, 1)), ROWS, {}),
     "average pool": (lambda x: pooled(x, F.avg_pool2d), COLUMNS, {}),
+    "joined sums": (lambda x: torch.cat([x, x * 2]).exp(), PENDING, {"all_reduce": (1, 192)}),
     "how many": (lambda x: (x > 0).sum(0) + 1, ROWS, {"all_reduce": (1, 4 * 4)}),
     "logsumexp": (lambda x: x.logsumexp(1), COLUMNS, {"all_reduce": (2, 2 * 6 * 4)}),
 }

@@ -114,6 +114,8 @@ CASES = {
     "max_pool3d": lambda x: pooled(lambda y: F.max_pool3d(y.view(1, 1, 6, 3, 1), (3, 1, 1)), x),
     "avg_pool": lambda x: pooled(F.avg_pool2d, x, (3, 1)),
     "avg_pool, one left out": lambda x: pooled(F.avg_pool2d, x, 2),
+    "cat": lambda x: torch.cat([x, x.exp()]) + torch.cat([x.sum(0, True)] * 12),
+    "stack": lambda x: torch.stack([x.sum(0), x.mean(0)]),
     # looked up
     "by a mask": lambda x: x[x > 0],
     "by numbers": lambda x: x[torch.tensor([5, 0, 3])],

@@ -245,7 +245,7 @@ def _flipped(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ta
 
 
 def _concatenated(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`cat(tensors, dim)` and `stack(tensors, dim)`."""
+    """`cat(tensors, dim)` and `stack(tensors, dim)`: of sums that are all pending, one is."""
     tensors, *rest = args
     new = operator is aten.stack.default
     dim = rest[0] if rest else kwargs.get("dim", 0)
@@ -260,7 +260,9 @@ def _concatenated(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         size = gcd(*sizes)
         counts = tuple(each // size for each in sizes)
         rule = basic.of_pieces(ndim, dim, sum(counts), counts)
-    return Task(rule, tensors, lambda parts: (operator(list(parts), dim),))
+    are_pending = all(each.form.layout.partial for each in tensors)
+    adds = range(len(tensors)) if are_pending else ()
+    return Task(rule, tensors, lambda parts: (operator(list(parts), dim),), adds=adds)
 
 
 def _pieces(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
