@@ -9,7 +9,8 @@ One class on one mesh takes seconds:
 What was run whole is kept in build/matrix, table by table and mesh by mesh, for the page:
 
     python -m tests.matrix run --table layers --mesh 2x2
-    python -m tests.matrix page
+    python -m tests.matrix page                    # all of it
+    python -m tests.matrix page --table layers     # the section of one table
 """
 
 import argparse
@@ -36,7 +37,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ[strategies.VARIABLE] = options.strategy
     if options.what == "page":
-        page.write()
+        page.write(options.table)
         return 0
     bad = 0
     for name in options.table or TABLES:

@@ -1,34 +1,17 @@
-"""What ran how: by a rule of shardcore, or on whole operands."""
+"""Which operators ran on full operands, and on which batches."""
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from shardcore.adapters import fallback
-from shardcore.adapters.engine import planned
 from tests.matrix.outcomes import Outcome
 
 EVEN = 4  # rows of a batch that divide by the ranks of every mesh of the matrices
-RULED: Counter[str] = Counter()
 BATCHES: dict[str, list[int]] = {"even": [], "uneven": []}
-
-
-def count_rules() -> None:
-    """Count, from now on, the operators that a rule splits."""
-    run = planned.Plan.run
-
-    def counting(plan: planned.Plan, *args: Any) -> Any:
-        if not plan.split.gathers:
-            RULED[str(plan.operator)] += 1
-        return run(plan, *args)
-
-    planned.Plan.run = counting  # type: ignore[method-assign]
 
 
 def begin() -> None:
     """Forget what ran before."""
-    RULED.clear()
     fallback.CALLS.clear()
     for each in BATCHES.values():
         each.clear()
@@ -45,9 +28,9 @@ def batch(rows: int) -> Iterator[None]:
 
 def right() -> Outcome:
     """The outcome of what ran since, and was right."""
-    fell_back, by_rule = tuple(sorted(fallback.CALLS)), tuple(sorted(RULED))
+    fell_back = tuple(sorted(fallback.CALLS))
     kinds = {kind: _status(any(counts)) for kind, counts in BATCHES.items() if counts}
-    return Outcome(_status(bool(fell_back)), "", fell_back, by_rule, **kinds)
+    return Outcome(_status(bool(fell_back)), "", fell_back, **kinds)
 
 
 def _status(fell_back: bool) -> str:

@@ -34,7 +34,6 @@ def over_mesh(cases: dict[str, list[Case]], mesh: Mesh) -> Found:
 
 def _start(mesh: Mesh, rank: int) -> Callable[[tuple[str, list[Case]]], Found]:
     shardcore.install(strategies.name())
-    counting.count_rules()
     device_mesh = keras.distribution.DeviceMesh(mesh.shape, mesh.axis_names)
     layout_map = keras.distribution.LayoutMap(device_mesh)
     keras.distribution.set_distribution(

@@ -15,7 +15,6 @@ class Outcome:
         status: one of `ORDER`.
         detail: what differs, what was raised, or why a step was not captured.
         fell_back: the operators that ran on whole operands.
-        by_rule: the operators that a rule of shardcore split.
         even: "ok" or "fell back" in the steps with an even batch, "" if there was none.
         uneven: the same in all other steps.
     """
@@ -23,7 +22,6 @@ class Outcome:
     status: str
     detail: str = ""
     fell_back: tuple[str, ...] = ()
-    by_rule: tuple[str, ...] = ()
     even: str = ""
     uneven: str = ""
 

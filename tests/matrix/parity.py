@@ -102,7 +102,6 @@ def over_mesh(cases: Sequence[Case], mesh: Mesh, reference: Reference) -> dict[s
 
     def start(rank: int) -> Callable[[Case], Outcome]:
         shardcore.install(strategies.name())
-        counting.count_rules()
         return lambda case: _compared(case, mesh, reference[case.name])
 
     found = run_all(run, mesh.ranks, start, lambda outcome: outcome.status == "error")

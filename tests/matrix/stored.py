@@ -28,8 +28,8 @@ def kept(table: str, mesh: str) -> dict[str, Outcome]:
     return {case: _outcome(**each) for case, each in json.loads(file.read_text()).items()}
 
 
-def _outcome(fell_back: list[str], by_rule: list[str], **others: str) -> Outcome:
-    return Outcome(fell_back=tuple(fell_back), by_rule=tuple(by_rule), **others)
+def _outcome(fell_back: list[str], **others: str) -> Outcome:
+    return Outcome(fell_back=tuple(fell_back), **others)
 
 
 def _file(table: str, mesh: str) -> Path:
@@ -41,3 +41,15 @@ def counts(outcomes: Iterable[Outcome]) -> str:
     """How many came to what: "9 ok, 2 fell back"."""
     found = Counter(outcome.status for outcome in outcomes)
     return ", ".join(f"{found[status]} {status}" for status in ORDER if found[status])
+
+
+def counts_of_batches(outcomes: Iterable[Outcome]) -> str:
+    """How many came to what on even and on uneven batches, each with the share that is ok."""
+    found = []
+    for kind in ("even", "uneven"):
+        statuses = Counter(status for each in outcomes if (status := getattr(each, kind)))
+        if statuses:
+            share = 100 * statuses["ok"] / statuses.total()
+            cells = ", ".join(f"{statuses[name]} {name}" for name in ORDER if statuses[name])
+            found.append(f"{kind} batches {cells} ({share:.1f} % ok)")
+    return "; ".join(found)
