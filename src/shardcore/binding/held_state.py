@@ -1,7 +1,6 @@
 """What a step finds in Python: who holds the tensors that it reads, and what else it looks at."""
 
 from collections.abc import Callable, Iterable, Iterator
-from operator import is_
 from typing import Any
 
 import attrs
@@ -21,30 +20,24 @@ class HeldState:
     """What the objects of a model hold, as it was when a step was recorded.
 
     Args:
-        places: Where numbers, flags, names, functions, lists and tensors are held.
-        values: What they were.
-        whole: The dicts of which every entry is one of the places.
-        apart: All other places.
-        apart_values: What they were.
+        values: Where numbers, flags, names, functions, lists and tensors are held, and what it was.
+        whole: The dicts of which every entry is one of these places.
+        apart: All other places, and what was there.
         sized: The lists, sets and dicts among the values.
         sizes: How long they were.
         listed: Those of them that hold plain values.
-        arrays: Small arrays of NumPy.
-        contents: What was in them.
+        arrays: Small arrays of NumPy, and what was in them.
         memories: Where in memory the tensors lie that are held.
         seed: The state of Keras' global generator.
     """
 
-    places: list[Place]
-    values: list[Any]
+    values: list[tuple[Place, Any]]
     whole: HeldMembers
-    apart: list[Place]
-    apart_values: list[Any]
+    apart: list[tuple[Place, Any]]
     sized: list[Any]
     sizes: list[int]
     listed: HeldMembers
-    arrays: list[Any]
-    contents: list[bytes]
+    arrays: list[tuple[Any, bytes]]
     memories: frozenset[Any]
     seed: Any
 
@@ -56,11 +49,9 @@ class HeldState:
             trainer: The model.
             local: Gives the plain tensor in which a tensor keeps its part.
         """
-        places = list(places_of(trainer))
-        values = _values(places)
-        whole, apart = _whole_dicts(places)
-        pairs = zip(places, values, strict=True)
-        keyed = [(each.key, value) for each, value in pairs if _is_container(value)]
+        values = [(each, _value(each)) for each in places_of(trainer)]
+        whole = _whole_dicts(place for place, _ in values)
+        keyed = [(place.key, value) for place, value in values if _is_container(value)]
         sized = [value for _, value in keyed]
         # What a user's list or dict holds is what a step may leave there; Keras' own hold losses.
         listed = HeldMembers.of(
@@ -68,22 +59,19 @@ class HeldState:
             for key, each in keyed
             if _any_plain(_members(each)) or not str(key).startswith("_")
         )
-        held = [*values, *listed.members]
+        held = [*(value for _, value in values), *listed.members]
         with torch.no_grad():
             parts = (local(each) for each in held if isinstance(each, torch.Tensor))
             memories = {_memory(each) for each in parts if each.layout is torch.strided}
         arrays = list({id(each): each for each in held if _is_small_array(each)}.values())
         return cls(
-            places=places,
             values=values,
-            whole=HeldMembers.of(whole),
-            apart=apart,
-            apart_values=_values(apart),
+            whole=HeldMembers.of(whole.values()),
+            apart=[each for each in values if id(each[0].holder) not in whole],
             sized=sized,
             sizes=list(map(len, sized)),
             listed=listed,
-            arrays=arrays,
-            contents=[each.tobytes() for each in arrays],
+            arrays=[(each, each.tobytes()) for each in arrays],
             memories=frozenset(memories),
             seed=seams.global_seed(),
         )
@@ -104,51 +92,51 @@ class HeldState:
     def _is_identical(self) -> bool:
         return (
             self.whole.are_in_place()
-            and all(map(is_, _values(self.apart), self.apart_values))
+            and all(place.holder.get(place.key) is value for place, value in self.apart)
             and list(map(len, self.sized)) == self.sizes
             and self.listed.are_in_place()
-            and [each.tobytes() for each in self.arrays] == self.contents
+            and all(array.tobytes() == content for array, content in self.arrays)
         )
 
     def _changes(self) -> Iterator[str]:
         """The names of what has changed; what is equal has not."""
-        for place, new, value in zip(self.places, _values(self.places), self.values, strict=True):
-            if not _same(new, value):
+        for place, value in self.values:
+            if not _same(_value(place), value):
                 yield place.name
         for container, size in zip(self.sized, self.sizes, strict=True):
             if len(container) != size:
                 yield self._name(container)
         yield from map(self._name, self.listed.changed(_same))
-        for array, content in zip(self.arrays, self.contents, strict=True):
+        for array, content in self.arrays:
             if array.tobytes() != content:
                 yield self._name(array)
 
     def _name(self, held: Any) -> str:
         """Whose a value is, or a container that holds it."""
-        names = zip(self.places, self.values, strict=True)
         return next(
             place.name
-            for place, value in names
+            for place, value in self.values
             if value is held
             or (_is_container(value) and any(each is held for each in _members(value)))
         )
 
 
-def _values(places: Iterable[Place]) -> list[Any]:
-    return [each.holder.get(each.key) for each in places]
+def _value(place: Place) -> Any:
+    return place.holder.get(place.key)
 
 
-def _whole_dicts(places: Iterable[Place]) -> tuple[list[dict[Any, Any]], list[Place]]:
-    """The dicts of which each entry is a place, and the places that are not in one of these."""
+def _whole_dicts(places: Iterable[Place]) -> dict[int, dict[Any, Any]]:
+    """The dicts of which each entry is a place, by their `id`."""
     keys: dict[int, set[Any]] = {}
+    holders = {}
     for each in places:
         keys.setdefault(id(each.holder), set()).add(each.key)
-    whole = {
-        id(each.holder): each.holder
-        for each in places
-        if isinstance(each.holder, dict) and each.holder.keys() == keys[id(each.holder)]
+        holders[id(each.holder)] = each.holder
+    return {
+        number: each
+        for number, each in holders.items()
+        if isinstance(each, dict) and each.keys() == keys[number]
     }
-    return list(whole.values()), [each for each in places if id(each.holder) not in whole]
 
 
 def _is_container(value: Any) -> bool:
