@@ -121,6 +121,9 @@ CASES = {
     "by numbers": lambda x: x[torch.tensor([5, 0, 3])],
     "embedding": lambda x: F.embedding(PLACES, x),
     "embedding_bag": lambda x: F.embedding_bag(PLACES, x),
+    "scatter": lambda x: x.scatter(0, (x > 0).long(), x * 2),
+    "scatter a number": lambda x: x.scatter(1, (x[:, :2] > 0).long(), 7.0),
+    "scatter_add": lambda x: x.scatter_add(0, torch.arange(6)[:, None] % 3 * (x > 9).long(), x),
     # written
     "index_put_": written(lambda x: x.__setitem__(torch.tensor([0, 5]), 1.0)),
     "masked_fill": lambda x: x.masked_fill(x > 0, torch.tensor(9.0)),

@@ -413,3 +413,29 @@ def looked_up(shape: Shape, index: Shape, dim: int) -> OperatorRule:
     return OperatorRule(
         (Operand("tensor", dims), Operand("index", dims)), (Result("elements", dims),)
     )
+
+
+@lru_cache(maxsize=4096)
+def scattered(shape: Shape, index: Shape, source: Shape | None, dim: int) -> OperatorRule:
+    """`scatter(tensor, dim, index, source)`: elements along `dim` that are put where it says.
+
+    Args:
+        shape: The shape of the tensor.
+        index: That of the index.
+        source: That of what is put there; None for a number.
+        dim: The dim that the index is of.
+
+    Example:
+        >>> str(scattered((4, 5), (4, 2), (4, 2), 1))
+        'a -, a -, a - -> a -'
+    """
+    shapes = [shape, index] if source is None else [shape, index, source]
+    dims = " ".join(
+        letter(each) if each != dim and len({given[each] for given in shapes}) == 1 else "-"
+        for each in range(len(shape))
+    )
+    names = ("tensor", "index", "source")
+    return OperatorRule(
+        tuple(Operand(name, dims) for name, _ in zip(names, shapes, strict=False)),
+        (Result("tensor", dims),),
+    )

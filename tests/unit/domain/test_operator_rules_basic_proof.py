@@ -175,6 +175,22 @@ def look_ups(draw):
     return Call(rule, [shape, index], run)
 
 
+@st.composite
+def scatters(draw):
+    shape = draw(shapes)
+    dim = draw(st.integers(0, len(shape) - 1))
+    index = (*shape[:dim], draw(st.integers(1, shape[dim])), *shape[dim + 1 :])
+    source = index if draw(st.booleans()) else None
+    rule = basic.scattered(shape, index, source, dim)
+
+    def run(parts):
+        found, places = parts[0].copy(), as_indices(parts[1], shape[dim])
+        np.put_along_axis(found, places, parts[2] if source else 1.0, axis=dim)
+        return [found]
+
+    return Call(rule, [shape, index] + [index] * (source is not None), run)
+
+
 def _cut_in_pieces(draw):
     """A shape, one of its dims, and how many stretches of that each piece has."""
     shape, counts = list(draw(shapes)), draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))
@@ -247,6 +263,7 @@ CALLS = {
     "reduced": reductions(),
     "repeated": repeats(),
     "reshape": reshapes(),
+    "scattered": scatters(),
     "taken": takes(),
 }
 FACTORS = {
@@ -266,6 +283,7 @@ FACTORS = {
     "reduced": "abc",
     "repeated": "abc",
     "reshape": "abc",
+    "scattered": "abc",
     "taken": "abz",
 }
 

@@ -111,6 +111,17 @@ def _bucketize(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return Task(basic.placed(tensor.ndim), (tensor, boundaries))
 
 
+def _scatter(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
+    """`scatter(tensor, dim, index, source)`, whose source may be a number, and `scatter_add`."""
+    tensor, dim, index, source = args
+    operands = [each for each in (tensor, index, source) if isinstance(each, Operand)]
+    if not all(each.ndim for each in operands):
+        return None
+    of_source = source.shape if isinstance(source, Operand) else None
+    rule = basic.scattered(tensor.shape, index.shape, of_source, dim % tensor.ndim)
+    return Task(rule, operands)
+
+
 PLANNERS: dict[Any, Planner] = {
     aten.bucketize.Tensor: _bucketize,
     aten.embedding.default: _embedding,
@@ -119,4 +130,7 @@ PLANNERS: dict[Any, Planner] = {
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.index_select.default: _index_select,
     aten.gather.default: _gather,
+    aten.scatter.src: _scatter,
+    aten.scatter.value: _scatter,
+    aten.scatter_add.default: _scatter,
 }
