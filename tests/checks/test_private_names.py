@@ -26,8 +26,6 @@ ENTRY = {"why", "known", "until"}
 MOST = 60
 MOST_OF_DTENSOR = 8
 OF_DTENSOR = {"_apply", "_dtensor", "_local_tensor", "_spec"}
-# They go with the interpreter of TorchScript.
-GOING = {"adapters/torch_compat/interpreter.py", "adapters/torch_compat/flight_recorder.py"}
 
 
 def entries() -> dict[str, dict[str, Any]]:
@@ -41,7 +39,6 @@ def trees() -> dict[str, ast.Module]:
     return {
         file.relative_to(PACKAGE).as_posix(): ast.parse(file.read_text())
         for file in PACKAGE.rglob("*.py")
-        if file.relative_to(PACKAGE).as_posix() not in GOING
     }
 
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters import fallback
 from shardcore.adapters.engine.dtensors import ShardedDTensor
 from shardcore.adapters.engine.local_shards import LocalShardTensor
 from shardcore.domain.errors import MeshError, StrategyError
 from shardcore.testing import count_collectives, run_ranks
+from tests.fallbacks import fallbacks, forget_fallbacks
 
 ROWS = np.random.default_rng(0).normal(size=(12, 6)).astype("float32")
 TARGETS = np.random.default_rng(1).normal(size=(12, 3)).astype("float32")
@@ -388,9 +388,9 @@ def test_what_is_made_of_other_operators_is_split_in_inference_mode():
 
     def program(rank):
         distribute((2, 1), {})
-        fallback.CALLS.clear()
+        forget_fallbacks()
         found = inferred(shardcore.distribute_tensor(torch.tensor(ROWS), ("data", None)))
-        return found.numpy(), dict(fallback.CALLS)
+        return found.numpy(), dict(fallbacks())
 
     expected = inferred(torch.tensor(ROWS)).numpy()
     for found, fell_back in run_ranks(program, 2):

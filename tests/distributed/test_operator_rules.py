@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional
 
 import shardcore
-from shardcore.adapters import fallback
 from shardcore.adapters.engine import differentiable
 from shardcore.adapters.engine.operators import layers, losses
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.programs import as_arrays, assert_close, distribute, placements
+from tests.fallbacks import fallbacks, forget_fallbacks
 
 DOCS = Path(__file__).parents[2] / "docs" / "operators.md"
 N = None
@@ -240,7 +240,7 @@ def run(case, mesh):
         ]
     for each in operands:
         each.requires_grad_()
-    fallback.CALLS.clear()
+    forget_fallbacks()
     with count_collectives() as forward:
         result = case.function(*operands, **case.named)
     seed = as_placed(torch.tensor(rng.normal(size=result.shape), dtype=torch.float32), result)
@@ -248,7 +248,7 @@ def run(case, mesh):
         gradients = torch.autograd.grad(result, operands, seed)
     found = {str(number): each for number, each in enumerate((result, *gradients))}
     words = [placements(each) for each in (result, *gradients)]
-    told = sorted(fallback.CALLS)
+    told = sorted(fallbacks())
     return as_arrays(found), words, dict(forward.calls), dict(backward.calls), told
 
 
@@ -342,10 +342,10 @@ def test_a_convolutional_model_moves_no_kernel():
         rng = np.random.default_rng(0)
         data = rng.normal(size=(5, 8, 8, 2)), rng.normal(size=(5, 2))
         model.train_on_batch(*data)
-        fallback.CALLS.clear()
+        forget_fallbacks()
         with count_collectives() as traffic:
             loss = model.train_on_batch(*data)
-        return float(loss), model.get_weights(), dict(traffic.calls), dict(fallback.CALLS)
+        return float(loss), model.get_weights(), dict(traffic.calls), dict(fallbacks())
 
     ((loss, weights, _, _),) = run_ranks(train, 1, None)
     for own_loss, own_weights, calls, fell_back in run_ranks(train, 2, (1, 2)):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import shardcore
-from shardcore.adapters import fallback
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.programs import assert_close, distribute
+from tests.fallbacks import fallbacks, forget_fallbacks
 
 RNG = np.random.default_rng(0)
 CLASSES = 4
@@ -63,13 +63,13 @@ def segmented(mesh):
         keras.losses.SparseCategoricalCrossentropy(True),
         metrics=[keras.metrics.MeanIoU(CLASSES, sparse_y_pred=False)],
     )
-    fallback.CALLS.clear()
+    forget_fallbacks()
     losses = [model.train_on_batch(IMAGES, LABELS) for _ in range(4)]
     with count_collectives() as traffic:
         losses.append(model.train_on_batch(IMAGES, LABELS))
     steps = model.train_function.captured
     captured = [bool(each.programs) for each in steps._attempts.values()]
-    return {"losses": np.array(losses)}, dict(traffic.calls), captured, dict(fallback.CALLS)
+    return {"losses": np.array(losses)}, dict(traffic.calls), captured, dict(fallbacks())
 
 
 def test_a_confusion_matrix_is_a_pending_sum_of_each_ranks_rows():

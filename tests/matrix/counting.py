@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shardcore.adapters import fallback
+from tests.fallbacks import fallbacks, forget_fallbacks
 from tests.matrix.outcomes import Outcome
 
 EVEN = 4  # rows of a batch that divide by the ranks of every mesh of the matrices
@@ -12,7 +12,7 @@ BATCHES: dict[str, list[int]] = {"even": [], "uneven": []}
 
 def begin() -> None:
     """Forget what ran before."""
-    fallback.CALLS.clear()
+    forget_fallbacks()
     for each in BATCHES.values():
         each.clear()
 
@@ -20,15 +20,15 @@ def begin() -> None:
 @contextmanager
 def batch(rows: int) -> Iterator[None]:
     """Count the fall-backs within as those of an even or of an uneven batch."""
-    before = fallback.CALLS.total()
+    before = fallbacks().total()
     yield
     kind = "even" if rows % EVEN == 0 else "uneven"
-    BATCHES[kind].append(fallback.CALLS.total() - before)
+    BATCHES[kind].append(fallbacks().total() - before)
 
 
 def right() -> Outcome:
     """The outcome of what ran since, and was right."""
-    fell_back = tuple(sorted(fallback.CALLS))
+    fell_back = tuple(sorted(fallbacks()))
     kinds = {kind: _status(any(counts)) for kind, counts in BATCHES.items() if counts}
     return Outcome(_status(bool(fell_back)), "", fell_back, **kinds)
 

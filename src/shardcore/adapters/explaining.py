@@ -19,6 +19,7 @@ class _Running:
     """The outermost operator on sharded tensors that runs, and the fall-backs before it."""
 
     name: str
+    operands: Any
     fallbacks: int
 
 
@@ -74,7 +75,7 @@ class StepWitness:
                 torch_compat.backward_pass() >= 0,
                 self._layer(),
                 None if running is None else running.name,
-                running is not None and fallback.CALLS.total() > running.fallbacks,
+                running is not None and fallback.count(running.operands) > running.fallbacks,
                 move,
                 None if move is None else self._variable(move.part),
                 self._reduced(),
@@ -98,7 +99,7 @@ class StepWitness:
     def _around(self, operator: Any, operands: Any) -> Iterator[Callable[[Any], None]]:
         outer = self._running
         if outer is None:
-            self._running = _Running(str(operator), fallback.CALLS.total())
+            self._running = _Running(str(operator), operands, fallback.count(operands))
         try:
             yield lambda result: self._note(operands, result)
         finally:

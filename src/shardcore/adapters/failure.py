@@ -12,7 +12,6 @@ They watch no longer then: what happens later is told by the next collective.
 
 import atexit
 import contextlib
-import itertools
 import os
 import sys
 import threading
@@ -22,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
+from uuid import uuid4
 
 from attrs import frozen
 
@@ -35,8 +35,6 @@ _SHOW_SECONDS = 3.0
 _YIELD_SECONDS = 1.5
 # Rank 0 stays at an orderly end until the others need its store no more, at most so long.
 _LEAVE_SECONDS = 30.0
-
-_starts = itertools.count()
 
 
 @frozen
@@ -62,11 +60,13 @@ class FailureWatch:
         True
     """
 
-    def __init__(self, rank: int, world_size: int, neighbours: dict[int, _Process]) -> None:
+    def __init__(
+        self, name: str, rank: int, world_size: int, neighbours: dict[int, _Process]
+    ) -> None:
         # Here: it needs DTensor, which a process alone does without.
         from shardcore.adapters import torch_compat
 
-        key = f"shardcore/failure/{next(_starts)}"
+        key = f"shardcore/failure/{name}"
         self._rank = rank
         self._world_size = world_size
         self._neighbours = neighbours
@@ -104,13 +104,16 @@ class FailureWatch:
         rank, world_size = process_group.rank(), process_group.world_size()
         if world_size == 1 or process_group.is_simulated():
             return None
-        processes = process_group.gather(_Process(_host(), os.getpid()))
+        # A watch of the same job that was stopped before has left its keys in the store.
+        names, processes = zip(
+            *process_group.gather((uuid4().hex, _Process(_host(), os.getpid()))), strict=True
+        )
         here = {
             each: process
             for each, process in enumerate(processes)
             if each != rank and process.host == processes[rank].host != ""
         }
-        return cls(rank, world_size, here)
+        return cls(names[0], rank, world_size, here)
 
     def stop(self) -> None:
         """The orderly end of this rank's part in the job. Does nothing the second time.

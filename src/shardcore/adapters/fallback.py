@@ -1,7 +1,6 @@
 """The fall-back: an operator runs on whole operands, on every rank. It is right, and it is told."""
 
 import logging
-from collections import Counter
 from typing import Any
 
 from shardcore.adapters import torch_compat
@@ -9,20 +8,19 @@ from shardcore.ports.whereabouts import current_layer
 
 logger = logging.getLogger("shardcore.operators")
 
-CALLS: Counter[str] = Counter()
-
 
 def tell(operator: Any, args: Any) -> None:
     """Count the call, and warn at the first one of this operator.
 
     Args:
         operator: The ATen operator.
-        args: Its operands, any nest of them.
+        args: Its operands, any nest of them; the engine of the sharded ones counts.
     """
-    CALLS[str(operator)] += 1
-    if CALLS[str(operator)] > 1:
+    operands = _sharded(args)
+    counts = operands[0].engine.fallbacks
+    counts[str(operator)] += 1
+    if counts[str(operator)] > 1:
         return
-    operands = [leaf for leaf in torch_compat.tree_leaves(args) if hasattr(leaf, "mesh_layout")]
     shapes = ", ".join(
         f"{tuple(operand.shape)} as [{', '.join(map(str, operand.mesh_layout.placements))}]"
         for operand in operands
@@ -36,3 +34,12 @@ def tell(operator: Any, args: Any) -> None:
         shapes,
         size,
     )
+
+
+def count(args: Any) -> int:
+    """The calls that were counted so far by the engine of sharded operands."""
+    return next((each.engine.fallbacks.total() for each in _sharded(args)), 0)
+
+
+def _sharded(args: Any) -> list[Any]:
+    return [leaf for leaf in torch_compat.tree_leaves(args) if hasattr(leaf, "mesh_layout")]

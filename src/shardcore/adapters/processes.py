@@ -18,10 +18,14 @@ _POLL_SECONDS = 0.02
 
 @attrs.define
 class TorchProcesses:
-    """The job of this process. Joining outlives an uninstall: a process joins once."""
+    """The job of this process.
+
+    Its process group outlives an uninstall: torch cannot join a job twice.
+    """
 
     _has_joined: bool = attrs.field(default=False, init=False)
     _meetings: int = attrs.field(default=0, init=False)
+    _watch: FailureWatch | None = attrs.field(default=None, init=False)
 
     def initialize(
         self,
@@ -54,8 +58,13 @@ class TorchProcesses:
         self._has_joined = True
         # After the watch has stopped: it is registered later.
         atexit.register(process_group.stop, ours)
-        FailureWatch.start()
+        self._watch = FailureWatch.start()
         return True
+
+    def unwatch(self) -> None:
+        """Watch the other processes no longer, as they will not watch this one."""
+        if self._watch is not None:
+            self._watch.stop()
 
     @property
     def rank(self) -> int:

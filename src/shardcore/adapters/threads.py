@@ -11,6 +11,8 @@ class _Thread(threading.local):
     scopes = 0
 
 
+# Of the process: whether a thread may start collectives is asked below torch, which hands on
+# nothing. Zero outside of a `with`.
 _here = _Thread()
 
 

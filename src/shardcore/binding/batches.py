@@ -13,7 +13,6 @@ from shardcore.domain.errors import LayoutError, RankMismatchError
 from shardcore.domain.layout import Layout
 
 logger = logging.getLogger("shardcore.batches")
-_warned: set[str] = set()
 
 
 def distribute(data: Any, session: Session) -> Any:
@@ -173,8 +172,8 @@ def _row_counts(given: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
 
 def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) -> torch.Tensor:
     """All the rows, on every process: ranks brought unequal numbers of them."""
-    if "unequal" not in _warned:
-        _warned.add("unequal")
+    if "unequal rows" not in session.told:
+        session.told.add("unequal rows")
         logger.warning(
             "The processes gave %s rows along axis %r: the batch is gathered to be split evenly, "
             "at every such step. Give equal numbers of rows to avoid it.",

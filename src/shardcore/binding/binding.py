@@ -134,7 +134,7 @@ class Binding:
             "scatter": scatter_at_once,
             "classes of a loss": lambda original: one_sample_a_row(original, self.sessions),
             "initial states": lambda original: initial_states(original, self.sessions),
-            "mask of a loss": sample_weights.mask,
+            "mask of a loss": lambda original: sample_weights.mask(original, self.sessions),
             "export": lambda original: export(original, self.sessions),
             "save model": saving.save_model,
             "save weights": saving.save_weights,

@@ -5,11 +5,10 @@ A rank that went on after a failure would be alone in its next collective.
 
 import pickle
 from collections.abc import Callable
-from contextvars import ContextVar
 
 import attrs
 
-from shardcore.binding.session import Session
+from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
 
 
@@ -26,30 +25,28 @@ class _Company:
     failures: list[Exception | None] | None = None
 
 
-_company: ContextVar[_Company | None] = ContextVar("company", default=None)
-
-
-def in_company(work: Callable[[], None], what: str, session: Session) -> None:
+def in_company(work: Callable[[], None], what: str, session: Session, sessions: Sessions) -> None:
     """Do this rank's part of `work`; if any rank's fails, raise the first such error on every rank.
 
     Args:
         work: What this rank does. What it gathers is gathered on all ranks, in the same order.
         what: The work, for messages: "save 'a.keras'".
         session: The session of the ranks.
+        sessions: All of them, which know of the work while it is done.
 
     Raises:
         StrategyError: In place of an error that cannot be told to other processes.
     """
     own: Exception | None = None
-    company = _Company(session)
-    before = _company.set(company)
+    before = sessions.company
+    sessions.company = company = _Company(session)
     try:
         work()
     except Exception as error:  # noqa: BLE001 - raised again, below, when it is told
         if company.failures is None:
             own = _tellable(error, what, session)
     finally:
-        _company.reset(before)
+        sessions.company = before
     if company.failures is None:
         company.failures = session.processes.gather(own)
     for rank, failure in enumerate(company.failures):
@@ -57,7 +54,7 @@ def in_company(work: Callable[[], None], what: str, session: Session) -> None:
             raise own if own is not None and rank == session.processes.rank else failure
 
 
-def heed(is_collective: Callable[[], bool]) -> None:
+def heed(is_collective: Callable[[], bool], sessions: Sessions) -> None:
     """Before a collective of such work: raise the first error if a rank has failed.
 
     If Keras goes on after that error, it is raised again here, and by `in_company` at the end: the
@@ -65,8 +62,9 @@ def heed(is_collective: Callable[[], bool]) -> None:
 
     Args:
         is_collective: Whether what follows is one; asked only inside such work.
+        sessions: They know of the work.
     """
-    company = _company.get()
+    company: _Company | None = sessions.company
     if company is None or not is_collective():
         return
     if company.failures is None:

@@ -89,7 +89,7 @@ class _Run:
             return data
         own = sample_weights.own_weights([data])
         distributed = batches.distribute(own, self.session)
-        sample_weights.remember_arrays([data], distributed)
+        sample_weights.remember_arrays([data], distributed, self.session)
         return distributed[0]
 
     def _saw(self, seen: Seen) -> None:

@@ -43,7 +43,7 @@ def export(original: Callable[..., None], sessions: Sessions) -> Callable[..., N
                 _write(path, format, verbose, write)
 
         with _whole(model, session):
-            in_company(work, f"export {path!r}", session)
+            in_company(work, f"export {path!r}", session, sessions)
 
     return export
 

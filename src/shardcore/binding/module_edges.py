@@ -1,7 +1,6 @@
 """The edges of a torch module: what goes in is sharded, what comes out has no sum pending."""
 
-import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +11,6 @@ from shardcore.binding import seams
 from shardcore.binding.session import Session
 from shardcore.domain.layout import Layout
 
-_EDGES: "weakref.WeakKeyDictionary[torch.nn.Module, ModuleEdge]" = weakref.WeakKeyDictionary()
-
 
 @attrs.define(eq=False)
 class ModuleEdge:
@@ -21,16 +18,18 @@ class ModuleEdge:
 
     Args:
         session: Whose strategy lays tensors out.
+        edges: Where those of all modules are noted.
         output: The layout that a rule gives the output, if any.
     """
 
     session: Session
+    edges: MutableMapping[torch.nn.Module, "ModuleEdge"]
     output: Layout | None
     _handles: list[Any] = attrs.field(factory=list, init=False)
 
     def attach(self, module: torch.nn.Module) -> None:
         """Go to work on `module`."""
-        _EDGES[module] = self
+        self.edges[module] = self
         enter = module.register_forward_pre_hook(self._enter, with_kwargs=True)
         self._handles = [enter, module.register_forward_hook(self._leave)]
 
@@ -62,9 +61,11 @@ class ModuleEdge:
 
 
 @contextmanager
-def without_edges(module: torch.nn.Module) -> Iterator[None]:
+def without_edges(
+    module: torch.nn.Module, noted: MutableMapping[torch.nn.Module, ModuleEdge]
+) -> Iterator[None]:
     """`module` without its edges, as a file should have it."""
-    edges = {each: _EDGES[each] for each in module.modules() if each in _EDGES}
+    edges = {each: noted[each] for each in module.modules() if each in noted}
     for edge in edges.values():
         edge.detach()
     try:

@@ -21,7 +21,7 @@ def parallelize(module: Any, mesh: Any, rules: Any, sessions: Sessions) -> Any:
     _check_mesh(mesh, session)
     _check_module(module, session)
     by_path = rules_of(rules) if hasattr(rules, "_layout_map") else PathRules(rules)
-    plan = _Plan(module, by_path, session)
+    plan = _Plan(module, by_path, session, sessions.edges)
     if session.mesh.size == 1:
         return module
     torch_state.agree(module, session)
@@ -55,6 +55,7 @@ class _Plan:
         module: The module.
         rules: Layouts by names; parameters without a rule are replicated.
         session: Whose strategy keeps the tensors.
+        edges: Where the edges of all modules are noted.
 
     Attributes:
         layouts: By the `id` of a parameter.
@@ -69,6 +70,7 @@ class _Plan:
     module: torch.nn.Module
     rules: PathRules[Any]
     session: Session
+    edges: Any
     layouts: dict[int, Layout] = attrs.field(factory=dict, init=False)
     outputs: dict[torch.nn.Module, Layout] = attrs.field(factory=dict, init=False)
     stored: dict[int, torch.Tensor] = attrs.field(factory=dict, init=False)
@@ -93,7 +95,7 @@ class _Plan:
             if id(tensor) not in self.stored:  # a tied one is laid out once
                 layout = self.layouts.get(id(tensor))
                 self.stored[id(tensor)] = torch_state.stored(tensor, layout, self.session)
-        ModuleEdge(self.session, self.outputs.get(module)).attach(module)
+        ModuleEdge(self.session, self.edges, self.outputs.get(module)).attach(module)
 
     def _key(self, names: list[str]) -> str | None:
         """The rule of a parameter, which a tied one may match by any of its names."""

@@ -16,7 +16,7 @@ def whole(tensor: Any, sessions: Sessions) -> Any:
     strategy = sessions.keeper(tensor) if isinstance(tensor, torch.Tensor) else None
     if strategy is None:
         return tensor
-    heed(lambda: _is_split(strategy.layout(tensor)))
+    heed(lambda: _is_split(strategy.layout(tensor)), sessions)
     return strategy.whole(tensor)
 
 

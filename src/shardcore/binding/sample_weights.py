@@ -5,7 +5,6 @@ is not, as Keras makes a new tensor of it at each use. Both stay as they are; bu
 the user gave is not written to, as a rank would change its own rows only.
 """
 
-import weakref
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from shardcore.binding import seams
+from shardcore.binding.session import Session, Sessions
 
 
 def own_weights(data: list[Any]) -> list[Any]:
@@ -27,29 +27,30 @@ def _own(batch: Any) -> Any:
     return x, y, seams.map_tensors(torch.clone, weights)
 
 
-def remember_arrays(given: list[Any], distributed: list[Any]) -> None:
+def remember_arrays(given: list[Any], distributed: list[Any], session: Session) -> None:
     """Note which sample weights were arrays before they were distributed."""
     for before, after in zip(given, distributed, strict=True):
         if isinstance(before, tuple | list) and len(before) == 3:
             weights = zip(seams.leaves(before[2]), seams.leaves(after[2]), strict=True)
             for array, tensor in weights:
                 if isinstance(tensor, torch.Tensor) and not isinstance(array, torch.Tensor):
-                    _ARRAYS.add(_memory(tensor))
+                    session.arrays.add(_memory(tensor))
 
 
-def mask(original: Callable[..., Any]) -> Callable[..., Any]:
+def mask(original: Callable[..., Any], sessions: Sessions) -> Callable[..., Any]:
     """`apply_mask`: weights that were an array are not changed by it."""
 
     @wraps(original)
     def apply_mask(sample_weight: Any, *args: Any, **kwargs: Any) -> Any:
-        if _was_array(sample_weight):
+        session = sessions.current()
+        if session is not None and _was_array(sample_weight, session):
             sample_weight = sample_weight.clone()
         return original(sample_weight, *args, **kwargs)
 
     return apply_mask
 
 
-def _was_array(weights: Any) -> bool:
+def _was_array(weights: Any, session: Session) -> bool:
     """Whether `weights` are, or are a view of, what an array of the user became.
 
     Keras hands the very tensor on, or a copy in another dtype, which may be written to. A loss of
@@ -57,7 +58,9 @@ def _was_array(weights: Any) -> bool:
     """
     copied = getattr(weights, "copied", None)
     tensors = (weights, getattr(copied, "base", None))
-    return any(isinstance(each, torch.Tensor) and _memory(each) in _ARRAYS for each in tensors)
+    return any(
+        isinstance(each, torch.Tensor) and _memory(each) in session.arrays for each in tensors
+    )
 
 
 def _memory(tensor: Any) -> torch.UntypedStorage:
@@ -65,7 +68,3 @@ def _memory(tensor: Any) -> torch.UntypedStorage:
     part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     memory: torch.UntypedStorage = part.untyped_storage()
     return memory
-
-
-# The memory of what arrays of the user became.
-_ARRAYS: "weakref.WeakSet[torch.UntypedStorage]" = weakref.WeakSet()

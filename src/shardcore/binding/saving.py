@@ -102,7 +102,7 @@ class Saving:
                 write(path)
 
         session.processes.meet(f"saving {path!r}")
-        in_company(work, f"save {path!r}", session)
+        in_company(work, f"save {path!r}", session, self.sessions)
 
 
 def write_then_rename(path: str, write: Callable[[Any], None]) -> None:

@@ -35,6 +35,14 @@ class Session:
         strategy: The strategy, opened on that world.
         processes: The job.
         entry: Who offers the strategy.
+
+    Attributes:
+        output_paths: The layers whose outputs a rule names.
+        packed: The layouts of packed kernels, by path.
+        warned: The models whose rules were looked through.
+        agreed: The models of which the ranks have agreed.
+        told: What a warning has said once.
+        arrays: The memory of what arrays of sample weights became.
     """
 
     distribution: Any = attrs.field(repr=False)
@@ -46,6 +54,8 @@ class Session:
     packed: dict[str, Layout] = attrs.field(factory=dict, init=False, repr=False)
     warned: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
     agreed: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
+    told: set[str] = attrs.field(factory=set, init=False, repr=False)
+    arrays: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
 
     def __deepcopy__(self, memo: Any) -> "Session":
         """A copy of a variable is laid out in the same session."""
@@ -114,6 +124,13 @@ class Sessions:
 
     A session is kept by its distribution and by the variables that were laid out in it, so that
     all of them are freed together.
+
+    Attributes:
+        at_work: What runs: a fit, evaluate, predict or step, the innermost last.
+        is_closed: Whether shardcore was uninstalled.
+        sums: The sums over ranks that metrics wait for.
+        edges: The edges of torch modules.
+        company: The work that all ranks do together now, None if there is none.
     """
 
     entry: StrategyEntry
@@ -121,6 +138,10 @@ class Sessions:
     at_work: list[Run] = attrs.field(factory=list, init=False)
     is_closed: bool = attrs.field(default=False, init=False)
     sums: WaitingSums = attrs.field(factory=WaitingSums, init=False)
+    edges: "weakref.WeakKeyDictionary[Any, Any]" = attrs.field(
+        factory=weakref.WeakKeyDictionary, init=False
+    )
+    company: Any = attrs.field(default=None, init=False)
     _strategies: dict[World, Strategy] = attrs.field(factory=dict, init=False)
     _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 

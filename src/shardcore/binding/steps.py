@@ -178,7 +178,7 @@ class _Step:
 
     def _distribute(self, data: Any, session: Session) -> Any:
         distributed = batches.distribute(sample_weights.own_weights(data), session)
-        sample_weights.remember_arrays(data, distributed)
+        sample_weights.remember_arrays(data, distributed, session)
         return distributed
 
     def _without_distribution(self, data: Any) -> Any:

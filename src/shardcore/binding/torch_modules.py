@@ -41,7 +41,8 @@ class TorchModules:
         """`get_config`: it pickles the module, which must hold whole plain tensors then."""
 
         def get_config(wrapper: Any) -> Any:
-            with without_edges(wrapper.module), _holding_whole(wrapper.module, self.sessions):
+            edges = without_edges(wrapper.module, self.sessions.edges)
+            with edges, _holding_whole(wrapper.module, self.sessions):
                 return original(wrapper)
 
         return get_config

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from contextlib import ExitStack
 from typing import Any
 
 import attrs
@@ -24,6 +25,7 @@ class Installation:
         passed_over: Why the others were not, by name.
         binding: The `shardcore.binding.binding.Binding`.
         processes: The job of this process.
+        undo: Takes back what is not Keras': the log, `KERAS_BACKEND`, torch, the watch of others.
     """
 
     entry: StrategyEntry
@@ -31,6 +33,7 @@ class Installation:
     passed_over: dict[str, str]
     binding: Any
     processes: Any
+    undo: ExitStack
 
 
 _installed: Installation | None = None
@@ -55,21 +58,26 @@ def is_installed() -> bool:
 def install(strategy: str, options: dict[str, Any]) -> Installation:
     """Choose a strategy and bind it into Keras; the same one again changes nothing."""
     global _installed  # noqa: PLW0603 - one Keras per process
-    configure(_rank)
     if _installed is not None:
         return _again(_installed, strategy, options)
-    environment.choose_backend()
-    environment.check_versions()
-    entry, passed_over = plugins.choose(strategy, plugins.offered(plugins.STRATEGIES))
-    entry = plugins.with_options(entry, options)
-    from shardcore.adapters.capture.program import TapeCapture
-    from shardcore.adapters.processes import TorchProcesses
-    from shardcore.binding.binding import Binding
+    with ExitStack() as undo:
+        undo.callback(configure(_rank))
+        if environment.choose_backend():
+            undo.callback(environment.leave_backend)
+        environment.check_versions()
+        entry, passed_over = plugins.choose(strategy, plugins.offered(plugins.STRATEGIES))
+        entry = plugins.with_options(entry, options)
+        from shardcore.adapters.capture.program import TapeCapture
+        from shardcore.adapters.processes import TorchProcesses
+        from shardcore.binding.binding import Binding
 
-    processes = TorchProcesses()
-    binding = Binding(entry, processes, TapeCapture())
-    binding.put()
-    _installed = Installation(entry, options, passed_over, binding, processes)
+        processes = TorchProcesses()
+        capture = TapeCapture()
+        undo.callback(capture.close)
+        binding = Binding(entry, processes, capture)
+        binding.put()
+        undo.callback(processes.unwatch)
+        _installed = Installation(entry, options, passed_over, binding, processes, undo.pop_all())
     logger.info("strategy %r taken%s", entry.name, _because(passed_over))
     return _installed
 
@@ -79,6 +87,7 @@ def uninstall() -> None:
     global _installed  # noqa: PLW0603 - one Keras per process
     if _installed is not None:
         _installed.binding.remove()
+        _installed.undo.close()
         _installed = None
 
 

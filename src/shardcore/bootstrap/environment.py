@@ -14,8 +14,11 @@ logger = logging.getLogger("shardcore.install")
 KNOWN = {"keras": "3.15", "torch": "2.13"}
 
 
-def choose_backend() -> None:
+def choose_backend() -> bool:
     """See to it that Keras runs on torch.
+
+    Returns:
+        Whether `KERAS_BACKEND` was set for it, which was not set before.
 
     Raises:
         EnvironmentProblem: If another backend is chosen or loaded.
@@ -24,12 +27,19 @@ def choose_backend() -> None:
     if backend is None:
         os.environ["KERAS_BACKEND"] = "torch"
         logger.info("KERAS_BACKEND was not set: Keras will run on torch")
-    elif backend != "torch":
+        return True
+    if backend != "torch":
         raise EnvironmentProblem(
             f"shardcore is for Keras on PyTorch, but the backend is {backend!r}: set "
             'KERAS_BACKEND=torch in the environment (or os.environ["KERAS_BACKEND"] = "torch") '
             "before Keras is imported."
         )
+    return False
+
+
+def leave_backend() -> None:
+    """Unset `KERAS_BACKEND`; a Keras that is loaded stays on torch."""
+    os.environ.pop("KERAS_BACKEND", None)
 
 
 def _loaded_backend() -> str | None:

@@ -29,6 +29,8 @@ class Move:
     target: Layout
 
 
+# Set inside a `with`, on its thread. They are of the process: a redistribution and a bucket of
+# gradients are far below those who know of layers, and called by torch, which hands on nothing.
 _layer: ContextVar[str] = ContextVar("layer", default="")
 _move: ContextVar[Move | None] = ContextVar("move", default=None)
 _reduced: ContextVar[tuple[Any, ...]] = ContextVar("reduced", default=())

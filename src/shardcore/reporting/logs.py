@@ -8,7 +8,7 @@ SHARDCORE_LOG=variables            the debug messages of one subject, "shardcore
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 VARIABLE = "SHARDCORE_LOG"
 LEVELS = ("debug", "info", "warning", "error")
@@ -28,25 +28,41 @@ class _RankFilter(logging.Filter):
         return self._all_ranks or rank == 0
 
 
-def configure(rank: Callable[[], int]) -> None:
+def configure(rank: Callable[[], int]) -> Callable[[], None]:
     """Show the log on standard error, as `SHARDCORE_LOG` says; by default from "info" on rank 0.
 
     Does nothing where the program has set the log up by the logging module.
 
     Args:
         rank: Gives the rank of this process.
+
+    Returns:
+        Puts the log back as it was.
     """
     root = logging.getLogger("shardcore")
     words = [word.strip() for word in os.environ.get(VARIABLE, "").lower().split(",")]
     if root.handlers or (logging.getLogger().handlers and not any(words)):
-        return
+        return lambda: None
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("[shardcore rank %(rank)s] %(message)s"))
     handler.addFilter(_RankFilter(rank, all_ranks="all-ranks" in words))
     root.addHandler(handler)
     root.propagate = False
+    subjects = [each for each in words if each and each not in (*LEVELS, "all-ranks")]
     levels = [word for word in words if word in LEVELS]
-    root.setLevel((levels or ["info"])[0].upper())
-    for subject in words:
-        if subject and subject not in (*LEVELS, "all-ranks"):
-            logging.getLogger(f"shardcore.{subject}").setLevel(logging.DEBUG)
+    wanted = {root: (levels or ["info"])[0].upper()}
+    wanted |= {logging.getLogger(f"shardcore.{subject}"): "DEBUG" for subject in subjects}
+    before = {logger: logger.level for logger in wanted}
+    _set_levels(wanted)
+
+    def undo() -> None:
+        root.removeHandler(handler)
+        root.propagate = True
+        _set_levels(before)
+
+    return undo
+
+
+def _set_levels(levels: Mapping[logging.Logger, str | int]) -> None:
+    for logger, level in levels.items():
+        logger.setLevel(level)

@@ -14,6 +14,7 @@ from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.graph import graph_of
 from shardcore.adapters.capture.parting import parted
 from shardcore.adapters.capture.passes import improved_for_compiler
+from shardcore.adapters.capture.passes.products import with_onednn_products
 from shardcore.adapters.capture.recorded_program import RecordedProgram
 from shardcore.adapters.capture.tape import Tape
 
@@ -21,7 +22,10 @@ logger = logging.getLogger("shardcore.capture")
 
 
 def compiled(
-    program: RecordedProgram, tape: Tape, literals: Mapping[int, torch.Tensor]
+    program: RecordedProgram,
+    tape: Tape,
+    literals: Mapping[int, torch.Tensor],
+    onednn: torch_compat.OneDnn,
 ) -> RecordedProgram:
     """`program`, compiled; where that cannot be, itself with a remark that says why.
 
@@ -29,12 +33,13 @@ def compiled(
         program: The step.
         tape: What it was made of.
         literals: By number, the constants among what is outside of the tape.
+        onednn: Multiplies large matrices.
     """
     count = len(tape.calls)
     logger.info("Inductor compiles a step of %d operators, unless torch has it on disk", count)
     began = time.perf_counter()
     try:
-        made = attrs.evolve(program, run=_run(program, tape, literals))
+        made = attrs.evolve(program, run=_run(program, tape, literals, onednn))
     except Exception as error:  # noqa: BLE001 - whatever the compiler raises, the graph is there
         made = attrs.evolve(program, remark=f"{type(error).__name__}: {error}")
     logger.info("Inductor has ended after %.1f s", time.perf_counter() - began)
@@ -42,14 +47,17 @@ def compiled(
 
 
 def _run(
-    program: RecordedProgram, tape: Tape, literals: Mapping[int, torch.Tensor]
+    program: RecordedProgram,
+    tape: Tape,
+    literals: Mapping[int, torch.Tensor],
+    onednn: torch_compat.OneDnn,
 ) -> Callable[..., Any]:
     """Runs what Inductor cannot take as it was recorded, and then the rest, compiled."""
     ahead, rest = parted(with_factors_apart(tape), set(literals))
     first = function_of(ahead, literals)
     forms = [rest.form(value) for value in rest.inputs]
     inputs = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in forms]
-    module = graph_of(improved_for_compiler(rest), literals)
+    module = graph_of(improved_for_compiler(with_onednn_products(rest, onednn)), literals)
     second = torch_compat.inductor.compiled(module, [*inputs, *map(_detached, program.kept)])
     count = len(tape.inputs)
 

@@ -21,9 +21,7 @@ def with_factors_apart(tape: Tape) -> Tape:
     for call in tape.calls:
         factor = call.kwargs.get("alpha")
         if factor is not None and _is_taken(call, factor, tape):
-            scaling = _scaled(call, factor, found)
-            found.calls.append(scaling)
-            args = (call.args[0], scaling.result, *call.args[2:])
+            args = (call.args[0], _scaled(call, factor, found), *call.args[2:])
             rest = {name: each for name, each in call.kwargs.items() if name != "alpha"}
             call = attrs.evolve(call, args=args, kwargs=rest)  # noqa: PLW2901 - it is that call
         found.calls.append(call)
@@ -51,11 +49,14 @@ def _is_taken(call: Call, factor: Any, tape: Tape) -> bool:
 _SCALING = {"add", "sub", "addmm", "addmv", "addr", "addbmm", "baddbmm"}
 
 
-def _scaled(call: Call, factor: Any, tape: Tape) -> Call:
-    """The second operand of `call`, a tensor or a list of them, times the factor."""
-    operand = call.args[1]
-    is_list = isinstance(operand, list)
-    operator = torch_compat.LIST_TIMES if is_list else torch.ops.aten.mul.Tensor
-    made = torch_compat.tree_map(lambda value: tape.new(tape.form(value)), operand)
+def _scaled(call: Call, factor: Any, tape: Tape) -> Any:
+    """The second operand of `call`, a tensor or a list of them, times the factor, on `tape`."""
     by = factor.value if isinstance(factor, Number) else factor
-    return Call(operator, (operand, by), {}, made, (), call.line)
+
+    def times(value: Any) -> Any:
+        result = tape.new(tape.form(value))
+        operator = torch.ops.aten.mul.Tensor
+        tape.calls.append(Call(operator, (value, by), {}, result, (), call.line))
+        return result
+
+    return torch_compat.tree_map(times, call.args[1])

@@ -59,6 +59,11 @@ class TapeCapture:
 
     def __init__(self) -> None:
         self._memories = Memories()
+        self._onednn = torch_compat.OneDnn()
+
+    def close(self) -> None:
+        """Take back what torch was told; programs that were made run no more."""
+        self._onednn.close()
 
     def record(self, step: Callable[[], Any], inputs: Sequence[Any]) -> tuple[Any, TapedStep]:
         """Run `step` while its tape is written."""
@@ -99,7 +104,9 @@ class TapeCapture:
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
         run = function_of(better, literals)
         program = RecordedProgram(run, kept, tape.outputs, guards, tuple(started(better)))
-        program = compilation.compiled(program, better, literals) if compiled else program
+        program = (
+            compilation.compiled(program, better, literals, self._onednn) if compiled else program
+        )
         return checked(program, better)
 
     def is_recording(self) -> bool:

@@ -2,9 +2,9 @@
 
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,13 @@ class Recorder:
         self._inputs = inputs  # alive while it runs: their memory is theirs alone
         self._busy = False
         self._numbers_of_call: list[_Taken] | None = None
-        self.thread = threading.get_ident()
         self._drawn: torch.Tensor | None = None
         self.tape.inputs = [self._from_outside(each) for each in inputs]
 
     def run(self, step: Callable[[], Any]) -> Any:
         """What `step` returns, plain tensors among it; the tape is written."""
-        global _recording  # noqa: PLW0603 - one step at a time runs on the main thread
-        assert _recording is None, "a step is being recorded already"
-        _recording = self
+        assert recording() is None, "a step is being recorded already"
+        before = _recording.set(self)
         self._drawn = torch.get_rng_state()
         host = _host_generators()
         try:
@@ -55,7 +53,7 @@ class Recorder:
             with torch_compat.OperatorListener(self._meet, self._listen), functions:
                 outputs = step()
         finally:
-            _recording = None
+            _recording.reset(before)
         self.tape.draws_on_host = _host_generators() != host
         self._check_generator()
         if not self.tape.refusal:
@@ -241,13 +239,13 @@ def _is_tensor(leaf: Any) -> bool:
 # Of a larger tensor outside no copy is made: it may be a constant only if nobody writes into it.
 _MOST_ELEMENTS = 65536
 
-_recording: Recorder | None = None
+# Set while a step is recorded, on its thread: hooks of gradients ask for it, whom autograd calls.
+_recording: ContextVar[Recorder | None] = ContextVar("recording", default=None)
 
 
 def recording() -> Recorder | None:
     """The recorder of the step that this thread is recording, None without one."""
-    here = _recording is not None and _recording.thread == threading.get_ident()
-    return _recording if here else None
+    return _recording.get()
 
 
 class _Owners:

@@ -1,6 +1,6 @@
 """An engine: the state that the operators on one mesh share."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping
 from datetime import timedelta
 from typing import Any, Protocol
@@ -44,6 +44,7 @@ class Engine:
         unsharded: The weights that were all-gathered lately.
         plans: The plans of operators, by all that they depend on.
         steps: How many have ended; what an operator has brought elsewhere is found until then.
+        fallbacks: How often each operator ran on full operands.
     """
 
     world: World
@@ -54,6 +55,7 @@ class Engine:
     unsharded: Unsharded = attrs.field(factory=Unsharded)
     plans: "OrderedDict[Hashable, Any]" = attrs.field(factory=OrderedDict, init=False)
     steps: int = attrs.field(default=0, init=False)
+    fallbacks: Counter[str] = attrs.field(factory=Counter, init=False)
     _forms: dict[Hashable, Form] = attrs.field(factory=dict, init=False)
 
     def form(

@@ -30,9 +30,8 @@ ADAPTIVE_AVERAGES = {
 }
 
 
-# The norms of a list of tensors; each of a list times a tensor of one number; copies of a list.
+# The norms of a list of tensors; copies of a list.
 LIST_NORM = torch.ops.aten._foreach_norm.Scalar
-LIST_TIMES = torch.ops.aten._foreach_mul.Tensor
 LIST_COPY = torch.ops.aten._foreach_copy_.default
 
 
@@ -79,11 +78,6 @@ def is_fused(operator: Any) -> bool:
     """Whether `operator` is the whole update of an optimizer: parameters, gradients, moments."""
     name = str(operator._schema.name)
     return name.startswith("aten::_fused_") and name.endswith("_")
-
-
-def list_operator(name: str) -> Any:
-    """What does the operator `name` of ATen to each tensor of a list."""
-    return getattr(torch.ops.aten, _LISTS + name)
 
 
 # How the names of operators on lists begin.

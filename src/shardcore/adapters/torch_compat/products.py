@@ -3,15 +3,34 @@
 import functools
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
-# Inductor does not look into an operator that it does not know, and calls it as it is.
-_LIBRARY = torch.library.Library("shardcore", "DEF")  # type: ignore[no-untyped-call]
-_LIBRARY.define("product(Tensor left, Tensor right) -> Tensor")  # type: ignore[no-untyped-call]
+
+class OneDnn:
+    """An operator for products by oneDNN, which torch knows until `close()`.
+
+    Inductor does not look into an operator that it does not know, and calls it as it is.
+    """
+
+    def __init__(self) -> None:
+        self._library: torch.library.Library | None = None
+
+    def product(self) -> Any:
+        """Of two matrices of float32 on a CPU, or of two batches of one matrix each."""
+        if self._library is None:
+            self._library = torch.library.Library("shardcore", "DEF")  # type: ignore[no-untyped-call]
+            self._library.define("product(Tensor left, Tensor right) -> Tensor")  # type: ignore[no-untyped-call]
+            self._library.impl("product", _product, "CPU")  # type: ignore[no-untyped-call]
+            self._library.impl("product", _form, "Meta")  # type: ignore[no-untyped-call]
+        return torch.ops.shardcore.product.default
+
+    def close(self) -> None:
+        """Torch forgets the operator: a library takes it along."""
+        self._library = None
 
 
-@torch.library.impl(_LIBRARY, "product", "CPU")
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     # torch 2.13: oneDNN multiplies matrices of float32 by no public name. This one takes operands
     # as they lie, a transposed one too; called by Inductor it would get a copy of the second.
@@ -22,13 +41,8 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return made
 
 
-@torch.library.impl(_LIBRARY, "product", "Meta")
 def _form(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return left.new_empty((*left.shape[:-1], right.shape[-1]))
-
-
-# Of two matrices of float32 on a CPU, or of two batches of one matrix each.
-ONEDNN_PRODUCT = torch.ops.shardcore.product.default
 
 
 def has_onednn() -> bool:

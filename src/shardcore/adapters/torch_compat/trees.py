@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from torch.utils._pytree import SUPPORTED_NODES, is_namedtuple_class
+from torch.utils._pytree import SUPPORTED_NODES
 from torch.utils._pytree import tree_map as tree_map_of_torch
 
 
@@ -66,4 +66,5 @@ def _gather(nest: Any, found: list[Any]) -> None:
 @cache
 def _is_other_node(kind: Any) -> bool:
     """Whether torch takes such a thing apart, as it does named tuples."""
-    return is_namedtuple_class(kind) or kind in SUPPORTED_NODES
+    is_named = issubclass(kind, tuple) and hasattr(kind, "_fields")
+    return is_named or kind in SUPPORTED_NODES

@@ -13,7 +13,6 @@ from shardcore.adapters.capture.passes.late_waits import with_late_waits
 from shardcore.adapters.capture.passes.ones import with_plain_ones
 from shardcore.adapters.capture.passes.paddings import with_plain_paddings
 from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
-from shardcore.adapters.capture.passes.products import with_onednn_products
 from shardcore.adapters.capture.passes.regather import with_regathers
 from shardcore.adapters.capture.passes.repeats import without_repeats
 from shardcore.adapters.capture.passes.reshapes import with_reshapes
@@ -61,7 +60,6 @@ PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
 # What Inductor takes otherwise than the step had it, or computes slower than need be.
 PASSES_FOR_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
     with_pooling_as_it_lies,
-    with_onednn_products,
     with_plain_paddings,
     with_reshapes,
     with_sizes,

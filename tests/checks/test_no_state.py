@@ -1,0 +1,212 @@
+"""What may change belongs to the installation: no module of shardcore keeps any of it.
+
+`uninstall()` drops the installation, and with it all that shardcore has noted. This reads each
+module for what would outlive it: variables of a module that change, caches, and what a module or a
+function does to the process. What is left has its reason here. That a process is as before is
+tested by tests/distributed/test_nothing_left.py.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from tests.checks.tree import ROOT
+
+PACKAGE = ROOT / "src" / "shardcore"
+# Run in processes of their own, which a plug-in's author starts.
+LEFT_OUT = ("testing/", "__main__.py")
+
+# Caches of functions of numbers, names and layouts: the same for everybody, and of no tensor.
+PURE = ("domain/", "policies/")
+
+ALLOWED = {
+    "bootstrap/__init__.py: global _installed": "the installation",
+    "bootstrap/environment.py: os.environ": "KERAS_BACKEND, which uninstall() unsets",
+    "adapters/failure.py: sys.excepthook": "put back when the watch of other ranks is stopped",
+    "cli.py: sys.modules": "the user's script, where pickling looks for its classes",
+    "adapters/threads.py: _here": "of a thread, zero outside a `with`; asked below torch",
+    "ports/whereabouts.py: _layer": "of a context, empty outside a `with`; asked below torch",
+    "ports/whereabouts.py: _move": "likewise",
+    "ports/whereabouts.py: _reduced": "likewise",
+    "adapters/capture/recorder.py: _recording": "likewise",
+    "adapters/capture/seeds.py: cache of _seeded_by_tensor": "of functions of Keras",
+    "adapters/engine/dispatch.py: cache of _route": "of operators",
+    "adapters/torch_compat/operators.py: cache of is_composite": "of operators",
+    "adapters/torch_compat/operators.py: cache of is_view": "of operators",
+    "adapters/torch_compat/operators.py: cache of kind_of_results": "of operators",
+    "adapters/torch_compat/operators.py: cache of writes_others": "of operators",
+    "adapters/torch_compat/operators.py: cache of writing_into": "of operators",
+    "adapters/torch_compat/products.py: cache of is_intel": "of the processor",
+    "adapters/torch_compat/trees.py: cache of _is_other_node": "of classes",
+}
+
+DISPLAYS = ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp
+# What is called for a value that does not change, or that Python keeps for us.
+CONSTANTS = {
+    *("frozenset", "tuple", "compile", "MappingProxyType", "get_args", "object"),
+    *("TypeVar", "ParamSpec", "getLogger", "HookspecMarker", "HookimplMarker"),
+}
+CHANGING = {
+    *("dict", "list", "set", "bytearray", "Counter", "OrderedDict", "defaultdict", "deque"),
+    *("ContextVar", "local", "Lock", "RLock", "Event", "count", "cycle", "ExitStack", "Library"),
+    *("SimpleNamespace", "WeakSet", "WeakKeyDictionary", "WeakValueDictionary"),
+    *("WeakIdKeyDictionary", "finalize", "ref"),
+}
+CHANGES = {
+    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem"),
+    *("remove", "setdefault", "sort", "update"),
+}
+CACHES = {"cache", "lru_cache"}
+# Objects of the process, by the modules that name them.
+OF_THE_PROCESS = {"os", "sys", "threading", "warnings", "torch", "keras", "builtins", "signal"}
+
+
+def state(tree: ast.Module, *, caches: bool = True) -> Iterator[str]:
+    """What a module keeps, and what it does to the process, by name.
+
+    Args:
+        tree: The module.
+        caches: Whether a cache counts.
+    """
+    yield from _of_import(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield from (f"global {name}" for name in node.names)
+        elif isinstance(node, ast.ClassDef):
+            yield from _of_class(node)
+        yield from _of_the_process(node)
+    if caches:
+        yield from (f"cache of {name}" for name in _cached(tree))
+
+
+def _of_import(tree: ast.Module) -> Iterator[str]:
+    """What is made, and done, as the module is imported."""
+    changed = set(_changed_names(tree))
+    for statement in tree.body:
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            yield f"{ast.unparse(statement)} as it is imported"
+        for target, value in _assigned(statement):
+            if isinstance(target, ast.Attribute | ast.Subscript):
+                yield f"{ast.unparse(target)} as it is imported"
+            elif isinstance(target, ast.Name) and _may_change(target.id, value, changed):
+                yield target.id
+
+
+def _of_class(node: ast.ClassDef) -> Iterator[str]:
+    for target, value in (pair for each in node.body for pair in _assigned(each)):
+        if isinstance(value, DISPLAYS) and not ast.unparse(target).isupper():
+            yield f"{node.name}.{ast.unparse(target)}"
+
+
+def _assigned(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
+    if isinstance(statement, ast.Assign):
+        yield from ((target, statement.value) for target in statement.targets)
+    elif isinstance(statement, ast.AnnAssign | ast.AugAssign) and statement.value is not None:
+        yield statement.target, statement.value
+
+
+def _may_change(name: str, value: ast.expr, changed: set[str]) -> bool:
+    if name == "__all__":
+        return False
+    if isinstance(value, DISPLAYS):
+        return name in changed or not name.isupper()
+    if isinstance(value, ast.Call):
+        called = ast.unparse(value.func).rpartition(".")[2]
+        return called in CHANGING or not (name.isupper() or called in CONSTANTS)
+    return False
+
+
+def _changed_names(tree: ast.Module) -> Iterator[str]:
+    """The variables that somebody in the module writes into."""
+    for node in ast.walk(tree):
+        is_written = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+        if is_written or (isinstance(node, ast.Attribute) and node.attr in CHANGES):
+            yield ast.unparse(node.value)
+
+
+def _of_the_process(node: ast.AST) -> Iterator[str]:
+    """What is set on a module or object of the process: `os.environ[...]`, `sys.excepthook`."""
+    targets: Iterable[ast.expr] = ()
+    if isinstance(node, ast.Assign | ast.Delete):
+        targets = node.targets
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith("os.environ."):
+        targets = [node.func] if ast.unparse(node.func).rpartition(".")[2] in CHANGES else ()
+    for target in targets:
+        name = ast.unparse(target).partition("[")[0]
+        if name.partition(".")[0] in OF_THE_PROCESS and name not in OF_THE_PROCESS:
+            yield "os.environ" if name.startswith("os.environ") else name
+
+
+def _cached(tree: ast.Module) -> Iterator[str]:
+    """The functions of the module, not those within a call, whose results are kept."""
+    bodies = [tree.body, *(each.body for each in tree.body if isinstance(each, ast.ClassDef))]
+    for node in (each for body in bodies for each in body):
+        if isinstance(node, ast.FunctionDef):
+            names = {ast.unparse(each).partition("(")[0] for each in node.decorator_list}
+            if {name.rpartition(".")[2] for name in names} & CACHES:
+                yield node.name
+
+
+def kept_by_modules() -> set[str]:
+    found = set()
+    for file in PACKAGE.rglob("*.py"):
+        path = file.relative_to(PACKAGE).as_posix()
+        if not path.startswith(LEFT_OUT):
+            tree = ast.parse(file.read_text())
+            found |= {f"{path}: {each}" for each in state(tree, caches=not path.startswith(PURE))}
+    return found
+
+
+def test_modules_keep_nothing_that_changes() -> None:
+    found = kept_by_modules()
+    assert not found - ALLOWED.keys(), "give it to the installation, by the session or the engine"
+    assert not ALLOWED.keys() - found, "it is gone: take it out of the list"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "CALLS = Counter()",
+        "warned = set()",
+        "SEEN = {}\ndef f(x):\n    SEEN[x] = 1",
+        "SEEN = []\ndef f(x):\n    SEEN.append(x)",
+        "EDGES: 'weakref.WeakKeyDictionary[int, int]' = weakref.WeakKeyDictionary()",
+        "here = threading.local()",
+        "here = Thread()",
+        "starts = itertools.count()",
+        "current: ContextVar[int] = ContextVar('current')",
+        "last = None\ndef f():\n    global last\n    last = 1",
+        "@cache\ndef mesh(): ...",
+        "class A:\n    @functools.lru_cache(maxsize=None)\n    def f(self): ...",
+        "class A:\n    kept = []",
+        "LIBRARY = torch.library.Library('mine', 'DEF')",
+        "LIBRARY.define('product(Tensor x) -> Tensor')",
+        "Slice.run = run",
+        "def f():\n    os.environ['A'] = 'b'",
+        "def f():\n    os.environ.setdefault('A', 'b')",
+        "def f():\n    sys.excepthook = g",
+        "def f():\n    torch.nn.Module.__call__ = g",
+    ],
+)
+def test_what_a_module_keeps_is_seen(source: str) -> None:
+    assert list(state(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "logger = logging.getLogger('shardcore')",
+        "_T = TypeVar('_T')",
+        "__all__ = ['a']",
+        "_NAMES = {'a': 1}\ndef f(x):\n    return _NAMES[x]",
+        "PATTERN = re.compile('a')",
+        "SIZE = BlockSize(1)",
+        "def f():\n    seen = {}\n    seen[1] = 2",
+        "def f():\n    @cache\n    def whole(): ...",
+        "@attrs.define\nclass A:\n    kept: dict[str, int] = attrs.field(factory=dict)",
+        "def f(environ):\n    return os.environ.get('A')",
+    ],
+)
+def test_what_does_not_change_passes(source: str) -> None:
+    assert not list(state(ast.parse(source)))

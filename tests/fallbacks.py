@@ -1,0 +1,24 @@
+"""How often each operator ran on full operands on this rank, as the engines have counted."""
+
+from collections import Counter
+
+from shardcore import bootstrap
+
+
+def _counters() -> list[Counter[str]]:
+    if not bootstrap.is_installed():
+        return []
+    strategies = bootstrap.installation().binding.sessions._strategies.values()
+    libraries = (getattr(each, "tensors", None) for each in strategies)
+    return [each.engine.fallbacks for each in libraries if each is not None]
+
+
+def fallbacks() -> Counter[str]:
+    """By operator, since they were forgotten."""
+    return sum(_counters(), Counter())
+
+
+def forget_fallbacks() -> None:
+    """Count from zero; the next call of an operator is warned of again."""
+    for each in _counters():
+        each.clear()
