@@ -129,19 +129,6 @@ def test_a_view_of_a_copy_that_is_not_made_keeps_the_original():
     assert "clone" not in tapes.names(tape)
 
 
-def test_a_view_of_what_was_computed_again_keeps_the_first():
-    """All three are the first, and a view of the second is one of the third."""
-
-    def step(x):
-        first, second, third = x * 2, x * 2, x * 2
-        turned = third.transpose(0, 1) + 1, second.transpose(0, 1) + 2
-        row = second[0]
-        return *turned, first + 1, row * 3
-
-    tape = tapes.after(step, improved_without_compiler, images())
-    assert tapes.names(tape).count("transpose") == 1
-
-
 def test_one_channel_lies_first_and_last():
     assert after(lambda x: pooled(x)[1] + 1, images(1))[-2:] == ["max_pool2d_with_indices", "add"]
 

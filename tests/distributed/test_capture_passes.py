@@ -16,7 +16,6 @@ from shardcore.adapters.capture.passes.late_waits import with_late_waits
 from shardcore.adapters.capture.passes.liveness import live_bytes
 from shardcore.adapters.capture.passes.ones import with_plain_ones
 from shardcore.adapters.capture.passes.regather import with_regathers
-from shardcore.adapters.capture.passes.repeats import without_repeats
 from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
 from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.recorder import Recorder
@@ -133,50 +132,6 @@ def test_what_is_below_a_view_may_lie_otherwise():
     ]
 
 
-def test_what_was_computed_before_is_not_computed_again():
-    def step(x):
-        return (x * 2) + (x * 2) - (x * 3)
-
-    assert changed(step, without_repeats, X)[1] == ["mul", "add", "mul", "sub"]
-
-
-def test_what_is_written_in_between_is_computed_again():
-    def step(x):
-        first = x * 2
-        x.add_(1)
-        return first + x * 2
-
-    before, after = changed(step, without_repeats, X)
-    assert before == after
-
-
-def test_what_was_written_since_is_computed_again_and_once():
-    def step(x):
-        first = x * 2
-        x.add_(1)
-        return first + x * 2 - x * 2
-
-    assert changed(step, without_repeats, X)[1] == ["mul", "add_", "mul", "add", "sub"]
-
-
-def test_what_is_written_into_is_computed_for_itself():
-    def step(x):
-        first, second = x * 2, x * 2
-        second.add_(1)
-        return first, second
-
-    assert changed(step, without_repeats, X)[1] == ["mul", "mul", "add_"]
-
-
-def test_two_draws_are_two():
-    before, after = (
-        names(without_repeats(recorded(lambda x: x + torch.rand(3) * torch.rand(3), X))),
-        5,
-    )
-    assert before.count("rand") == 2
-    assert after == 5
-
-
 def test_the_one_of_a_backward_pass_does_not_wait_for_the_loss():
     def step(x):
         return torch.ones_like(x.sum()) * x
@@ -272,22 +227,6 @@ def test_a_bucket_is_sent_where_its_last_one_stood():
 
     _, after = on_two_ranks(step, in_buckets)
     assert after.index("all_reduce") < after.index("sin") < after.index("add")
-
-
-def test_a_weight_is_gathered_once_and_waited_for_by_all_who_read_it():
-    def step(x):
-        def whole():
-            return collectives.wait(collectives.all_gather(x, dist.group.WORLD))
-
-        one, other = whole(), whole().unsqueeze(0)
-        found = other.exp() + one
-        x.add_(1)
-        return found, whole() + 1
-
-    before, after = on_two_ranks(step, lambda tape: with_late_waits(without_repeats(tape)))
-    assert before.count("all_gather_into_tensor") == 3
-    assert after.count("all_gather_into_tensor") == 2
-    assert after.index("unsqueeze") < after.index("wait_tensor") < after.index("exp")
 
 
 def test_a_collective_is_waited_for_when_it_is_needed():

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from shardcore.adapters.capture.passes.aliases import without_aliases
-from shardcore.adapters.capture.passes.broadcasts import with_late_expands
 from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.copies import without_needless_copies
 from shardcore.adapters.capture.passes.dead_code import without_dead_code
@@ -14,7 +13,6 @@ from shardcore.adapters.capture.passes.ones import with_plain_ones
 from shardcore.adapters.capture.passes.paddings import with_plain_paddings
 from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
 from shardcore.adapters.capture.passes.regather import with_regathers
-from shardcore.adapters.capture.passes.repeats import without_repeats
 from shardcore.adapters.capture.passes.reshapes import with_reshapes
 from shardcore.adapters.capture.passes.reuse import with_operands_reused
 from shardcore.adapters.capture.passes.sizes import with_sizes
@@ -25,7 +23,6 @@ from shardcore.adapters.capture.tape import Tape
 PASSES: tuple[Callable[[Tape], Tape], ...] = (
     without_aliases,
     with_plain_ones,
-    without_repeats,
     without_dead_code,
     with_small_sums_last,
     with_regathers,
@@ -39,7 +36,6 @@ PASSES: tuple[Callable[[Tape], Tape], ...] = (
 PASSES_ALIKE: tuple[Callable[[Tape], Tape], ...] = (
     without_aliases,
     with_plain_ones,
-    without_repeats,
     without_dead_code,
     with_regathers,
     in_buckets,
@@ -50,7 +46,6 @@ PASSES_ALIKE: tuple[Callable[[Tape], Tape], ...] = (
 # What Inductor does by itself, or cannot take.
 PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
     with_sums_in_place,
-    with_late_expands,
     with_direct_views,
     with_pooling_as_it_lies,
     without_needless_copies,
