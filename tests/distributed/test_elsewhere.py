@@ -16,46 +16,46 @@ VALUES = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 KERNEL = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
 
 
-def products(x):
-    return (x @ KERNEL).relu() + (x @ KERNEL).tanh()
+def products(x, kernel):
+    return (x @ kernel).relu() + (x @ kernel).tanh()
 
 
-def written_between(x):
-    before = x @ KERNEL
+def written_between(x, kernel):
+    before = x @ kernel
     x.mul_(2)
-    return before + x @ KERNEL
+    return before + x @ kernel
 
 
-def view_of_what_is_written(x):
+def view_of_what_is_written(x, kernel):
     turned = x.t()
-    before = KERNEL.t() @ turned
+    before = kernel.t() @ turned
     x.mul_(2)
-    return before + KERNEL.t() @ turned
+    return before + kernel.t() @ turned
 
 
-def view_is_written(x):
-    before = x @ KERNEL
+def view_is_written(x, kernel):
+    before = x @ kernel
     x.t().mul_(2)
-    return before + x @ KERNEL
+    return before + x @ kernel
 
 
-def reduced_view_is_written(x):
+def reduced_view_is_written(x, kernel):
     before = x.exp()
     x.view(24).mul_(2)
     return before + x.exp()
 
 
-def gradients(x):
+def gradients(x, kernel):
     x = x.detach().requires_grad_()
-    kernel = KERNEL.clone().requires_grad_()
+    kernel = kernel.detach().requires_grad_()
     (x @ kernel).tanh().sum().backward()
     return x.grad @ kernel.grad
 
 
 # By name: the function, and the collectives that it needs on columns, and on a pending sum.
 CASES = {
-    "twice": (products, {"all_gather": 1}, {"all_reduce": 2}),  # both products stay pending
-    "elements": (lambda x: x.exp() + x.tanh(), {}, {"all_reduce": 1}),
+    "twice": (products, {"all_gather": 1}, {"all_reduce": 1}),
+    "elements": (lambda x, _: x.exp() + x.tanh(), {}, {"all_reduce": 1}),
     "written between": (written_between, {"all_gather": 2}, None),
     "view of what is written": (view_of_what_is_written, {"all_gather": 2}, None),
     "view is written": (view_is_written, {"all_gather": 2}, None),
@@ -66,17 +66,19 @@ CASES = {
 
 def compare(rank):
     """What differs from plain torch, by case and layout: values, then collectives."""
-    tensors = open_engine(World(MESH, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use")
+    world = World(MESH, (0, 1), rank, "cpu")
+    tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
+    kernel = tensors.keep(tensors.shard(KERNEL, WHOLE))
     wrong = {}
     for name, (function, *expected) in CASES.items():
         for layout, calls in zip((COLUMNS, PENDING), expected, strict=True):
             factor = (3, -2)[rank] if layout.partial else 1
             x = tensors.join(VALUES[layout.slices((6, 4), rank)] * factor, layout, (6, 4))
             with count_collectives() as counted:
-                found = function(x)
+                found = function(x, kernel)
             counts = dict(counted.calls)
             right = torch.allclose(
-                tensors.whole(found), function(VALUES.clone()), rtol=1e-4, atol=1e-5
+                tensors.whole(found), function(VALUES.clone(), KERNEL), rtol=1e-4, atol=1e-5
             )
             if not right or calls not in (None, counts):
                 wrong[name, str(layout)] = right, counts
@@ -89,16 +91,18 @@ def test_what_was_brought_elsewhere_is_found_until_it_is_written():
 
 def written_elsewhere(rank):
     """A product after the gathered tensor was written, and one after the end of a step."""
-    tensors = open_engine(World(MESH, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use")
+    world = World(MESH, (0, 1), rank, "cpu")
+    tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
     x = tensors.join(VALUES[COLUMNS.slices((6, 4), rank)], COLUMNS, (6, 4))
+    kernel = tensors.keep(tensors.shard(KERNEL, WHOLE))
     tensors.redistribute(x, WHOLE).zero_()
-    kept = torch.allclose(tensors.whole(x @ KERNEL), VALUES @ KERNEL, rtol=1e-4, atol=1e-5)
+    kept = torch.allclose(tensors.whole(x @ kernel), VALUES @ KERNEL, rtol=1e-4, atol=1e-5)
     with count_collectives() as same_step:
-        x @ KERNEL
-    with tensors.promotion():
+        x @ kernel
+    with tensors.scope():
         """A step."""
     with count_collectives() as next_step:
-        x @ KERNEL
+        x @ kernel
     return kept, dict(same_step.calls), dict(next_step.calls)
 
 

@@ -44,7 +44,8 @@ CASES = {
 
 def moves(rank):
     """The collectives of each case, and the bytes of its operands."""
-    tensors = open_engine(World(MESH, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use")
+    world = World(MESH, (0, 1), rank, "cpu")
+    tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
     found = {}
     for name, (function, layout, _) in CASES.items():
         x = tensors.join(VALUES[layout.slices((6, 4), rank)], layout, (6, 4))

@@ -139,7 +139,7 @@ def compare(rank, ranks, kind):
     """What differs from plain torch, by case and layout."""
     mesh = Mesh((ranks,), ("data",))
     world = World(mesh, tuple(range(ranks)), rank, "cpu")
-    tensors = open_engine(world, kind.over, "compute", "per_use")
+    tensors = open_engine(world, kind.over, "compute", "per_use", {})
     layouts = [Layout(mesh, spec) for spec in (("data", None), (None, "data"))]
     wrong = {}
     for layout in [*layouts, Layout(mesh, (None, None), {"data": "sum"})]:

@@ -362,13 +362,14 @@ class _Call:
     def cost_of_all_work(self, axis: str) -> float:
         """The cost of having each rank along `axis` do all of the work, on an all-gathered operand.
 
-        That is for one activation among operands that are not split: the work with a weight that
-        `axis` splits is meant to be split, and of two that are split each rank has its own rows.
+        That is for one activation beside a weight, neither of which is split otherwise: the work
+        with a weight that `axis` splits is meant to be split, and so is a gradient's sum over rows.
         Of several results some may not be read, so that what they cost is not known.
         """
         ranks = self.operands[0].layout.mesh.axis_size(axis)
         split = [each for each in self.operands if isinstance(each.layout.placement(axis), Shard)]
-        if len(split) != 1 or split[0].weight or len(self.rule.results) > 1:
+        with_weight = any(each.weight for each in self.operands)
+        if len(split) != 1 or split[0].weight or not with_weight or len(self.rule.results) > 1:
             return inf
         work = self._multiplications() * (ranks - 1) / ranks / self.costs.multiplications
         return work + self.cost_of_gathering(axis)

@@ -133,6 +133,11 @@ def test_rows_of_a_batch_stay_split():
     assert words(choose(MATMUL, (turned, gradient), ((8, 6),))) == ["S(1)", "S(0)", "P(sum)"]
 
 
+def test_a_sum_over_the_rows_of_a_batch_stays_pending_though_one_operand_is_not_split():
+    turned, gradient = placed((2, 4), (None, "model")), placed((4, 64), (None, None))
+    assert words(choose(MATMUL, (turned, gradient), ((2, 64),))) == ["S(1)", "S(0)", "P(sum)"]
+
+
 def test_an_operand_is_taken_from_where_it_costs_least():
     gradient, rows = placed((4, 6), (None, "model")), (8, 4)
 

@@ -361,10 +361,10 @@ def planned(operator: Any, task: Task, engine: Engine) -> Plan:
         for place, form in enumerate(given)
     ]
     numbers, moves, elsewheres = [], [], []
-    for each, source, target in zip(task.operands, sources, targets, strict=True):
+    for each, form, source, target in zip(task.operands, forms, sources, targets, strict=True):
         move = _move(source, target, engine)
         other = each.other
-        is_elsewhere = other is source or not (other is None or move is None or target.partial)
+        is_elsewhere = other is form or not (other is None or move is None or target.partial)
         if is_elsewhere and other is not None:
             move = _move(other, target, engine)
         numbers.append(each.number)
