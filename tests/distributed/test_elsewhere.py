@@ -108,3 +108,22 @@ def written_elsewhere(rank):
 
 def test_what_is_written_elsewhere_or_made_in_another_step_is_not_found():
     assert run_ranks(written_elsewhere, 2) == [(True, {}, {"all_gather": 1})] * 2
+
+
+def moved_while_pending(rank):
+    """A product on a pending sum that moves it along the other axis, and an operator on its sum."""
+    mesh = Mesh((2, 1), ("data", "model"))
+    tensors = open_engine(World(mesh, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use", {})
+    pending = Layout(mesh, ("model", None), {"data": "sum"})
+    x = tensors.join(VALUES * (3, -2)[rank], pending, (6, 4))
+    kernel = tensors.keep(tensors.shard(VALUES.t(), Layout(mesh, ("model", None))))
+    product, squares = kernel @ x, x * x
+    expected = VALUES.t() @ VALUES, VALUES * VALUES
+    return [
+        torch.allclose(tensors.whole(found), right, rtol=1e-4, atol=1e-5)
+        for found, right in zip((product, squares), expected, strict=True)
+    ]
+
+
+def test_a_sum_that_stays_pending_while_it_is_moved_is_not_taken_for_its_value():
+    assert run_ranks(moved_while_pending, 2) == [[True, True]] * 2

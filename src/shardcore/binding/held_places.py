@@ -60,7 +60,7 @@ def places_of(trainer: Any) -> Iterator[Place]:
         visited.add(id(variable))
         yield from _of_variable(variable)
     for name, module in seams.modules_of(trainer):
-        for holder in filter(_holds_tensors, vars(module).values()):
+        for holder in _tensor_dicts(module):
             for key in holder:
                 yield Place(holder, key, f"{key!r} of torch module {name!r}")
     torch_modules = [each for _, each in seams.modules_of(trainer) if not seams.is_layer(each)]
@@ -71,14 +71,13 @@ def places_of(trainer: Any) -> Iterator[Place]:
         yield from _attributes(root, visited, 0)
 
 
-def _holds_tensors(value: Any) -> bool:
-    """Whether an attribute is a dict of tensors, as a module has one of parameters, one of buffers.
-
-    A parameter that a module has not is None there.
-    """
-    return isinstance(value, dict) and all(
-        each is None or isinstance(each, torch.Tensor) for each in value.values()
-    )
+def _tensor_dicts(module: Any) -> Iterator[dict[Any, Any]]:
+    """The dicts in which a torch module keeps its own parameters and buffers."""
+    own: dict[str, Any] = dict(module.named_parameters(recurse=False))
+    own.update(module.named_buffers(recurse=False))
+    for value in vars(module).values():
+        if isinstance(value, dict) and any(value.get(key) is own[key] for key in own):
+            yield value
 
 
 def _variables(trainer: Any) -> Iterable[Any]:

@@ -90,12 +90,13 @@ class HeldState:
         return "" if self._is_identical() else next(self._changes(), "")
 
     def _is_identical(self) -> bool:
+        # Lists, and no generators: those call Python for each element, in every step.
         return (
             self.whole.are_in_place()
-            and all(place.holder.get(place.key) is value for place, value in self.apart)
+            and False not in [place.holder.get(place.key) is value for place, value in self.apart]
             and list(map(len, self.sized)) == self.sizes
             and self.listed.are_in_place()
-            and all(array.tobytes() == content for array, content in self.arrays)
+            and False not in [array.tobytes() == content for array, content in self.arrays]
         )
 
     def _changes(self) -> Iterator[str]:

@@ -295,7 +295,8 @@ def moved(tensor: Any, move: Redistribution, serves: bool = False) -> torch.Tens
     if tensor.form.weight:
         return engine.unsharded.get(tensor.memory, part, move, engine)
     found = move.run(part, engine)
-    if not move.target.partial:
+    # A move that is planned as if nothing were pending leaves the sum to the result.
+    if move.form is tensor.form and not move.target.partial:
         same = engine.wrap(found, engine.evolved(tensor.form, layout=move.target))
         elsewhere.note(tensor, same, serves)
     return found
