@@ -342,8 +342,8 @@ class _Call:
             source = operand.layout.placement(axis)
             target = self._wanted(term, operand.shape, source, factor, cut, ranks)
             total += self._brought(operand, target, axis)
-            if operand.weight and isinstance(target, Shard):  # so comes its gradient
-                total += self._sent(target, source, axis, _bytes(operand, axis))
+            if operand.weight and isinstance(target, Shard):
+                total += self._way_back(target, source, axis, _bytes(operand, axis))
         by_name = dict(zip((term.name for term in self.rule.operands), self.operands, strict=True))
         for result, shape in zip(self.rule.results, self.result_shapes, strict=False):
             source = _placement(self.rule, result, factor)
@@ -407,6 +407,14 @@ class _Call:
         layouts = [operand.layout, operand.other] if operand.other else [operand.layout]
         held = _bytes(operand, axis)
         return min(self._sent(each.placement(axis), target, axis, held) for each in layouts)
+
+    def _way_back(self, source: Placement, target: Placement, axis: str, held: float) -> float:
+        """The cost of bringing the gradient of a weight to where that is: its bytes alone.
+
+        Its start is not counted, as what is small would else be gathered in the forward pass, which
+        sends more: the rows of a batch are more than the results of a last layer.
+        """
+        return self._sent(source, target, axis, held) - self._sent(source, target, axis, 0)
 
     def _sent(self, source: Placement, target: Placement, axis: str, held: float) -> float:
         """What it costs to bring `held` bytes along `axis` from one placement to another."""

@@ -114,6 +114,12 @@ def test_a_small_activation_is_gathered_where_that_costs_less_than_a_pending_sum
     assert not chosen.replicates
 
 
+def test_the_way_back_of_a_gradient_counts_by_its_bytes():
+    # A sum of 3 columns and the gradient of the kernel are less than 4 rows.
+    assert words(product((4, 60), (60, 3), (None, None))) == ["S(1)", "S(0)", "P(sum)"]
+    assert words(product((4, 60), (60, 5), (None, None))) == ["R", "R", "R"]
+
+
 def test_what_is_much_work_is_split():
     many, few = (40960, 8192), (40960, 64)
     assert words(product(many, (8192, 8192), (None, None))) == ["S(1)", "S(0)", "P(sum)"]
@@ -402,9 +408,9 @@ def test_axes_keep_an_order_that_leaves_no_part_empty_where_that_of_the_mesh_doe
 
 
 def test_over_a_slow_link_less_is_sent_in_more_collectives():
-    """A pending sum, and the gradient of the kernel, in place of an all-gather of more."""
+    """The kernel is moved and the sum left pending, in place of an all-gather of more."""
     rows = placed((256, 512), (None, "model"))
-    kernel = placed((512, 8), (None, None), weight=True)
+    kernel = placed((512, 8), (None, "model"), weight=True)
     fast = choose(MATMUL, (rows, kernel), ((256, 8),), costs=Costs({"model": Link(1e-3, 1e12)}))
     slow = choose(MATMUL, (rows, kernel), ((256, 8),), costs=Costs({"model": Link(1e-9, 1e6)}))
     assert words(fast)[0] == "R"
