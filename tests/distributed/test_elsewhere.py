@@ -52,10 +52,15 @@ def gradients(x, kernel):
     return x.grad @ kernel.grad
 
 
+def sliced(x, kernel):
+    return x[:, :3].exp() + x[:, 1:].tanh()
+
+
 # By name: the function, and the collectives that it needs on columns, and on a pending sum.
 CASES = {
     "twice": (products, {"all_gather": 1}, {"all_reduce": 1}),
     "elements": (lambda x, _: x.exp() + x.tanh(), {}, {"all_reduce": 1}),
+    "slices": (sliced, {"all_gather": 1}, None),
     "written between": (written_between, {"all_gather": 2}, None),
     "view of what is written": (view_of_what_is_written, {"all_gather": 2}, None),
     "view is written": (view_is_written, {"all_gather": 2}, None),

@@ -1,4 +1,4 @@
-"""Activations that were gathered or reduced for a use: later uses in the same step find them.
+"""Activations that were brought elsewhere for a use: later uses in the same step find them.
 
 The backward pass of an operator reads what its forward pass had gathered, and a pending sum that
 several operators read is reduced once.
@@ -11,7 +11,6 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Replicate
 
 
@@ -33,14 +32,20 @@ class Elsewhere:
 
 
 def note(tensor: Any, found: Any, serves: bool = False) -> None:
-    """Note that `found` has the values of `tensor`, in a layout that splits or leaves less.
+    """Note that `found` has the values of `tensor`; one that splits less is kept in its place.
 
     Args:
         tensor: A sharded tensor that is no weight; those are held by `Unsharded`.
         found: The same tensor elsewhere.
         serves: Whether products are to read it in place of the shards from now on.
     """
-    if tensor.form.weight or not _leaves_less(tensor.form.layout, found.form.layout):
+    known = find(tensor)
+    # A pending one would be taken for the sum that it is not yet.
+    if (
+        tensor.form.weight
+        or found.form.layout.partial
+        or (known is not None and splits_less(tensor, known.tensor))
+    ):
         return
     memory = tensor.memory
     if memory.elsewhere is None:
@@ -70,8 +75,9 @@ def _stamp(tensor: Any, found: Any) -> Hashable:
     )
 
 
-def _leaves_less(before: Layout, after: Layout) -> bool:
-    """Whether `after` is `before` with nothing split or pending along some axes."""
+def splits_less(tensor: Any, other: Any) -> bool:
+    """Whether `other` has the layout of `tensor`, with nothing split or pending on some axes."""
+    before, after = tensor.form.layout, other.form.layout
     names = before.mesh.axis_names
     moved = [axis for axis in names if before.placement(axis) != after.placement(axis)]
     return bool(moved) and all(isinstance(after.placement(axis), Replicate) for axis in moved)

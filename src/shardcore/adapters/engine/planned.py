@@ -225,7 +225,7 @@ class Plan:
                 assert self.task.compute is not None
                 take = partial(_one_of, self.task.compute, number)
                 note_view(tensor, operand, take, is_copy=is_copy)
-            if known is not None:
+            if known is not None and elsewhere.splits_less(operand, known.tensor):
                 self._view_elsewhere(tensor, number, operand, known)
             results.append(tensor)
         return results
