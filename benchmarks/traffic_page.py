@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import traffic_results
+from benchmarks import traffic_above, traffic_results
+from benchmarks.traffic_above import Reason
 from benchmarks.traffic_bytes import Traffic
 from benchmarks.traffic_cases import MESHES, ROWS
 from benchmarks.traffic_compare import DEFAULT, EAGER, Row, rows, summarize
@@ -64,15 +65,16 @@ def write(strategies: Sequence[str]) -> None:
     """Write the page of what is stored of these strategies."""
     from tests.matrix.layer_cases import NOT_ON_ONE_DEVICE  # which imports torch
 
-    PAGE.write_text(page(strategies, NOT_ON_ONE_DEVICE))
+    PAGE.write_text(page(strategies, NOT_ON_ONE_DEVICE, traffic_above.REASONS))
 
 
-def page(strategies: Sequence[str], left_out: Iterable[str]) -> str:
+def page(strategies: Sequence[str], left_out: Iterable[str], reasons: Sequence[Reason] = ()) -> str:
     """Put the page together.
 
     Args:
         strategies: Of shardcore.
         left_out: Cases that plain Keras cannot train on torch.
+        reasons: Why cases are above XLA.
     """
     xla = {mesh: traffic_results.load(XLA, mesh) for mesh in MESHES}
     ours = {
@@ -88,6 +90,8 @@ def page(strategies: Sequence[str], left_out: Iterable[str]) -> str:
         lines += [*refused(mesh, xla[mesh]), *failed(mesh, ours[mesh])]
     for mesh, found in compared.items():
         lines += ["", f"## Mesh {mesh}", "", *case_lines(found), *not_captured(ours[mesh])]
+        if above := list(traffic_above.lines(mesh, found, reasons)):
+            lines += ["", f"### Above XLA on {mesh}, and why", "", *above]
     return "\n".join(lines) + "\n"
 
 

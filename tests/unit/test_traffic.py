@@ -7,6 +7,7 @@ import math
 import pytest
 
 from benchmarks import (
+    traffic_above,
     traffic_answers,
     traffic_bytes,
     traffic_cases,
@@ -16,12 +17,14 @@ from benchmarks import (
     traffic_results,
     traffic_table,
 )
+from benchmarks.traffic_above import Reason
 from benchmarks.traffic_answers import Counted, Found
 from benchmarks.traffic_bytes import Traffic, ring_bytes
 from benchmarks.traffic_compare import DEFAULT, EAGER, Row
 from benchmarks.traffic_hlo import module_traffic
 
 MODULES = (
+    traffic_above,
     traffic_answers,
     traffic_bytes,
     traffic_cases,
@@ -261,6 +264,20 @@ def test_the_page_has_a_summary_and_every_case() -> None:
     assert "- `1x2`, `manual` fails: `F`: KeyError: 3" in lines
     assert "`manual` runs eagerly: `D`: it reads values." in lines
     assert "`Hashing`" in text
+
+
+@pytest.mark.usefixtures("stored")
+def test_the_page_says_why_a_case_is_above_xla() -> None:
+    reasons = [Reason("1x2", ("A",), "its sums are in float64")]
+    lines = traffic_page.page(["manual"], [], reasons).splitlines()
+    first = lines.index("### Above XLA on 1x2, and why")
+    assert lines[first + 2 : first + 4] == [
+        "- `A`: its sums are in float64.",
+        "- `C`: not explained yet.",
+    ]
+    stale = [Reason("1x2", ("A", "B"), "its sums are in float64")]
+    with pytest.raises(ValueError, match="B: not above XLA on 1x2"):
+        traffic_page.page(["manual"], [], stale)
 
 
 @pytest.mark.usefixtures("stored")
