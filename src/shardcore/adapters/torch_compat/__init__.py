@@ -3,137 +3,70 @@
 Known for torch 2.13. What is private to DTensor stands in `torch_compat.dtensor`.
 """
 
-from shardcore.adapters.torch_compat import collectives, inductor
-from shardcore.adapters.torch_compat.listening import CollectiveListener, Started
-from shardcore.adapters.torch_compat.modules import hooks_of
+from shardcore.adapters.torch_compat import collectives as collectives
+from shardcore.adapters.torch_compat import inductor as inductor
+from shardcore.adapters.torch_compat.listening import CollectiveListener as CollectiveListener
+from shardcore.adapters.torch_compat.listening import Started as Started
+from shardcore.adapters.torch_compat.modules import hooks_of as hooks_of
+from shardcore.adapters.torch_compat.operators import ADAPTIVE_AVERAGES as ADAPTIVE_AVERAGES
+from shardcore.adapters.torch_compat.operators import CPU_ATTENTION as CPU_ATTENTION
 from shardcore.adapters.torch_compat.operators import (
-    ADAPTIVE_AVERAGES,
-    CPU_ATTENTION,
-    CPU_ATTENTION_BACKWARD,
-    ITEM,
-    LIST_COPY,
-    LIST_NORM,
-    SOFTMAX,
-    SOFTMAX_BACKWARD,
-    TO_COPY,
-    UNSAFE_VIEW,
-    Handler,
-    as_tuple,
-    aten_name,
-    frozen,
-    is_composite,
-    is_elementwise,
-    is_fused,
-    is_list_operator,
-    is_view,
-    kind_of_results,
-    number_of_results,
-    out_of_place,
-    reshaped_in_place,
-    reshaping_operators,
-    writes_first,
-    writes_list,
-    writes_others,
-    writing_into,
-    written_operands,
+    CPU_ATTENTION_BACKWARD as CPU_ATTENTION_BACKWARD,
 )
-from shardcore.adapters.torch_compat.products import OneDnn, has_onednn, is_intel
-from shardcore.adapters.torch_compat.recording import (
-    OperatorListener,
-    all_reduce_in_place,
-    collective_name,
-    direct,
-    draws,
-    identity_of,
-    is_all_reduce,
-    is_collective,
-    is_of_collectives,
-    is_wait,
-    memory_of,
-    reads_values,
-    wait_for,
-    written,
-)
-from shardcore.adapters.torch_compat.subclasses import NO_TORCH_FUNCTION, wrapper
-from shardcore.adapters.torch_compat.tensors import (
-    after_backward,
-    backward_pass,
-    store_for_thread,
-    version_of,
-)
-from shardcore.adapters.torch_compat.trees import tree_leaves, tree_map, tree_map_only
-from shardcore.adapters.torch_compat.watching import (
-    OperatorWatch,
-    accumulated,
-    current_node,
-    nodes_made,
-)
-from shardcore.adapters.torch_compat.workers import wait_for_workers
-
-__all__ = [
-    "ADAPTIVE_AVERAGES",
-    "CPU_ATTENTION",
-    "CPU_ATTENTION_BACKWARD",
-    "ITEM",
-    "LIST_COPY",
-    "LIST_NORM",
-    "NO_TORCH_FUNCTION",
-    "SOFTMAX",
-    "SOFTMAX_BACKWARD",
-    "TO_COPY",
-    "UNSAFE_VIEW",
-    "CollectiveListener",
-    "Handler",
-    "OneDnn",
-    "OperatorListener",
-    "OperatorWatch",
-    "Started",
-    "accumulated",
-    "after_backward",
-    "all_reduce_in_place",
-    "as_tuple",
-    "aten_name",
-    "backward_pass",
-    "collective_name",
-    "collectives",
-    "current_node",
-    "direct",
-    "draws",
-    "frozen",
-    "has_onednn",
-    "hooks_of",
-    "identity_of",
-    "inductor",
-    "is_all_reduce",
-    "is_collective",
-    "is_composite",
-    "is_elementwise",
-    "is_fused",
-    "is_intel",
-    "is_list_operator",
-    "is_of_collectives",
-    "is_view",
-    "is_wait",
-    "kind_of_results",
-    "memory_of",
-    "nodes_made",
-    "number_of_results",
-    "out_of_place",
-    "reads_values",
-    "reshaped_in_place",
-    "reshaping_operators",
-    "store_for_thread",
-    "tree_leaves",
-    "tree_map",
-    "tree_map_only",
-    "version_of",
-    "wait_for",
-    "wait_for_workers",
-    "wrapper",
-    "writes_first",
-    "writes_list",
-    "writes_others",
-    "writing_into",
-    "written",
-    "written_operands",
-]
+from shardcore.adapters.torch_compat.operators import ITEM as ITEM
+from shardcore.adapters.torch_compat.operators import LIST_COPY as LIST_COPY
+from shardcore.adapters.torch_compat.operators import LIST_NORM as LIST_NORM
+from shardcore.adapters.torch_compat.operators import SOFTMAX as SOFTMAX
+from shardcore.adapters.torch_compat.operators import SOFTMAX_BACKWARD as SOFTMAX_BACKWARD
+from shardcore.adapters.torch_compat.operators import TO_COPY as TO_COPY
+from shardcore.adapters.torch_compat.operators import UNSAFE_VIEW as UNSAFE_VIEW
+from shardcore.adapters.torch_compat.operators import Handler as Handler
+from shardcore.adapters.torch_compat.operators import as_tuple as as_tuple
+from shardcore.adapters.torch_compat.operators import aten_name as aten_name
+from shardcore.adapters.torch_compat.operators import frozen as frozen
+from shardcore.adapters.torch_compat.operators import is_composite as is_composite
+from shardcore.adapters.torch_compat.operators import is_elementwise as is_elementwise
+from shardcore.adapters.torch_compat.operators import is_fused as is_fused
+from shardcore.adapters.torch_compat.operators import is_list_operator as is_list_operator
+from shardcore.adapters.torch_compat.operators import is_view as is_view
+from shardcore.adapters.torch_compat.operators import kind_of_results as kind_of_results
+from shardcore.adapters.torch_compat.operators import number_of_results as number_of_results
+from shardcore.adapters.torch_compat.operators import out_of_place as out_of_place
+from shardcore.adapters.torch_compat.operators import reshaped_in_place as reshaped_in_place
+from shardcore.adapters.torch_compat.operators import reshaping_operators as reshaping_operators
+from shardcore.adapters.torch_compat.operators import writes_first as writes_first
+from shardcore.adapters.torch_compat.operators import writes_list as writes_list
+from shardcore.adapters.torch_compat.operators import writes_others as writes_others
+from shardcore.adapters.torch_compat.operators import writing_into as writing_into
+from shardcore.adapters.torch_compat.operators import written_operands as written_operands
+from shardcore.adapters.torch_compat.products import OneDnn as OneDnn
+from shardcore.adapters.torch_compat.products import has_onednn as has_onednn
+from shardcore.adapters.torch_compat.products import is_intel as is_intel
+from shardcore.adapters.torch_compat.recording import OperatorListener as OperatorListener
+from shardcore.adapters.torch_compat.recording import all_reduce_in_place as all_reduce_in_place
+from shardcore.adapters.torch_compat.recording import collective_name as collective_name
+from shardcore.adapters.torch_compat.recording import direct as direct
+from shardcore.adapters.torch_compat.recording import draws as draws
+from shardcore.adapters.torch_compat.recording import identity_of as identity_of
+from shardcore.adapters.torch_compat.recording import is_all_reduce as is_all_reduce
+from shardcore.adapters.torch_compat.recording import is_collective as is_collective
+from shardcore.adapters.torch_compat.recording import is_of_collectives as is_of_collectives
+from shardcore.adapters.torch_compat.recording import is_wait as is_wait
+from shardcore.adapters.torch_compat.recording import memory_of as memory_of
+from shardcore.adapters.torch_compat.recording import reads_values as reads_values
+from shardcore.adapters.torch_compat.recording import wait_for as wait_for
+from shardcore.adapters.torch_compat.recording import written as written
+from shardcore.adapters.torch_compat.subclasses import NO_TORCH_FUNCTION as NO_TORCH_FUNCTION
+from shardcore.adapters.torch_compat.subclasses import wrapper as wrapper
+from shardcore.adapters.torch_compat.tensors import after_backward as after_backward
+from shardcore.adapters.torch_compat.tensors import backward_pass as backward_pass
+from shardcore.adapters.torch_compat.tensors import store_for_thread as store_for_thread
+from shardcore.adapters.torch_compat.tensors import version_of as version_of
+from shardcore.adapters.torch_compat.trees import tree_leaves as tree_leaves
+from shardcore.adapters.torch_compat.trees import tree_map as tree_map
+from shardcore.adapters.torch_compat.trees import tree_map_only as tree_map_only
+from shardcore.adapters.torch_compat.watching import OperatorWatch as OperatorWatch
+from shardcore.adapters.torch_compat.watching import accumulated as accumulated
+from shardcore.adapters.torch_compat.watching import current_node as current_node
+from shardcore.adapters.torch_compat.watching import nodes_made as nodes_made
+from shardcore.adapters.torch_compat.workers import wait_for_workers as wait_for_workers
