@@ -75,7 +75,7 @@ def test_the_test_of_plugins_is_the_contract_of_a_strategy():
 
 def test_plugins_names_every_hook_method_and_field():
     hooks = [name for name in vars(hookspecs) if name.startswith("shardcore_")]
-    methods = [name for name in vars(Strategy) if not name.startswith("_")]
+    methods = [name for name in dir(Strategy) if not name.startswith("_")]
     fields = [field.name for kind in (StrategyEntry, NewVariable) for field in attrs.fields(kind)]
     assert hooks
     assert "scope" in methods

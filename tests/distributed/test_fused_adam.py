@@ -132,3 +132,33 @@ def test_a_fused_optimizer_of_torch_updates_shards():
     for sent, kernel in run_ranks(sent_by_torch, 2):
         assert sent == 0
         np.testing.assert_allclose(kernel.ravel(), [1.0, *[0.5] * 11], rtol=1e-5)
+
+
+def with_moments_sharded_further(_rank):
+    """A replicated parameter whose moments are sharded: torch's fused update, and the numbers."""
+    shardcore.install("dtensor")
+    distribute((2, 1), {})
+    parameter = torch.nn.Parameter(shardcore.distribute_tensor(torch.ones(4, 3), (None, None)))
+    optimizer = torch.optim.Adam([parameter], lr=0.1, fused=True)
+    parameter.grad = shardcore.distribute_tensor(torch.arange(12.0).reshape(4, 3), (None, None))
+    moments = {
+        name: shardcore.distribute_tensor(torch.full((4, 3), 0.5), ("data", None))
+        for name in ("exp_avg", "exp_avg_sq")
+    }
+    optimizer.state[parameter] = {"step": torch.tensor(3.0), **moments}
+    optimizer.step()
+    state = optimizer.state[parameter]
+    return [each.full_tensor().detach().numpy() for each in (parameter, *map(state.get, moments))]
+
+
+def test_moments_that_are_sharded_further_are_updated_too():
+    parameter = torch.nn.Parameter(torch.ones(4, 3))
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    parameter.grad = torch.arange(12.0).reshape(4, 3)
+    state = {name: torch.full((4, 3), 0.5) for name in ("exp_avg", "exp_avg_sq")}
+    optimizer.state[parameter] = {"step": torch.tensor(3.0), **state}
+    optimizer.step()
+    expected = [each.detach().numpy() for each in (parameter, *state.values())]
+    for found in run_ranks(with_moments_sharded_further, 2):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)

@@ -14,7 +14,8 @@ from shardcore.binding.session import Sessions
 def fused_update(original: Callable[..., None], sessions: Sessions) -> Callable[..., None]:
     """`Adam._parallel_update_step`: torch's fused update, which goes once over all tensors.
 
-    It looks at no strides, so all must lie plainly. Inductor gets Keras' own operators, which it
+    It looks at no strides, so all must be contiguous, and the moments of a variable must have its
+    layout: a strategy may shard them further. Inductor gets Keras' own operators, which it
     fuses: it does not know this one.
     """
 
@@ -23,8 +24,8 @@ def fused_update(original: Callable[..., None], sessions: Sessions) -> Callable[
     ) -> None:
         values = [each.value for each in variables]
         moments = seams.moments_of(optimizer, variables)
-        lies_plainly = all(each.is_contiguous() for kept in (values, *moments) for each in kept)
-        if not _is_at_work(sessions) or _is_compiled(sessions) or not lies_plainly:
+        fits = _lie_alike(sessions, values, moments)
+        if not _is_at_work(sessions) or _is_compiled(sessions) or not fits:
             original(optimizer, grads, variables, learning_rate)
             return
         # After endless steps torch corrects nothing: Keras has that in the learning rate.
@@ -48,6 +49,17 @@ def fused_update(original: Callable[..., None], sessions: Sessions) -> Callable[
         )
 
     return _parallel_update_step
+
+
+def _lie_alike(sessions: Sessions, values: list[Any], moments: tuple[list[Any], ...]) -> bool:
+    """Whether all are contiguous, and the moments of each variable have its layout."""
+    if not all(each.is_contiguous() for kept in (values, *moments) for each in kept):
+        return False
+    session = sessions.current()
+    if session is None:
+        return True
+    layouts = [list(map(session.strategy.layout, each)) for each in (values, *moments) if each]
+    return all(each == layouts[0] for each in layouts)
 
 
 def _is_at_work(sessions: Sessions) -> bool:

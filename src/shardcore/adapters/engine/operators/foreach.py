@@ -4,12 +4,19 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.in_place import shard_beside
+from shardcore.adapters.engine.full_operands import run_full_and_store
+from shardcore.adapters.engine.in_place import is_alike, shard_beside
 from shardcore.adapters.engine.operators.reductions import squares
 from shardcore.adapters.engine.redistribute import full
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.view_copies import reduce_in_place, write_through
-from shardcore.adapters.torch_compat import LIST_NORM, is_fused, tree_map_only, writes_list
+from shardcore.adapters.torch_compat import (
+    LIST_NORM,
+    is_fused,
+    tree_map_only,
+    writes_list,
+    written_operands,
+)
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 
@@ -83,16 +90,31 @@ def _write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
         plain = tree_map_only(ShardedTensor, full, others)
         write_through(first, lambda view: operator([view], *plain, **kwargs))
         return
-    for target in targets:
-        if isinstance(target, ShardedTensor):
-            reduce_in_place(target)
+    written = [
+        each for each in written_operands(operator, args, kwargs) if isinstance(each, ShardedTensor)
+    ]
+    if is_fused(operator) and not _are_alike(args):
+        run_full_and_store(operator, args, kwargs)
+        return
+    for target in written:
+        reduce_in_place(target)
     operands = [_local_operand(each, targets) for each in args]
     if is_fused(operator):  # it takes gradients to lie as what it writes
         operands[1] = [each.contiguous() for each in operands[1]]
     operator(*operands, **{name: _local_operand(each, targets) for name, each in kwargs.items()})
-    for target in targets:
-        if isinstance(target, ShardedTensor):
-            target.memory.written()
+    for target in written:
+        target.memory.written()
+
+
+def _are_alike(args: tuple[Any, ...]) -> bool:
+    """Whether all that a fused operator keeps of its variables lies as these: moments, sums."""
+    variables, _gradients, *kept = (each for each in args if isinstance(each, list | tuple))
+    pairs = ((one, other) for each in kept for one, other in zip(variables, each, strict=False))
+    return all(
+        isinstance(other, ShardedTensor) and is_alike(one, other)
+        for one, other in pairs
+        if isinstance(one, ShardedTensor) and other.ndim
+    )
 
 
 def _only(at: int, operand: Any, count: int) -> Any:
