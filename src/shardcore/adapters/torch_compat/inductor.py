@@ -1,6 +1,7 @@
 """Inductor, torch's compiler of graphs."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,10 +145,11 @@ def _one_gather_at_a_time() -> Any:
         def uuid(self) -> Any:
             # It stands in the key of what is kept for all that is done to Inductor here, and for
             # the instructions of this processor, whose widths are written into its code.
-            told = hashlib.sha256(torch.backends.cpu.get_cpu_capability().encode())
+            asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
+            key = hashlib.sha256(f"{torch.backends.cpu.get_cpu_capability()} {asked}".encode())
             for file in (__file__, recording.__file__, pooling.__file__):
-                told.update(Path(file).read_bytes())
-            return told.digest()
+                key.update(Path(file).read_bytes())
+            return key.digest()
 
     return OneGatherAtATime()
 
