@@ -7,8 +7,10 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from shardcore.adapters.engine.dtensors import DTensors
 from shardcore.adapters.engine.library import open_engine
 from shardcore.adapters.engine.local_shards import LocalShards
+from shardcore.adapters.engine.redistribute import local_shard
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
+from shardcore.domain.placements import Stretches
 from shardcore.ports.world import World
 from shardcore.testing import run_ranks
 
@@ -77,6 +79,9 @@ CASES = {
     "cosine_embedding_loss": lambda x: F.cosine_embedding_loss(x, x.flip(1), torch.ones(6)),
     "cross_entropy, one ignored": lambda x: F.cross_entropy(x, CLASSES),
     "cross_entropy, weighted": lambda x: F.cross_entropy(x, CLASSES.abs() % 3, weight=WEIGHTS),
+    "cross_entropy, classes in rows": lambda x: gradient_of(
+        lambda y: F.cross_entropy(y.t(), PLACES[1], weight=x.detach()[:, 0].abs()), x[:, :2]
+    ),
     "kl_div": lambda x: F.kl_div(x.log_softmax(1), x.softmax(1), reduction="batchmean"),
     "mse_loss": lambda x: F.mse_loss(x, torch.ones_like(x)),
     # by elements, with gradients of their own
@@ -141,23 +146,25 @@ def compare(rank, ranks, kind):
     world = World(mesh, tuple(range(ranks)), rank, "cpu")
     tensors = open_engine(world, kind.over, "compute", "per_use", {})
     layouts = [Layout(mesh, spec) for spec in (("data", None), (None, "data"))]
+    pieces = Layout(mesh, ("data", None), blocks=(Stretches(2), 1))
     wrong = {}
-    for layout in [*layouts, Layout(mesh, (None, None), {"data": "sum"})]:
+    for layout in [*layouts, pieces, Layout(mesh, (None, None), {"data": "sum"})]:
         for name, function in CASES.items():
             torch.manual_seed(5)
             expected = function(VALUES.clone())
             torch.manual_seed(5)
-            found = tensors.whole(function(tensors.join(part(layout, rank), layout, (6, 3))))
+            local = part(layout, rank, tensors.engine)
+            found = tensors.whole(function(tensors.join(local, layout, (6, 3))))
             same = found.shape == expected.shape and found.dtype == expected.dtype
             if not same or not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
                 wrong[name, str(layout)] = found
     return wrong
 
 
-def part(layout, rank):
+def part(layout, rank, engine):
     """A rank's part of the values; of a pending sum twice, minus once, and nothing more."""
     factor = {0: 2, 1: -1}.get(rank, 0) if layout.partial else 1
-    return VALUES[layout.slices((6, 3), rank)] * factor
+    return local_shard(VALUES, layout.reduced, engine) * factor
 
 
 @pytest.mark.parametrize("kind", [DTensors, LocalShards])

@@ -20,7 +20,7 @@ def nll_loss(
     Args:
         x: Logarithms, of samples, the classes of this rank, and whatever else.
         target: The class of each sample.
-        numbers: Which classes these are, in order, without a gap.
+        numbers: Which classes these are, in order.
         weight: The weight of each of them.
         classes: How many there are on all ranks.
         ignored: The class of samples that do not count.
@@ -55,7 +55,15 @@ def nll_loss_backward(
 def _places(
     target: torch.Tensor, numbers: torch.Tensor, ignored: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each sample, whether its class is here and counts, and where it is, 0 if it is not."""
-    place = target - numbers[0]
-    here = (place >= 0) & (place < len(numbers))
-    return here & (target != ignored), torch.where(here, place, torch.zeros_like(place))
+    """Of each sample, whether its class is here and counts, and where it is."""
+    here, place = places(target, numbers)
+    return here & (target != ignored), place
+
+
+def places(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whether each of `wanted` is among the sorted `numbers`, and where; anywhere, if it is not.
+
+    A rank has several pieces of a dim that is split within its stretches.
+    """
+    place = torch.searchsorted(numbers, wanted.to(numbers.dtype)).clamp(max=len(numbers) - 1)
+    return numbers[place] == wanted, place

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.operators.class_shards import places
 from shardcore.adapters.engine.operators.reductions import is_split
 from shardcore.adapters.engine.planned import Operand, Parts, Task, order_of, run_rule
 from shardcore.adapters.engine.registry import Handler, Planner
@@ -36,10 +37,8 @@ def _own_rows(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
         rows, wanted, own = parts
-        place = wanted - own[0]
-        foreign = (place < 0) | (place >= len(own))
-        found = operator(rows, place.masked_fill(foreign, 0))
-        return (found.masked_fill(foreign.unsqueeze(-1), 0),)
+        here, place = places(wanted, own)
+        return (operator(rows, place).masked_fill(~here.unsqueeze(-1), 0),)
 
     rule = basic.embedding_of_rows(indices.ndim)
     shape = (*indices.shape, *table.shape[1:])

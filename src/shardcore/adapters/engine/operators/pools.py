@@ -1,6 +1,6 @@
 """Pools of images: windows that do not overlap may be split from each other."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -105,8 +105,8 @@ def _largest_of_split(
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
         part, *own = parts
         found, indices = operator(part, *numbers, **kwargs)
-        first = [each[0] for each in own]
-        return found, _renumbered(indices, part.shape[-spatial:], sizes, first)
+        numbered = [each.__getitem__ for each in own]
+        return found, _renumbered(indices, part.shape[-spatial:], sizes, numbered)
 
     rule = table.pool(image.ndim, windows, (False,), results=2, numbered=True)
     return tuple(run_rule(operator, rule, (image, *_numbers(image, sizes)), compute))
@@ -122,8 +122,8 @@ def _largest_backward_of_split(
 
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
         grad, part, places, *own = parts
-        first = [-each[0] for each in own]
-        local = _renumbered(places, sizes, part.shape[-spatial:], first)
+        found = [partial(torch.searchsorted, each) for each in own]
+        local = _renumbered(places, sizes, part.shape[-spatial:], found)
         return (operator(grad, part, *numbers, local, **kwargs),)
 
     rule = table.pool(image.ndim, windows, (True, False, True), numbered=True)
@@ -140,7 +140,7 @@ def _renumbered(
     indices: torch.Tensor,
     sizes: Sequence[int],
     others: Sequence[int],
-    shifts: Sequence[torch.Tensor],
+    numbered: Sequence[Callable[[torch.Tensor], torch.Tensor]],
 ) -> torch.Tensor:
     """The numbers that elements of planes of `sizes` have in planes of the `others`.
 
@@ -148,11 +148,12 @@ def _renumbered(
         indices: Their numbers, row by row.
         sizes: Of the planes that they are in.
         others: Of the planes that they are to be found in.
-        shifts: How far each dim of the first planes begins behind that of the others.
+        numbered: For each dim, gives the numbers that its elements have there.
     """
     found, step = torch.zeros_like(indices), 1
-    for size, other, shift in zip(reversed(sizes), reversed(others), reversed(shifts), strict=True):
-        found = found + (indices % size + shift) * step
+    dims = zip(reversed(sizes), reversed(others), reversed(numbered), strict=True)
+    for size, other, number in dims:
+        found = found + number(indices % size) * step
         indices, step = indices // size, step * other
     return found
 
