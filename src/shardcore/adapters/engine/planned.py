@@ -225,7 +225,8 @@ class Plan:
                 assert self.task.compute is not None
                 take = partial(_one_of, self.task.compute, number)
                 note_view(tensor, operand, take, is_copy=is_copy)
-            if known is not None and elsewhere.splits_less(operand, known.tensor):
+            # What had to be moved could not be split as it was, nor as it is elsewhere.
+            if known and self._stays and elsewhere.splits_less(operand, known.tensor):
                 self._view_elsewhere(tensor, number, operand, known)
             results.append(tensor)
         return results
@@ -365,7 +366,9 @@ def planned(operator: Any, task: Task, engine: Engine) -> Plan:
     for each, form, source, target in zip(task.operands, forms, sources, targets, strict=True):
         move = _move(source, target, engine)
         other = each.other
-        is_elsewhere = other is form or not (other is None or move is None or target.partial)
+        # What stays pending is not read where its sum is.
+        stays = target.partial or (pending and each.form.layout.partial)
+        is_elsewhere = other is form or not (other is None or move is None or stays)
         if is_elsewhere and other is not None:
             move = _move(other, target, engine)
         numbers.append(each.number)

@@ -154,7 +154,8 @@ def _of_its_rank(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     tensor, dim, index = args
     engine, layout, shape = tensor.engine, tensor.form.layout, list(tensor.shape)
     dim %= tensor.ndim
-    own = range(shape[dim])[layout.slices(shape, engine.world.position)[dim]]
+    of_dim = Layout(layout.mesh, (layout.spec[dim],), (), (layout.blocks[dim],))
+    own = range(shape[dim])[of_dim.slices((shape[dim],), engine.world.position)[0]]
     place = range(shape.pop(dim))[index]
     local = [*tensor.part.shape[:dim], *tensor.part.shape[dim + 1 :]]
     part = (

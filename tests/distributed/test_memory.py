@@ -1,0 +1,77 @@
+"""What shares memory with what: what is written or reduced changes a tensor and its views alone."""
+
+import torch
+
+from shardcore.adapters.engine.dtensors import DTensors
+from shardcore.adapters.engine.library import open_engine
+from shardcore.domain.layout import Layout
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.placements import Stretches
+from shardcore.ports.world import World
+from shardcore.testing import run_ranks
+
+MESH = Mesh((2, 1), ("data", "model"))
+WHOLE, ROWS = Layout.replicated(MESH, 2), Layout(MESH, ("data", None))
+SUM, AVERAGE = (Layout(MESH, (None, None), {"data": op}) for op in ("sum", "avg"))
+# Of two ranks that share rows, and of one that has all columns.
+SUM_OF_COLUMNS = Layout(MESH, (None, "model"), {"data": "sum"})
+FACTORS = {"sum": (3, -2), "avg": (3, -1)}
+VALUES = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+def view_after_the_sum_was_read(x, move):
+    return x.exp(), x.reshape(8, 3), x.reshape(8, 3).exp()
+
+
+FUNCTIONS = [
+    view_after_the_sum_was_read,
+]
+
+
+def compare(rank):
+    """The functions, and the layouts, of which a result differs from plain torch."""
+    world = World(MESH, (0, 1), rank, "cpu")
+    tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
+    wrong = []
+
+    def move(x, layout):
+        return x.clone() if x.mesh_layout == layout else tensors.redistribute(x, layout)
+
+    for function in FUNCTIONS:
+        expected = function(VALUES.clone(), lambda x, _: x.clone())
+        for layout in (WHOLE, ROWS, SUM, AVERAGE, SUM_OF_COLUMNS):
+            factors = FACTORS[layout.partial[0][1]] if layout.partial else (1, 1)
+            part = VALUES[layout.slices((6, 4), rank)] * factors[rank]
+            found = function(tensors.join(part, layout, (6, 4)), move)
+            tensors.engine.end_step()  # what was reduced before is not read
+            for one, other in zip(found, expected, strict=True):
+                if not torch.allclose(tensors.whole(one), other, rtol=1e-4, atol=1e-5):
+                    wrong.append((function.__name__, str(layout)))
+    return wrong
+
+
+def split_by_two_axes(rank):
+    """Views of tensors that both axes split, of which the operators take what a part is not."""
+    mesh = Mesh((2, 2), ("data", "model"))
+    world = World(mesh, (0, 1, 2, 3), rank, "cpu")
+    tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
+
+    def sharded(value, layout):
+        return tensors.redistribute(
+            tensors.shard(value, Layout.replicated(mesh, value.ndim)), layout
+        )
+
+    numbers = torch.arange(4.0)
+    x = sharded(numbers, Layout(mesh, (("data", "model"),), blocks=(3,)))
+    table = sharded(VALUES, Layout(mesh, ("model", "data"), blocks=(1, Stretches(2))))
+    found = x.expand(2, -1), *x.split([1, 3]), table[4], table[:, 3]
+    expected = numbers.expand(2, -1), *numbers.split([1, 3]), VALUES[4], VALUES[:, 3]
+    return [torch.equal(tensors.whole(a), b) for a, b in zip(found, expected, strict=True)]
+
+
+def test_views_of_what_two_axes_split():
+    assert run_ranks(split_by_two_axes, 4) == [[True] * 5] * 4
+
+
+def test_what_is_written_or_reduced_changes_a_tensor_and_its_views_alone():
+    assert run_ranks(compare, 2) == [[], []]
