@@ -19,11 +19,33 @@ FACTORS = {"sum": (3, -2), "avg": (3, -1)}
 VALUES = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 
+def list_of_views(x, move):
+    views = x[2:], x.t()
+    return x, *torch._foreach_mul(views, 3.0), *torch._foreach_add(views, views)
+
+
+def base_of_a_view_is_added_to(x, move):
+    turned, other = x.t(), x * 2
+    x.add_(other)
+    return turned * 1, x, turned.exp()
+
+
+def repeated_view(x, move):
+    row = x[1]
+    x.mul_(2)
+    repeated = row.expand(3, -1)
+    x.mul_(2)
+    return (repeated * 1,)
+
+
 def view_after_the_sum_was_read(x, move):
     return x.exp(), x.reshape(8, 3), x.reshape(8, 3).exp()
 
 
 FUNCTIONS = [
+    list_of_views,
+    base_of_a_view_is_added_to,
+    repeated_view,
     view_after_the_sum_was_read,
 ]
 

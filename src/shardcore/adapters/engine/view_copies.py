@@ -57,8 +57,10 @@ def write_through(view: Any, write: Callable[[torch.Tensor], Any]) -> None:
 
 
 def _store(view: Any, copied: Copied, value: torch.Tensor) -> None:
+    """Give `view` a local shard of its own: that of a pending base is not to be overwritten."""
     _become_reduced(view)
-    view.part.copy_(local_shard(value, view.form.layout, view.engine))
+    part = local_shard(value, view.form.layout, view.engine)
+    view.part = part.clone(memory_format=torch.contiguous_format)
     view.copied = attrs.evolve(copied, writes=copied.base.memory.writes)
 
 

@@ -7,7 +7,7 @@ import torch
 from shardcore.adapters.engine.full_operands import run_full_and_store
 from shardcore.adapters.engine.in_place import is_alike, shard_beside
 from shardcore.adapters.engine.operators.reductions import squares
-from shardcore.adapters.engine.redistribute import full
+from shardcore.adapters.engine.redistribute import full, reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.view_copies import reduce_in_place, write_through
 from shardcore.adapters.torch_compat import (
@@ -64,10 +64,7 @@ def _reduced(scalars: list[Any]) -> list[Any]:
 
 def _made(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The tensors that `operator` makes, each in the layout of one that it is made of."""
-    targets = [_reference(items) for items in _columns(args)]
-    for target in targets:
-        if isinstance(target, ShardedTensor):
-            reduce_in_place(target)
+    targets = [reduced(_reference(items)) for items in _columns(args)]
     found = operator(*(_local_operand(each, targets) for each in args), **kwargs)
     if any(part.shape != _part(each).shape for part, each in zip(found, targets, strict=True)):
         raise StrategyError(
