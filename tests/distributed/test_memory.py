@@ -42,11 +42,27 @@ def view_after_the_sum_was_read(x, move):
     return x.exp(), x.reshape(8, 3), x.reshape(8, 3).exp()
 
 
+def moved_twice(x, move):
+    first, second = move(x, WHOLE), move(x, WHOLE)
+    first.zero_()
+    return second, x.exp(), move(x, ROWS)
+
+
+def moved_and_written(x, move):
+    moved = [move(x, layout) for layout in (SUM, AVERAGE, SUM_OF_COLUMNS, ROWS)]
+    before = [each * 1 for each in moved]
+    for each in moved:
+        each.mul_(3)
+    return x, *before, *moved
+
+
 FUNCTIONS = [
     list_of_views,
     base_of_a_view_is_added_to,
     repeated_view,
     view_after_the_sum_was_read,
+    moved_twice,
+    moved_and_written,
 ]
 
 

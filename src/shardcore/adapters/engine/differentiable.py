@@ -19,7 +19,7 @@ class _Redistribute(torch.autograd.Function):
         sharded = current(tensor) if isinstance(tensor, ShardedTensor) else engine.adopt(tensor)
         context.source = None if sharded is None else sharded.form.layout.reduced
         if sharded is not None:
-            found = in_layout(sharded, layout)
+            found = in_layout(sharded, layout, copies=True)
             return found.detach() if found is tensor else found
         part = local_shard(tensor.detach(), layout, engine)
         copied = part.clone(memory_format=torch.contiguous_format)

@@ -20,6 +20,8 @@ from shardcore.domain.redistribution import Step, plan
 from shardcore.ports.whereabouts import Move, moving
 
 _SUM = "sum"
+# What changes nothing; a mean or a maximum of equal values is that value.
+_NEUTRAL = {"sum": 0, "product": 1}
 
 
 @attrs.frozen(eq=False)
@@ -42,10 +44,10 @@ class Redistribution:
     Args:
         form: The form that the tensor has.
         target: The layout that it gets. It may be partial where `form` is not: then the first
-            rank of the axis has the values, and the others zeros.
+            rank of an axis that sums has the values, and the others zeros.
         stages: The steps.
         shape: The shape of the local shard then.
-        zeros: Whether this rank is one of those others.
+        fill: What this rank has for all values, if it is one of those others.
         order: The dims of the tensor, outermost in memory first, where the steps are those of the
             tensor with its dims in that order.
     """
@@ -54,7 +56,7 @@ class Redistribution:
     target: Layout
     stages: tuple[_Stage, ...]
     shape: tuple[int, ...]
-    zeros: bool
+    fill: int | None
     order: tuple[int, ...] | None = None
 
     @classmethod
@@ -69,12 +71,13 @@ class Redistribution:
         reduced = Layout(target.mesh, target.spec, kept, target.blocks)
         world = engine.world
         at = dict(zip(world.mesh.axis_names, world.mesh.coordinate(world.position), strict=True))
+        others = [op for axis, op in target.partial if axis in new and at[axis]]
         return cls(
             form,
             target,
             _stages(form, reduced, engine),
             target.local_shape(form.shape, world.position),
-            any(at[axis] for axis in new),
+            next((_NEUTRAL[op] for op in others if op in _NEUTRAL), None),
         )
 
     @classmethod
@@ -105,7 +108,7 @@ class Redistribution:
                 for step in stage.steps:
                     part = _STEPS[step.kind](part, step, engine)
         part = self.as_asked(part.reshape(self.shape))
-        return torch.zeros_like(part) if self.zeros else part
+        return part if self.fill is None else torch.full_like(part, self.fill)
 
     def as_in_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor`, its dims in the order of the steps."""
@@ -143,17 +146,27 @@ def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
     return tuple(stages)
 
 
-def in_layout(tensor: Any, layout: Layout) -> Any:
-    """`tensor`, a sharded one, in another layout."""
+def in_layout(tensor: Any, layout: Layout, copies: bool = False) -> Any:
+    """`tensor`, a sharded one, in another layout.
+
+    Args:
+        tensor: It.
+        layout: The layout.
+        copies: Whether what is in another layout gets memory of its own, to be written into.
+    """
     engine = tensor.engine
     redistribution = Redistribution.to(tensor.form, layout, engine)
     if redistribution is None:
         return tensor
     known = None if layout.partial else elsewhere.find(tensor)
     if known is not None:
-        same = in_layout(known.tensor, layout)
+        same = in_layout(known.tensor, layout, copies)
+        if copies and same is known.tensor:
+            return engine.wrap(same.part.clone(), same.form)
         return engine.wrap(same.part, same.form, same.memory)
     part = redistribution.run(tensor.part, engine)
+    if copies and part.data_ptr() == tensor.part.data_ptr():  # nothing was to be moved
+        part = part.clone()
     found = engine.sharded(part, redistribution.target, tensor.form.shape)
     elsewhere.note(tensor, found)
     return found
