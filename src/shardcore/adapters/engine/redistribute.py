@@ -152,7 +152,8 @@ def in_layout(tensor: Any, layout: Layout, copies: bool = False) -> Any:
     Args:
         tensor: It.
         layout: The layout.
-        copies: Whether what is in another layout gets memory of its own, to be written into.
+        copies: Whether it gets memory of its own, to be written into, where it is kept elsewhere
+            or pending.
     """
     engine = tensor.engine
     redistribution = Redistribution.to(tensor.form, layout, engine)
@@ -165,7 +166,8 @@ def in_layout(tensor: Any, layout: Layout, copies: bool = False) -> Any:
             return engine.wrap(same.part.clone(), same.form)
         return engine.wrap(same.part, same.form, same.memory)
     part = redistribution.run(tensor.part, engine)
-    if copies and part.data_ptr() == tensor.part.data_ptr():  # nothing was to be moved
+    # The rank that has the values of a new sum has those of `tensor`, and the others have not.
+    if copies and layout.partial and part.data_ptr() == tensor.part.data_ptr():
         part = part.clone()
     found = engine.sharded(part, redistribution.target, tensor.form.shape)
     elsewhere.note(tensor, found)
