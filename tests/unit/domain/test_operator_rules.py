@@ -20,6 +20,7 @@ EXAMPLES = {
     ),
     "convolution_backward": table.convolution_backward(ONE_GROUP, 2),
     "along": table.along(3, frozenset({1})),
+    "pool, windows of 2 by 3": table.pool(4, (2, 3), (False,)),
     "unbind": table.unbind(3, 1, 2),
     "index": table.index(4, first=1, indexed=2, found=1),
     "index_put, added up": table.index_put(2, indexed=1, accumulates=True),
