@@ -113,3 +113,28 @@ def test_views_of_what_two_axes_split():
 
 def test_what_is_written_or_reduced_changes_a_tensor_and_its_views_alone():
     assert run_ranks(compare, 2) == [[], []]
+
+
+def written_by_numpy(rank):
+    """What tensors hold after NumPy has written into their arrays, which no counter sees."""
+    tensors = open_engine(World(MESH, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use", {})
+    arrays = (
+        lambda x: x.numpy(),
+        lambda x: x.full_tensor().numpy(),
+        lambda x: tensors.whole(x).numpy(),
+    )
+    kept = []
+    for layout in (ROWS, SUM):
+        factors = FACTORS["sum"] if layout.partial else (1, 1)
+        part = VALUES[layout.slices((6, 4), rank)] * factors[rank]
+        for array in arrays:
+            x = tensors.join(part, layout, (6, 4))
+            for _ in range(2):
+                array(x)[:] = 7.0
+            kept.append(torch.allclose(tensors.whole(x * x), VALUES * VALUES, atol=1e-5))
+            kept.append(torch.allclose(tensors.whole(x), VALUES, atol=1e-5))
+    return kept
+
+
+def test_an_array_of_a_gathered_tensor_is_a_copy():
+    assert run_ranks(written_by_numpy, 2) == [[True] * 12] * 2

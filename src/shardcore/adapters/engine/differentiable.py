@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from shardcore.adapters.engine import elsewhere
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.redistribute import full, in_layout, local_shard
 from shardcore.adapters.engine.tensor import ShardedTensor
@@ -95,7 +96,14 @@ def to_local(tensor: Any, gradient_layout: Layout | None = None) -> torch.Tensor
     return part
 
 
-def full_tensor(tensor: Any) -> torch.Tensor:
-    """The full tensor as a plain one, which each rank uses alike. All ranks call it together."""
+def full_tensor(tensor: Any, gradient_layout: Layout | None = None) -> torch.Tensor:
+    """The full tensor as a plain one. All ranks call it together.
+
+    Args:
+        tensor: A sharded tensor.
+        gradient_layout: The layout of the gradient that comes back; by default all ranks have all
+            of it, and have it alike.
+    """
     layout = Layout.replicated(tensor.engine.world.mesh, tensor.ndim)
-    return to_local(redistribute(tensor, layout, tensor.engine))
+    value = to_local(redistribute(tensor, layout, tensor.engine), gradient_layout)
+    return elsewhere.handed_out(tensor, value)

@@ -53,9 +53,7 @@ class ShardedDTensor(ShardedTensor, GivenDTensor):
         Args:
             grad_placements: The placements of the gradient that comes back.
         """
-        layout = Layout.replicated(self.engine.world.mesh, self.ndim)
-        gathered = differentiable.redistribute(self, layout, self.engine)
-        return differentiable.to_local(gathered, self._layout_of(grad_placements))
+        return differentiable.full_tensor(self, self._layout_of(grad_placements))
 
     def redistribute(
         self,

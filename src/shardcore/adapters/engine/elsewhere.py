@@ -60,8 +60,16 @@ def find(tensor: Any) -> Elsewhere | None:
     return found if found and found.stamp == _stamp(tensor, found.tensor) else None
 
 
+def handed_out(tensor: Any, value: torch.Tensor) -> torch.Tensor:
+    """The full `value` of `tensor` for the user, in memory that no operator reads later.
+
+    NumPy may write into it, which torch does not count.
+    """
+    return value if find(tensor) is None else value.clone()
+
+
 def _place(tensor: Any) -> Hashable:
-    """What tells a tensor from other views of its memory; it has the shard of its aliases."""
+    """A key that differs for views of one memory, and is equal for aliases of a tensor."""
     return tensor.form, id(tensor.part)
 
 
