@@ -197,12 +197,15 @@ def test_another_value_of_an_option_is_refused(strategy):
                 shardcore.install(strategy, **{option: "forever"})
         with pytest.raises(StrategyError, match=f"'{strategy}' has no option 'lifetime'"):
             shardcore.install(strategy, lifetime="per_use")
+        for links in (None, shardcore.Link(), {"data": (1e-5, 1e9)}):
+            with pytest.raises(StrategyError, match=r"takes links=\{str: Link\(...\)\}, got"):
+                shardcore.install(strategy, links=links)
 
     run_ranks(program, 2)
 
 
 @pytest.mark.parametrize("strategy", ["manual", "dtensor"])
-def test_ranks_with_other_options_are_told_apart_on_all_ranks(strategy):
+def test_ranks_with_different_options_get_an_error_on_all_ranks(strategy):
     """They would plan other collectives."""
 
     def program(rank):

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -160,10 +161,11 @@ def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, d
 
 
 def with_options(entry: StrategyEntry, options: dict[str, Any]) -> StrategyEntry:
-    """`entry`, whose strategy is told `options` when it is opened.
+    """`entry`, whose strategy is opened with `options`.
 
     Raises:
-        StrategyError: If it has no option of such a name, or the option is a `Literal` of others.
+        StrategyError: If it has no option of such a name, or the option takes other values: those
+            of its annotation, where that is a `Literal` or a `Mapping[str, ...]` to a class.
     """
     parameters = inspect.signature(entry.open).parameters.values()
     known = {each.name: each.annotation for each in parameters if each.kind is each.KEYWORD_ONLY}
@@ -171,11 +173,23 @@ def with_options(entry: StrategyEntry, options: dict[str, Any]) -> StrategyEntry
         if name not in known:
             has = ", ".join(known) or "none"
             raise StrategyError(f"Strategy {entry.name!r} has no option {name!r}; it has {has}.")
-        values = get_args(known[name]) if get_origin(known[name]) is Literal else (value,)
-        if value not in values:
-            takes = " or ".join(f"{name}={each!r}" for each in values)
-            raise StrategyError(f"Strategy {entry.name!r} takes {takes}, got {value!r}.")
+        expected = _expected(name, value, known[name])
+        if expected:
+            raise StrategyError(f"Strategy {entry.name!r} takes {expected}, got {value!r}.")
     return attrs.evolve(entry, open=partial(entry.open, **options)) if options else entry
+
+
+def _expected(name: str, value: Any, annotation: Any) -> str | None:
+    """The values that option `name` takes; None if `value` is one, or the annotation is silent."""
+    origin, of = get_origin(annotation), get_args(annotation)
+    if origin is Literal and value not in of:
+        return " or ".join(f"{name}={each!r}" for each in of)
+    if origin is Mapping and not (
+        isinstance(value, Mapping)
+        and all(isinstance(key, of[0]) and isinstance(each, of[1]) for key, each in value.items())
+    ):
+        return f"{name}={{{of[0].__name__}: {of[1].__name__}(...)}}"
+    return None
 
 
 def _preferred(usable: list[StrategyEntry]) -> StrategyEntry:

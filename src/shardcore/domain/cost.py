@@ -116,7 +116,7 @@ def links_of(
         given: Links by axis.
 
     Raises:
-        MeshError: If `given` names an axis that the mesh does not have, or gives no `Link`.
+        MeshError: If `given` names an axis that the mesh does not have.
 
     Example:
         >>> groups = {"data": ((0, 2), (1, 3)), "model": ((0, 1), (2, 3))}
@@ -130,12 +130,6 @@ def links_of(
             f"links= names the axes {unknown}, but the mesh has {list(groups)}: give "
             "links={axis: shardcore.Link(latency=seconds, bandwidth=bytes_a_second)}."
         )
-    for axis, link in given.items():
-        if not isinstance(link, Link):
-            raise MeshError(
-                f"The link of axis {axis!r} is {link!r}: give a shardcore.Link(latency=seconds, "
-                "bandwidth=bytes_a_second)."
-            )
     return tuple((axis, given.get(axis, _by_hosts(each, hosts))) for axis, each in groups.items())
 
 

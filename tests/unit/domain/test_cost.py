@@ -33,8 +33,3 @@ def test_a_given_link_wins_over_the_hosts():
 def test_a_link_of_no_axis_is_an_error():
     with pytest.raises(MeshError, match=r"names the axes \['modle'\], but the mesh has"):
         links_of(GROUPS, ("a",) * 4, {"modle": Link()})
-
-
-def test_a_link_is_no_pair_of_numbers():
-    with pytest.raises(MeshError, match=r"'data' is \(1e-05, 1000000000.0\)"):
-        links_of(GROUPS, ("a",) * 4, {"data": (1e-5, 1e9)})

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters import process_group
-from shardcore.adapters.engine import differentiable, gradients
+from shardcore.adapters.engine import differentiable, elsewhere, gradients
 from shardcore.adapters.engine.engine import Engine, TensorKind, process_groups
 from shardcore.adapters.engine.in_place import shard_beside
 from shardcore.adapters.engine.redistribute import full, in_layout, reduced
@@ -43,7 +43,7 @@ def open_engine(
             where that is cheaper, or "gather" it for each use.
         gathered: How long an all-gathered weight is held: "per_use", but for small ones, or
             "per_step".
-        links: The links of mesh axes; others are told by the hosts of their ranks.
+        links: The links of mesh axes; the others follow from the hosts of their ranks.
 
     Raises:
         StrategyError: If ranks were given other options.
@@ -156,8 +156,10 @@ class EngineTensors:
     def whole(self, tensor: Any) -> torch.Tensor:
         """The full tensor as a plain one, detached."""
         own = self._own(tensor)
-        value: torch.Tensor = tensor.detach() if own is None else full(own.detach())
-        return value
+        if own is None:
+            return tensor.detach()  # type: ignore[no-any-return]
+        own = own.detach()
+        return elsewhere.handed_out(own, full(own))
 
     def local(self, tensor: Any) -> torch.Tensor:
         """The local shard; it shares the memory of `tensor`, and is differentiable."""

@@ -11,7 +11,7 @@ ADAM = torch_adam.__name__  # imported above: Keras does not before the first Ad
 def moments_of(optimizer: Any, variables: Sequence[Any]) -> tuple[list[Any], ...]:
     """The tensors that an `Adam` keeps: first and second moments, and the largest second ones.
 
-    The last list is empty, unless the optimizer is told `amsgrad`.
+    The last list is empty, unless the optimizer has `amsgrad`.
     """
     kept = [optimizer._momentums, optimizer._velocities]
     kept.append(optimizer._velocity_hats if optimizer.amsgrad else [])

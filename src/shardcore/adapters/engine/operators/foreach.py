@@ -104,7 +104,7 @@ def _write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
 
 
 def _are_alike(args: tuple[Any, ...]) -> bool:
-    """Whether all that a fused operator keeps of its variables lies as these: moments, sums."""
+    """Whether the moments and sums of a fused operator have the layouts of its variables."""
     variables, _gradients, *kept = (each for each in args if isinstance(each, list | tuple))
     pairs = ((one, other) for each in kept for one, other in zip(variables, each, strict=False))
     return all(
