@@ -12,7 +12,7 @@ from benchmarks.traffic_results import one_line
 
 @frozen
 class Counted:
-    """What one rank counted in one step.
+    """The counts of one rank in one step.
 
     Attributes:
         calls: Collectives by kind.
@@ -25,7 +25,7 @@ class Counted:
 
 @frozen
 class Found:
-    """What one rank found out about a case.
+    """The counts of one rank for a case.
 
     Attributes:
         captured: Its captured step; None if no step was captured.
@@ -53,9 +53,9 @@ def answer(ranks: Sequence[Found]) -> dict[str, Any]:
     if failures := [each.failure for each in ranks if each.failure]:
         return failure(failures[0])
     captured = _step([each.captured for each in ranks])
-    told: dict[str, Any] = {"captured": captured} if captured else {}
-    told["eager"] = _step([each.eager for each in ranks])
-    return told if captured else {**told, "reason": one_line(ranks[0].reason)}
+    found: dict[str, Any] = {"captured": captured} if captured else {}
+    found["eager"] = _step([each.eager for each in ranks])
+    return found if captured else {**found, "reason": one_line(ranks[0].reason)}
 
 
 def failure(text: str) -> dict[str, Any]:

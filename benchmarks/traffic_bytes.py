@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 @frozen
 class Traffic:
-    """What one rank sends in one training step.
+    """The bytes and calls that one rank sends in a training step.
 
     Attributes:
         sent: Bytes, of the rank that sends most.
@@ -80,10 +80,10 @@ def as_json(traffic: Traffic) -> dict[str, Any]:
         {'sent': 96, 'calls': {'all_reduce': 2}}
     """
     whole = int(traffic.sent) if traffic.sent == int(traffic.sent) else traffic.sent
-    told = {"sent": whole, "calls": traffic.calls}
-    return {**told, "at_least": True} if traffic.at_least else told
+    fields = {"sent": whole, "calls": traffic.calls}
+    return {**fields, "at_least": True} if traffic.at_least else fields
 
 
-def from_json(told: Mapping[str, Any]) -> Traffic:
+def from_json(fields: Mapping[str, Any]) -> Traffic:
     """Read what `as_json` wrote."""
-    return Traffic(float(told["sent"]), dict(told["calls"]), told.get("at_least", False))
+    return Traffic(float(fields["sent"]), dict(fields["calls"]), fields.get("at_least", False))

@@ -181,8 +181,8 @@ def _origins(strategies: Sequence[str]) -> Iterator[str]:
 
 
 def _left_out(names: Iterable[str]) -> Iterator[str]:
-    told = ", ".join(f"`{name}`" for name in names)
-    yield f"- Plain Keras cannot train these on torch ([reasons](coverage.md)): {told}."
+    listed = ", ".join(f"`{name}`" for name in names)
+    yield f"- Plain Keras cannot train these on torch ([reasons](coverage.md)): {listed}."
 
 
 def _strategy_cells(row: Row | None) -> list[str]:

@@ -165,8 +165,8 @@ def test_an_unknown_collective_is_an_error() -> None:
 def test_the_rank_that_sends_most_counts() -> None:
     small = Counted({"all_gather": 1}, {"all_gather": 8})
     large = Counted({"all_gather": 1}, {"all_gather": 12})
-    told = traffic_answers.answer([Found(small, small), Found(large, small)])
-    assert told == {
+    found = traffic_answers.answer([Found(small, small), Found(large, small)])
+    assert found == {
         "captured": {"sent": 12, "calls": {"all_gather": 1}},
         "eager": {"sent": 8, "calls": {"all_gather": 1}},
     }
@@ -174,8 +174,8 @@ def test_the_rank_that_sends_most_counts() -> None:
 
 def test_a_step_that_is_not_captured_says_why() -> None:
     step = Counted({}, {})
-    told = traffic_answers.answer([Found(None, step, "reads\nvalues"), Found(step, step)])
-    assert told == {"eager": {"sent": 0, "calls": {}}, "reason": "reads values"}
+    found = traffic_answers.answer([Found(None, step, "reads\nvalues"), Found(step, step)])
+    assert found == {"eager": {"sent": 0, "calls": {}}, "reason": "reads values"}
 
 
 def step(sent: float, **calls: int) -> dict:
