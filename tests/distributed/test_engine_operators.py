@@ -121,6 +121,9 @@ CASES = {
     "avg_pool, one left out": lambda x: pooled(F.avg_pool2d, x, 2),
     "cat": lambda x: torch.cat([x, x.exp()]) + torch.cat([x.sum(0, True)] * 12),
     "stack": lambda x: torch.stack([x.sum(0), x.mean(0)]),
+    "empty slices": lambda x: gradient_of(
+        lambda y: torch.cat([y, y[6:]]) + y[:, 3:].sum(1, True), x
+    ),
     # looked up
     "by a mask": lambda x: x[x > 0],
     "by numbers": lambda x: x[torch.tensor([5, 0, 3])],

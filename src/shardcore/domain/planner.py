@@ -6,9 +6,9 @@ collectives that bring operands there, results to where they are wanted, and the
 weights back. Where it costs less, the activations are all-gathered and every rank does all of the
 work. A weight follows the activations: where an axis splits an activation by a factor that no
 weight has, the weight is all-gathered and the activation stays. Where an activation is split by no
-factor of the rule, one of its other dims is split instead, if moving it there costs no more than
-gathering it; not its first dim, since weights would have to follow the batch. No rank is left
-without an element.
+factor of the rule, one of its other dims is split instead, unless it costs less to all-gather it
+and to have every rank do all of the work; not its first dim, since weights would have to follow the
+batch. Where all operands are weights, the same holds of them. No rank is left without an element.
 """
 
 from collections.abc import Iterator, Mapping
@@ -146,9 +146,12 @@ def choose(
             idle.append(axis)
     for axis in tuple(idle):
         found = {each: call.cost(axis, *each) for each in call.other_dims(axis, cuts)}
-        if found and min(found.values()) <= call.cost_of_gathering(axis):
+        if found:
             factor, cut = min(found, key=found.__getitem__)
-            cuts[factor] = cut
+            if found[factor, cut] <= call.cost_of_gathering(axis) + call.seconds_of_work(axis):
+                cuts[factor] = cut
+            else:
+                replicates = True
             idle.remove(axis)
     return Split(
         tuple(call.layout(term, cuts) for term in rule.operands),
@@ -201,9 +204,14 @@ class _Call:
                 yield factor, after
 
     def other_dims(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
-        """The factors of the other dims, the last first, of activations that `axis` splits."""
+        """The factors of the other dims, the last first, of the activations that `axis` splits.
+
+        Of the weights where there is no activation.
+        """
+        only_weights = all(operand.weight for operand in self.operands)
         for term, operand in zip(self.rule.operands, self.operands, strict=True):
-            if operand.weight or not isinstance(operand.layout.placement(axis), Shard):
+            is_split = isinstance(operand.layout.placement(axis), Shard)
+            if not is_split or operand.weight != only_weights:
                 continue
             for dim in reversed(term.dims[1:]):
                 if dim.factor is not None:
@@ -366,13 +374,16 @@ class _Call:
         with a weight that `axis` splits is meant to be split, and so is a gradient's sum over rows.
         Of several results some may not be read, so that what they cost is not known.
         """
-        ranks = self.operands[0].layout.mesh.axis_size(axis)
         split = [each for each in self.operands if isinstance(each.layout.placement(axis), Shard)]
         with_weight = any(each.weight for each in self.operands)
         if len(split) != 1 or split[0].weight or not with_weight or len(self.rule.results) > 1:
             return inf
-        work = self._multiplications() * (ranks - 1) / ranks / self.costs.multiplications
-        return work + self.cost_of_gathering(axis)
+        return self.seconds_of_work(axis) + self.cost_of_gathering(axis)
+
+    def seconds_of_work(self, axis: str) -> float:
+        """The seconds of the work that a rank does in addition where `axis` splits nothing."""
+        ranks = self.operands[0].layout.mesh.axis_size(axis)
+        return self._multiplications() * (ranks - 1) / ranks / self.costs.multiplications
 
     def _multiplications(self) -> int:
         """How many there are at most: an element for each step of all factors, and in a window."""

@@ -15,7 +15,7 @@ from shardcore.domain.cost import Costs, Link
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.operator_rules import Result
+from shardcore.domain.operator_rules import Operand, OperatorRule, Result
 from shardcore.domain.placements import Partial, Replicate, Shard
 from shardcore.domain.planner import Placed, choose
 from shardcore.domain.redistribution import plan
@@ -107,7 +107,7 @@ def test_a_small_activation_is_gathered_where_that_costs_less_than_a_pending_sum
     chosen = product(small, (8, 6), not_split)
     assert words(chosen) == ["R", "R", "R"]
     assert chosen.replicates
-    assert not chosen.gathers  # which would be told
+    assert not chosen.gathers
     # The gradient of the kernel has to come back, but the sum is smaller than the rows.
     chosen = product(large, (8, 2), not_split)
     assert words(chosen) == ["S(1)", "S(0)", "P(sum)"]
@@ -155,13 +155,47 @@ def test_an_operand_is_taken_from_where_it_costs_least():
     assert chosen(Layout.replicated(PAIR, 2)) == ["R", "S(1)", "S(1)"]
 
 
-def test_a_dim_that_is_never_split_is_gathered_and_told():
-    assert convolved([Shard(2)], [R], [R]) == (["R"] * 4, True)
+def test_a_dim_that_is_never_split_is_gathered():
+    assert convolved([Shard(2)], [R], [R]) == (["R"] * 4, False)
     assert convolved([Shard(2)], [R], [R], mesh=(1,)) == (["R"] * 4, False)
 
 
+def test_another_dim_is_split_where_all_of_the_work_costs_more_than_to_bring_it_there():
+    rule = OperatorRule(
+        (Operand("image", "n c -"), Operand("kernel", "o c -")), (Result("output", "n o -"),)
+    )
+
+    def chosen(channels):
+        image = placed((1024, channels, 64), (None, None, "model"))
+        kernel = placed((channels, channels, 3), (None, None, None), weight=True)
+        return choose(rule, (image, kernel), ((1024, channels, 64),))
+
+    assert words(chosen(4)) == ["R", "R", "R"]
+    assert chosen(4).replicates
+    assert words(chosen(4096)) == ["S(1)", "S(1)", "P(sum)"]
+    assert not chosen(4).gathers
+    assert not chosen(4096).gathers
+
+
+def test_an_operator_without_another_dim_gathers():
+    softmax = OperatorRule((Operand("x", "a -"),), (Result("y", "a -"),))
+    chosen = choose(softmax, (placed((4, 8), (None, "model")),))
+    assert words(chosen) == ["R", "R"]
+    assert chosen.gathers
+
+
+def test_pieces_of_a_weight_are_split_along_their_own_dim():
+    pieces = OperatorRule(
+        (Operand("whole", "2*a b"),), (Result("first", "a b"), Result("second", "a b"))
+    )
+    bias = Placed((2, 12), Layout(PAIR, ("model", None)), weight=True)
+    chosen = choose(pieces, (bias,))
+    assert words(chosen) == ["S(1)", "S(1)", "S(1)"]
+    assert not chosen.gathers
+
+
 def test_no_part_is_empty_on_one_axis_or_on_two():
-    assert convolved([Shard(0)], [R], [R], mesh=(4,)) == (["R"] * 4, True)
+    assert convolved([Shard(0)], [R], [R], mesh=(4,)) == (["R"] * 4, False)
     assert convolved([Shard(0)], [R], [R], mesh=(3,)) == (["S(0)", "R", "R", "S(0)"], False)
 
     def on_two(*placements, mesh):
@@ -171,7 +205,7 @@ def test_no_part_is_empty_on_one_axis_or_on_two():
     both = [Shard(0), Shard(0)]
     rows = [both, [R, R], [R, R]]
     assert on_two(*rows, mesh=(2, 2)) == ("S(0) S(0)", "R R", "S(0) S(0)", False)
-    assert on_two(*rows, mesh=(3, 2)) == ("S(0) R", "R R", "S(0) R", True)
+    assert on_two(*rows, mesh=(3, 2)) == ("S(0) R", "R R", "S(0) R", False)
     channels = [[R, R], both, [R, R]]
     assert on_two(*channels, mesh=(3, 2)) == ("R R", "S(0) S(0)", "S(1) S(1)", False)
 

@@ -16,6 +16,7 @@ from shardcore.domain import operator_rules_table as table
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.operator_rules import OperatorRule
 from shardcore.domain.placements import stretches_of
+from shardcore.domain.planner import Split
 
 aten = torch.ops.aten
 
@@ -87,6 +88,8 @@ def _slice(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task
     """`slice(tensor, dim, start, end, step)`."""
     tensor, *rest = args
     dim = (rest[0] if rest else 0) % tensor.ndim
+    if not range(tensor.shape[dim])[slice(*rest[1:])]:
+        return _empty(tensor, dim)
     found = _stretches(tensor.shape[dim], *rest[1:])
     if found is None:
         rule = basic.dims_moved(tensor.ndim, tuple(_cropped(tensor, dim)))
@@ -98,6 +101,19 @@ def _slice(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task
         return operator(part, dim, first * size, last * size)
 
     return _one(basic.pieces(tensor.ndim, dim, count, (last - first,)), tensor, call)
+
+
+def _empty(tensor: Operand, dim: int) -> Task:
+    """A slice without elements along `dim`, for which nothing is gathered."""
+    layout = tensor.form.layout
+    found = layout.without(*layout.dim_axes(dim)).reduced
+    extents = {table.letter(each): size for each, size in enumerate(tensor.shape)}
+    return Task(
+        basic.dims_moved(tensor.ndim, tuple(_cropped(tensor, dim))),
+        [tensor],
+        lambda parts: (parts[0].narrow(dim, 0, 0),),
+        layouts=Split((layout,), (found,), extents, gathers=False),
+    )
 
 
 def _stretches(
