@@ -174,3 +174,22 @@ def part(layout, rank, engine):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_operators_give_what_they_give_on_plain_tensors(ranks, kind):
     assert run_ranks(compare, ranks, ranks, kind) == [{}] * ranks
+
+
+def counted(rank, weight):
+    """The fall-backs of a view that cuts a split dim into others, and its values."""
+    mesh = Mesh((4,), ("model",))
+    world = World(mesh, (0, 1, 2, 3), rank, "cpu")
+    tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
+    values = torch.arange(8.0)
+    part = values[2 * rank : 2 * rank + 2]
+    split = tensors.engine.sharded(part, Layout(mesh, ("model",)), (8,), weight=weight)
+    return tensors.whole(split.view(2, 4) * 1).tolist(), dict(tensors.engine.fallbacks)
+
+
+@pytest.mark.parametrize("weight", [True, False])
+def test_a_weight_that_is_gathered_for_a_view_is_no_fall_back(weight):
+    """Ranks repeat no work for it. Four ranks cannot split two rows."""
+    rows = torch.arange(8.0).view(2, 4).tolist()
+    falls_back = {} if weight else {"aten.view.default": 1}
+    assert run_ranks(counted, 4, weight) == [(rows, falls_back)] * 4

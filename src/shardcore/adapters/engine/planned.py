@@ -149,11 +149,17 @@ class Plan:
     elsewhere: tuple[bool, ...]
     _stays: bool = attrs.field(init=False)
     _is_view: bool = attrs.field(init=False)
+    _falls_back: bool = attrs.field(init=False)
     _results: tuple[_Result | None, ...] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._stays = not any(self.moves) and not any(self.elsewhere)
         self._is_view = is_view(self.operator)
+        # A weight that is only moved, and all-gathered for that, has no work that ranks repeat.
+        moves_weights = self.task.of_weights and all(
+            each.form.weight for each in self.task.operands
+        )
+        self._falls_back = self.split.gathers and not moves_weights
 
     def run(
         self,
@@ -170,7 +176,7 @@ class Plan:
             kwargs: The named ones.
             known: Where each tensor of the call is too, if it is anywhere.
         """
-        if self.split.gathers:
+        if self._falls_back:
             fallback.tell(self.operator, [tensors[number] for number in self.numbers])
         if self._stays:
             parts = [tensors[number].part for number in self.numbers]
