@@ -16,10 +16,14 @@ from shardcore.testing import RankFailed, run_ranks
 STRATEGY = os.environ.get("SHARDCORE_TEST_STRATEGY", "dtensor")
 # For what a test says of DTensor, and that is otherwise, or not so, with slices: docs/manual.md.
 only_dtensor = pytest.mark.skipif(STRATEGY != "dtensor", reason="it is about DTensor")
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler on a CPU"
-)
 AXES = ("data", "model")
+
+
+def needs_compiler(test):
+    """Marks a test that runs Inductor on a CPU."""
+    has_one = any(map(shutil.which, ("g++", "clang++")))
+    skips = pytest.mark.skipif(not has_one, reason="Inductor needs a C++ compiler on a CPU")
+    return skips(pytest.mark.usefixtures("vector_instructions")(test))
 
 
 def distribute(shape, rules=None, *, axis_names=AXES, auto_shard_dataset=True):

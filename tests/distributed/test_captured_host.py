@@ -13,7 +13,7 @@ import shardcore
 from shardcore.testing import run_ranks
 from tests.distributed.programs import needs_compiler
 
-FEW, MANY = 1, 4
+FEW, MANY = 1, 3
 
 
 def model_of(blocks):
