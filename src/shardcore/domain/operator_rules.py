@@ -8,10 +8,13 @@ stretches, each of which has all steps of the factor.
 """
 
 import re
+from collections.abc import Iterable
+from functools import lru_cache
 
 import attrs
 
 from shardcore.domain.errors import RuleError
+from shardcore.domain.placements import ReduceOp
 
 _DIM = re.compile(r"((?P<count>[1-9][0-9]*)\*)?(?P<block>[1-9][0-9]*)?(?P<factor>[a-z][0-9]*)|-")
 
@@ -43,7 +46,7 @@ class Dim:
 
 
 def _dims(text: str) -> tuple[Dim, ...]:
-    return tuple(map(_dim, text.split()))
+    return () if text.strip() == "()" else tuple(map(_dim, text.split()))
 
 
 def _dim(word: str) -> Dim:
@@ -112,10 +115,12 @@ class Result(Term):
         of: The names of the operands that it is a product of; all that are not added, if none.
             A factor that it lacks is summed if one of them has it.
         like: The name of the operand that it is wanted to lie like, as a gradient is; "" for none.
+        op: How the parts that ranks compute along a factor that it lacks are reduced.
     """
 
     of: tuple[str, ...] = ()
     like: str = ""
+    op: ReduceOp = "sum"
 
 
 @attrs.frozen(cache_hash=True)
@@ -183,3 +188,45 @@ class OperatorRule:
 
 def _listed(terms: tuple[Term, ...]) -> str:
     return ", ".join(map(str, terms))
+
+
+@lru_cache(maxsize=4096)
+def rule(text: str) -> OperatorRule:
+    """Returns the rule that `text` says; "()" is a tensor without dims, "+" one that is added.
+
+    Each result is a product of all operands that are not added.
+
+    Example:
+        >>> bias = rule("n k, k m, + m -> n m").operands[2]
+        >>> bias.name, bias.added, str(bias)
+        ('operand 2', True, '+ m')
+    """
+    given, _, found = text.partition("->")
+    operands = (
+        Operand(f"operand {number}", each.removeprefix("+"), added=each.startswith("+"))
+        for number, each in enumerate(_terms(given))
+    )
+    results = (Result(f"result {number}", each) for number, each in enumerate(_terms(found)))
+    return OperatorRule(tuple(operands), tuple(results))
+
+
+def _terms(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",")] if text.strip() else []
+
+
+def rule_of(operands: Iterable[Iterable[str]], results: Iterable[Iterable[str]]) -> OperatorRule:
+    """Returns the rule of operands and results whose dims are given one by one.
+
+    Example:
+        >>> str(rule_of([["a", "-"], []], [["a"]]))
+        'a -, () -> a'
+    """
+    given, found = (
+        ", ".join(" ".join(dims) or "()" for dims in terms) for terms in (operands, results)
+    )
+    return rule(f"{given} -> {found}")
+
+
+def letters(ndim: int) -> list[str]:
+    """Returns the factors that stand for the dims of a tensor: a, b, c, ..."""
+    return [chr(ord("a") + dim) if dim < 26 else f"d{dim}" for dim in range(ndim)]

@@ -1,22 +1,29 @@
-"""The rules of everyday operators: arithmetic, reshapes, reductions, products of matrices.
+"""The rules of everyday operators: arithmetic, reshapes, reductions, look-ups, norms.
 
-Each is made for the shapes of a call and kept. `domain.operator_rules_table` has those of layers.
+Each is made for the shapes of a call. `domain.operator_rules_table` has those of layers.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import gcd, prod
 
 import attrs
 
-from shardcore.domain.operator_rules import Operand, OperatorRule, Result
-from shardcore.domain.operator_rules_table import letter
+from shardcore.domain.operator_rules import (
+    Operand,
+    OperatorRule,
+    Result,
+    letters,
+    rule,
+    rule_of,
+)
+from shardcore.domain.placements import ReduceOp
 
 Shape = tuple[int, ...]
 
 
-@lru_cache(maxsize=4096)
-def elementwise(shapes: tuple[Shape, ...], results: int = 1) -> OperatorRule:
+def elementwise(shapes: Sequence[Shape], results: int = 1) -> OperatorRule:
     """Each element of the results is made of one element of each operand; sizes of 1 are broadcast.
 
     Args:
@@ -30,25 +37,22 @@ def elementwise(shapes: tuple[Shape, ...], results: int = 1) -> OperatorRule:
     ndim = max(map(len, shapes), default=0)
     aligned = [(1,) * (ndim - len(shape)) + shape for shape in shapes]
     sizes = [max(column, key=lambda size: size != 1) for column in zip(*aligned, strict=True)]
+    dims = letters(ndim)
     operands = [
-        Operand(
-            f"operand {number}",
-            " ".join(
-                letter(dim) if size == sizes[dim] else "-"
-                for dim, size in enumerate(shape)
-                if dim >= ndim - len(shapes[number])
-            ),
-        )
-        for number, shape in enumerate(aligned)
+        [
+            dim if size == full else "-"
+            for dim, size, full in zip(
+                dims[-len(shape) :], shape, sizes[-len(shape) :], strict=True
+            )
+        ]
+        if shape
+        else []
+        for shape in shapes
     ]
-    dims = " ".join(map(letter, range(ndim)))
-    return OperatorRule(
-        tuple(operands), tuple(Result(f"result {number}", dims) for number in range(results))
-    )
+    return rule_of(operands, [dims] * results)
 
 
-@lru_cache(maxsize=4096)
-def dims_moved(ndim: int, dims: tuple[int | None, ...], results: int = 1) -> OperatorRule:
+def dims_moved(ndim: int, dims: Sequence[int | None], results: int = 1) -> OperatorRule:
     """The results have the dims of the operand in another order, some less, some new.
 
     Args:
@@ -61,16 +65,23 @@ def dims_moved(ndim: int, dims: tuple[int | None, ...], results: int = 1) -> Ope
         >>> str(dims_moved(3, (2, None, 0)))
         'a - c -> c - a'
     """
-    given = " ".join(letter(dim) if dim in dims else "-" for dim in range(ndim))
-    taken = " ".join("-" if dim is None else letter(dim) for dim in dims)
-    return OperatorRule(
-        (Operand("tensor", given),),
-        tuple(Result(f"view {number}", taken) for number in range(results)),
-    )
+    given = [name if dim in dims else "-" for dim, name in enumerate(letters(ndim))]
+    taken = ["-" if dim is None else given[dim] for dim in dims]
+    return rule_of([given], [taken] * results)
 
 
-@lru_cache
-def pieces(ndim: int, dim: int, count: int, taken: tuple[int, ...]) -> OperatorRule:
+def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1) -> OperatorRule:
+    """What works along the dims in `whole` only: pads; pools, along those of a plane; along none.
+
+    Example:
+        >>> str(along(3, frozenset({1})))
+        'a - c -> a - c'
+    """
+    dims = ["-" if dim in whole else name for dim, name in enumerate(letters(ndim))]
+    return rule_of([dims] * operands, [dims] * results)
+
+
+def pieces(ndim: int, dim: int, count: int, taken: Sequence[int]) -> OperatorRule:
     """Pieces along `dim`: it has `count` stretches of one size, and a result some of them.
 
     Args:
@@ -83,38 +94,39 @@ def pieces(ndim: int, dim: int, count: int, taken: tuple[int, ...]) -> OperatorR
         >>> str(pieces(2, dim=1, count=4, taken=(1, 3)))
         'a 4*b -> a b, a 3*b'
     """
-    return OperatorRule(
-        (Operand("tensor", _with_stretches(ndim, dim, count)),),
-        tuple(
-            Result(f"piece {number}", _with_stretches(ndim, dim, each))
-            for number, each in enumerate(taken)
-        ),
+    return rule_of(
+        [_with_stretches(ndim, dim, count)], [_with_stretches(ndim, dim, each) for each in taken]
     )
 
 
-@lru_cache
-def of_pieces(ndim: int, dim: int, count: int, given: tuple[int, ...]) -> OperatorRule:
+def of_pieces(ndim: int, dim: int, count: int, given: Sequence[int]) -> OperatorRule:
     """A tensor with `count` stretches of one size along `dim`: the operands have some of them.
 
     Example:
         >>> str(of_pieces(2, dim=0, count=3, given=(1, 2))), str(of_pieces(1, 0, 2, given=(1,)))
         ('a b, 2*a b -> 3*a b', 'a -> 2*a')
     """
-    return OperatorRule(
-        tuple(
-            Operand(f"piece {number}", _with_stretches(ndim, dim, each))
-            for number, each in enumerate(given)
-        ),
-        (Result("result", _with_stretches(ndim, dim, count)),),
+    return rule_of(
+        [_with_stretches(ndim, dim, each) for each in given], [_with_stretches(ndim, dim, count)]
     )
 
 
-def _with_stretches(ndim: int, dim: int, count: int) -> str:
-    return " ".join(_dim(count if each == dim else 1, 1, each) for each in range(ndim))
+def _with_stretches(ndim: int, dim: int, count: int) -> list[str]:
+    return [_dim(count if each == dim else 1, 1, name) for each, name in enumerate(letters(ndim))]
 
 
-@lru_cache
-def repeated(ndim: int, repeats: tuple[int, ...]) -> OperatorRule:
+def stacked(ndim: int, dim: int, count: int) -> OperatorRule:
+    """Tensors one after the other along `dim`, which is a new dim.
+
+    Example:
+        >>> str(stacked(1, 0, 2))
+        'a, a -> - a'
+    """
+    dims = letters(ndim)
+    return rule_of([dims] * count, [[*dims[:dim], "-", *dims[dim:]]])
+
+
+def repeated(ndim: int, repeats: Sequence[int]) -> OperatorRule:
     """A tensor repeated along its dims: a stretch of the result is all of a dim.
 
     Args:
@@ -126,10 +138,9 @@ def repeated(ndim: int, repeats: tuple[int, ...]) -> OperatorRule:
         >>> str(repeated(2, (5, 1, 3)))
         'a b -> - a 3*b'
     """
-    new = len(repeats) - ndim
-    dims = ["-"] * new + [_dim(count, 1, dim) for dim, count in enumerate(repeats[new:])]
-    given = " ".join(map(letter, range(ndim)))
-    return OperatorRule((Operand("tensor", given),), (Result("repeated", " ".join(dims)),))
+    dims, new = letters(ndim), len(repeats) - ndim
+    found = [_dim(count, 1, name) for count, name in zip(repeats[new:], dims, strict=True)]
+    return rule_of([dims], [["-"] * new + found])
 
 
 @attrs.frozen
@@ -152,7 +163,6 @@ class Reshape:
         return tuple(sizes)
 
 
-@lru_cache(maxsize=4096)
 def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = ()) -> Reshape:
     """Dims are joined and taken apart. Of joined dims one can be split.
 
@@ -171,7 +181,7 @@ def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = (
         >>> str(reshape((4, 6), (24,), ((1, 1),)).rule), str(reshape((24,), (4, 6), ((0, 4),)).rule)
         ('- b -> 4*b', '4*a -> - a')
     """
-    before, after = ["-"] * len(source), ["-"] * len(target)
+    before, after, names = ["-"] * len(source), ["-"] * len(target), letters(len(source))
     pairs: list[tuple[int, int, int, int]] = []
     counts = dict(split)
     for dims, others in _groups(source, target):
@@ -184,17 +194,16 @@ def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = (
                 continue
             steps = gcd(source[first] // count, target[other] // left)
             if steps > 1:
-                before[first] = _dim(count, source[first] // count // steps, first)
-                after[other] = _dim(left, target[other] // left // steps, first)
+                before[first] = _dim(count, source[first] // count // steps, names[first])
+                after[other] = _dim(left, target[other] // left // steps, names[first])
                 pairs.append((first, other, source[first], target[other]))
                 break
-    rule = OperatorRule((Operand("tensor", " ".join(before)),), (Result("view", " ".join(after)),))
-    return Reshape(rule, tuple(pairs))
+    return Reshape(rule_of([before], [after]), tuple(pairs))
 
 
-def _dim(count: int, block: int, dim: int) -> str:
+def _dim(count: int, block: int, name: str) -> str:
     stretches = "" if count == 1 else f"{count}*"
-    return f"{stretches}{'' if block == 1 else block}{letter(dim)}"
+    return f"{stretches}{'' if block == 1 else block}{name}"
 
 
 def _groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
@@ -216,7 +225,7 @@ def _ends(shape: Shape) -> dict[int, int]:
 
 @lru_cache(maxsize=4096)
 def reduced(
-    ndim: int, dims: frozenset[int], keep: bool, summed: bool, results: int = 1
+    ndim: int, dims: frozenset[int], keep: bool, op: ReduceOp | None = None, results: int = 1
 ) -> OperatorRule:
     """A reduction along `dims`.
 
@@ -224,80 +233,22 @@ def reduced(
         ndim: The dims of the operand.
         dims: Those that are reduced.
         keep: Whether they stay, with size 1.
-        summed: Whether it is a sum, so that parts of it can be summed later.
+        op: How the reductions of parts are reduced; None where they cannot be.
         results: How many results there are.
 
     Example:
-        >>> str(reduced(3, frozenset({0}), keep=True, summed=True))
+        >>> str(reduced(3, frozenset({0}), keep=True, op="sum"))
         'a b c -> - b c'
-        >>> str(reduced(2, frozenset({1}), keep=False, summed=False))
+        >>> str(reduced(2, frozenset({1}), keep=False))
         'a - -> a'
     """
-    given = " ".join("-" if dim in dims and not summed else letter(dim) for dim in range(ndim))
-    left = " ".join(
-        "-" if dim in dims else letter(dim) for dim in range(ndim) if keep or dim not in dims
-    )
-    return OperatorRule(
-        (Operand("tensor", given),),
-        tuple(Result(f"result {number}", left) for number in range(results)),
-    )
+    names = list(enumerate(letters(ndim)))
+    given = " ".join("-" if dim in dims and op is None else name for dim, name in names)
+    left = " ".join("-" if dim in dims else name for dim, name in names if keep or dim not in dims)
+    found = (Result(f"result {number}", left, op=op or "sum") for number in range(results))
+    return OperatorRule((Operand("tensor", given),), tuple(found))
 
 
-@lru_cache
-def product(operands: str, result: str, added: str | None = None) -> OperatorRule:
-    """A product of two tensors, and what may be added to it.
-
-    Args:
-        operands: The dims of both, as in an einsum: "n k, k m".
-        result: The dims of the result.
-        added: The dims of what is added.
-
-    Example:
-        >>> str(product("n k, k m", "n m", added="m"))
-        'n k, k m, + m -> n m'
-    """
-    left, right = operands.split(",")
-    terms = [Operand("left", left), Operand("right", right)]
-    if added is not None:
-        terms.append(Operand("added", added, added=True))
-    return OperatorRule(tuple(terms), (Result("product", result),))
-
-
-@lru_cache
-def joined(ndim: int, dim: int, count: int, new: bool) -> OperatorRule:
-    """Tensors one after the other along `dim`, which is a new dim or one of theirs.
-
-    Example:
-        >>> str(joined(2, 1, 2, new=False)), str(joined(1, 0, 2, new=True))
-        ('a -, a - -> a -', 'a, a -> - a')
-    """
-    dims = [letter(each) for each in range(ndim)]
-    whole = dims.copy()
-    if new:
-        whole.insert(dim, "-")
-    else:
-        dims[dim] = whole[dim] = "-"
-    return OperatorRule(
-        tuple(Operand(f"operand {number}", " ".join(dims)) for number in range(count)),
-        (Result("result", " ".join(whole)),),
-    )
-
-
-@lru_cache
-def embedding(indices: int) -> OperatorRule:
-    """Rows of a table, found by `indices` dims of numbers.
-
-    Example:
-        >>> str(embedding(2))
-        '- z, a b -> a b z'
-    """
-    dims = " ".join(map(letter, range(indices)))
-    return OperatorRule(
-        (Operand("table", "- z"), Operand("indices", dims)), (Result("rows", f"{dims} z"),)
-    )
-
-
-@lru_cache
 def embedding_of_rows(indices: int) -> OperatorRule:
     """Rows of a table of which each rank has some; the numbers of its rows tell which.
 
@@ -305,28 +256,21 @@ def embedding_of_rows(indices: int) -> OperatorRule:
         >>> str(embedding_of_rows(2))
         'v z, a b, v -> a b z'
     """
-    dims = " ".join(map(letter, range(indices)))
-    return OperatorRule(
-        (Operand("table", "v z"), Operand("indices", dims), Operand("numbers", "v")),
-        (Result("rows", f"{dims} z"),),
-    )
+    dims = letters(indices)
+    return rule_of([["v", "z"], dims, ["v"]], [[*dims, "z"]])
 
 
-@lru_cache
 def embedding_backward(indices: int) -> OperatorRule:
-    """The gradient of the table: rows are added where they were found.
+    """The gradient of a table: rows are added where they were found.
 
     Example:
         >>> str(embedding_backward(2))
         'a b z, a b -> - z'
     """
-    dims = " ".join(map(letter, range(indices)))
-    return OperatorRule(
-        (Operand("gradient", f"{dims} z"), Operand("indices", dims)), (Result("table", "- z"),)
-    )
+    dims = letters(indices)
+    return rule_of([[*dims, "z"], dims], [["-", "z"]])
 
 
-@lru_cache
 def layer_norm(leading: int, trailing: int, weights: int) -> OperatorRule:
     """A normalization over the last `trailing` dims, by `weights` tensors of their shape.
 
@@ -334,40 +278,23 @@ def layer_norm(leading: int, trailing: int, weights: int) -> OperatorRule:
         >>> str(layer_norm(2, 1, 1))
         'a b -, - -> a b -, a b -, a b -'
     """
-    dims = " ".join(map(letter, range(leading)))
-    inner = " -" * trailing
-    operands = [Operand("input", dims + inner)]
-    operands += [Operand(f"weight {number}", inner) for number in range(weights)]
-    return OperatorRule(
-        tuple(operands),
-        tuple(Result(name, dims + inner) for name in ("output", "mean", "deviation")),
-    )
+    inner = ["-"] * trailing
+    rows = letters(leading) + inner
+    return rule_of([rows, *[inner] * weights], [rows] * 3)
 
 
-@lru_cache
 def layer_norm_backward(leading: int, trailing: int, weights: int) -> OperatorRule:
-    """The gradients of input, weight and bias.
+    """The gradients of input, weight and bias, of the gradient, the input, and its two moments.
 
     Example:
         >>> str(layer_norm_backward(1, 1, 2))
         'a -, a -, a -, a -, -, - -> a -, -, -'
     """
-    dims = " ".join(map(letter, range(leading)))
-    inner = " -" * trailing
-    names = ("gradient", "input", "mean", "deviation")
-    operands = [Operand(name, dims + inner) for name in names]
-    operands += [Operand(f"weight {number}", inner) for number in range(weights)]
-    return OperatorRule(
-        tuple(operands),
-        (
-            Result("of input", dims + inner),
-            Result("of weight", inner, of=("gradient", "input")),
-            Result("of bias", inner, of=("gradient",)),
-        ),
-    )
+    inner = ["-"] * trailing
+    rows = letters(leading) + inner
+    return rule_of([*[rows] * 4, *[inner] * weights], [rows, inner, inner])
 
 
-@lru_cache
 def placed(ndim: int) -> OperatorRule:
     """The place of each element of a tensor among sorted numbers.
 
@@ -375,67 +302,64 @@ def placed(ndim: int) -> OperatorRule:
         >>> str(placed(2))
         'a b, - -> a b'
     """
-    dims = " ".join(map(letter, range(ndim)))
-    return OperatorRule(
-        (Operand("tensor", dims), Operand("boundaries", "-")), (Result("places", dims),)
-    )
+    return rule_of([letters(ndim), ["-"]], [letters(ndim)])
 
 
-@lru_cache
-def taken(ndim: int, dim: int) -> OperatorRule:
-    """Elements along `dim`, found by a list of numbers.
-
-    Example:
-        >>> str(taken(3, 1))
-        'a - c, z -> a z c'
-    """
-    dims = [letter(each) for each in range(ndim)]
-    given, found = dims.copy(), dims.copy()
-    given[dim], found[dim] = "-", "z"
-    return OperatorRule(
-        (Operand("tensor", " ".join(given)), Operand("indices", "z")),
-        (Result("elements", " ".join(found)),),
-    )
-
-
-@lru_cache(maxsize=4096)
-def looked_up(shape: Shape, index: Shape, dim: int) -> OperatorRule:
-    """`gather(tensor, dim, index)`: an element along `dim` for each element of the index.
-
-    Example:
-        >>> str(looked_up((4, 5), (4, 2), 1))
-        'a -, a - -> a -'
-    """
-    dims = " ".join(
-        letter(each) if each != dim and size == index[each] else "-"
-        for each, size in enumerate(shape)
-    )
-    return OperatorRule(
-        (Operand("tensor", dims), Operand("index", dims)), (Result("elements", dims),)
-    )
-
-
-@lru_cache(maxsize=4096)
-def scattered(shape: Shape, index: Shape, source: Shape | None, dim: int) -> OperatorRule:
-    """`scatter(tensor, dim, index, source)`: elements along `dim` that are put where it says.
+def index(ndim: int, first: int, indexed: int, found: int) -> OperatorRule:
+    """Elements looked up in adjacent dims of a tensor, by an index of one shape for each of them.
 
     Args:
-        shape: The shape of the tensor.
-        index: That of the index.
-        source: That of what is put there; None for a number.
-        dim: The dim that the index is of.
+        ndim: The dims of the tensor.
+        first: The first dim that has an index.
+        indexed: How many dims have one.
+        found: How many dims an index has.
 
     Example:
-        >>> str(scattered((4, 5), (4, 2), (4, 2), 1))
+        >>> str(index(4, first=1, indexed=2, found=1))
+        'a - - d, i0, i0 -> a i0 d'
+    """
+    names = letters(ndim)
+    before, after = names[:first], names[first + indexed :]
+    dims = [f"i{dim}" for dim in range(found)]
+    return rule_of(
+        [[*before, *["-"] * indexed, *after], *[dims] * indexed], [[*before, *dims, *after]]
+    )
+
+
+def index_put(ndim: int, indexed: int, accumulates: bool) -> OperatorRule:
+    """Values put at rows of a tensor that are looked up in its first `indexed` dims.
+
+    What is added up may be split by the values: each rank adds its own. What is overwritten may
+    not, since the last of several values stays.
+
+    Args:
+        ndim: The dims of the tensor.
+        indexed: How many of them have an index, one row of numbers each.
+        accumulates: Whether values are added to what is there.
+
+    Example:
+        >>> str(index_put(3, indexed=2, accumulates=True))
+        '+ - - c, n, n, n c -> - - c'
+        >>> str(index_put(2, indexed=1, accumulates=False))
+        '- b, -, - b -> - b'
+    """
+    count, rest = "n" if accumulates else "-", " ".join(letters(ndim)[indexed:])
+    tensor = "- " * indexed + rest
+    rows = f"{count}, " * indexed
+    return rule(f"{'+ ' * accumulates}{tensor}, {rows}{count} {rest} -> {tensor}")
+
+
+def looked_up(dim: int, *shapes: Shape) -> OperatorRule:
+    """`gather(tensor, dim, index)`, and `scatter(tensor, dim, index, source)`.
+
+    Args:
+        dim: The dim that the index is of.
+        *shapes: The shapes of the tensor, of its index, and of what is put there.
+
+    Example:
+        >>> str(looked_up(1, (4, 5), (4, 2), (4, 2)))
         'a -, a -, a - -> a -'
     """
-    shapes = [shape, index] if source is None else [shape, index, source]
-    dims = " ".join(
-        letter(each) if each != dim and len({given[each] for given in shapes}) == 1 else "-"
-        for each in range(len(shape))
-    )
-    names = ("tensor", "index", "source")
-    return OperatorRule(
-        tuple(Operand(name, dims) for name, _ in zip(names, shapes, strict=False)),
-        (Result("tensor", dims),),
-    )
+    sizes = enumerate(zip(*shapes, strict=True))
+    apart = frozenset(each for each, given in sizes if each == dim or len(set(given)) > 1)
+    return along(len(shapes[0]), apart, operands=len(shapes))

@@ -7,8 +7,7 @@ they are. Each rule is made for the shapes of a call and kept. docs/operators.md
 
 from functools import lru_cache
 
-from shardcore.domain.operator_rules import Operand, OperatorRule, Result
-from shardcore.domain.operator_rules_table import letter
+from shardcore.domain.operator_rules import Operand, OperatorRule, Result, letters
 
 
 @lru_cache
@@ -63,7 +62,7 @@ def nll_loss_backward(ndim: int, weight: bool, reduced: bool, split: bool = Fals
 def _dims(ndim: int, split: bool) -> tuple[str, str]:
     """Those of the input, "-" for classes that are not split, and those of the target."""
     classes = 0 if ndim == 1 else 1
-    dims = [letter(dim) for dim in range(ndim)]
+    dims = letters(ndim)
     rest = " ".join(dims[:classes] + dims[classes + 1 :])
     dims[classes] = dims[classes] if split else "-"
     return " ".join(dims), rest

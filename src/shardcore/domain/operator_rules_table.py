@@ -1,14 +1,13 @@
-"""The rules of operators: made for the numbers of a call, such as how many dims there are.
+"""The rules of layers: made for the numbers of a call, such as how many dims there are.
 
-Each is made once and kept, as an operator is called often. Adapters name the operators of their
-library that a rule is for; docs/operators.md lists the rules.
+Adapters name the operators of their library that a rule is for; docs/operators.md lists the rules.
 """
 
 from functools import lru_cache
 
 import attrs
 
-from shardcore.domain.operator_rules import Operand, OperatorRule, Result
+from shardcore.domain.operator_rules import Operand, OperatorRule, Result, letters, rule, rule_of
 
 
 @attrs.frozen
@@ -45,11 +44,6 @@ class Channels:
         return "c o" if self.transposed else "o c"
 
 
-def _whole(count: int) -> str:
-    return " -" * count
-
-
-@lru_cache
 def convolution(channels: Channels, spatial: int, bias: bool) -> OperatorRule:
     """A convolution over `spatial` dims: its channels are contracted, within each group.
 
@@ -59,14 +53,9 @@ def convolution(channels: Channels, spatial: int, bias: bool) -> OperatorRule:
         >>> str(convolution(Channels(4, 1, 2, transposed=False), spatial=1, bias=False))
         'n g -, 2g - - -> n 2g -'
     """
-    whole = _whole(spatial)
-    operands = [
-        Operand("input", f"n {channels.input}{whole}"),
-        Operand("kernel", f"{channels.kernel}{whole}"),
-    ]
-    if bias:
-        operands.append(Operand("bias", channels.output, added=True))
-    return OperatorRule(tuple(operands), (Result("output", f"n {channels.output}{whole}"),))
+    plane, output = " -" * spatial, channels.output
+    added = f", + {output}" if bias else ""
+    return rule(f"n {channels.input}{plane}, {channels.kernel}{plane}{added} -> n {output}{plane}")
 
 
 @lru_cache
@@ -77,11 +66,11 @@ def convolution_backward(channels: Channels, spatial: int) -> OperatorRule:
         >>> str(convolution_backward(Channels(1, 3, 8, transposed=False), spatial=1))
         'n o -, n c -, o c - -> n c -, o c -, o'
     """
-    whole = _whole(spatial)
-    inputs, kernel = f"n {channels.input}{whole}", f"{channels.kernel}{whole}"
+    plane = " -" * spatial
+    inputs, kernel = f"n {channels.input}{plane}", f"{channels.kernel}{plane}"
     return OperatorRule(
         (
-            Operand("gradient", f"n {channels.output}{whole}"),
+            Operand("gradient", f"n {channels.output}{plane}"),
             Operand("input", inputs),
             Operand("kernel", kernel),
         ),
@@ -93,22 +82,6 @@ def convolution_backward(channels: Channels, spatial: int) -> OperatorRule:
     )
 
 
-@lru_cache
-def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1) -> OperatorRule:
-    """What works along the dims in `whole` only: pads; pools, along those of a plane; along none.
-
-    Example:
-        >>> str(along(3, frozenset({1})))
-        'a - c -> a - c'
-    """
-    dims = " ".join("-" if dim in whole else letter(dim) for dim in range(ndim))
-    return OperatorRule(
-        tuple(Operand(f"operand {number}", dims) for number in range(operands)),
-        tuple(Result(f"result {number}", dims) for number in range(results)),
-    )
-
-
-@lru_cache
 def pool(
     ndim: int,
     windows: tuple[int | None, ...],
@@ -132,21 +105,15 @@ def pool(
         >>> str(pool(3, (3,), (True, False), numbered=True))
         'a b c, a b 3c, 3c -> a b 3c'
     """
-    first = ndim - len(windows)
-    rest = [letter(dim) for dim in range(first)]
-    small = [letter(first + at) if size else "-" for at, size in enumerate(windows)]
-    large = [f"{size}{dim}" if size else "-" for size, dim in zip(windows, small, strict=True)]
-    images = {True: " ".join((*rest, *small)), False: " ".join((*rest, *large))}
-    operands = [Operand(f"operand {at}", images[kind]) for at, kind in enumerate(pooled)]
-    if numbered:
-        operands += [Operand(f"numbers {at}", dim) for at, dim in enumerate(large)]
-    is_pooled = not any(pooled)
-    return OperatorRule(
-        tuple(operands), tuple(Result(f"result {at}", images[is_pooled]) for at in range(results))
-    )
+    names, first = letters(ndim), ndim - len(windows)
+    sized = list(zip(windows, names[first:], strict=True))
+    large = [f"{size}{name}" if size else "-" for size, name in sized]
+    small = [name if size else "-" for size, name in sized]
+    images = {False: names[:first] + large, True: names[:first] + small}
+    operands = [images[kind] for kind in pooled] + [[dim] for dim in large if numbered]
+    return rule_of(operands, [images[not any(pooled)]] * results)
 
 
-@lru_cache
 def whole(operands: tuple[int, ...], result: int) -> OperatorRule:
     """What is not split.
 
@@ -158,115 +125,21 @@ def whole(operands: tuple[int, ...], result: int) -> OperatorRule:
         >>> str(whole((2, 1), 2))
         '- -, - -> - -'
     """
-    return OperatorRule(
-        tuple(Operand(f"operand {number}", _whole(n).strip()) for number, n in enumerate(operands)),
-        (Result("result", _whole(result).strip()),),
-    )
+    return rule_of([["-"] * ndim for ndim in operands], [["-"] * result])
 
 
-@lru_cache
-def unbind(ndim: int, dim: int, count: int) -> OperatorRule:
-    """A tensor in its `count` slices along `dim`.
-
-    Example:
-        >>> str(unbind(3, 1, 2))
-        'a - c -> a c, a c'
-    """
-    dims = [letter(each) for each in range(ndim)]
-    rest = " ".join(dims[:dim] + dims[dim + 1 :])
-    dims[dim] = "-"
-    return OperatorRule(
-        (Operand("tensor", " ".join(dims)),),
-        tuple(Result(f"slice {number}", rest) for number in range(count)),
-    )
-
-
-@lru_cache
-def index_put(ndim: int, indexed: int, accumulates: bool) -> OperatorRule:
-    """Values put at rows of a tensor that are looked up in its first `indexed` dims.
-
-    What is added up may be split by the values: each rank adds its own. What is overwritten may
-    not, since the last of several values stays.
-
-    Args:
-        ndim: The dims of the tensor.
-        indexed: How many of them have an index, one row of numbers each.
-        accumulates: Whether values are added to what is there.
-
-    Example:
-        >>> str(index_put(3, indexed=2, accumulates=True))
-        '+ - - c, n, n, n c -> - - c'
-        >>> str(index_put(2, indexed=1, accumulates=False))
-        '- b, -, - b -> - b'
-    """
-    count = "n" if accumulates else "-"
-    rest = [letter(dim) for dim in range(indexed, ndim)]
-    dims = " ".join(["-"] * indexed + rest)
-    return OperatorRule(
-        (
-            Operand("tensor", dims, added=accumulates),
-            *(Operand(f"index {number}", count) for number in range(indexed)),
-            Operand("values", " ".join([count, *rest])),
-        ),
-        (Result("tensor", dims),),
-    )
-
-
-@lru_cache
-def index(ndim: int, first: int, indexed: int, found: int) -> OperatorRule:
-    """Elements looked up in adjacent dims of a tensor, by an index of one shape for each of them.
-
-    Args:
-        ndim: The dims of the tensor.
-        first: The first dim that has an index.
-        indexed: How many dims have one.
-        found: How many dims an index has.
-
-    Example:
-        >>> str(index(4, first=1, indexed=2, found=1))
-        'a - - d, i0, i0 -> a i0 d'
-    """
-    before = [letter(dim) for dim in range(first)]
-    after = [letter(dim) for dim in range(first + indexed, ndim)]
-    dims = [f"i{dim}" for dim in range(found)]
-    return OperatorRule(
-        (
-            Operand("tensor", " ".join([*before, *["-"] * indexed, *after])),
-            *(Operand(f"index {number}", " ".join(dims)) for number in range(indexed)),
-        ),
-        (Result("elements", " ".join([*before, *dims, *after])),),
-    )
-
-
-@lru_cache
 def im2col(batched: bool, window: int) -> OperatorRule:
-    """Windows of `window` elements as columns: the channels of the result are blocks of them.
-
-    Example:
-        >>> str(im2col(batched=True, window=6))
-        'n c - - -> n 6c -'
-    """
+    """Windows of `window` elements as columns: the channels of the result are blocks of them."""
     batch = "n " * batched
-    return OperatorRule(
-        (Operand("images", f"{batch}c - -"),), (Result("columns", f"{batch}{window}c -"),)
-    )
+    return rule(f"{batch}c - - -> {batch}{window}c -")
 
 
-@lru_cache
 def col2im(batched: bool, window: int) -> OperatorRule:
-    """Columns added up to images.
-
-    Example:
-        >>> str(col2im(batched=False, window=4))
-        '4c - -> c - -'
-    """
+    """Columns added up to images."""
     batch = "n " * batched
-    return OperatorRule(
-        (Operand("columns", f"{batch}{window}c -"),), (Result("images", f"{batch}c - -"),)
-    )
+    return rule(f"{batch}{window}c - -> {batch}c - -")
 
 
-@lru_cache
 def attention(heads: str, mask: str | None) -> OperatorRule:
     """Attention over (batch, heads, length, size): every head is on its own.
 
@@ -278,32 +151,20 @@ def attention(heads: str, mask: str | None) -> OperatorRule:
         >>> str(attention("b h", mask="b -"))
         'b h - -, b h - -, b h - -, b - - - -> b h - -, b h -'
     """
-    operands = [Operand(name, f"{heads} - -") for name in ("query", "key", "value")]
-    return OperatorRule(
-        (*operands, *_mask(mask)), (Result("output", f"{heads} - -"), Result("sums", f"{heads} -"))
-    )
+    each = f"{heads} - -"
+    return rule(f"{each}, {each}, {each}{_mask(mask)} -> {each}, {heads} -")
 
 
-@lru_cache
 def attention_backward(heads: str, mask: str | None) -> OperatorRule:
-    """The gradients of query, key and value.
+    """The gradients of query, key and value; of the output's, these three, the output, its sums.
 
     Example:
         >>> str(attention_backward("b -", mask=None)).partition(" -> ")[2]
         'b - - -, b - - -, b - - -'
     """
-    names = ("gradient", "query", "key", "value", "output")
-    operands = [Operand(name, f"{heads} - -") for name in names]
-    return OperatorRule(
-        (*operands, Operand("sums", f"{heads} -"), *_mask(mask)),
-        tuple(Result(f"of {name}", f"{heads} - -") for name in names[1:4]),
-    )
+    each = f"{heads} - -"
+    return rule(f"{f'{each}, ' * 5}{heads} -{_mask(mask)} -> {each}, {each}, {each}")
 
 
-def _mask(dims: str | None) -> tuple[Operand, ...]:
-    return () if dims is None else (Operand("mask", f"{dims} - -"),)
-
-
-def letter(dim: int) -> str:
-    """The factor that stands for dim number `dim` of a tensor: a, b, c, ..."""
-    return chr(ord("a") + dim) if dim < 26 else f"d{dim}"
+def _mask(dims: str | None) -> str:
+    return "" if dims is None else f", {dims} - -"

@@ -168,7 +168,7 @@ def _extents(rule: OperatorRule, operands: tuple[Placed, ...]) -> dict[str, int]
     for term, operand in zip(rule.operands, operands, strict=True):
         if len(term.dims) != len(operand.shape):
             raise LayoutError(
-                f"Operand {term.name!r} of rule '{rule}' has {len(term.dims)} dims, got shape "
+                f"In rule '{rule}', {term.name} has {len(term.dims)} dims, got shape "
                 f"{operand.shape}."
             )
         for dim, size in zip(term.dims, operand.shape, strict=True):
@@ -177,7 +177,7 @@ def _extents(rule: OperatorRule, operands: tuple[Placed, ...]) -> dict[str, int]
             steps, rest = divmod(size, dim.step)
             if rest or extents.setdefault(dim.factor, steps) != steps:
                 raise LayoutError(
-                    f"Operand {term.name!r} of rule '{rule}' has shape {operand.shape}: factor "
+                    f"In rule '{rule}', {term.name} has shape {operand.shape}: factor "
                     f"{dim.factor!r} would have to be of {extents.get(dim.factor)} steps."
                 )
     return extents
@@ -327,15 +327,15 @@ class _Call:
             for dim, cut in zip(term.dims, of_dims, strict=True)
         )
         partial = {
-            axis: "sum"
+            axis: placement.op
             for factor, cut in cuts.items()
             for axis in cut.axes
-            if isinstance(_placement(self.rule, term, factor), Partial)
+            if isinstance(placement := _placement(self.rule, term, factor), Partial)
         }
         layout = Layout(
             self.operands[0].layout.mesh,
             tuple(cut.axes for cut in of_dims),
-            partial,  # type: ignore[arg-type]
+            partial,
             tuple(blocks),
         )
         # A dim that no factor splits has blocks of 1, whatever its size is.
@@ -449,7 +449,7 @@ def _placement(rule: OperatorRule, term: Term, factor: str) -> Placement:
     if factor in term.factors:
         return Shard(term.dim_of(factor))
     if isinstance(term, Result):
-        return Partial("sum") if factor in rule.sums(term) else Replicate()
+        return Partial(term.op) if factor in rule.sums(term) else Replicate()
     added = getattr(term, "added", False)
     summed = any(factor in rule.sums(result) for result in rule.results)
     return Partial("sum") if added and summed else Replicate()

@@ -33,6 +33,19 @@ class Call:
         return [rng.normal(size=shape) for shape in self.shapes]
 
 
+def names_of_rules(module):
+    """The functions of a module of rules that give one."""
+    found = {name: each for name, each in vars(module).items() if name.islower() and callable(each)}
+    return {
+        name
+        for name, each in found.items()
+        if each.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+REDUCTIONS = {"sum": np.sum, "max": np.max, "min": np.min, "product": np.prod}
+
+
 def as_indices(values, upto):
     """Real numbers as places below `upto`."""
     return np.floor(np.abs(values) * 1000).astype(int) % upto
@@ -141,8 +154,8 @@ def joined(group, placement):
             whole = np.concatenate(apart, dim + 1)
             size = whole.shape[dim] * whole.shape[dim + 1]
             return whole.reshape(*whole.shape[:dim], size, *whole.shape[dim + 2 :])
-        case Partial():
-            return np.sum(group, axis=0)
+        case Partial(op):
+            return REDUCTIONS[op](group, axis=0)
     for each in group[1:]:
         np.testing.assert_allclose(each, group[0], atol=1e-9)
     return group[0]

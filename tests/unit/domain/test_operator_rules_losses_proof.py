@@ -1,14 +1,12 @@
 """Each rule of a loss, over all ranks: the loss of the parts gives the parts of the loss."""
 
-import inspect
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardcore.domain import operator_rules_losses as losses
-from tests.unit.domain.rule_proof import Call, as_indices, prove, sizes
+from tests.unit.domain.rule_proof import Call, as_indices, names_of_rules, prove, sizes
 
 CLASSES, IGNORED = 5, 0
 # Of classes that are split, those that a target may name.
@@ -116,8 +114,7 @@ CALLS = {
 
 
 def test_every_rule_is_proved():
-    rules = inspect.getmembers(losses, lambda each: hasattr(each, "cache_info"))
-    assert {name.split()[0] for name in CALLS} == {name for name, _ in rules}
+    assert {name.split()[0] for name in CALLS} == names_of_rules(losses)
 
 
 def factors(name):

@@ -15,7 +15,7 @@ from shardcore.domain.cost import Costs, Link
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.operator_rules import Operand, OperatorRule, Result
+from shardcore.domain.operator_rules import Result, rule
 from shardcore.domain.placements import Partial, Replicate, Shard
 from shardcore.domain.planner import Placed, choose
 from shardcore.domain.redistribution import plan
@@ -23,7 +23,7 @@ from shardcore.domain.redistribution import plan
 ONE_GROUP = table.Channels(1, 4, 6, transposed=False)
 CONVOLUTION = table.convolution(ONE_GROUP, 2, bias=True)
 IMAGES, KERNEL, BIAS = (5, 4, 6, 6), (6, 4, 3, 3), (6,)
-MATMUL = basic.product("n k, k m", "n m")
+MATMUL = rule("n k, k m -> n m")
 R, P = Replicate(), Partial()
 PAIR = Mesh((2,), ("model",))
 SQUARE = Mesh((2, 2), ("data", "model"))
@@ -161,14 +161,11 @@ def test_a_dim_that_is_never_split_is_gathered():
 
 
 def test_another_dim_is_split_where_all_of_the_work_costs_more_than_to_bring_it_there():
-    rule = OperatorRule(
-        (Operand("image", "n c -"), Operand("kernel", "o c -")), (Result("output", "n o -"),)
-    )
-
     def chosen(channels):
         image = placed((1024, channels, 64), (None, None, "model"))
         kernel = placed((channels, channels, 3), (None, None, None), weight=True)
-        return choose(rule, (image, kernel), ((1024, channels, 64),))
+        product = rule("n c -, o c - -> n o -")
+        return choose(product, (image, kernel), ((1024, channels, 64),))
 
     assert words(chosen(4)) == ["R", "R", "R"]
     assert chosen(4).replicates
@@ -178,18 +175,14 @@ def test_another_dim_is_split_where_all_of_the_work_costs_more_than_to_bring_it_
 
 
 def test_an_operator_without_another_dim_gathers():
-    softmax = OperatorRule((Operand("x", "a -"),), (Result("y", "a -"),))
-    chosen = choose(softmax, (placed((4, 8), (None, "model")),))
+    chosen = choose(rule("a - -> a -"), (placed((4, 8), (None, "model")),))
     assert words(chosen) == ["R", "R"]
     assert chosen.gathers
 
 
 def test_pieces_of_a_weight_are_split_along_their_own_dim():
-    pieces = OperatorRule(
-        (Operand("whole", "2*a b"),), (Result("first", "a b"), Result("second", "a b"))
-    )
     bias = Placed((2, 12), Layout(PAIR, ("model", None)), weight=True)
-    chosen = choose(pieces, (bias,))
+    chosen = choose(rule("2*a b -> a b, a b"), (bias,))
     assert words(chosen) == ["S(1)", "S(1)", "S(1)"]
     assert not chosen.gathers
 
@@ -551,7 +544,7 @@ def test_no_other_split_is_cheaper(data):
 def test_operands_that_do_not_fit_their_rule():
     rule = table.convolution(ONE_GROUP, 1, bias=False)
     images, kernel = placed((2, 4, 8), (None,) * 3), placed((6, 4, 3), (None,) * 3)
-    with pytest.raises(LayoutError, match=r"'input' .* has 3 dims, got shape"):
+    with pytest.raises(LayoutError, match="operand 0 has 3 dims, got shape"):
         choose(rule, (placed((2, 4), (None, None)), kernel))
-    with pytest.raises(LayoutError, match=r"'kernel' .* factor 'c' would have to be of 4 steps"):
+    with pytest.raises(LayoutError, match=r"operand 1 .* factor 'c' would have to be of 4 steps"):
         choose(rule, (images, placed((6, 5, 3), (None,) * 3)))

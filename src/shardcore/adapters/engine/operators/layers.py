@@ -10,6 +10,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.planned import Operand, Parts, Task, order_of
 from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.domain import operator_rules_basic as basic
 from shardcore.domain import operator_rules_table as table
 
 aten = torch.ops.aten
@@ -80,7 +81,7 @@ def _along(operator: Any, args: tuple[Any, ...], full: frozenset[int]) -> Task:
     """An operator along the dims in `full`; all its tensors have the same dims."""
     operands = [each for each in args if isinstance(each, Operand)]
     returns = torch_compat.number_of_results(operator)
-    rule = table.along(operands[0].ndim, full, len(operands), returns)
+    rule = basic.along(operands[0].ndim, full, len(operands), returns)
     return Task(rule, operands, orders=[order_of(operands[0])] * returns)
 
 
@@ -93,18 +94,11 @@ def _index_put(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     accumulates = bool(rest[0] if rest else kwargs.get("accumulate", False))
     given = [each for each in indices if each is not None]
     operands = (tensor, *given, values)
-
-    def call(parts: Parts) -> Sequence[torch.Tensor]:
-        local, *numbers, put = parts
-        of_dims = iter(numbers)
-        found = [None if each is None else next(of_dims) for each in indices]
-        return (operator(local, found, put, accumulates),)
-
     if _are_rows(tensor, indices, values):
-        rule = table.index_put(tensor.ndim, len(indices), accumulates)
+        rule = basic.index_put(tensor.ndim, len(indices), accumulates)
     else:
         rule = table.whole(tuple(each.ndim for each in operands), tensor.ndim)
-    return Task(rule, operands, call, (tensor.shape,))
+    return Task(rule, operands, result_shapes=(tensor.shape,))
 
 
 def _are_rows(tensor: Operand, indices: Sequence[Any], values: Operand) -> bool:
@@ -125,21 +119,19 @@ def _index(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Ta
     numbers = all(each.dtype not in (torch.bool, torch.uint8) for each in found)
     if not adjacent or not numbers or len({each.shape for each in found}) > 1:
         return None
-    return Task(table.index(tensor.ndim, given[0], len(given), found[0].ndim), (tensor, *found))
+    return Task(basic.index(tensor.ndim, given[0], len(given), found[0].ndim), (tensor, *found))
 
 
 def _im2col(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`im2col(images, window, ...)`."""
     images, window = args[:2]
-    rule = table.im2col(images.ndim == 4, prod(window))
-    return Task(rule, (images,))
+    return Task(table.im2col(images.ndim == 4, prod(window)), (images,))
 
 
 def _col2im(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`col2im(columns, size, window, ...)`."""
     columns, _, window = args[:3]
-    rule = table.col2im(columns.ndim == 3, prod(window))
-    return Task(rule, (columns,))
+    return Task(table.col2im(columns.ndim == 3, prod(window)), (columns,))
 
 
 def _attention(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
@@ -201,7 +193,7 @@ def _upsample_backward(
         local = [*part.shape[:-spatial], *input_size[-spatial:]]
         return (operator(part, output_size, local, *rest, **kwargs),)
 
-    rule = table.along(ndim, frozenset(range(ndim - spatial, ndim)))
+    rule = basic.along(ndim, frozenset(range(ndim - spatial, ndim)))
     return Task(rule, [gradient], call, orders=[order_of(gradient)])
 
 

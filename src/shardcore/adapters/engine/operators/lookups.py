@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.operators.class_shards import places
 from shardcore.adapters.engine.operators.reductions import is_split
 from shardcore.adapters.engine.planned import Operand, Parts, Task, order_of, run_rule
@@ -20,8 +19,7 @@ def _embedding(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     table, indices = args[:2]
     if is_split(table, 0) and not _splits(indices, table.form.layout.dim_axes(0)):
         return _own_rows
-    rule = basic.embedding(indices.ndim)
-    return Task(rule, (table, indices))
+    return Task(basic.index(2, 0, 1, indices.ndim), (table, indices))
 
 
 def _splits(indices: Operand, axes: Sequence[str]) -> bool:
@@ -58,48 +56,24 @@ def _embedding_backward(
 
 def _layer_norm(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`native_layer_norm(input, shape, weight, bias, eps)`."""
-    x, shape, weight, bias, eps = args
+    x, shape, weight, bias, _ = args
     given = [each for each in (weight, bias) if each is not None]
     rule = basic.layer_norm(x.ndim - len(shape), len(shape), len(given))
-
-    def call(parts: Parts) -> Sequence[torch.Tensor]:
-        part, *rest = parts
-        local = iter(rest)
-        w = None if weight is None else next(local)
-        b = None if bias is None else next(local)
-        return torch_compat.as_tuple(operator(part, shape, w, b, eps))
-
-    return Task(rule, (x, *given), call, orders=[order_of(x)])
+    return Task(rule, (x, *given), orders=[order_of(x)])
 
 
 def _layer_norm_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`native_layer_norm_backward(gradient, input, shape, mean, rstd, weight, bias, mask)`."""
-    gradient, x, shape, mean, deviation, weight, bias, mask = args
+    gradient, x, shape, mean, deviation, weight, bias, _ = args
     given = [each for each in (weight, bias) if each is not None]
     rule = basic.layer_norm_backward(x.ndim - len(shape), len(shape), len(given))
-
-    def call(parts: Parts) -> Sequence[torch.Tensor | None]:
-        grad, part, m, d, *rest = parts
-        local = iter(rest)
-        w = None if weight is None else next(local)
-        b = None if bias is None else next(local)
-        found = operator(grad, part, shape, m, d, w, b, mask)
-        return [each if wanted else None for each, wanted in zip(found, mask, strict=True)]
-
-    return Task(rule, (gradient, x, mean, deviation, *given), call)
+    return Task(rule, (gradient, x, mean, deviation, *given))
 
 
 def _index_select(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`index_select(tensor, dim, indices)`."""
     tensor, dim, indices = args
-    return Task(basic.taken(tensor.ndim, dim % tensor.ndim), (tensor, indices))
-
-
-def _gather(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`gather(tensor, dim, index)`."""
-    tensor, dim, index = args[:3]
-    rule = basic.looked_up(tensor.shape, index.shape, dim % tensor.ndim)
-    return Task(rule, (tensor, index), lambda parts: (operator(parts[0], dim, parts[1]),))
+    return Task(basic.index(tensor.ndim, dim % tensor.ndim, 1, 1), (tensor, indices))
 
 
 def _bucketize(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
@@ -110,15 +84,13 @@ def _bucketize(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return Task(basic.placed(tensor.ndim), (tensor, boundaries))
 
 
-def _scatter(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
-    """`scatter(tensor, dim, index, source)`, whose source may be a number, and `scatter_add`."""
-    tensor, dim, index, source = args
-    operands = [each for each in (tensor, index, source) if isinstance(each, Operand)]
+def _looked_up(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
+    """`gather(tensor, dim, index)`, `scatter(tensor, dim, index, source)` and `scatter_add`."""
+    tensor, dim = args[:2]
+    operands = [each for each in args if isinstance(each, Operand)]
     if not all(each.ndim for each in operands):
         return None
-    of_source = source.shape if isinstance(source, Operand) else None
-    rule = basic.scattered(tensor.shape, index.shape, of_source, dim % tensor.ndim)
-    return Task(rule, operands)
+    return Task(basic.looked_up(dim % tensor.ndim, *(each.shape for each in operands)), operands)
 
 
 PLANNERS: dict[Any, Planner] = {
@@ -128,8 +100,8 @@ PLANNERS: dict[Any, Planner] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.index_select.default: _index_select,
-    aten.gather.default: _gather,
-    aten.scatter.src: _scatter,
-    aten.scatter.value: _scatter,
-    aten.scatter_add.default: _scatter,
+    aten.gather.default: _looked_up,
+    aten.scatter.src: _looked_up,
+    aten.scatter.value: _looked_up,
+    aten.scatter_add.default: _looked_up,
 }

@@ -7,20 +7,27 @@ import torch
 
 from shardcore.adapters.engine.planned import Operand, Task
 from shardcore.adapters.engine.registry import Planner
-from shardcore.domain import operator_rules_basic as basic
-from shardcore.domain.operator_rules import OperatorRule
+from shardcore.domain.operator_rules import rule
 
 aten = torch.ops.aten
 
 
 def _product(operands: str, result: str) -> Planner:
-    rule = basic.product(operands, result)
+    """Plans a product of the last two tensors of a call; one before them is added."""
 
     def plan(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-        left, right = args[:2]
-        shape = _product_shape(rule, left, right)
+        *added, left, right = (each for each in args if isinstance(each, Operand))
+        sizes = dict(
+            zip(operands.replace(",", " ").split(), (*left.shape, *right.shape), strict=True)
+        )
+        dims = result.split()
+        shape = tuple(sizes[dim] for dim in dims)
+        terms = [f"+ {_met(each, dims, shape)}, " for each in added]
         return Task(
-            rule, (left, right), result_shapes=(shape,), linear_in=_linear_in((left, right), shape)
+            rule(f"{''.join(terms)}{operands} -> {result or '()'}"),
+            (*added, left, right),
+            result_shapes=(shape,),
+            linear_in=() if added else _linear_in((left, right), shape),
         )
 
     return plan
@@ -40,35 +47,11 @@ def _linear_in(operands: tuple[Operand, Operand], shape: tuple[int, ...]) -> lis
     ]
 
 
-def _product_shape(rule: OperatorRule, left: Operand, right: Operand) -> tuple[int, ...]:
-    sizes = {
-        dim.factor: size
-        for term, operand in zip(rule.operands, (left, right), strict=False)
-        for dim, size in zip(term.dims, operand.shape, strict=True)
-    }
-    return tuple(sizes[dim.factor] for dim in rule.results[0].dims)
-
-
-def _product_and_sum(operands: str, result: str) -> Planner:
-    plain = basic.product(operands, result)
-
-    def plan(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-        added, left, right = args
-        shape = _product_shape(plain, left, right)
-        dims = result.split()[len(shape) - added.ndim :]
-        sizes = shape[len(shape) - added.ndim :]
-        text = " ".join(
-            dim if size == full else "-"
-            for dim, size, full in zip(dims, added.shape, sizes, strict=True)
-        )
-        return Task(
-            basic.product(operands, result, added=text),
-            (left, right, added),
-            lambda parts: (operator(parts[2], parts[0], parts[1], **kwargs),),
-            (shape,),
-        )
-
-    return plan
+def _met(added: Operand, dims: list[str], shape: tuple[int, ...]) -> str:
+    """The dims of what is added to a product of `shape`, "-" for those that are broadcast."""
+    new = len(shape) - added.ndim
+    meets = zip(dims[new:], added.shape, shape[new:], strict=True)
+    return " ".join(dim if size == full else "-" for dim, size, full in meets) or "()"
 
 
 PLANNERS: dict[Any, Planner] = {
@@ -76,6 +59,6 @@ PLANNERS: dict[Any, Planner] = {
     aten.bmm.default: _product("b n k, b k m", "b n m"),
     aten.mv.default: _product("n k, k", "n"),
     aten.dot.default: _product("k, k", ""),
-    aten.addmm.default: _product_and_sum("n k, k m", "n m"),
-    aten.baddbmm.default: _product_and_sum("b n k, b k m", "b n m"),
+    aten.addmm.default: _product("n k, k m", "n m"),
+    aten.baddbmm.default: _product("b n k, b k m", "b n m"),
 }

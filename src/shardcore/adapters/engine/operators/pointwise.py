@@ -11,7 +11,7 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.planned import Operand, Order, Task, order_of
 from shardcore.adapters.engine.registry import Handler, Planner
 from shardcore.domain import operator_rules_basic as basic
-from shardcore.domain.operator_rules_table import letter
+from shardcore.domain.operator_rules import letters
 from shardcore.domain.planner import Split
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ def plan(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task |
     results = torch_compat.number_of_results(operator)
     split = _alike(operands, results)
     return Task(
-        basic.elementwise(tuple(each.shape for each in operands), results),
+        basic.elementwise([each.shape for each in operands], results),
         operands,
         linear_in=_linear_in(operator, operands, args),
         adds=_adds(operator, operands),
@@ -110,7 +110,7 @@ def _alike(operands: Sequence[Operand], results: int) -> Split | None:
     if layout.partial and len(sized) < len(operands):
         return None
     given = (each.form.layout.reduced for each in operands)
-    extents = {letter(dim): size for dim, size in enumerate(shape)}
+    extents = dict(zip(letters(len(shape)), shape, strict=True))
     return Split(tuple(given), (layout.reduced,) * results, extents, gathers=False)
 
 
@@ -130,7 +130,7 @@ def _like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     tensor = args[0]
     layout = tensor.form.layout
     rule = basic.elementwise((tensor.shape,))
-    extents = {letter(dim): size for dim, size in enumerate(tensor.shape)}
+    extents = dict(zip(letters(tensor.ndim), tensor.shape, strict=True))
     split = Split((layout,), (layout.reduced,), extents, gathers=False)
     return Task(rule, [tensor], orders=_orders(operator, [tensor], kwargs), layouts=split)
 

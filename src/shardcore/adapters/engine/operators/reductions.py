@@ -11,10 +11,7 @@ from shardcore.adapters.engine.planned import Operand, Task
 from shardcore.adapters.engine.redistribute import reduced
 from shardcore.adapters.engine.registry import Handler, Planner
 from shardcore.domain import operator_rules_basic as basic
-from shardcore.domain import operator_rules_table as table
-from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
-from shardcore.domain.planner import Split
 
 aten = torch.ops.aten
 
@@ -24,12 +21,7 @@ def _sum(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task |
     tensor, dims, keep = _dims_of(*args)
     if _is_count(tensor, dims, keep) and not kwargs:
         return _count
-    return Task(
-        basic.reduced(tensor.ndim, dims, keep, summed=True),
-        [tensor],
-        lambda parts: (parts[0].sum(sorted(dims), keep, **kwargs),),
-        linear_in=(0,),
-    )
+    return Task(basic.reduced(tensor.ndim, dims, keep, "sum"), [tensor], linear_in=(0,))
 
 
 def _is_count(tensor: Operand, dims: frozenset[int], keep: bool) -> bool:
@@ -52,7 +44,7 @@ def _norm(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task 
     order = rest.pop(0) if rest else 2
     if order == 2 and tensor.dtype.is_floating_point:
         return _root_of_squares
-    return _reduced(operator, (tensor, *rest), kwargs, before=(order,))
+    return _reduced(operator, (tensor, *rest), kwargs)
 
 
 def _root_of_squares(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -84,51 +76,12 @@ def _dims_of(tensor: Any, dims: Any = None, keep: bool = False) -> tuple[Any, fr
     return tensor, frozenset(dim % tensor.ndim for dim in given if tensor.ndim), keep
 
 
-def _reduced(
-    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: tuple[Any, ...] = ()
-) -> Task:
-    """`amax(tensor, dims, keepdim)` and similar: where the dims are not split."""
+def _reduced(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`argmax(tensor, dims, keepdim)` and similar; of some, each rank reduces its own elements."""
     tensor, dims, keep = _dims_of(*args, **_keep(kwargs))
-    rest = (*before, *args[1:])
-    return Task(
-        basic.reduced(
-            tensor.ndim,
-            dims,
-            keep,
-            summed=False,
-            results=torch_compat.number_of_results(operator),
-        ),
-        [tensor],
-        lambda parts: torch_compat.as_tuple(operator(*parts, *rest, **kwargs)),
-    )
-
-
-def _extreme(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`amax`, `amin`, `prod` and similar: along a split dim each rank reduces its own elements."""
-    tensor, dims, keep = _dims_of(*args, **_keep(kwargs))
-    layout, op = tensor.form.layout, _EXTREMES[operator]
-    axes = [axis for dim in dims for axis in layout.dim_axes(dim)]
-    if layout.partial or not axes or not all(_has_elements(tensor, dim) for dim in dims):
-        return _reduced(operator, args, kwargs)
-    left = [dim for dim in range(tensor.ndim) if keep or dim not in dims]
-    found = Layout(
-        layout.mesh,
-        tuple(None if dim in dims else layout.spec[dim] for dim in left),
-        dict.fromkeys(axes, op),
-        tuple(1 if dim in dims else layout.blocks[dim] for dim in left),
-    )
-    extents = {table.letter(dim): size for dim, size in enumerate(tensor.shape)}
-    return Task(
-        basic.reduced(tensor.ndim, dims, keep, summed=True),
-        [tensor],
-        lambda parts: (operator(*parts, *args[1:], **kwargs),),
-        layouts=Split((layout,), (found,), extents, gathers=False),
-    )
-
-
-def _has_elements(tensor: Operand, dim: int) -> bool:
-    """Whether every rank has an element along `dim`."""
-    return min(tensor.form.layout.chunk_sizes(dim, tensor.shape[dim])) > 0
+    results = torch_compat.number_of_results(operator)
+    rule = basic.reduced(tensor.ndim, dims, keep, _EXTREMES.get(operator), results)
+    return Task(rule, [tensor])
 
 
 def _any(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler | None:
@@ -171,15 +124,15 @@ def _keep(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _along_one(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`operator(tensor, dim, ...)` that keeps the shape and looks along `dim` only."""
-    return _along(operator, args, kwargs, args[1] if len(args) > 1 else kwargs.get("dim", -1))
+    return _along(operator, args, args[1] if len(args) > 1 else kwargs.get("dim", -1))
 
 
-def _along(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> Task:
+def _along(operator: Any, args: tuple[Any, ...], dim: int) -> Task:
     operands = [each for each in args if isinstance(each, Operand)]
     ndim = operands[0].ndim
     full = frozenset({dim % ndim} if ndim else ())
     returns = torch_compat.number_of_results(operator)
-    return Task(table.along(ndim, full, len(operands), returns), operands)
+    return Task(basic.along(ndim, full, len(operands), returns), operands)
 
 
 def _logsumexp(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
@@ -196,19 +149,11 @@ def _logsumexp_of_split(_operator: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _softmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
-    """`_softmax(tensor, dim, in_float)`, and that of logarithms."""
-    if not kwargs and is_split(args[0], args[1]):
+    """`_softmax(tensor, dim, in_float)`, `_softmax_backward_data(gradient, output, dim, dtype)`."""
+    *_, tensor, dim, _ = args
+    if not kwargs and is_split(tensor, dim):
         return softmax.run
-    return _along(operator, args, kwargs, args[1])
-
-
-def _softmax_backward(
-    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Task | Handler:
-    """`_softmax_backward_data(gradient, output, dim, dtype)`, and that of logarithms."""
-    if not kwargs and is_split(args[1], args[2]):
-        return softmax.run
-    return _along(operator, args, kwargs, args[2])
+    return _along(operator, args, dim)
 
 
 # Reductions whose results of the ranks are reduced by the same operation.
@@ -235,12 +180,11 @@ PLANNERS: dict[Any, Planner] = {
         ),
         _any,
     ),
-    **dict.fromkeys(_EXTREMES, _extreme),
     aten.argmax.default: _argmax,
     **dict.fromkeys(
         (
+            *_EXTREMES,
             aten.argmin.default,
-            aten.logsumexp.default,
             aten.max.dim,
             aten.min.dim,
             aten.median.dim,
@@ -249,7 +193,6 @@ PLANNERS: dict[Any, Planner] = {
     ),
     **dict.fromkeys((aten.cumsum.default, aten.cumprod.default, aten.sort.default), _along_one),
     aten.logsumexp.default: _logsumexp,
-    **dict.fromkeys(torch_compat.SOFTMAX, _softmax),
-    **dict.fromkeys(torch_compat.SOFTMAX_BACKWARD, _softmax_backward),
+    **dict.fromkeys((*torch_compat.SOFTMAX, *torch_compat.SOFTMAX_BACKWARD), _softmax),
 }
 HANDLERS: dict[Any, Handler] = {aten.mean.dim: _mean, aten.mean.default: _mean}

@@ -12,9 +12,8 @@ from shardcore.adapters.engine.planned import Operand, Task
 from shardcore.adapters.engine.registry import Handler, Planner
 from shardcore.adapters.engine.view_copies import note_view
 from shardcore.domain import operator_rules_basic as basic
-from shardcore.domain import operator_rules_table as table
 from shardcore.domain.layout import Layout, PartialAxes
-from shardcore.domain.operator_rules import OperatorRule
+from shardcore.domain.operator_rules import OperatorRule, letters
 from shardcore.domain.placements import stretches_of
 from shardcore.domain.planner import Split
 
@@ -36,7 +35,7 @@ def _several(
 def _dims_moved(dims: Callable[..., Sequence[int | None]]) -> Planner:
     def plan(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
         tensor, *rest = args
-        rule = basic.dims_moved(tensor.ndim, tuple(dims(tensor, *rest, **kwargs)))
+        rule = basic.dims_moved(tensor.ndim, dims(tensor, *rest, **kwargs))
         return _one(rule, tensor, lambda part: operator(part, *rest, **kwargs))
 
     return plan
@@ -76,12 +75,8 @@ def _squeeze(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ta
     tensor, *rest = args
     left = _squeezed(tensor, *rest, **kwargs)
     gone = [dim for dim in range(tensor.ndim) if dim not in left]
-    rule = basic.dims_moved(tensor.ndim, tuple(left))
+    rule = basic.dims_moved(tensor.ndim, left)
     return _one(rule, tensor, lambda part: part.squeeze(gone) if gone else part.view(part.shape))
-
-
-def _cropped(tensor: Operand, dim: int = 0, *_: Any, **__: Any) -> list[int | None]:
-    return [None if each == dim % tensor.ndim else each for each in range(tensor.ndim)]
 
 
 def _slice(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
@@ -92,7 +87,7 @@ def _slice(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task
         return _empty(tensor, dim)
     found = _stretches(tensor.shape[dim], *rest[1:])
     if found is None:
-        rule = basic.dims_moved(tensor.ndim, tuple(_cropped(tensor, dim)))
+        rule = basic.along(tensor.ndim, frozenset({dim}))
         return _one(rule, tensor, lambda part: operator(part, *rest, **kwargs))
     count, first, last = found
 
@@ -107,9 +102,9 @@ def _empty(tensor: Operand, dim: int) -> Task:
     """A slice without elements along `dim`, for which nothing is gathered."""
     layout = tensor.form.layout
     found = layout.without(*layout.dim_axes(dim)).reduced
-    extents = {table.letter(each): size for each, size in enumerate(tensor.shape)}
+    extents = dict(zip(letters(tensor.ndim), tensor.shape, strict=True))
     return Task(
-        basic.dims_moved(tensor.ndim, tuple(_cropped(tensor, dim))),
+        basic.along(tensor.ndim, frozenset({dim})),
         [tensor],
         lambda parts: (parts[0].narrow(dim, 0, 0),),
         layouts=Split((layout,), (found,), extents, gathers=False),
@@ -136,7 +131,7 @@ def _slice_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     dim %= len(sizes)
     found = _stretches(sizes[dim], *rest)
     if found is None:
-        rule, of_all = basic.dims_moved(gradient.ndim, tuple(_cropped(gradient, dim))), rest
+        rule, of_all = basic.along(gradient.ndim, frozenset({dim})), rest
     else:
         count, first, last = found
         rule = basic.of_pieces(gradient.ndim, dim, count, (last - first,))
@@ -160,9 +155,13 @@ def _select(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tas
     in_one_piece = layout.stretches[dim] == 1 and tensor.dtype is not torch.bool
     if is_split(tensor, dim) and in_one_piece:
         return _of_its_rank
-    dims = tuple(each for each in range(tensor.ndim) if each != dim)
-    rule = basic.dims_moved(tensor.ndim, dims)
-    return _one(rule, tensor, lambda part: operator(part, dim, index))
+    return _one(_less(tensor, dim), tensor, lambda part: operator(part, dim, index))
+
+
+def _less(tensor: Operand, dim: int, results: int = 1) -> OperatorRule:
+    """The rule of slices, which have the dims of `tensor` but for `dim`."""
+    dims = [each for each in range(tensor.ndim) if each != dim]
+    return basic.dims_moved(tensor.ndim, dims, results)
 
 
 def _of_its_rank(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -195,7 +194,7 @@ def _select_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """`select_backward(gradient, sizes, dim, index)`."""
     gradient, sizes, dim, index = args
     dim %= len(sizes)
-    rule = basic.dims_moved(gradient.ndim, tuple(_unsqueezed(gradient, dim)))
+    rule = basic.dims_moved(gradient.ndim, _unsqueezed(gradient, dim))
 
     def call(part: torch.Tensor) -> Any:
         local = list(part.shape)
@@ -216,7 +215,7 @@ def _expanded(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     local = [-1 if dim is not None else size for dim, size in zip(dims, sizes, strict=True)]
     grows = any(dim is None and size != 1 for dim, size in zip(dims, sizes, strict=True))
     return Task(
-        basic.dims_moved(tensor.ndim, tuple(dims)),
+        basic.dims_moved(tensor.ndim, dims),
         [tensor],
         lambda parts: (operator(parts[0], local, **kwargs),),
         linear_in=() if grows else (0,),
@@ -256,9 +255,8 @@ def _sizes(tensor: Operand, sizes: Sequence[int]) -> tuple[int, ...]:
 
 def _flipped(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     tensor, dims = args
-    gone = {dim % tensor.ndim for dim in dims}
-    rule = table.along(tensor.ndim, frozenset(gone))
-    return _one(rule, tensor, lambda part: operator(part, dims))
+    rule = basic.along(tensor.ndim, frozenset(dim % tensor.ndim for dim in dims))
+    return Task(rule, [tensor], linear_in=(0,), of_weights=True)
 
 
 def _concatenated(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
@@ -271,8 +269,10 @@ def _concatenated(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     ndim = tensors[0].ndim
     dim %= ndim + new
     sizes = [] if new else [each.shape[dim] for each in tensors]
-    if new or 0 in sizes:
-        rule = basic.joined(ndim, dim, len(tensors), new)
+    if new:
+        rule = basic.stacked(ndim, dim, len(tensors))
+    elif 0 in sizes:
+        rule = basic.along(ndim, frozenset({dim}), len(tensors))
     else:
         size = gcd(*sizes)
         counts = tuple(each // size for each in sizes)
@@ -290,7 +290,7 @@ def _pieces(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tas
     if not isinstance(sizes, list | tuple):
         sizes = [min(sizes, whole - at) for at in range(0, whole, sizes)] if whole else [0]
     if 0 in sizes:
-        rule = basic.dims_moved(tensor.ndim, tuple(_cropped(tensor, dim)), len(sizes))
+        rule = basic.along(tensor.ndim, frozenset({dim}), results=len(sizes))
         return _several(rule, tensor, lambda part: torch.split(part, sizes, dim))
     size = gcd(*sizes)
     counts = tuple(each // size for each in sizes)
@@ -307,15 +307,14 @@ def _repeat(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tas
     tensor, repeats = args
     if 0 in repeats:
         return None
-    rule = basic.repeated(tensor.ndim, tuple(repeats))
-    return Task(rule, [tensor])
+    return Task(basic.repeated(tensor.ndim, repeats), [tensor])
 
 
 def _unbind(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`unbind(tensor, dim)`."""
     tensor, *rest = args
     dim = (rest[0] if rest else kwargs.get("dim", 0)) % tensor.ndim
-    rule = table.unbind(tensor.ndim, dim, tensor.shape[dim])
+    rule = _less(tensor, dim, tensor.shape[dim])
     return _several(rule, tensor, lambda part: operator(part, dim))
 
 
