@@ -36,7 +36,8 @@ def assert_as_in_torch(layout, shape, torch_placements):
         local_shape, offset = _compute_local_shape_and_global_offset(
             shape, layout.mesh.shape, at, torch_placements
         )
-        assert (layout.local_shape(shape, rank), layout.global_offset(shape, rank)) == (
+        starts = tuple(each.start for each in layout.slices(shape, rank))
+        assert (layout.local_shape(shape, rank), starts) == (
             tuple(local_shape),
             offset,
         )

@@ -92,7 +92,7 @@ class Costs:
         return self.link(axis).seconds(bytes_sent(kind, ranks, held))
 
 
-def bytes_sent(kind: Kind, ranks: int, held: float) -> float:
+def bytes_sent(kind: str, ranks: int, held: float) -> float:
     """The bytes that each of `ranks` sends of `held` in all, where shards are even.
 
     Example:

@@ -1,25 +1,17 @@
 """What a step moves between ranks, as data: its collectives, and the layers that they are for."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain, combinations
 from typing import Literal, TypeAlias
 
 import attrs
 
+from shardcore.domain.cost import bytes_sent
 from shardcore.domain.layout import DimSpec
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.variable_size import VariableSize
 
 Phase: TypeAlias = Literal["batch", "forward", "loss and metrics", "backward", "update"]
-
-# What one rank sends, per byte of its operand, when `n` ranks take part and nothing is forwarded.
-_SENT: dict[str, Callable[[int], float]] = {
-    "all_gather": lambda n: n - 1,
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda n: (n - 1) / n,
-}
 
 
 @attrs.frozen
@@ -121,7 +113,9 @@ def sent_bytes(kind: str, operand_bytes: int, ranks: int) -> int:
         >>> sent_bytes("all_reduce", 96, ranks=4), sent_bytes("all_gather", 96, ranks=4)
         (144, 288)
     """
-    return round(_SENT[kind](ranks) * operand_bytes)
+    # A rank's operand is a shard of what the ranks hold together, or all of it.
+    held = operand_bytes * (ranks if kind in ("all_gather", "all_to_all") else 1)
+    return round(bytes_sent(kind, ranks, held))
 
 
 def axes_of(mesh: Mesh, processes: Iterable[int], group: Iterable[int]) -> tuple[str, ...]:

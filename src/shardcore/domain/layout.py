@@ -28,7 +28,6 @@ from shardcore.domain.placements import (
 )
 
 DimSpec: TypeAlias = str | tuple[str, ...] | None
-ShardOrder: TypeAlias = tuple[tuple[int, tuple[str, ...]], ...]
 PartialAxes: TypeAlias = tuple[tuple[str, ReduceOp], ...]
 
 
@@ -95,10 +94,10 @@ class Layout:
         >>> layout = Layout(mesh, (None, ("model", "data")))
         >>> [str(placement) for placement in layout.placements]
         ['S(1)', 'S(1)']
-        >>> layout.shard_order
-        ((1, ('model', 'data')),)
-        >>> layout.local_shape((3, 7), rank=3), layout.global_offset((3, 7), rank=3)
-        ((3, 1), (0, 6))
+        >>> layout.in_mesh_order
+        False
+        >>> layout.local_shape((3, 7), rank=3), layout.slices((3, 7), rank=3)
+        ((3, 1), (slice(0, 3, None), slice(6, 7, None)))
     """
 
     mesh: Mesh
@@ -147,20 +146,19 @@ class Layout:
         mesh: Mesh,
         placements: Iterable[Placement],
         ndim: int,
-        shard_order: ShardOrder = (),
     ) -> "Layout":
         """The layout with one placement per mesh axis: the inverse of `placements`.
+
+        A dim that several axes split is split in the order of the mesh axes, as in DTensor.
 
         Args:
             mesh: The mesh that the placements belong to.
             placements: One per mesh axis; negative dims count from the end.
             ndim: The number of tensor dims.
-            shard_order: For dims split by several axes, those axes, the major first. A dim that
-                is not in it is split in the order of the mesh axes, which is DTensor's default.
 
         Raises:
-            LayoutError: If a dim is out of range, the number of placements is not the number of
-                axes, or `shard_order` names other axes than those that split the dim.
+            LayoutError: If a dim is out of range, or the number of placements is not the number
+                of axes.
 
         Example:
             >>> mesh = Mesh((2, 2), ("data", "model"))
@@ -186,13 +184,6 @@ class Layout:
                 split[dim], blocks[dim] = (*split[dim], axis), placement.block
             elif isinstance(placement, Partial):
                 partial[axis] = placement.op
-        for dim, axes in shard_order:
-            if not 0 <= dim < ndim or sorted(axes) != sorted(split[dim]):
-                have = split[dim] if 0 <= dim < ndim else "no axes"
-                raise LayoutError(
-                    f"shard_order splits dim {dim} by {axes}, the placements split it by {have}."
-                )
-            split[dim] = tuple(axes)
         return cls(mesh, tuple(split), partial, tuple(blocks))
 
     @property
@@ -248,16 +239,14 @@ class Layout:
     def placements(self) -> tuple[Placement, ...]:
         """What each mesh axis does to the tensor, in the order of the axes.
 
-        They do not tell the order of the axes that split one dim: see `shard_order`.
+        They do not tell the order of the axes that split one dim: see `in_mesh_order`.
         """
         return tuple(self.placement(axis) for axis in self.mesh.axis_names)
 
     @property
-    def shard_order(self) -> ShardOrder:
-        """The dims split in another order than that of the mesh axes, with their axes."""
-        split = ((dim, self.dim_axes(dim)) for dim in range(self.ndim))
-        order = self.mesh.axis_index
-        return tuple((dim, axes) for dim, axes in split if axes != tuple(sorted(axes, key=order)))
+    def in_mesh_order(self) -> bool:
+        """Whether axes that split one dim do so in the order of the mesh."""
+        return self.spec == Layout.from_placements(self.mesh, self.placements, self.ndim).spec
 
     def without(self, *axes: str) -> "Layout":
         """This layout with `axes` splitting no dim.
@@ -402,34 +391,22 @@ class Layout:
             for count, (_, size) in zip(self.stretches, self._held(shape, rank), strict=True)
         )
 
-    def global_offset(self, shape: Iterable[int], rank: int) -> tuple[int, ...]:
-        """Where what `rank` holds begins in the global tensor.
+    def slices(self, shape: Iterable[int], rank: int) -> tuple[slice, ...]:
+        """The part of the global tensor that `rank` holds, as an index.
 
-        In a dim where the rank holds nothing this is the end of the dim, as in torch.
+        In a dim where the rank holds nothing it begins at the end of the dim, as in torch.
 
         Raises:
             LayoutError: If `shape` has another number of dims than the spec, or a dim is split
                 within stretches, so that what a rank holds is not in one piece.
             MeshError: If the mesh has no such rank.
         """
-        return tuple(start for start, _ in self._one_piece(shape, rank))
-
-    def slices(self, shape: Iterable[int], rank: int) -> tuple[slice, ...]:
-        """The part of the global tensor that `rank` holds, as an index.
-
-        Raises:
-            LayoutError: If `shape` has another number of dims than the spec.
-            MeshError: If the mesh has no such rank.
-        """
-        return tuple(slice(start, start + size) for start, size in self._one_piece(shape, rank))
-
-    def _one_piece(self, shape: Iterable[int], rank: int) -> tuple[tuple[int, int], ...]:
         if any(count > 1 for count in self.stretches):
             raise LayoutError(
                 f"Layout {self} splits a dim within stretches: what a rank holds is not one piece. "
                 "Ask for the slices of without_stretches()."
             )
-        return self._held(shape, rank)
+        return tuple(slice(start, start + size) for start, size in self._held(shape, rank))
 
     def _held(self, shape: Iterable[int], rank: int) -> tuple[tuple[int, int], ...]:
         """Per dim the start and the size of what `rank` holds of the first stretch."""

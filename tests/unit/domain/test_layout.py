@@ -15,6 +15,12 @@ MESH = Mesh((2, 2), ("data", "model"))
 LINE = Mesh((2,), ("data",))
 
 
+def starts(layout, shape):
+    """Where in the global tensor what each rank holds begins."""
+    ranks = range(layout.mesh.size)
+    return [tuple(each.start for each in layout.slices(shape, rank)) for rank in ranks]
+
+
 @given(layouts_and_shapes(pending=False, blocks=True))
 def test_slices_are_the_chunks_of_chunks(case):
     layout, shape = case
@@ -23,8 +29,6 @@ def test_slices_are_the_chunks_of_chunks(case):
         assert layout.mesh.coordinate(rank) == at
         np.testing.assert_array_equal(whole[layout.slices(shape, rank)], part)
         assert layout.local_shape(shape, rank) == part.shape
-        starts = tuple(s.start for s in layout.slices(shape, rank))
-        assert layout.global_offset(shape, rank) == starts
 
 
 @given(layouts_and_shapes(pending=False, blocks=True))
@@ -41,12 +45,12 @@ def test_every_element_is_held_once_per_replica(case):
 def test_a_dim_in_blocks_is_split_between_blocks_only():
     layout = Layout(LINE, ("data", None), blocks=(4, 1))
     assert [layout.local_shape((20, 3), rank) for rank in range(2)] == [(12, 3), (8, 3)]
-    assert layout.global_offset((20, 3), rank=1) == (12, 0)
+    assert starts(layout, (20, 3)) == [(0, 0), (12, 0)]
     # The last block may be smaller than others.
     assert [layout.local_shape((7, 3), rank) for rank in range(2)] == [(4, 3), (3, 3)]
     both = Layout(MESH, (("model", "data"),), blocks=(3,))
     assert [both.local_shape((20,), rank) for rank in range(4)] == [(6,), (6,), (6,), (2,)]
-    assert [both.global_offset((20,), rank) for rank in range(4)] == [(0,), (12,), (6,), (18,)]
+    assert starts(both, (20,)) == [(0,), (12,), (6,), (18,)]
 
 
 @given(st.integers(0, 30), st.lists(st.integers(1, 4), max_size=3), st.integers(1, 9))
@@ -116,26 +120,25 @@ def test_an_empty_shard_begins_at_the_end_of_its_dim():
         (1, 3),
         (0, 3),
     ]
-    assert layout.global_offset((5, 3), rank=3) == (5, 0)
     assert layout.slices((5, 3), rank=3) == (slice(5, 5), slice(0, 3))
 
 
 def test_the_first_axis_of_a_dim_is_the_major():
     data_major = Layout(MESH, (("data", "model"),))
     model_major = Layout(MESH, (("model", "data"),))
-    assert [data_major.global_offset((8,), rank) for rank in range(4)] == [(0,), (2,), (4,), (6,)]
-    assert [model_major.global_offset((8,), rank) for rank in range(4)] == [(0,), (4,), (2,), (6,)]
+    assert starts(data_major, (8,)) == [(0,), (2,), (4,), (6,)]
+    assert starts(model_major, (8,)) == [(0,), (4,), (2,), (6,)]
     assert data_major.placements == model_major.placements == (Shard(0), Shard(0))
-    assert data_major.shard_order == ()
-    assert model_major.shard_order == ((0, ("model", "data")),)
+    assert data_major.in_mesh_order
+    assert not model_major.in_mesh_order
 
 
 @given(layouts_and_shapes(blocks=True))
-def test_placements_and_order_say_all_of_a_layout(case):
+def test_placements_say_all_of_a_layout_in_the_order_of_the_mesh(case):
     layout, shape = case
-    back = Layout.from_placements(layout.mesh, layout.placements, len(shape), layout.shard_order)
-    assert back == layout
-    assert hash(back) == hash(layout)
+    back = Layout.from_placements(layout.mesh, layout.placements, len(shape))
+    assert (back == layout) == layout.in_mesh_order
+    assert back != layout or hash(back) == hash(layout)
 
 
 @given(layouts_and_shapes(blocks=True), st.data())
@@ -150,7 +153,7 @@ def test_a_layout_says_all_of_its_placements(case, data):
         )
     back = Layout.from_placements(layout.mesh, placements, ndim)
     assert back.placements == layout.placements
-    assert back.shard_order == ()
+    assert back.in_mesh_order
 
 
 def test_placements_give_a_spec():
@@ -172,22 +175,19 @@ def test_placements_give_blocks():
 
 
 @pytest.mark.parametrize(
-    ("placements", "ndim", "order", "message"),
+    ("placements", "ndim", "message"),
     [
-        ((Replicate(), Shard(2)), 2, (), "Axis 'model' shards dim 2, but the tensor has 2 dims"),
-        ((Shard(-3), Replicate()), 2, (), "Axis 'data' shards dim -3"),
-        ((Shard(0), Replicate()), 0, (), "Axis 'data' shards dim 0, but the tensor has 0 dims"),
-        ((Replicate(),), 2, (), "takes 2 placements, one per axis, got 1"),
-        ((Shard(0), Shard(0)), 1, ((0, ("model",)),), r"splits dim 0 by \('model',\)"),
-        ((Shard(0), Shard(0)), 1, ((1, ("model", "data")),), "dim 1 by"),
-        ((Replicate(), Shard(0)), 1, ((0, ("model", "data")),), r"split it by \('model',\)"),
-        ((Shard(0, 2), Shard(0, 4)), 1, (), "Dim 0 is split in blocks of 2 and of 4"),
-        ((Shard(1), Shard(-1, 3)), 2, (), "Dim 1 is split in blocks of 1 and of 3"),
+        ((Replicate(), Shard(2)), 2, "Axis 'model' shards dim 2, but the tensor has 2 dims"),
+        ((Shard(-3), Replicate()), 2, "Axis 'data' shards dim -3"),
+        ((Shard(0), Replicate()), 0, "Axis 'data' shards dim 0, but the tensor has 0 dims"),
+        ((Replicate(),), 2, "takes 2 placements, one per axis, got 1"),
+        ((Shard(0, 2), Shard(0, 4)), 1, "Dim 0 is split in blocks of 2 and of 4"),
+        ((Shard(1), Shard(-1, 3)), 2, "Dim 1 is split in blocks of 1 and of 3"),
     ],
 )
-def test_placements_that_cannot_be_are_errors(placements, ndim, order, message):
+def test_placements_that_cannot_be_are_errors(placements, ndim, message):
     with pytest.raises(LayoutError, match=message):
-        Layout.from_placements(MESH, placements, ndim, order)
+        Layout.from_placements(MESH, placements, ndim)
 
 
 def test_a_spec_is_normalised():
@@ -241,7 +241,7 @@ def test_blocks_that_cannot_be_are_an_error(blocks, message):
 
 
 def test_a_shape_of_other_dims_is_an_error_that_names_both():
-    for question in (Layout.local_shape, Layout.global_offset, Layout.slices):
+    for question in (Layout.local_shape, Layout.slices):
         with pytest.raises(LayoutError, match=r"\(None, 'model'\).* 2 dims, got shape \(3,\)"):
             question(Layout(MESH, (None, "model")), (3,), rank=0)
 

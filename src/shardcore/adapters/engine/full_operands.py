@@ -1,6 +1,5 @@
 """The last resort: runs an operator on full operands, on each rank."""
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,18 +24,13 @@ def run_full(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if is_view(operator) and isinstance(args[0], ShardedTensor):
         base, *numbers = args
         for at, each in enumerate(tree_leaves(wrapped)):
-            take = partial(_view, operator, numbers, kwargs, at)
+
+            def take(tensor: torch.Tensor, at: int = at) -> Any:
+                return tree_leaves(operator(tensor, *numbers, **kwargs))[at]
+
             each.memory = base.memory
             note_view(each, base, take, is_copy=not base.form.is_replicated)
     return wrapped
-
-
-def _view(
-    operator: Any, numbers: list[Any], kwargs: dict[str, Any], at: int, tensor: torch.Tensor
-) -> torch.Tensor:
-    """View number `at` that `operator` takes of `tensor`."""
-    found: torch.Tensor = tree_leaves(operator(tensor, *numbers, **kwargs))[at]
-    return found
 
 
 def run_full_and_store(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -21,37 +21,32 @@ _LINEAR = {"sum", "avg"}
 def write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator that writes into its first operand."""
     target, *others = args
-    if not isinstance(target, ShardedTensor):
-        plain, named = tree_map_only(ShardedTensor, full, (others, kwargs))
-        operator(target, *plain, **named)
-        return target
-    if target.copied is not None:
-        plain, named = tree_map_only(ShardedTensor, full, (others, kwargs))
-        write_through(target, lambda view: operator(view, *plain, **named))
-        return target
-    if target.is_pending and not _adds_alike(operator, others, target):
+    is_sharded = isinstance(target, ShardedTensor)
+    is_own = is_sharded and target.copied is None
+    if is_own and target.is_pending and not _adds_alike(operator, others, target):
         reduce_in_place(target)
-    if _is_pointwise(operator):
+    if is_own and _is_pointwise(operator):
         plain, named = tree_map_only(
             torch.Tensor, lambda each: shard_beside(each, target), (others, kwargs)
         )
         operator(target.part, *plain, **named)
-    elif target.form.is_replicated:
-        plain, named = tree_map_only(ShardedTensor, full, (others, kwargs))
-        operator(target.part, *plain, **named)
-    else:
-        _write_full(operator, args, kwargs)
-    target.memory.written()
-    return target
-
-
-def _write_full(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    target, *others = args
-    fallback.tell(operator, [target])
+        target.memory.written()
+        return target
     plain, named = tree_map_only(ShardedTensor, full, (others, kwargs))
-    value = full(target).clone()
-    operator(value, *plain, **named)
-    target.part.copy_(local_shard(value, target.form.layout, target.engine))
+    if not is_sharded:
+        operator(target, *plain, **named)
+    elif not is_own:
+        write_through(target, lambda view: operator(view, *plain, **named))
+    elif target.form.is_replicated:
+        operator(target.part, *plain, **named)
+        target.memory.written()
+    else:
+        fallback.tell(operator, [target])
+        value = full(target).clone()
+        operator(value, *plain, **named)
+        target.part.copy_(local_shard(value, target.form.layout, target.engine))
+        target.memory.written()
+    return target
 
 
 def _adds_alike(operator: Any, others: list[Any], target: Any) -> bool:

@@ -396,17 +396,11 @@ def _forms(task: Task) -> list[Form]:
 
 
 def _move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
-    if form.weight:
-        return _weight_move(form, layout, engine)
-    return Redistribution.to(form, layout, engine)
-
-
-def _weight_move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
-    """How a weight moves. Where it is held for the step, its transpose is the same weight.
+    """How a tensor moves. A weight that is held for the step is the same weight transposed.
 
     Else the backward pass gathers it again: it is not held from the forward pass on.
     """
-    held = engine.unsharded.holds_steps
+    held = form.weight and engine.unsharded.holds_steps
     return (Redistribution.of_weight if held else Redistribution.to)(form, layout, engine)
 
 
@@ -442,7 +436,16 @@ def _split(task: Task, forms: Sequence[Form], engine: Engine) -> Split:
         return task.layouts
     if engine.gathers and not all(form.weight or not form.ndim for form in forms):
         forms = [_gathered(form, engine) if form.weight else form for form in forms]
-    placed = tuple(map(_placed, forms, task.operands))
+    placed = tuple(
+        Placed(
+            form.shape,
+            form.layout,
+            form.dtype.itemsize,
+            form.weight,
+            None if operand.other is None else operand.other.layout,
+        )
+        for form, operand in zip(forms, task.operands, strict=True)
+    )
     return choose(task.rule, placed, task.result_shapes, task.scales, engine.costs)
 
 
@@ -462,8 +465,3 @@ def run_rule(
 
 def _gathered(form: Form, engine: Engine) -> Form:
     return engine.evolved(form, layout=Layout.replicated(engine.world.mesh, form.ndim))
-
-
-def _placed(form: Form, operand: Operand) -> Placed:
-    other = None if operand.other is None else operand.other.layout
-    return Placed(form.shape, form.layout, form.dtype.itemsize, form.weight, other)

@@ -58,7 +58,7 @@ class Form:
     @cached_property
     def has_placements(self) -> bool:
         """Whether a placement for each mesh axis says the layout: no blocks, axes in mesh order."""
-        return all(block == 1 for block in self.layout.blocks) and not self.layout.shard_order
+        return all(block == 1 for block in self.layout.blocks) and self.layout.in_mesh_order
 
     @cached_property
     def is_contiguous(self) -> bool:

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Hashable
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import torch
@@ -12,27 +12,6 @@ from shardcore.adapters import torch_compat
 
 # As much as the gradients that wait to be reduced together.
 BYTES = 25 * 1024 * 1024
-
-
-class Move(Protocol):
-    """A redistribution of tensors of one form."""
-
-    @property
-    def target(self) -> Any:
-        """The layout that they get."""
-        ...
-
-    def run(self, part: torch.Tensor, engine: Any) -> torch.Tensor:
-        """The local shard there."""
-        ...
-
-    def as_in_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` as the variable is in memory, which may be its transpose."""
-        ...
-
-    def as_asked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The inverse."""
-        ...
 
 
 @attrs.frozen
@@ -58,13 +37,13 @@ class Unsharded:
     size: float = BYTES
     _entries: "OrderedDict[Hashable, _Entry]" = attrs.field(factory=OrderedDict, init=False)
 
-    def get(self, memory: Any, part: torch.Tensor, move: Move, engine: Any) -> torch.Tensor:
+    def get(self, memory: Any, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
         """The local shard of a weight where `move` brings it.
 
         Args:
             memory: The `Memory` of the weight.
             part: The local shard that this rank stores.
-            move: How it is brought there.
+            move: How it is brought there, a `Redistribution`.
             engine: Runs that.
         """
         stored = move.as_in_memory(part)
@@ -74,8 +53,9 @@ class Unsharded:
         found = self._entries.get(key)
         if found is not None:
             self._entries.move_to_end(key)
-            return move.as_asked(found.value)
-        value = move.run(part, engine)
+            held: torch.Tensor = move.as_asked(found.value)
+            return held
+        value: torch.Tensor = move.run(part, engine)
         entry = _Entry(move.as_in_memory(value), (memory, part))
         if entry.bytes <= self.size:
             self._entries[key] = entry

@@ -1,6 +1,6 @@
 """Operators of layers, split by the rules of `domain.operator_rules_table`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -197,48 +197,36 @@ def _upsample_backward(
     return Task(rule, [gradient], call, orders=[order_of(gradient)])
 
 
-_PADS = ("reflection_pad{}d", "replication_pad{}d")
-_POOLS = ("adaptive_max_pool{}d",)
-
-
-def _of_planes(spatial: int, *names: str) -> list[Any]:
-    """The operators of these names for planes of `spatial` dims, and their gradients."""
-    given = [name.format(spatial) for name in names]
-    return [getattr(aten, each + end).default for each in given for end in ("", "_backward")]
-
-
-# All tensors of such an operator have the same dims.
-_PLANES = {
-    1: _of_planes(1, *_PADS),
-    2: _of_planes(2, *_PADS, *_POOLS),
-    3: _of_planes(3, *_PADS, *_POOLS),
+# Of all tensors of such an operator, and of its gradient, the dims are the same.
+_OF_PLANES = {
+    1: "reflection_pad1d replication_pad1d",
+    2: "reflection_pad2d replication_pad2d adaptive_max_pool2d",
+    3: "reflection_pad3d replication_pad3d adaptive_max_pool3d",
 }
 _UPSAMPLES = {
-    1: (aten.upsample_nearest1d, aten.upsample_linear1d),
-    2: (aten.upsample_nearest2d, aten.upsample_bilinear2d, aten.upsample_bicubic2d),
-    3: (aten.upsample_nearest3d, aten.upsample_trilinear3d),
-}
-_UPSAMPLES_BACKWARD = {
-    1: (aten.upsample_nearest1d_backward, aten.upsample_linear1d_backward),
-    2: (
-        aten.upsample_nearest2d_backward,
-        aten.upsample_bilinear2d_backward,
-        aten.upsample_bicubic2d_backward,
-    ),
-    3: (aten.upsample_nearest3d_backward, aten.upsample_trilinear3d_backward),
+    1: "upsample_nearest1d upsample_linear1d",
+    2: "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d",
+    3: "upsample_nearest3d upsample_trilinear3d",
 }
 
+
+def _named(names: Mapping[int, str], planner: Callable[..., Task], end: str = "") -> dict[Any, Any]:
+    """The planners of operators on planes, by the dims of a plane."""
+    return {
+        getattr(aten, name + end).default: partial(planner, spatial)
+        for spatial, listed in names.items()
+        for name in listed.split()
+    }
+
+
 PLANNERS: dict[Any, Planner] = {
-    **{
-        each.default: partial(plan, spatial)
-        for plan, table_of in ((_planes, _UPSAMPLES), (_upsample_backward, _UPSAMPLES_BACKWARD))
-        for spatial, operators in table_of.items()
-        for each in operators
-    },
+    **_named(_OF_PLANES, _planes),
+    **_named(_OF_PLANES, _planes, "_backward"),
+    **_named(_UPSAMPLES, _planes),
+    **_named(_UPSAMPLES, _upsample_backward, "_backward"),
     **{
         each: partial(_planes, spatial)
-        for table_of in (_PLANES, torch_compat.ADAPTIVE_AVERAGES)
-        for spatial, operators in table_of.items()
+        for spatial, operators in torch_compat.ADAPTIVE_AVERAGES.items()
         for each in operators
     },
     aten.convolution.default: _convolution,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.operators.moments import precise
+from shardcore.adapters.engine.operators.statistics import precise
 from shardcore.adapters.engine.redistribute import reduced
 
 

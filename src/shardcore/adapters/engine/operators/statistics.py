@@ -1,14 +1,111 @@
-"""Variances, and normalizations over the batch."""
+"""Variances and means over split dims, and normalizations over the batch, without gathering them.
 
+Sums of the parts are reduced. They are made of operators that are dispatched again.
+"""
+
+import math
 from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.operators.moments import batch_norm, batch_norm_backward, moments
 from shardcore.adapters.engine.planned import Operand
+from shardcore.adapters.engine.redistribute import reduced
 from shardcore.adapters.engine.registry import Handler, Planner
 
 aten = torch.ops.aten
+
+
+def _moments(
+    x: Any,
+    dim: Any = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Any, Any]:
+    """Variance and mean in two passes over `x`, in the dtype of `precise`, as on one device.
+
+    Args:
+        x: A sharded tensor of floats.
+        dim: The tensor dims to reduce; None or () for all of them.
+        correction: What is taken off the number of elements, 1 if None.
+        keepdim: Whether the reduced dims stay, with size 1.
+    """
+    dims = [each % x.ndim for each in dim] if dim else list(range(x.ndim))
+    count = math.prod(x.shape[each] for each in dims)
+    values = precise(x)
+    mean = reduced(values.sum(dims, keepdim=True)) / count
+    deviation = values - mean
+    free = max(count - (1 if correction is None else correction), 0)
+    variance = reduced((deviation * deviation).sum(dims, keepdim=True)) / free
+    if not keepdim:
+        variance, mean = variance.squeeze(dims), mean.squeeze(dims)
+    return variance, mean
+
+
+def precise(x: Any) -> Any:
+    """`x` in a dtype in which a sum of many of its elements can be held."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _batch_norm(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """`native_batch_norm(input, weight, bias, mean, variance, training, momentum, eps)`.
+
+    In training, over the global batch. Gives output, mean, and one over the deviation.
+    """
+    x, weight, bias, running_mean, running_var, _, momentum, eps = args
+    values = reduced(precise(x))
+    variance, mean = torch.var_mean(values, dim=_sample_dims(x), correction=0)
+    one_over = (variance + eps).rsqrt()
+    output = (values - _per_channel(mean, x)) * _per_channel(one_over, x)
+    if weight is not None:
+        output = output * _per_channel(weight, x)
+    if bias is not None:
+        output = output + _per_channel(bias, x)
+    count = _samples(x)
+    _follow(running_mean, mean, momentum)
+    _follow(running_var, variance * (count / max(count - 1, 1)), momentum)
+    return output.to(x.dtype), mean, one_over
+
+
+def _batch_norm_backward(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """The gradients of input, weight and bias, those that the mask asks for."""
+    gradient, x, weight, _, _, mean, one_over, _, _, mask = args
+    gradient, dims = reduced(precise(gradient)), _sample_dims(x)
+    normalized = (precise(x) - _per_channel(mean, x)) * _per_channel(one_over, x)
+    of_bias = reduced(gradient.sum(dims))
+    of_weight = reduced((gradient * normalized).sum(dims))
+    scale = one_over if weight is None else one_over * weight
+    through_moments = _per_channel(of_bias, x) + normalized * _per_channel(of_weight, x)
+    of_input = (gradient - through_moments / _samples(x)) * _per_channel(scale, x)
+    found = (of_input.to(x.dtype), of_weight, of_bias)
+    return tuple(each if wanted else None for each, wanted in zip(found, mask, strict=True))
+
+
+def _sample_dims(x: Any) -> list[int]:
+    return [dim for dim in range(x.ndim) if dim != 1]
+
+
+def _samples(x: Any) -> int:
+    return math.prod(x.shape[dim] for dim in _sample_dims(x))
+
+
+def _per_channel(values: Any, x: Any) -> Any:
+    return values.reshape([1, -1, *[1] * (x.ndim - 2)])
+
+
+def _follow(running: Any, value: Any, momentum: float) -> None:
+    """Move a running statistic, None if there is none, towards that of the batch."""
+    if running is not None:
+        running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
+
+
+def _variance(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`var`, `std` and `var_mean`."""
+    variance, mean = _moments(*args, **kwargs)
+    dtype = args[0].dtype
+    if operator is aten.var_mean.correction:
+        return variance.to(dtype), mean.to(dtype)
+    return (variance.sqrt() if operator is aten.std.correction else variance).to(dtype)
 
 
 def _splits(tensor: Any) -> bool:
@@ -30,25 +127,10 @@ def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
     return plan
 
 
-def _variance(_operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`var`."""
-    return moments(*args, **kwargs)[0].to(args[0].dtype)
-
-
-def _deviation(_operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`std`."""
-    return moments(*args, **kwargs)[0].sqrt().to(args[0].dtype)
-
-
-def _variance_and_mean(_operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`var_mean`."""
-    return tuple(each.to(args[0].dtype) for each in moments(*args, **kwargs))
-
-
 PLANNERS: dict[Any, Planner] = {
     aten.var.correction: _by(_variance, slice(1)),
-    aten.std.correction: _by(_deviation, slice(1)),
-    aten.var_mean.correction: _by(_variance_and_mean, slice(1)),
-    aten.native_batch_norm.default: _by(batch_norm, slice(5), training=5),
-    aten.native_batch_norm_backward.default: _by(batch_norm_backward, slice(7), training=7),
+    aten.std.correction: _by(_variance, slice(1)),
+    aten.var_mean.correction: _by(_variance, slice(1)),
+    aten.native_batch_norm.default: _by(_batch_norm, slice(5), training=5),
+    aten.native_batch_norm_backward.default: _by(_batch_norm_backward, slice(7), training=7),
 }

@@ -32,34 +32,12 @@ def _several(
     return Task(rule, [tensor], lambda parts: call(parts[0]), linear_in=(0,), of_weights=True)
 
 
-def _dims_moved(dims: Callable[..., Sequence[int | None]]) -> Planner:
-    def plan(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-        tensor, *rest = args
-        rule = basic.dims_moved(tensor.ndim, dims(tensor, *rest, **kwargs))
-        return _one(rule, tensor, lambda part: operator(part, *rest, **kwargs))
-
-    return plan
-
-
-def _permuted(tensor: Operand, dims: Sequence[int]) -> list[int]:
-    return [dim % tensor.ndim for dim in dims]
-
-
-def _transposed(tensor: Operand, first: int = 0, second: int = 1) -> list[int]:
-    dims = list(range(tensor.ndim))
-    if dims:
-        dims[first], dims[second] = dims[second], dims[first]
-    return dims
-
-
-def _turned(tensor: Operand) -> list[int]:
-    return list(range(tensor.ndim))[::-1]
-
-
-def _unsqueezed(tensor: Operand, dim: int) -> list[int | None]:
-    dims: list[int | None] = list(range(tensor.ndim))
-    dims.insert(dim % (tensor.ndim + 1), None)
-    return dims
+def _dims_moved(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`permute`, `transpose`, `unsqueeze`: where dims go is seen by sizes that all differ."""
+    tensor, *rest = args
+    view = operator(torch.empty([*range(2, tensor.ndim + 2)], device="meta"), *rest, **kwargs)
+    rule = basic.dims_moved(tensor.ndim, [size - 2 if size > 1 else None for size in view.shape])
+    return _one(rule, tensor, lambda part: operator(part, *rest, **kwargs))
 
 
 def _squeezed(tensor: Operand, dims: Any = None) -> list[int]:
@@ -194,7 +172,8 @@ def _select_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """`select_backward(gradient, sizes, dim, index)`."""
     gradient, sizes, dim, index = args
     dim %= len(sizes)
-    rule = basic.dims_moved(gradient.ndim, _unsqueezed(gradient, dim))
+    dims = range(gradient.ndim)
+    rule = basic.dims_moved(gradient.ndim, [*dims[:dim], None, *dims[dim:]])
 
     def call(part: torch.Tensor) -> Any:
         local = list(part.shape)
@@ -320,10 +299,10 @@ def _unbind(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tas
 
 PLANNERS: dict[Any, Planner] = {
     **dict.fromkeys((aten.view.default, torch_compat.UNSAFE_VIEW, aten.reshape.default), _reshaped),
-    aten.permute.default: _dims_moved(_permuted),
-    aten.transpose.int: _dims_moved(_transposed),
-    aten.t.default: _dims_moved(_turned),
-    aten.unsqueeze.default: _dims_moved(_unsqueezed),
+    aten.permute.default: _dims_moved,
+    aten.transpose.int: _dims_moved,
+    aten.t.default: _dims_moved,
+    aten.unsqueeze.default: _dims_moved,
     **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _squeeze),
     aten.expand.default: _expanded,
     aten.slice.Tensor: _slice,
