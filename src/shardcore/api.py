@@ -6,7 +6,7 @@ from typing import Any
 import shardcore
 from shardcore import bootstrap
 from shardcore.bootstrap import environment, planning
-from shardcore.domain.path_report import RulesReport
+from shardcore.domain.paths.report import RulesReport
 from shardcore.domain.placements import ReduceOp
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.status import Status

@@ -43,7 +43,7 @@ def open_dtensor(
     """
     if world.mesh.size == 1:  # one device has nothing to shard, and plain tensors are faster
         return SingleDeviceStrategy(world)
-    from shardcore.adapters.engine.dtensors import DTensors
+    from shardcore.adapters.engine.kinds.dtensors import DTensors
     from shardcore.adapters.engine.library import open_engine
 
     return kind(open_engine(world, DTensors.over, weights, gathered, links))
@@ -59,8 +59,8 @@ def _open_manual(
     """The strategy `manual` on `world`, with the options of `dtensor`."""
     if world.mesh.size == 1:
         return SingleDeviceStrategy(world)
+    from shardcore.adapters.engine.kinds.local_shards import LocalShards
     from shardcore.adapters.engine.library import open_engine
-    from shardcore.adapters.engine.local_shards import LocalShards
 
     return ShardedStrategy(open_engine(world, LocalShards.over, weights, gathered, links))
 

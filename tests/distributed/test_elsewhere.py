@@ -2,7 +2,7 @@
 
 import torch
 
-from shardcore.adapters.engine.dtensors import DTensors
+from shardcore.adapters.engine.kinds.dtensors import DTensors
 from shardcore.adapters.engine.library import open_engine
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-from shardcore.adapters.engine.dtensors import DTensors
+from shardcore.adapters.engine.kinds.dtensors import DTensors
 from shardcore.adapters.engine.library import open_engine
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh

@@ -8,7 +8,7 @@ from functools import partial
 import keras
 import pytest
 
-from shardcore.domain.explanation import sent_bytes
+from shardcore.domain.explanation.collectives import sent_bytes
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.models import mlp
 from tests.distributed.moved import (

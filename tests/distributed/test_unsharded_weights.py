@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.engine.redistribute import Redistribution
+from shardcore.adapters.engine.moves.redistribution import Redistribution
 from shardcore.adapters.engine.unsharded import Unsharded
 from shardcore.domain.layout import Layout
 from shardcore.testing import count_collectives, run_ranks

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardcore.adapters.engine.operators import REGISTRY
-from shardcore.domain import operator_rules_table as table
+from shardcore.domain.rules import layers
 from tests.matrix import placing
 from tests.matrix.layer_cases import LAYERS, case, reals
 from tests.matrix.ops_cases import CASES
@@ -33,7 +33,7 @@ def forget_to_reduce(monkeypatch, operator):
 
 def forget_a_sum(monkeypatch):
     """The gradient of a kernel counts as whole on a rank that has seen its own rows only."""
-    right = table.convolution_backward
+    right = layers.convolution_backward
 
     def wrong(*numbers):
         rule = right(*numbers)
@@ -41,7 +41,7 @@ def forget_a_sum(monkeypatch):
         forgetting = attrs.evolve(of_kernel, dims=str(of_kernel), of=("kernel",))
         return attrs.evolve(rule, results=(of_input, forgetting, of_bias))
 
-    monkeypatch.setattr(table, "convolution_backward", wrong)
+    monkeypatch.setattr(layers, "convolution_backward", wrong)
 
 
 PLANTED = {

@@ -13,9 +13,9 @@ from shardcore.binding.explaining_state import as_before
 from shardcore.binding.session import Session, Sessions
 from shardcore.binding.waiting_sums import WaitingSums
 from shardcore.domain.errors import StrategyError
-from shardcore.domain.explanation import Collective, Phase, axes_of, counted, sent_bytes
-from shardcore.domain.explanation_advice import advise
-from shardcore.domain.explanation_reasons import Cause, Facts, reason
+from shardcore.domain.explanation.advice import advise
+from shardcore.domain.explanation.collectives import Collective, Phase, axes_of, counted, sent_bytes
+from shardcore.domain.explanation.reasons import Cause, Facts, reason
 from shardcore.ports.witness import Seen, Watch
 from shardcore.reporting.explanation import Explanation
 

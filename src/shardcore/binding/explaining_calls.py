@@ -11,8 +11,8 @@ from shardcore.binding import seams
 from shardcore.binding.session import Session
 from shardcore.binding.variable import storage_layout
 from shardcore.domain.errors import LayoutError
-from shardcore.domain.explanation import ExplainedLayer, ExplainedVariable
-from shardcore.domain.explanation_reasons import Cause
+from shardcore.domain.explanation.collectives import ExplainedLayer, ExplainedVariable
+from shardcore.domain.explanation.reasons import Cause
 from shardcore.ports.witness import Witness
 
 

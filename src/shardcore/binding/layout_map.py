@@ -6,8 +6,8 @@ from typing import Any
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.path_key import PathKey
-from shardcore.domain.path_rules import PathRules
+from shardcore.domain.paths.key import PathKey
+from shardcore.domain.paths.rules import PathRules
 
 
 def rules_of(layout_map: Any) -> PathRules[Any]:

@@ -12,7 +12,7 @@ from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import LayoutError, MeshError, RuleError, StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.path_rules import PathRules
+from shardcore.domain.paths.rules import PathRules
 
 
 def parallelize(module: Any, mesh: Any, rules: Any, sessions: Sessions) -> Any:

@@ -7,7 +7,7 @@ import keras
 
 from shardcore.domain.errors import RuleError
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.path_rules import PathRules
+from shardcore.domain.paths.rules import PathRules
 from shardcore.policies.rules import Rule
 from shardcore.ports.model import VariableFacts
 from shardcore.reporting.plan import PlanReport, plan_report

@@ -10,8 +10,8 @@ from shardcore.binding.layout_map import rules_of
 from shardcore.binding.plan import Plan
 from shardcore.binding.session import Session
 from shardcore.domain.layout import Layout
-from shardcore.domain.path_report import RulesReport
-from shardcore.domain.path_rules import Match
+from shardcore.domain.paths.report import RulesReport
+from shardcore.domain.paths.rules import Match
 
 logger = logging.getLogger("shardcore.rules")
 

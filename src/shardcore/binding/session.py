@@ -16,7 +16,7 @@ from shardcore.binding.waiting_sums import WaitingSums
 from shardcore.domain.errors import MeshError, StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.path_rules import Match
+from shardcore.domain.paths.rules import Match
 from shardcore.ports import contract
 from shardcore.ports.processes import Processes
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry

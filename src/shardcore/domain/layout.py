@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import attrs
 
+from shardcore.domain.chunks import chunk, chunk_sizes, least_block
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import (
@@ -63,14 +64,6 @@ def entry_axes(entry: DimSpec) -> tuple[str, ...]:
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else entry
-
-
-def _chunk(start: int, size: int, parts: int, position: int, block: int) -> tuple[int, int]:
-    """The start and size of chunk `position` when `size` elements from `start` are chunked."""
-    blocks = -(-size // block)
-    full = -(-blocks // parts) * block
-    before = min(position * full, size)
-    return start + before, min(full, size - before)
 
 
 @attrs.frozen(cache_hash=True)
@@ -291,13 +284,14 @@ class Layout:
         return Layout(self.mesh, self.spec, self.partial, blocks)
 
     def _least_block(self, dim: int, size: int) -> Blocks:
-        ranks = self._ranks(dim)
+        ranks = self.ranks(dim)
         if math.prod(ranks) == 1:
             return 1
         count, block = stretches_of(self.blocks[dim])
         return blocks_of(count, least_block(size // count, ranks, block))
 
-    def _ranks(self, dim: int) -> tuple[int, ...]:
+    def ranks(self, dim: int) -> tuple[int, ...]:
+        """The number of ranks along each axis that splits `dim`, the major first."""
         return tuple(self.mesh.axis_size(axis) for axis in self.dim_axes(dim))
 
     def chunk_sizes(self, dim: int, size: int) -> tuple[int, ...]:
@@ -308,76 +302,12 @@ class Layout:
             (12, 8)
         """
         count, block = stretches_of(self.blocks[dim])
-        return tuple(count * each for each in chunk_sizes(size // count, self._ranks(dim), block))
+        return tuple(count * each for each in chunk_sizes(size // count, self.ranks(dim), block))
 
     @property
     def stretches(self) -> tuple[int, ...]:
         """Per tensor dim the number of its stretches."""
         return tuple(stretches_of(each)[0] for each in self.blocks)
-
-    def without_stretches(
-        self, shape: Iterable[int], counts: tuple[int, ...] = ()
-    ) -> tuple[tuple[int, ...], "Layout"]:
-        """The shape and the layout with a dim of its own for the stretches of each dim.
-
-        Args:
-            shape: The global shape.
-            counts: The stretches of each dim; those of this layout, if none. See `has_stretches`.
-
-        Example:
-            >>> from shardcore.domain.placements import Stretches
-            >>> layout = Layout(Mesh((2,), ("data",)), ("data",), blocks=(Stretches(4),))
-            >>> shape, plain = layout.without_stretches((24,))
-            >>> shape, str(plain), layout.local_shape((24,), rank=0)
-            ((4, 6), "(None, 'data')", (12,))
-            >>> halves = Layout(Mesh((2,), ("data",)), ("data",))
-            >>> str(halves.without_stretches((24,), (4,))[1])
-            "('data', None)"
-        """
-        sizes: list[int] = []
-        spec: list[DimSpec] = []
-        blocks: list[Blocks] = []
-        counts = counts or self.stretches
-        for dim, (size, count) in enumerate(zip(shape, counts, strict=True)):
-            entry, (own, block) = self.spec[dim], stretches_of(self.blocks[dim])
-            outer = self._block_of_stretches(dim, size, count) if own < count and entry else None
-            if count > 1:
-                sizes.append(count)
-                spec.append(entry if outer else None)
-                blocks.append(outer or 1)
-            sizes.append(size // count)
-            spec.append(None if outer else entry)
-            blocks.append(1 if outer else block)
-        return tuple(sizes), Layout(self.mesh, tuple(spec), self.partial, tuple(blocks))
-
-    def has_stretches(self, shape: Iterable[int], counts: tuple[int, ...]) -> bool:
-        """Whether each dim is split within its stretches, or between them.
-
-        Example:
-            >>> halves = Layout(Mesh((2,), ("data",)), ("data",))
-            >>> halves.has_stretches((24,), (4,)), halves.has_stretches((24,), (3,))
-            (True, False)
-        """
-        return all(
-            own == count
-            or not self.spec[dim]
-            or (own == 1 and self._block_of_stretches(dim, size, count) is not None)
-            for dim, (size, own, count) in enumerate(
-                zip(shape, self.stretches, counts, strict=True)
-            )
-        )
-
-    def _block_of_stretches(self, dim: int, size: int, count: int) -> int | None:
-        """The block in which `dim` is split between `count` stretches; None if it splits one."""
-        ranks, inner = self._ranks(dim), size // count
-        chunks = self.chunk_sizes(dim, size)
-        if not inner or any(chunk % inner for chunk in chunks):
-            return None
-        wanted = tuple(chunk // inner for chunk in chunks)
-        fitting = (
-            b for b in sorted(_divisors(wanted[0])) if chunk_sizes(count, ranks, b) == wanted
-        )
-        return next(fitting, None)
 
     def local_shape(self, shape: Iterable[int], rank: int) -> tuple[int, ...]:
         """The shape of what `rank` holds of a tensor of global shape `shape`.
@@ -404,7 +334,7 @@ class Layout:
         if any(count > 1 for count in self.stretches):
             raise LayoutError(
                 f"Layout {self} splits a dim within stretches: what a rank holds is not one piece. "
-                "Ask for the slices of without_stretches()."
+                "Ask for the slices of stretches.without_stretches()."
             )
         return tuple(slice(start, start + size) for start, size in self._held(shape, rank))
 
@@ -421,7 +351,7 @@ class Layout:
             count, block = stretches_of(each)
             part = (0, size // count)
             for axis in entry_axes(entry):
-                part = _chunk(*part, self.mesh.axis_size(axis), at[axis], block)
+                part = chunk(*part, self.mesh.axis_size(axis), at[axis], block)
             held.append(part if part[1] else (size, 0))
         return tuple(held)
 
@@ -443,46 +373,6 @@ def _reduced(layout: Layout) -> Layout:
 @lru_cache(maxsize=4096)
 def _replicated(mesh: Mesh, ndim: int) -> Layout:
     return Layout(mesh, (None,) * ndim)
-
-
-@lru_cache(maxsize=4096)
-def chunk_sizes(size: int, ranks: tuple[int, ...], block: int) -> tuple[int, ...]:
-    """The sizes of all chunks of a dim of `size` elements, in order.
-
-    Args:
-        size: The elements of the dim.
-        ranks: The number of ranks along each axis that splits it, the major first.
-        block: The elements of a block.
-
-    Example:
-        >>> chunk_sizes(20, (2,), 4), chunk_sizes(7, (2, 2), 1)
-        ((12, 8), (2, 2, 2, 1))
-    """
-    chunks: tuple[int, ...] = (size,)
-    for count in ranks:
-        chunks = tuple(
-            _chunk(0, each, count, position, block)[1]
-            for each in chunks
-            for position in range(count)
-        )
-    return chunks
-
-
-@lru_cache(maxsize=4096)
-def least_block(size: int, ranks: tuple[int, ...], block: int) -> int:
-    """The block that stands for all that split `size` elements as `block` does.
-
-    It is the least one that divides `size`, else the least one. Any such block divides the first
-    chunk.
-    """
-    wanted = chunk_sizes(size, ranks, block)
-    fitting = [each for each in _divisors(wanted[0]) if chunk_sizes(size, ranks, each) == wanted]
-    return min(fitting, key=lambda each: (size % each != 0, each), default=1)
-
-
-def _divisors(number: int) -> set[int]:
-    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
-    return {*small, *(number // each for each in small)}
 
 
 def _normal_dim(dim: int, ndim: int, axis: str) -> int:

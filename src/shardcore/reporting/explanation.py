@@ -8,7 +8,7 @@ import attrs
 from rich.table import Table
 
 from shardcore.domain.errors import StrategyError
-from shardcore.domain.explanation import Collective
+from shardcore.domain.explanation.collectives import Collective
 from shardcore.reporting.explanation_picture import html, svg
 from shardcore.reporting.explanation_words import Explained
 from shardcore.reporting.tables import Shown, human_bytes

@@ -5,7 +5,7 @@ from html import escape
 
 import attrs
 
-from shardcore.domain.explanation import Collective, ExplainedLayer
+from shardcore.domain.explanation.collectives import Collective, ExplainedLayer
 from shardcore.domain.mesh import Mesh
 from shardcore.reporting.explanation_blocks import WIDTH, Colours, block
 from shardcore.reporting.explanation_style import PAGE_STYLE, STYLE

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import attrs
 
-from shardcore.domain.explanation import Avoidable, Collective, ExplainedLayer
-from shardcore.domain.explanation_advice import said
+from shardcore.domain.explanation.advice import said
+from shardcore.domain.explanation.collectives import Avoidable, Collective, ExplainedLayer
 from shardcore.domain.mesh import Mesh
 from shardcore.reporting.tables import human_bytes
 

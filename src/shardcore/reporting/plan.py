@@ -10,7 +10,7 @@ from rich.table import Table
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import DimSpec
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.path_rules import PathRules
+from shardcore.domain.paths.rules import PathRules
 from shardcore.domain.variable_size import VariableSize
 from shardcore.reporting.tables import Shown, human_bytes
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from shardcore.domain.explanation import (
+from shardcore.domain.explanation.advice import SMALL, advise, said
+from shardcore.domain.explanation.collectives import (
     Collective,
     ExplainedLayer,
     ExplainedVariable,
@@ -10,8 +11,7 @@ from shardcore.domain.explanation import (
     counted,
     sent_bytes,
 )
-from shardcore.domain.explanation_advice import SMALL, advise, said
-from shardcore.domain.explanation_reasons import Cause, Facts, reason
+from shardcore.domain.explanation.reasons import Cause, Facts, reason
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.redistribution import plan

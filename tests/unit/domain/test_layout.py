@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardcore.domain.chunks import chunk_sizes
 from shardcore.domain.errors import LayoutError, MeshError
-from shardcore.domain.layout import Layout, chunk_sizes
+from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Partial, Replicate, Shard
 from tests.unit.domain.generators import block_sizes, layouts_and_shapes

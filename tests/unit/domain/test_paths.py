@@ -9,12 +9,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shardcore.domain import path_key, path_report, path_rules, paths
 from shardcore.domain.errors import RuleError
-from shardcore.domain.path_key import PathKey
-from shardcore.domain.path_report import RulesReport
-from shardcore.domain.path_rules import Match, PathRules
-from shardcore.domain.paths import spellings
+from shardcore.domain.paths import key as path_key
+from shardcore.domain.paths import report as path_report
+from shardcore.domain.paths import rules as path_rules
+from shardcore.domain.paths import spellings as path_spellings
+from shardcore.domain.paths.key import METACHARACTERS, PathKey
+from shardcore.domain.paths.report import RulesReport
+from shardcore.domain.paths.rules import Match, PathRules
+from shardcore.domain.paths.spellings import spellings
 
 RULES_MD = Path(__file__).parents[3] / "docs" / "rules.md"
 
@@ -218,7 +221,7 @@ def test_the_exact_key_wins_over_patterns():
 @pytest.mark.parametrize("character", r"\^$*+?{}[]()|")
 def test_every_character_of_regular_expressions_makes_a_pattern(character):
     assert PathKey(f"a\\{character}").is_pattern
-    assert not path_key.METACHARACTERS.isdisjoint(character)
+    assert not METACHARACTERS.isdisjoint(character)
 
 
 @pytest.mark.parametrize("key", ["*dense", "(dense", "dense)", "dense[", "a{99999999999999999999}"])
@@ -336,7 +339,7 @@ def test_the_documented_report_is_what_is_printed():
     assert (result.failed, result.attempted) == (0, 2)
 
 
-@pytest.mark.parametrize("module", [paths, path_key, path_rules, path_report])
+@pytest.mark.parametrize("module", [path_spellings, path_key, path_rules, path_report])
 def test_docstring_examples_run(module):
     result = doctest.testmod(module)
     assert result.attempted > 0

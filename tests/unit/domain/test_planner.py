@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcore.domain import operator_rules_basic as basic
-from shardcore.domain import operator_rules_table as table
 from shardcore.domain.cost import Costs, Link
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.operator_rules import Result, rule
 from shardcore.domain.placements import Partial, Replicate, Shard
-from shardcore.domain.planner import Placed, choose
+from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.choice import choose
 from shardcore.domain.redistribution import plan
+from shardcore.domain.rules import everyday, layers, movement
+from shardcore.domain.rules.rule import Result, rule
 
-ONE_GROUP = table.Channels(1, 4, 6, transposed=False)
-CONVOLUTION = table.convolution(ONE_GROUP, 2, bias=True)
+ONE_GROUP = layers.Channels(1, 4, 6, transposed=False)
+CONVOLUTION = layers.convolution(ONE_GROUP, 2, bias=True)
 IMAGES, KERNEL, BIAS = (5, 4, 6, 6), (6, 4, 3, 3), (6,)
 MATMUL = rule("n k, k m -> n m")
 R, P = Replicate(), Partial()
@@ -72,7 +72,7 @@ def test_what_is_split_stays_split(placements, words):
 
 
 def test_of_two_factors_the_one_that_moves_less_is_split():
-    rule = table.convolution(ONE_GROUP, 2, bias=False)
+    rule = layers.convolution(ONE_GROUP, 2, bias=False)
     by_output, by_input = ["R", "S(0)", "S(1)"], ["S(1)", "S(1)", "P(sum)"]
 
     def words(images, output):
@@ -216,8 +216,8 @@ def test_no_part_is_empty_on_one_axis_or_on_two():
     ],
 )
 def test_groups_are_not_cut(groups, per_input, per_output, ranks, inputs, outputs):
-    channels = table.Channels(groups, per_input, per_output, transposed=False)
-    rule = table.convolution(channels, 1, bias=False)
+    channels = layers.Channels(groups, per_input, per_output, transposed=False)
+    rule = layers.convolution(channels, 1, bias=False)
     mesh = Mesh((ranks,), ("model",))
     images = placed((2, groups * per_input, 8), (None, "model", None), mesh)
     kernel = placed((groups * per_output, per_input, 3), (None, None, None), mesh)
@@ -245,7 +245,7 @@ def test_a_weight_follows_the_activation():
 
 
 def test_the_weight_of_a_norm_follows_the_activation():
-    rule = basic.elementwise(((8, 4), (4,)))
+    rule = everyday.elementwise(((8, 4), (4,)))
     rows, weight = placed((8, 4), ("model", None)), placed((4,), ("model",), weight=True)
     assert choose(rule, (rows, weight)).operands == (rows.layout, Layout.replicated(PAIR, 1))
     # Where the axis splits no activation, the weight stays.
@@ -302,7 +302,7 @@ def test_a_weight_that_scales_an_activation_of_its_size_that_is_not_split_is_gat
     pending = Placed((8, 4), Layout(PAIR, (None, None), {"model": "sum"}))
     weight = placed((8, 4), ("model", None), weight=True)
     both_whole = (Layout.replicated(PAIR, 2),) * 2
-    rule = basic.elementwise(((8, 4), (8, 4)))
+    rule = everyday.elementwise(((8, 4), (8, 4)))
     for operands in (whole, weight), (weight, whole), (pending, weight):
         chosen = choose(rule, operands, scales=True)
         assert chosen.operands == both_whole
@@ -310,7 +310,7 @@ def test_a_weight_that_scales_an_activation_of_its_size_that_is_not_split_is_gat
 
 
 def test_other_weights_that_meet_an_activation_that_is_not_split_stay():
-    rule = basic.elementwise(((8, 4), (8, 4)))
+    rule = everyday.elementwise(((8, 4), (8, 4)))
     whole = placed((8, 4), (None, None))
     weight = placed((8, 4), ("model", None), weight=True)
     stay = (weight.layout, weight.layout)
@@ -318,7 +318,7 @@ def test_other_weights_that_meet_an_activation_that_is_not_split_stay():
     assert choose(rule, (whole, attrs.evolve(weight, weight=False)), scales=True).operands == stay
     assert choose(rule, (attrs.evolve(whole, weight=True), weight), scales=True).operands == stay
     larger = placed((2, 8, 4), (None, None, None))
-    chosen = choose(basic.elementwise(((2, 8, 4), (8, 4))), (larger, weight), scales=True)
+    chosen = choose(everyday.elementwise(((2, 8, 4), (8, 4))), (larger, weight), scales=True)
     assert chosen.operands == (Layout(PAIR, (None, "model", None)), weight.layout)
 
 
@@ -334,7 +334,7 @@ def test_other_weights_that_meet_an_activation_that_is_not_split_stay():
 def test_an_activation_that_is_gathered_is_told_and_a_weight_if_there_is_nothing_else(
     first, second, weights, gathers
 ):
-    rule = table.whole((1, 1), 1)
+    rule = layers.whole((1, 1), 1)
     operands = [
         placed((8,), (axis,), weight=weight)
         for axis, weight in zip((first, second), weights, strict=True)
@@ -346,7 +346,7 @@ def test_an_activation_that_is_gathered_is_told_and_a_weight_if_there_is_nothing
 
 def test_blocks_stay_through_reshapes_and_arithmetic():
     rows = placed((5, 4), ("model", None))
-    flat = basic.reshape((5, 4), (20,))
+    flat = movement.reshape((5, 4), (20,))
     chosen = choose(flat.rule, (rows,))
     assert chosen.operands == (rows.layout,)
     (fours,) = chosen.results
@@ -354,11 +354,11 @@ def test_blocks_stay_through_reshapes_and_arithmetic():
     assert local_shapes(fours, (20,)) == [(12,), (8,)]
 
     operands = (Placed((20,), fours), Placed((1,), Layout.replicated(PAIR, 1)))
-    chosen = choose(basic.elementwise(((20,), (1,))), operands)
+    chosen = choose(everyday.elementwise(((20,), (1,))), operands)
     assert chosen.operands == layouts_of(operands)
     assert chosen.results == (fours,)
 
-    chosen = choose(basic.reshape((20,), (5, 4)).rule, (Placed((20,), fours),))
+    chosen = choose(movement.reshape((20,), (5, 4)).rule, (Placed((20,), fours),))
     assert chosen.operands == (fours,)
     assert chosen.results == (rows.layout,)
     assert local_shapes(rows.layout, (5, 4)) == [(3, 4), (2, 4)]
@@ -379,7 +379,7 @@ def test_blocks_stay_through_reshapes_and_arithmetic():
 )
 def test_a_dim_whose_chunks_are_whole_steps_is_not_moved(shape, spec, blocks, target, parts):
     layout = Layout(SQUARE, (spec,), blocks=(blocks,)).normalized(shape)
-    found = basic.reshape(shape, target)
+    found = movement.reshape(shape, target)
     chosen = choose(found.rule, (Placed(shape, layout),))
     assert chosen.operands == (layout,)
     assert local_shapes(chosen.results[0], target) == parts
@@ -390,21 +390,21 @@ def test_chunks_of_whole_steps_by_two_axes_are_not_moved_though_a_block_is_less_
     # Chunks of 6, 6 and 3 steps of 4, twice: the least block of these is 6, which is no whole step.
     layout = Layout(Mesh((2, 3), ("data", "model")), (("data", "model"),), blocks=(12,))
     layout = layout.normalized((120,))
-    chosen = choose(basic.reshape((120,), (30, 4)).rule, (Placed((120,), layout),))
+    chosen = choose(movement.reshape((120,), (30, 4)).rule, (Placed((120,), layout),))
     assert chosen.operands == (layout,)
     assert local_shapes(chosen.results[0], (30, 4)) == [(6, 4), (6, 4), (3, 4)] * 2
 
 
 def test_a_dim_whose_chunks_are_no_whole_steps_is_split_between_steps():
     flat = placed((20,), ("model",))
-    chosen = choose(basic.reshape((20,), (5, 4)).rule, (flat,))
+    chosen = choose(movement.reshape((20,), (5, 4)).rule, (flat,))
     assert chosen.operands == (Layout(PAIR, ("model",), blocks=(4,)),)
     assert chosen.results == (Layout(PAIR, ("model", None)),)
     assert not chosen.gathers
 
 
 def test_of_two_blocks_of_one_dim_the_cheaper_ones_stay():
-    rule = basic.elementwise(((20, 8), (20, 1)))
+    rule = everyday.elementwise(((20, 8), (20, 1)))
     for large, small in (1, 4), (4, 1):
         operands = (
             placed((20, 8), ("model", None), blocks=(large, 1)),
@@ -413,7 +413,7 @@ def test_of_two_blocks_of_one_dim_the_cheaper_ones_stay():
         target = Layout(PAIR, ("model", None), blocks=(large, 1))
         for order in (operands, operands[::-1]):
             shapes = tuple(each.shape for each in order)
-            assert choose(basic.elementwise(shapes), order).operands == (target, target)
+            assert choose(everyday.elementwise(shapes), order).operands == (target, target)
         assert choose(rule, operands).results == (target,)
 
 
@@ -421,7 +421,7 @@ def test_axes_that_split_a_dim_keep_their_order():
     swapped = placed((8, 4), (("model", "data"), None), SQUARE)
     other = placed((8, 4), (None, None), SQUARE)
     for operands in (swapped, other), (other, swapped):
-        chosen = choose(basic.elementwise(((8, 4), (8, 4))), operands)
+        chosen = choose(everyday.elementwise(((8, 4), (8, 4))), operands)
         assert chosen.operands == (swapped.layout, swapped.layout)
         assert chosen.results == (swapped.layout,)
 
@@ -429,7 +429,7 @@ def test_axes_that_split_a_dim_keep_their_order():
 def test_axes_keep_an_order_that_leaves_no_part_empty_where_that_of_the_mesh_does():
     # 9 rows by "data" and then "model" are 2, 2, 1, 2, 2 and 0.
     rows = placed((9, 4), (("model", "data"), None), Mesh((2, 3), ("data", "model")))
-    chosen = choose(basic.elementwise(((9, 4),)), (rows,))
+    chosen = choose(everyday.elementwise(((9, 4),)), (rows,))
     assert chosen.operands == chosen.results == (rows.layout,)
     assert not chosen.gathers
 
@@ -447,7 +447,7 @@ def test_over_a_slow_link_less_is_sent_in_more_collectives():
 def test_the_first_operand_says_the_order_of_axes():
     first = placed((8, 4), (("model", "data"), None), SQUARE)
     second = placed((8, 4), (("data", "model"), None), SQUARE)
-    rule = basic.elementwise(((8, 4), (8, 4)))
+    rule = everyday.elementwise(((8, 4), (8, 4)))
     for operands in (first, second), (second, first):
         assert choose(rule, operands).operands == (operands[0].layout,) * 2
 
@@ -456,15 +456,16 @@ def test_the_first_operand_says_the_order_of_axes():
 def test_of_splits_that_cost_alike_the_one_of_the_first_operand_is_chosen(turned):
     rows, columns = placed((8, 8), ("model", None)), placed((8, 8), (None, "model"))
     first, second = (columns, rows) if turned else (rows, columns)
-    chosen = choose(basic.elementwise(((8, 8), (8, 8))), (first, second))
+    chosen = choose(everyday.elementwise(((8, 8), (8, 8))), (first, second))
     assert chosen.operands == (first.layout, first.layout)
 
 
 TIES = """
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.operator_rules_basic import elementwise
-from shardcore.domain.planner import Placed, choose
+from shardcore.domain.rules.everyday import elementwise
+from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.choice import choose
 
 mesh = Mesh((2, 2), ("data", "model"))
 specs = [("data", "model", None), (None, "data", "model"), ("model", None, "data")]
@@ -491,7 +492,7 @@ SENT_OF_TWO = {"all_gather": 1 / 2, "reduce_scatter": 1 / 2, "all_to_all": 1 / 4
 @given(st.data())
 def test_no_other_split_is_cheaper(data):
     """As `plan` brings each tensor from one layout to the other, operands and gradients."""
-    rule = table.convolution_backward(ONE_GROUP, 1)
+    rule = layers.convolution_backward(ONE_GROUP, 1)
     image, kernel = (data.draw(st.sampled_from([2, 400, 20_000])) for _ in range(2))
     shapes = (8, 6, image), (8, 4, image), (6, 4, kernel)
     splits = [R, P, *(Shard(dim, block) for dim in (0, 1) for block in (1, 2, 3))]
@@ -542,7 +543,7 @@ def test_no_other_split_is_cheaper(data):
 
 
 def test_operands_that_do_not_fit_their_rule():
-    rule = table.convolution(ONE_GROUP, 1, bias=False)
+    rule = layers.convolution(ONE_GROUP, 1, bias=False)
     images, kernel = placed((2, 4, 8), (None,) * 3), placed((6, 4, 3), (None,) * 3)
     with pytest.raises(LayoutError, match="operand 0 has 3 dims, got shape"):
         choose(rule, (placed((2, 4), (None, None)), kernel))

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from shardcore.domain.errors import StrategyError
-from shardcore.domain.explanation import (
+from shardcore.domain.explanation.collectives import (
     Avoidable,
     Collective,
     ExplainedLayer,

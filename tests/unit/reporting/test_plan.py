@@ -6,7 +6,7 @@ import pytest
 
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.path_rules import PathRules
+from shardcore.domain.paths.rules import PathRules
 from shardcore.ports.model import VariableFacts
 from shardcore.reporting.plan import plan_report
 

@@ -9,15 +9,17 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.elsewhere import Elsewhere, find
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.full_operands import run_full, run_full_and_store
-from shardcore.adapters.engine.in_place import write
+from shardcore.adapters.engine.moves.elsewhere import Elsewhere, find
 from shardcore.adapters.engine.operators import REGISTRY, foreach, pointwise
-from shardcore.adapters.engine.planned import Plan, operand, planned
+from shardcore.adapters.engine.plans.plan import Plan
+from shardcore.adapters.engine.plans.planning import planned
+from shardcore.adapters.engine.plans.task import operand
 from shardcore.adapters.engine.registry import Handler, Planner
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.view_copies import note_view, refresh
+from shardcore.adapters.engine.writes.in_place import write
+from shardcore.adapters.engine.writes.view_copies import note_view, refresh
 from shardcore.domain.errors import StrategyError
 
 aten = torch.ops.aten

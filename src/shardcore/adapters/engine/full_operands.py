@@ -6,9 +6,9 @@ import torch
 
 from shardcore.adapters import fallback
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.redistribute import full, local_shard
+from shardcore.adapters.engine.moves.redistribution import full, local_shard
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.view_copies import note_view, write_through
+from shardcore.adapters.engine.writes.view_copies import note_view, write_through
 from shardcore.adapters.torch_compat import is_view, tree_leaves, tree_map_only, written_operands
 from shardcore.domain.errors import StrategyError
 

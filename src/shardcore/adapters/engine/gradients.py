@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.redistribute import AllReduce, in_layout
+from shardcore.adapters.engine.moves.redistribution import in_layout
+from shardcore.adapters.engine.moves.steps import AllReduce
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.gradient_buckets import Buckets
 from shardcore.domain.layout import DimSpec, Layout, entry_axes

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from shardcore.adapters.engine.planned import Task
+from shardcore.adapters.engine.plans.task import Task
 from shardcore.domain.errors import RuleError
 
 # Runs an operator on its arguments, sharded tensors among them.

@@ -6,12 +6,13 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.full_operands import run_full
-from shardcore.adapters.engine.in_place import reshape
+from shardcore.adapters.engine.moves.redistribution import full
 from shardcore.adapters.engine.operators import (
     layers,
     lookups,
     losses,
     matmul,
+    pieces,
     pointwise,
     pools,
     random,
@@ -19,8 +20,8 @@ from shardcore.adapters.engine.operators import (
     statistics,
     views,
 )
-from shardcore.adapters.engine.redistribute import full
 from shardcore.adapters.engine.registry import Handler, Registry
+from shardcore.adapters.engine.writes.in_place import reshape
 
 
 def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -41,13 +42,17 @@ _OTHERS: dict[Any, Handler] = {
 }
 
 
+_MODULES = (
+    *(pointwise, views, pieces, reductions, statistics),
+    *(matmul, lookups, losses, layers, pools, random),
+)
+
+
 def _registry() -> Registry:
     registry = Registry()
     registry.add({}, _OTHERS)
-    for module in (pointwise, views, reductions, matmul, lookups, layers, pools, statistics):
-        registry.add(module.PLANNERS, getattr(module, "HANDLERS", {}))
-    for module in (losses, random):
-        registry.add({}, module.HANDLERS)
+    for module in _MODULES:
+        registry.add(getattr(module, "PLANNERS", {}), getattr(module, "HANDLERS", {}))
     return registry
 
 

@@ -1,4 +1,4 @@
-"""Operators of layers, split by the rules of `domain.operator_rules_table`."""
+"""Operators of layers, split by the rules of `domain.rules.layers`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.planned import Operand, Parts, Task, order_of
+from shardcore.adapters.engine.plans.task import Operand, Parts, Task, order_of
 from shardcore.adapters.engine.registry import Handler, Planner
-from shardcore.domain import operator_rules_basic as basic
-from shardcore.domain import operator_rules_table as table
+from shardcore.domain.rules import everyday, layers, lookups
 
 aten = torch.ops.aten
 
@@ -20,7 +19,7 @@ def _convolution(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """`convolution(input, kernel, bias, ..., transposed, output_padding, groups)`."""
     inputs, kernel, bias, *numbers, groups = args
     channels = _channels(kernel, groups, transposed=numbers[3])
-    rule = table.convolution(channels, inputs.ndim - 2, bias is not None)
+    rule = layers.convolution(channels, inputs.ndim - 2, bias is not None)
 
     def call(parts: Parts) -> Sequence[torch.Tensor]:
         x, weight, *added = parts
@@ -48,18 +47,18 @@ def _convolution_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str
 
     shapes = tuple(inputs.shape), tuple(kernel.shape), (gradient.shape[1],)
     sums = tuple(shape if wanted else (0,) for shape, wanted in zip(shapes, mask, strict=True))
-    rule = table.convolution_backward(channels, inputs.ndim - 2)
+    rule = layers.convolution_backward(channels, inputs.ndim - 2)
     return Task(rule, (gradient, inputs, kernel), call, sums, orders=[order_of(inputs)])
 
 
-def _channels(kernel: Operand, groups: int, *, transposed: bool) -> table.Channels:
+def _channels(kernel: Operand, groups: int, *, transposed: bool) -> layers.Channels:
     first, second = kernel.shape[:2]
     if transposed:
-        return table.Channels(groups, first // groups, second, transposed=True)
-    return table.Channels(groups, second, first // groups, transposed=False)
+        return layers.Channels(groups, first // groups, second, transposed=True)
+    return layers.Channels(groups, second, first // groups, transposed=False)
 
 
-def _groups(channels: table.Channels, part: torch.Tensor) -> int:
+def _groups(channels: layers.Channels, part: torch.Tensor) -> int:
     """The groups of this rank's part of the input."""
     return 1 if channels.groups == 1 else part.shape[1] // channels.per_input
 
@@ -81,7 +80,7 @@ def _along(operator: Any, args: tuple[Any, ...], full: frozenset[int]) -> Task:
     """An operator along the dims in `full`; all its tensors have the same dims."""
     operands = [each for each in args if isinstance(each, Operand)]
     returns = torch_compat.number_of_results(operator)
-    rule = basic.along(operands[0].ndim, full, len(operands), returns)
+    rule = everyday.along(operands[0].ndim, full, len(operands), returns)
     return Task(rule, operands, orders=[order_of(operands[0])] * returns)
 
 
@@ -95,9 +94,9 @@ def _index_put(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     given = [each for each in indices if each is not None]
     operands = (tensor, *given, values)
     if _are_rows(tensor, indices, values):
-        rule = basic.index_put(tensor.ndim, len(indices), accumulates)
+        rule = lookups.index_put(tensor.ndim, len(indices), accumulates)
     else:
-        rule = table.whole(tuple(each.ndim for each in operands), tensor.ndim)
+        rule = layers.whole(tuple(each.ndim for each in operands), tensor.ndim)
     return Task(rule, operands, result_shapes=(tensor.shape,))
 
 
@@ -119,19 +118,19 @@ def _index(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Ta
     numbers = all(each.dtype not in (torch.bool, torch.uint8) for each in found)
     if not adjacent or not numbers or len({each.shape for each in found}) > 1:
         return None
-    return Task(basic.index(tensor.ndim, given[0], len(given), found[0].ndim), (tensor, *found))
+    return Task(lookups.index(tensor.ndim, given[0], len(given), found[0].ndim), (tensor, *found))
 
 
 def _im2col(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`im2col(images, window, ...)`."""
     images, window = args[:2]
-    return Task(table.im2col(images.ndim == 4, prod(window)), (images,))
+    return Task(layers.im2col(images.ndim == 4, prod(window)), (images,))
 
 
 def _col2im(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`col2im(columns, size, window, ...)`."""
     columns, _, window = args[:3]
-    return Task(table.col2im(columns.ndim == 3, prod(window)), (columns,))
+    return Task(layers.col2im(columns.ndim == 3, prod(window)), (columns,))
 
 
 def _attention(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
@@ -139,7 +138,7 @@ def _attention(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if _has_small_mask(kwargs):
         return _with_large_mask
     heads, mask, dims = _heads(args[:3], kwargs)
-    return Task(table.attention(heads, dims), (*args[:3], *mask), orders=[order_of(args[0])])
+    return Task(layers.attention(heads, dims), (*args[:3], *mask), orders=[order_of(args[0])])
 
 
 def _attention_backward(
@@ -151,7 +150,7 @@ def _attention_backward(
     heads, mask, dims = _heads(args[1:4], kwargs)
     # Gradients are in the order (batch, length, heads, size), whatever that of the query is.
     order = (0, 2, 1, 3)
-    return Task(table.attention_backward(heads, dims), (*args[:6], *mask), orders=[order] * 3)
+    return Task(layers.attention_backward(heads, dims), (*args[:6], *mask), orders=[order] * 3)
 
 
 def _has_small_mask(kwargs: dict[str, Any]) -> bool:
@@ -193,7 +192,7 @@ def _upsample_backward(
         local = [*part.shape[:-spatial], *input_size[-spatial:]]
         return (operator(part, output_size, local, *rest, **kwargs),)
 
-    rule = basic.along(ndim, frozenset(range(ndim - spatial, ndim)))
+    rule = everyday.along(ndim, frozenset(range(ndim - spatial, ndim)))
     return Task(rule, [gradient], call, orders=[order_of(gradient)])
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.operators.class_shards import places
-from shardcore.adapters.engine.operators.reductions import is_split
-from shardcore.adapters.engine.planned import Operand, Parts, Task, order_of, run_rule
+from shardcore.adapters.engine.plans.planning import run_rule
+from shardcore.adapters.engine.plans.task import Operand, Parts, Task, order_of
 from shardcore.adapters.engine.registry import Handler, Planner
-from shardcore.domain import operator_rules_basic as basic
+from shardcore.domain.rules import everyday, lookups
 
 aten = torch.ops.aten
 
@@ -17,9 +17,9 @@ aten = torch.ops.aten
 def _embedding(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
     """`embedding(table, indices, ...)`, whose further operands are for the gradient."""
     table, indices = args[:2]
-    if is_split(table, 0) and not _splits(indices, table.form.layout.dim_axes(0)):
+    if table.is_split(0) and not _splits(indices, table.form.layout.dim_axes(0)):
         return _own_rows
-    return Task(basic.index(2, 0, 1, indices.ndim), (table, indices))
+    return Task(lookups.index(2, 0, 1, indices.ndim), (table, indices))
 
 
 def _splits(indices: Operand, axes: Sequence[str]) -> bool:
@@ -38,7 +38,7 @@ def _own_rows(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         here, place = places(wanted, own)
         return (operator(rows, place).masked_fill(~here.unsqueeze(-1), 0),)
 
-    rule = basic.embedding_of_rows(indices.ndim)
+    rule = lookups.embedding_of_rows(indices.ndim)
     shape = (*indices.shape, *table.shape[1:])
     return run_rule(operator, rule, (table, indices, numbers), compute, (shape,))[0]
 
@@ -51,14 +51,14 @@ def _embedding_backward(
     by_frequency = rest[2] if len(rest) > 2 else kwargs.get("scale_grad_by_freq")
     if by_frequency:
         return None  # how often a row is read is to be known of all ranks
-    return Task(basic.embedding_backward(indices.ndim), (gradient, indices), linear_in=(0,))
+    return Task(lookups.embedding_backward(indices.ndim), (gradient, indices), linear_in=(0,))
 
 
 def _layer_norm(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`native_layer_norm(input, shape, weight, bias, eps)`."""
     x, shape, weight, bias, _ = args
     given = [each for each in (weight, bias) if each is not None]
-    rule = basic.layer_norm(x.ndim - len(shape), len(shape), len(given))
+    rule = everyday.layer_norm(x.ndim - len(shape), len(shape), len(given))
     return Task(rule, (x, *given), orders=[order_of(x)])
 
 
@@ -66,14 +66,14 @@ def _layer_norm_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str,
     """`native_layer_norm_backward(gradient, input, shape, mean, rstd, weight, bias, mask)`."""
     gradient, x, shape, mean, deviation, weight, bias, _ = args
     given = [each for each in (weight, bias) if each is not None]
-    rule = basic.layer_norm_backward(x.ndim - len(shape), len(shape), len(given))
+    rule = everyday.layer_norm_backward(x.ndim - len(shape), len(shape), len(given))
     return Task(rule, (gradient, x, mean, deviation, *given))
 
 
 def _index_select(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`index_select(tensor, dim, indices)`."""
     tensor, dim, indices = args
-    return Task(basic.index(tensor.ndim, dim % tensor.ndim, 1, 1), (tensor, indices))
+    return Task(lookups.index(tensor.ndim, dim % tensor.ndim, 1, 1), (tensor, indices))
 
 
 def _bucketize(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
@@ -81,7 +81,7 @@ def _bucketize(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     tensor, boundaries = args
     if not isinstance(tensor, Operand):
         return None
-    return Task(basic.placed(tensor.ndim), (tensor, boundaries))
+    return Task(lookups.placed(tensor.ndim), (tensor, boundaries))
 
 
 def _looked_up(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
@@ -90,7 +90,7 @@ def _looked_up(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     operands = [each for each in args if isinstance(each, Operand)]
     if not all(each.ndim for each in operands):
         return None
-    return Task(basic.looked_up(dim % tensor.ndim, *(each.shape for each in operands)), operands)
+    return Task(lookups.looked_up(dim % tensor.ndim, *(each.shape for each in operands)), operands)
 
 
 PLANNERS: dict[Any, Planner] = {

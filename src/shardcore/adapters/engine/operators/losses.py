@@ -1,4 +1,4 @@
-"""Losses that look up the class of each sample, split by `domain.operator_rules_losses`.
+"""Losses that look up the class of each sample, split by `domain.rules.losses`.
 
 A mean over samples of which some are ignored, or weigh more, is no mean of the ranks' means: the
 sum and the total weight are each summed over the ranks, then divided. Where classes are split, each
@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from shardcore.adapters.engine.moves.redistribution import reduced
 from shardcore.adapters.engine.operators import class_shards
-from shardcore.adapters.engine.planned import Parts, run_rule
-from shardcore.adapters.engine.redistribute import reduced
+from shardcore.adapters.engine.plans.planning import run_rule
+from shardcore.adapters.engine.plans.task import Parts
 from shardcore.adapters.engine.registry import Handler
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.domain import operator_rules_losses as rules
+from shardcore.domain.rules import losses as rules
 
 aten = torch.ops.aten
 

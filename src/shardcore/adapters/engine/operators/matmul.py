@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.planned import Operand, Task
+from shardcore.adapters.engine.plans.task import Operand, Task
 from shardcore.adapters.engine.registry import Planner
-from shardcore.domain.operator_rules import rule
+from shardcore.domain.rules.rule import rule
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.redistribute import in_layout, reduced
+from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
 from shardcore.domain.layout import Layout
 
 # Floats that are as well float32, whose bits are half of such a number.

@@ -8,11 +8,12 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.planned import Operand, Order, Task, order_of
+from shardcore.adapters.engine.plans.order import Order
+from shardcore.adapters.engine.plans.task import Operand, Task, order_of
 from shardcore.adapters.engine.registry import Handler, Planner
-from shardcore.domain import operator_rules_basic as basic
-from shardcore.domain.operator_rules import letters
-from shardcore.domain.planner import Split
+from shardcore.domain.planner.choice import Split
+from shardcore.domain.rules import everyday
+from shardcore.domain.rules.rule import letters
 
 aten = torch.ops.aten
 
@@ -37,7 +38,7 @@ def plan(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task |
     results = torch_compat.number_of_results(operator)
     split = _alike(operands, results)
     return Task(
-        basic.elementwise([each.shape for each in operands], results),
+        everyday.elementwise([each.shape for each in operands], results),
         operands,
         linear_in=_linear_in(operator, operands, args),
         adds=_adds(operator, operands),
@@ -129,7 +130,7 @@ def _like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`zeros_like(x)` and similar: no values of `x` are read."""
     tensor = args[0]
     layout = tensor.form.layout
-    rule = basic.elementwise((tensor.shape,))
+    rule = everyday.elementwise((tensor.shape,))
     extents = dict(zip(letters(tensor.ndim), tensor.shape, strict=True))
     split = Split((layout,), (layout.reduced,), extents, gathers=False)
     return Task(rule, [tensor], orders=_orders(operator, [tensor], kwargs), layouts=split)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.operators.reductions import is_split
-from shardcore.adapters.engine.planned import Operand, Parts, Task, order_of, run_rule
+from shardcore.adapters.engine.plans.planning import run_rule
+from shardcore.adapters.engine.plans.task import Operand, Parts, Task, order_of
 from shardcore.adapters.engine.registry import Handler, Planner
-from shardcore.domain import operator_rules_table as table
+from shardcore.domain.rules import layers
 
 aten = torch.ops.aten
 
@@ -71,7 +71,7 @@ def _splits_plane(tensor: Any, windows: Sequence[int | None]) -> bool:
     """Whether a dim that is made of windows is split."""
     first = tensor.ndim - len(windows)
     return any(
-        window is not None and is_split(tensor, first + place)
+        window is not None and tensor.is_split(first + place)
         for place, window in enumerate(windows)
     )
 
@@ -85,7 +85,7 @@ def _split(
 ) -> Task:
     operands = [each for each in args if isinstance(each, Operand)]
     results = torch_compat.number_of_results(operator)
-    rule = table.pool(operands[0].ndim, windows, _kinds(len(operands), pooled), results)
+    rule = layers.pool(operands[0].ndim, windows, _kinds(len(operands), pooled), results)
     return Task(rule, operands, orders=[order_of(operands[0])] * results)
 
 
@@ -108,7 +108,7 @@ def _largest_of_split(
         numbered = [each.__getitem__ for each in own]
         return found, _renumbered(indices, part.shape[-spatial:], sizes, numbered)
 
-    rule = table.pool(image.ndim, windows, (False,), results=2, numbered=True)
+    rule = layers.pool(image.ndim, windows, (False,), results=2, numbered=True)
     return tuple(run_rule(operator, rule, (image, *_numbers(image, sizes)), compute))
 
 
@@ -126,7 +126,7 @@ def _largest_backward_of_split(
         local = _renumbered(places, sizes, part.shape[-spatial:], found)
         return (operator(grad, part, *numbers, local, **kwargs),)
 
-    rule = table.pool(image.ndim, windows, (True, False, True), numbered=True)
+    rule = layers.pool(image.ndim, windows, (True, False, True), numbered=True)
     operands = (gradient, image, indices, *_numbers(image, sizes))
     return run_rule(operator, rule, operands, compute)[0]
 

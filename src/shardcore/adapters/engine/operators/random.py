@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 from shardcore.adapters import fallback
-from shardcore.adapters.engine.in_place import write
-from shardcore.adapters.engine.redistribute import full, in_layout, local_shard
+from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard
 from shardcore.adapters.engine.registry import Handler
 from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.engine.writes.in_place import write
 from shardcore.adapters.torch_compat import tree_map_only, writes_first
 from shardcore.domain.layout import Layout
 

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.moves.redistribution import reduced
 from shardcore.adapters.engine.operators import packed_argmax, softmax
-from shardcore.adapters.engine.planned import Operand, Task
-from shardcore.adapters.engine.redistribute import reduced
+from shardcore.adapters.engine.plans.task import Operand, Task
 from shardcore.adapters.engine.registry import Handler, Planner
-from shardcore.domain import operator_rules_basic as basic
 from shardcore.domain.placements import ReduceOp
+from shardcore.domain.rules import everyday
 
 aten = torch.ops.aten
 
@@ -21,14 +21,14 @@ def _sum(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task |
     tensor, dims, keep = _dims_of(*args)
     if _is_count(tensor, dims, keep) and not kwargs:
         return _count
-    return Task(basic.reduced(tensor.ndim, dims, keep, "sum"), [tensor], linear_in=(0,))
+    return Task(everyday.reduced(tensor.ndim, dims, keep, "sum"), [tensor], linear_in=(0,))
 
 
 def _is_count(tensor: Operand, dims: frozenset[int], keep: bool) -> bool:
     """Whether several ranks count what is true, and not for one number alone."""
     is_number = len(dims) == tensor.ndim and not keep
     fits = prod(tensor.shape[dim] for dim in dims) <= torch.iinfo(torch.int32).max
-    splits = any(is_split(tensor, dim) for dim in dims)
+    splits = any(tensor.is_split(dim) for dim in dims)
     return tensor.dtype is torch.bool and fits and splits and not is_number
 
 
@@ -80,7 +80,7 @@ def _reduced(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ta
     """`argmax(tensor, dims, keepdim)` and similar; of some, each rank reduces its own elements."""
     tensor, dims, keep = _dims_of(*args, **_keep(kwargs))
     results = torch_compat.number_of_results(operator)
-    rule = basic.reduced(tensor.ndim, dims, keep, _EXTREMES.get(operator), results)
+    rule = everyday.reduced(tensor.ndim, dims, keep, _EXTREMES.get(operator), results)
     return Task(rule, [tensor])
 
 
@@ -89,7 +89,7 @@ def _any(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task |
     tensor, dims, _ = _dims_of(*args, **_keep(kwargs))
     if len(args) > 1 and args[1] in ([], ()):
         return None
-    if any(is_split(tensor, dim) for dim in dims):
+    if any(tensor.is_split(dim) for dim in dims):
         return _any_of_split
     return _reduced(operator, args, kwargs)
 
@@ -105,17 +105,10 @@ def _any_of_split(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _argmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
     """`argmax(tensor, dim, keepdim)`: along a split dim each rank sends one number a row."""
     tensor, dim = args[0], args[1] if len(args) > 1 else None
-    if kwargs or dim is None or not is_split(tensor, dim):
+    if kwargs or dim is None or not tensor.is_split(dim):
         return _reduced(operator, args, kwargs)
     served = tensor.dtype in packed_argmax.SERVED
     return packed_argmax.argmax if served else _reduced(operator, args, kwargs)
-
-
-def is_split(tensor: Operand, dim: int) -> bool:
-    """Whether several ranks split `dim` of `tensor`."""
-    layout = tensor.form.layout
-    axes = layout.dim_axes(dim % tensor.ndim) if tensor.ndim else ()
-    return any(layout.mesh.axis_size(axis) > 1 for axis in axes)
 
 
 def _keep(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -132,13 +125,13 @@ def _along(operator: Any, args: tuple[Any, ...], dim: int) -> Task:
     ndim = operands[0].ndim
     full = frozenset({dim % ndim} if ndim else ())
     returns = torch_compat.number_of_results(operator)
-    return Task(basic.along(ndim, full, len(operands), returns), operands)
+    return Task(everyday.along(ndim, full, len(operands), returns), operands)
 
 
 def _logsumexp(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
     """`logsumexp(tensor, dims, keepdim)`."""
     tensor, dims, _ = _dims_of(*args, **_keep(kwargs))
-    if tensor.dtype.is_floating_point and any(is_split(tensor, dim) for dim in dims):
+    if tensor.dtype.is_floating_point and any(tensor.is_split(dim) for dim in dims):
         return _logsumexp_of_split
     return _reduced(operator, args, kwargs)
 
@@ -151,7 +144,7 @@ def _logsumexp_of_split(_operator: Any, args: tuple[Any, ...], kwargs: dict[str,
 def _softmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
     """`_softmax(tensor, dim, in_float)`, `_softmax_backward_data(gradient, output, dim, dtype)`."""
     *_, tensor, dim, _ = args
-    if not kwargs and is_split(tensor, dim):
+    if not kwargs and tensor.is_split(dim):
         return softmax.run
     return _along(operator, args, dim)
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.moves.redistribution import reduced
 from shardcore.adapters.engine.operators.statistics import precise
-from shardcore.adapters.engine.redistribute import reduced
 
 
 def softmax(x: Any, dim: int, in_float: bool) -> Any:

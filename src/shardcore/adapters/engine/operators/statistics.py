@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.planned import Operand
-from shardcore.adapters.engine.redistribute import reduced
+from shardcore.adapters.engine.moves.redistribution import reduced
+from shardcore.adapters.engine.plans.task import Operand
 from shardcore.adapters.engine.registry import Handler, Planner
 
 aten = torch.ops.aten

@@ -1,0 +1,1 @@
+"""The tensor classes of the strategies."""

@@ -1,0 +1,180 @@
+"""The tensor class of strategy `dtensor`: a DTensor whose operators the engine runs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.engine import differentiable, dispatch
+from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.kinds.local_shards import LocalShardTensor
+from shardcore.adapters.engine.tensor import Form, ShardedTensor
+from shardcore.adapters.torch_compat.dtensor import DTensorSpec, GivenDTensor, TensorMeta
+from shardcore.domain import placements as domain
+from shardcore.domain.errors import LayoutError
+from shardcore.domain.layout import Layout
+from shardcore.ports.world import World
+
+
+class ShardedDTensor(ShardedTensor, GivenDTensor):
+    """A DTensor to everybody outside; the engine runs its operators.
+
+    Its methods give tensors of this class, and take what those of a DTensor take.
+    """
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return dispatch.run(func, args, kwargs or {})
+
+    @property
+    def spec(self) -> DTensorSpec:  # type: ignore[override]
+        """What a DTensor says of itself."""
+        return cast(DTensors, self.engine.kind).spec(self.form)
+
+    def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
+        """The local shard, sharing the memory of this tensor; differentiable.
+
+        Args:
+            grad_placements: The placements of the gradient that comes back.
+        """
+        return differentiable.to_local(self, self._layout_of(grad_placements))
+
+    def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
+        """The full tensor as a plain one; differentiable. All ranks call it together.
+
+        Args:
+            grad_placements: The placements of the gradient that comes back.
+        """
+        return differentiable.full_tensor(self, self._layout_of(grad_placements))
+
+    def redistribute(
+        self,
+        device_mesh: DeviceMesh | None = None,
+        placements: Sequence[Placement] | None = None,
+        *,
+        async_op: bool = False,
+        forward_dtype: torch.dtype | None = None,
+        backward_dtype: torch.dtype | None = None,
+    ) -> "ShardedDTensor":
+        """This tensor in other placements; differentiable. All ranks call it together.
+
+        Args:
+            device_mesh: The mesh of this tensor, or None for it.
+            placements: One per mesh axis.
+            async_op: Taken as a DTensor takes it; the collectives are waited for in any case.
+            forward_dtype: The dtype in which it is sent, None for its own.
+            backward_dtype: Not served.
+
+        Raises:
+            LayoutError: If the mesh is another, there are no placements, or a dtype is given for
+                the gradient.
+        """
+        if device_mesh not in (None, self.device_mesh):
+            raise LayoutError(
+                f"A tensor on {self.device_mesh} cannot be redistributed to another mesh, "
+                f"{device_mesh}: gather it by full_tensor(), and distribute that."
+            )
+        layout = self._layout_of(placements)
+        if layout is None or backward_dtype is not None:
+            raise LayoutError(
+                "redistribute() needs placements, one per mesh axis, and takes no backward_dtype."
+            )
+        tensor = self if forward_dtype is None else self.to(forward_dtype)
+        return cast(ShardedDTensor, differentiable.redistribute(tensor, layout, self.engine))
+
+    def _layout_of(self, placements: Sequence[Placement] | None) -> Layout | None:
+        return None if placements is None else layout_of(self.engine.world, placements, self.ndim)
+
+
+@attrs.frozen(eq=False)
+class DTensors:
+    """The tensor classes of strategy `dtensor`.
+
+    Args:
+        mesh: The torch mesh.
+    """
+
+    mesh: DeviceMesh
+    _specs: dict[Form, DTensorSpec] = attrs.field(factory=dict, init=False)
+
+    @classmethod
+    def over(cls, world: World, groups: Mapping[str, dist.ProcessGroup]) -> "DTensors":
+        """The classes over the mesh of `world`, with the process group of each axis."""
+        ranks = torch.tensor(world.processes).reshape(world.mesh.shape)
+        names = world.mesh.axis_names
+        of_axes = [groups[axis] for axis in names]
+        return cls(DeviceMesh.from_group(of_axes, world.device_type, ranks, mesh_dim_names=names))
+
+    def empty(self, form: Form) -> Any:
+        """A sharded tensor of `form` that has no attributes yet."""
+        kind = ShardedDTensor if form.has_placements else LocalShardTensor
+        return torch_compat.wrapper(kind, form)
+
+    def adopt(self, engine: Engine, tensor: torch.Tensor) -> Any:
+        """A plain DTensor on this mesh as a sharded tensor, which shares its memory.
+
+        Raises:
+            LayoutError: If it is on another mesh, or in strides that no layout says.
+        """
+        if not isinstance(tensor, DTensor):
+            return None
+        if tensor.device_mesh != self.mesh:
+            raise LayoutError(
+                f"A DTensor on {tensor.device_mesh} meets tensors on {self.mesh}: distribute it "
+                "over the mesh of the distribution first."
+            )
+        layout = layout_of(engine.world, tensor.placements, tensor.ndim)
+        with torch.no_grad():
+            part = tensor.to_local()
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        return engine.wrap(part, engine.form(shape, layout, part.dtype, part.device, strides))
+
+    def spec(self, form: Form) -> DTensorSpec:
+        """What a DTensor says of itself, for a tensor of `form`."""
+        found = self._specs.get(form)
+        if found is None:
+            meta = TensorMeta(torch.Size(form.shape), form.strides, form.dtype)
+            placements = tuple(map(to_torch, form.layout.placements))
+            found = self._specs[form] = DTensorSpec(self.mesh, placements, tensor_meta=meta)
+        return found
+
+
+def to_torch(placement: domain.Placement) -> Placement:
+    """The DTensor placement of the same meaning."""
+    match placement:
+        case domain.Shard(dim):
+            return Shard(dim)
+        case domain.Partial(op):
+            return Partial(op)
+        case _:
+            return Replicate()
+
+
+def layout_of(world: World, placements: Sequence[Placement], ndim: int) -> Layout:
+    """The layout that DTensor placements say.
+
+    Raises:
+        LayoutError: If one is in strides, as a reshape leaves it, which no layout says.
+    """
+    return Layout.from_placements(world.mesh, map(_from_torch, placements), ndim)
+
+
+def _from_torch(placement: Placement) -> domain.Placement:
+    if placement.is_shard():
+        return domain.Shard(cast(Shard, placement).dim)
+    if placement.is_partial():
+        return domain.Partial(cast(Any, placement).reduce_op)
+    if placement.is_replicate():
+        return domain.Replicate()
+    raise LayoutError(
+        f"A DTensor with placement {placement} has shards that no layout says: redistribute it to "
+        "Shard, Replicate and Partial first."
+    )

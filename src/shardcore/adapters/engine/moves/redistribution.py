@@ -1,0 +1,196 @@
+"""Brings a tensor from one layout to another, by slices and collectives along mesh axes."""
+
+from itertools import pairwise
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.moves import elsewhere
+from shardcore.adapters.engine.moves.steps import STEPS
+from shardcore.adapters.engine.tensor import Form, ShardedTensor, contiguous_strides
+from shardcore.adapters.threads import check_thread
+from shardcore.domain.layout import Layout
+from shardcore.domain.placements import Partial
+from shardcore.domain.redistribution import Step, plan
+from shardcore.domain.stretches import has_stretches, without_stretches
+from shardcore.ports.whereabouts import Move, moving
+
+# What changes nothing; a mean or a maximum of equal values is that value.
+_NEUTRAL = {"sum": 0, "product": 1}
+
+
+@attrs.frozen(eq=False)
+class _Stage:
+    """Steps on a tensor that has a dim of its own for the stretches of each dim.
+
+    Args:
+        shape: The shape of the local shard before.
+        steps: The steps.
+    """
+
+    shape: tuple[int, ...]
+    steps: tuple[Step, ...]
+
+
+@attrs.frozen(eq=False)
+class Redistribution:
+    """How a tensor of one form comes to another layout.
+
+    Args:
+        form: The form that the tensor has.
+        target: The layout that it gets. It may be partial where `form` is not: then the first
+            rank of an axis that sums has the values, and the others zeros.
+        stages: The steps.
+        shape: The shape of the local shard then.
+        fill: What this rank has for all values, if it is one of those others.
+        order: The dims of the tensor, outermost in memory first, where the steps are those of the
+            tensor with its dims in that order.
+    """
+
+    form: Form
+    target: Layout
+    stages: tuple[_Stage, ...]
+    shape: tuple[int, ...]
+    fill: int | None
+    order: tuple[int, ...] | None = None
+
+    @classmethod
+    def to(cls, form: Form, target: Layout, engine: Engine) -> "Redistribution | None":
+        """The redistribution to `target`, None where the tensor is there already."""
+        target = target.normalized(form.shape)
+        if target == form.layout:
+            return None
+        have = form.layout.placement
+        new = [axis for axis, op in target.partial if have(axis) != Partial(op)]
+        kept = tuple(each for each in target.partial if each[0] not in new)
+        reduced = Layout(target.mesh, target.spec, kept, target.blocks)
+        world = engine.world
+        at = dict(zip(world.mesh.axis_names, world.mesh.coordinate(world.position), strict=True))
+        others = [op for axis, op in target.partial if axis in new and at[axis]]
+        return cls(
+            form,
+            target,
+            _stages(form, reduced, engine),
+            target.local_shape(form.shape, world.position),
+            next((_NEUTRAL[op] for op in others if op in _NEUTRAL), None),
+        )
+
+    @classmethod
+    def of_weight(cls, form: Form, target: Layout, engine: Engine) -> "Redistribution | None":
+        """The redistribution of a weight, which moves as the variable is in memory.
+
+        A kernel and the same kernel transposed, as a backward pass reads it, are gathered once.
+        """
+        order = tuple(sorted(range(form.ndim), key=lambda dim: (-form.strides[dim], dim)))
+        shape = tuple(form.shape[dim] for dim in order)
+        strides = tuple(form.strides[dim] for dim in order)
+        if form.is_contiguous or strides != contiguous_strides(shape):
+            return cls.to(form, target, engine)
+        own = engine.evolved(
+            form, shape=shape, strides=strides, layout=_permuted(form.layout, order)
+        )
+        found = cls.to(own, _permuted(target, order), engine)
+        return None if found is None else attrs.evolve(found, order=order)
+
+    def run(self, part: torch.Tensor, engine: Engine) -> torch.Tensor:
+        """The local shard in the new layout. `part` stays as it is. All ranks call it together."""
+        if any(step.kind != "slice" for stage in self.stages for step in stage.steps):
+            check_thread()
+        with moving(Move(part, self.form.shape, self.form.layout, self.target)):
+            part = self.as_in_memory(part)
+            for stage in self.stages:
+                part = part.reshape(stage.shape)
+                for step in stage.steps:
+                    part = STEPS[step.kind](part, step, engine)
+        part = self.as_asked(part.reshape(self.shape))
+        return part if self.fill is None else torch.full_like(part, self.fill)
+
+    def as_in_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`, its dims in the order of the steps."""
+        return tensor if self.order is None else tensor.permute(self.order)
+
+    def as_asked(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`, its dims in the order of the steps, in the order that it had before."""
+        if self.order is None:
+            return tensor
+        return tensor.permute(sorted(range(tensor.ndim), key=self.order.__getitem__))
+
+
+def _permuted(layout: Layout, order: tuple[int, ...]) -> Layout:
+    spec = tuple(layout.spec[dim] for dim in order)
+    return Layout(layout.mesh, spec, layout.partial, (layout.blocks[dim] for dim in order))
+
+
+def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
+    """The steps to `target`: in one stage, where the stretches of both are dims of one shape."""
+    source, shape = form.layout, form.shape
+    counts = tuple(map(max, source.stretches, target.stretches))
+    layouts = [source, target]
+    if not all(has_stretches(each, shape, counts) for each in layouts):
+        pairs = zip(source.stretches, target.stretches, strict=True)
+        differ = [dim for dim, (before, after) in enumerate(pairs) if before != after]
+        axes = [axis for dim in differ for axis in source.dim_axes(dim)]
+        layouts = [source, source.without(*axes), target]
+    stages = []
+    for before, after in pairwise(layouts):
+        common = tuple(map(max, before.stretches, after.stretches))
+        sizes, first = without_stretches(before, shape, common)
+        _, second = without_stretches(after, shape, common)
+        steps = plan(first, second, sizes, form.dtype.itemsize, engine.costs)
+        stages.append(_Stage(first.local_shape(sizes, engine.world.position), steps))
+    return tuple(stages)
+
+
+def in_layout(tensor: Any, layout: Layout, copies: bool = False) -> Any:
+    """`tensor`, a sharded one, in another layout.
+
+    Args:
+        tensor: It.
+        layout: The layout.
+        copies: Whether it gets memory of its own, to be written into, where it is kept elsewhere
+            or pending.
+    """
+    engine = tensor.engine
+    redistribution = Redistribution.to(tensor.form, layout, engine)
+    if redistribution is None:
+        return tensor
+    known = None if layout.partial else elsewhere.find(tensor)
+    if known is not None:
+        same = in_layout(known.tensor, layout, copies)
+        if copies and same is known.tensor:
+            return engine.wrap(same.part.clone(), same.form)
+        return engine.wrap(same.part, same.form, same.memory)
+    part = redistribution.run(tensor.part, engine)
+    # The rank that has the values of a new sum has those of `tensor`, and the others have not.
+    if copies and layout.partial and part.data_ptr() == tensor.part.data_ptr():
+        part = part.clone()
+    found = engine.sharded(part, redistribution.target, tensor.form.shape)
+    elsewhere.note(tensor, found)
+    return found
+
+
+def full(tensor: Any) -> torch.Tensor:
+    """The full tensor as a plain one; it may share the memory of `tensor`."""
+    part: torch.Tensor = in_layout(
+        tensor, Layout.replicated(tensor.engine.world.mesh, tensor.ndim)
+    ).part
+    return part
+
+
+def reduced(tensor: Any) -> Any:
+    """`tensor` with its pending reductions done; a plain one as it is."""
+    if not isinstance(tensor, ShardedTensor):
+        return tensor
+    return in_layout(tensor, tensor.form.layout.reduced)
+
+
+def local_shard(value: torch.Tensor, layout: Layout, engine: Engine) -> torch.Tensor:
+    """This rank's shard of the plain `value`, sharing its memory if it can."""
+    shape, rank = tuple(value.shape), engine.world.position
+    sizes, plain = without_stretches(layout, shape)
+    if sizes == shape:
+        return value[layout.slices(shape, rank)]
+    part = value.reshape(sizes)[plain.slices(sizes, rank)]
+    return part.reshape(layout.local_shape(shape, rank))

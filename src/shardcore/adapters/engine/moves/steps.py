@@ -1,0 +1,161 @@
+"""The steps of a redistribution on local shards: slices, and collectives along a mesh axis."""
+
+import math
+from collections.abc import Sequence
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.torch_compat import collectives
+from shardcore.domain.layout import PartialAxes
+from shardcore.domain.redistribution import Step
+
+_SUM = "sum"
+
+
+@attrs.frozen
+class AllReduce:
+    """A sum over some mesh axes that is on its way.
+
+    Args:
+        started: What becomes the sum over the first axis.
+        rest: The other axes.
+        engine: Has the process groups.
+    """
+
+    started: torch.Tensor
+    rest: tuple[str, ...]
+    engine: Engine
+
+    @classmethod
+    def start(cls, value: torch.Tensor, partial: PartialAxes, engine: Engine) -> "AllReduce":
+        """Start to sum `value` over the axes that are `partial`."""
+        axes = [axis for axis, _ in partial if engine.world.mesh.axis_size(axis) > 1]
+        started = collectives.all_reduce(value, _SUM, engine.groups[axes[0]])
+        return cls(started, tuple(axes[1:]), engine)
+
+    def wait(self) -> torch.Tensor:
+        """The sum."""
+        value = collectives.wait(self.started)
+        for axis in self.rest:
+            group = self.engine.groups[axis]
+            value = collectives.wait(collectives.all_reduce(value, _SUM, group))
+        return value
+
+
+def _slice(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
+    if step.source_dim is not None or step.op is not None:  # an axis of one rank: it has all
+        return part
+    return part[step.part(engine.world.position, engine.world.position)].clone()
+
+
+def _all_gather(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
+    """Uneven shards are each sent in a buffer of the size of the largest."""
+    assert step.source_dim is not None
+    peers = _peers(step, engine)
+    shapes = [step.source.local_shape(step.shape, peer) for peer in peers]
+    sizes = [math.prod(shape) for shape in shapes]
+    buffer = _padded(part, max(sizes))
+    buffers = collectives.wait(collectives.all_gather(buffer, _group(step, engine)))
+    even = len(set(shapes)) == 1 and math.prod(shapes[0][: step.source_dim]) == 1
+    if even and _is_sorted(peers):
+        dims = list(shapes[0])
+        dims[step.source_dim] *= len(shapes)
+        return buffers.reshape(dims)
+    chunks = [
+        each[:size].reshape(shape)
+        for each, size, shape in zip(buffers.chunk(len(shapes)), sizes, shapes, strict=True)
+    ]
+    return torch.cat(_in_axis_order(chunks, peers), dim=step.source_dim)
+
+
+def _is_sorted(peers: Sequence[int]) -> bool:
+    return list(peers) == sorted(peers)
+
+
+def _in_axis_order(chunks: Sequence[torch.Tensor], peers: Sequence[int]) -> list[torch.Tensor]:
+    """`chunks`, one of each of `peers`, in the order of their places along the axis."""
+    return [chunk for _, chunk in sorted(zip(peers, chunks, strict=True), key=lambda pair: pair[0])]
+
+
+def _padded(part: torch.Tensor, size: int) -> torch.Tensor:
+    """The elements of `part`, and zeros up to `size` of them."""
+    flat = part.reshape(-1)
+    if flat.numel() == size:
+        return flat
+    return torch.nn.functional.pad(flat, (0, size - flat.numel()))
+
+
+def _all_reduce(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
+    assert step.op is not None
+    reduced = collectives.wait(collectives.all_reduce(part, _sent(step), _group(step, engine)))
+    return reduced / step.source.mesh.axis_size(step.axis) if step.op == "avg" else reduced
+
+
+def _all_to_all(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
+    peers, rank = _peers(step, engine), engine.world.position
+    sent = [part[step.part(rank, peer)] for peer in peers]
+    shapes = [_shape(step.part(peer, rank)) for peer in peers]
+    sizes = [math.prod(shape) for shape in shapes]
+    received = collectives.all_to_all(
+        torch.cat([each.reshape(-1) for each in sent]),
+        sizes,
+        [each.numel() for each in sent],
+        _group(step, engine),
+    )
+    pieces = torch.split(collectives.wait(received), sizes)
+    assert step.source_dim is not None
+    chunks = [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    return torch.cat(_in_axis_order(chunks, peers), dim=step.source_dim)
+
+
+def _reduce_scatter(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
+    """Uneven shards are each sent in a buffer of the size of the largest."""
+    assert step.op is not None
+    assert step.target_dim is not None
+    peers, rank = _peers(step, engine), engine.world.position
+    places = [step.part(rank, peer) for peer in peers]
+    shapes = [_shape(place) for place in places]
+    sizes = [math.prod(shape) for shape in shapes]
+    even = len(set(shapes)) == 1 and math.prod(part.shape[: step.target_dim]) == 1
+    if even and _is_sorted(peers):
+        buffer = part.reshape(-1)
+    else:
+        size = max(sizes)
+        buffer = torch.cat([_padded(part[place], size) for place in places])
+    own = collectives.wait(collectives.reduce_scatter(buffer, _sent(step), _group(step, engine)))
+    shape = _shape(step.part(rank, rank))
+    reduced = own[: math.prod(shape)].reshape(shape)
+    return reduced / len(peers) if step.op == "avg" else reduced
+
+
+STEPS = {
+    "slice": _slice,
+    "all_gather": _all_gather,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+    "reduce_scatter": _reduce_scatter,
+}
+
+
+def _sent(step: Step) -> str:
+    """What the collective does: gloo has no average."""
+    assert step.op is not None
+    return _SUM if step.op == "avg" else step.op
+
+
+def _shape(part: tuple[slice, ...]) -> tuple[int, ...]:
+    return tuple(each.stop - each.start for each in part)
+
+
+def _peers(step: Step, engine: Engine) -> tuple[int, ...]:
+    """The mesh ranks along the axis, in the order of their process group: by process."""
+    world = engine.world
+    peers = world.mesh.axis_group(step.axis, world.position)
+    return tuple(sorted(peers, key=world.processes.__getitem__))
+
+
+def _group(step: Step, engine: Engine) -> dist.ProcessGroup:
+    return engine.groups[step.axis]

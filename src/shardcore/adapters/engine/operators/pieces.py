@@ -1,0 +1,217 @@
+"""Pieces of a dim: slices, splits, concatenation, repetition."""
+
+from collections.abc import Sequence
+from math import gcd
+from typing import Any
+
+import torch
+
+from shardcore.adapters.engine.operators.views import one_result, several_results
+from shardcore.adapters.engine.plans.task import Operand, Task
+from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.adapters.engine.writes.view_copies import note_view
+from shardcore.domain.layout import Layout, PartialAxes
+from shardcore.domain.planner.choice import Split
+from shardcore.domain.rules import everyday, movement
+from shardcore.domain.rules.rule import OperatorRule, letters
+
+aten = torch.ops.aten
+
+
+def _slice(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`slice(tensor, dim, start, end, step)`."""
+    tensor, *rest = args
+    dim = (rest[0] if rest else 0) % tensor.ndim
+    if not range(tensor.shape[dim])[slice(*rest[1:])]:
+        return _empty(tensor, dim)
+    found = _stretches(tensor.shape[dim], *rest[1:])
+    if found is None:
+        rule = everyday.along(tensor.ndim, frozenset({dim}))
+        return one_result(rule, tensor, lambda part: operator(part, *rest, **kwargs))
+    count, first, last = found
+
+    def call(part: torch.Tensor) -> Any:
+        size = part.shape[dim] // count
+        return operator(part, dim, first * size, last * size)
+
+    return one_result(movement.pieces(tensor.ndim, dim, count, (last - first,)), tensor, call)
+
+
+def _empty(tensor: Operand, dim: int) -> Task:
+    """A slice without elements along `dim`, for which nothing is gathered."""
+    layout = tensor.form.layout
+    found = layout.without(*layout.dim_axes(dim)).reduced
+    extents = dict(zip(letters(tensor.ndim), tensor.shape, strict=True))
+    return Task(
+        everyday.along(tensor.ndim, frozenset({dim})),
+        [tensor],
+        lambda parts: (parts[0].narrow(dim, 0, 0),),
+        layouts=Split((layout,), (found,), extents, gathers=False),
+    )
+
+
+def _stretches(
+    size: int, start: int | None = None, end: int | None = None, step: int = 1
+) -> tuple[int, int, int] | None:
+    """How many stretches of one size a dim has of which a slice is some, and from which to which.
+
+    None if the slice has a step, or no elements.
+    """
+    first, last, _ = slice(start, end).indices(size)
+    if step != 1 or last <= first:
+        return None
+    each = gcd(first, last, size)
+    return size // each, first // each, last // each
+
+
+def _slice_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`slice_backward(gradient, sizes, dim, start, end, step)`."""
+    gradient, sizes, dim, *rest = args
+    dim %= len(sizes)
+    found = _stretches(sizes[dim], *rest)
+    if found is None:
+        rule, of_all = everyday.along(gradient.ndim, frozenset({dim})), rest
+    else:
+        count, first, last = found
+        rule = movement.of_pieces(gradient.ndim, dim, count, (last - first,))
+
+    def call(part: torch.Tensor) -> Any:
+        local = list(part.shape)
+        if found is None:
+            local[dim] = sizes[dim]
+            return operator(part, local, dim, *of_all, **kwargs)
+        size = part.shape[dim] // (last - first)
+        local[dim] = count * size
+        return operator(part, local, dim, first * size, last * size, 1)
+
+    return one_result(rule, gradient, call)
+
+
+def _select(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
+    """`select(tensor, dim, index)`."""
+    tensor, dim, index = args
+    layout, dim = tensor.form.layout, dim % tensor.ndim
+    in_one_piece = layout.stretches[dim] == 1 and tensor.dtype is not torch.bool
+    if tensor.is_split(dim) and in_one_piece:
+        return _of_its_rank
+    return one_result(_less(tensor, dim), tensor, lambda part: operator(part, dim, index))
+
+
+def _less(tensor: Operand, dim: int, results: int = 1) -> OperatorRule:
+    """The rule of slices, which have the dims of `tensor` but for `dim`."""
+    dims = [each for each in range(tensor.ndim) if each != dim]
+    return movement.dims_moved(tensor.ndim, dims, results)
+
+
+def _of_its_rank(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The rank that has the slice gives it, the others zeros: a pending sum, not yet sent."""
+    tensor, dim, index = args
+    engine, layout, shape = tensor.engine, tensor.form.layout, list(tensor.shape)
+    dim %= tensor.ndim
+    of_dim = Layout(layout.mesh, (layout.spec[dim],), (), (layout.blocks[dim],))
+    own = range(shape[dim])[of_dim.slices((shape[dim],), engine.world.position)[0]]
+    place = range(shape.pop(dim))[index]
+    local = [*tensor.part.shape[:dim], *tensor.part.shape[dim + 1 :]]
+    part = (
+        tensor.part.select(dim, own.index(place)).clone(memory_format=torch.contiguous_format)
+        if place in own
+        else tensor.part.new_zeros(local)
+    )
+    pending: PartialAxes = tuple(
+        (axis, "sum") for axis in layout.dim_axes(dim) if layout.mesh.axis_size(axis) > 1
+    )
+    spec, blocks = list(layout.spec), list(layout.blocks)
+    del spec[dim], blocks[dim]
+    found = Layout(layout.mesh, spec, (*layout.partial, *pending), blocks)
+    result = engine.sharded(part, found, tuple(shape))
+    result.memory = tensor.memory
+    note_view(result, tensor, lambda full: operator(full, dim, index), is_copy=True)
+    return result
+
+
+def _select_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`select_backward(gradient, sizes, dim, index)`."""
+    gradient, sizes, dim, index = args
+    dim %= len(sizes)
+    dims = range(gradient.ndim)
+    rule = movement.dims_moved(gradient.ndim, [*dims[:dim], None, *dims[dim:]])
+
+    def call(part: torch.Tensor) -> Any:
+        local = list(part.shape)
+        local.insert(dim, sizes[dim])
+        return operator(part, local, dim, index, **kwargs)
+
+    return one_result(rule, gradient, call)
+
+
+def _concatenated(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`cat(tensors, dim)` and `stack(tensors, dim)`: of sums that are all pending, one is."""
+    tensors, *rest = args
+    new = operator is aten.stack.default
+    dim = rest[0] if rest else kwargs.get("dim", 0)
+    if not new:  # empty tensors of one dim join anything
+        tensors = [each for each in tensors if each.shape != (0,)] or list(tensors)
+    ndim = tensors[0].ndim
+    dim %= ndim + new
+    sizes = [] if new else [each.shape[dim] for each in tensors]
+    if new:
+        rule = movement.stacked(ndim, dim, len(tensors))
+    elif 0 in sizes:
+        rule = everyday.along(ndim, frozenset({dim}), len(tensors))
+    else:
+        size = gcd(*sizes)
+        counts = tuple(each // size for each in sizes)
+        rule = movement.of_pieces(ndim, dim, sum(counts), counts)
+    are_pending = all(each.form.layout.partial for each in tensors)
+    adds = range(len(tensors)) if are_pending else ()
+    return Task(rule, tensors, lambda parts: (operator(list(parts), dim),), adds=adds)
+
+
+def _pieces(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`split(tensor, sizes, dim)`."""
+    tensor, sizes, *rest = args
+    dim = (rest[0] if rest else kwargs.get("dim", 0)) % tensor.ndim
+    whole = tensor.shape[dim]
+    if not isinstance(sizes, list | tuple):
+        sizes = [min(sizes, whole - at) for at in range(0, whole, sizes)] if whole else [0]
+    if 0 in sizes:
+        rule = everyday.along(tensor.ndim, frozenset({dim}), results=len(sizes))
+        return several_results(rule, tensor, lambda part: torch.split(part, sizes, dim))
+    size = gcd(*sizes)
+    counts = tuple(each // size for each in sizes)
+
+    def call(part: torch.Tensor) -> Sequence[torch.Tensor]:
+        local = part.shape[dim] // sum(counts)
+        return torch.split(part, [local * each for each in counts], dim)
+
+    return several_results(movement.pieces(tensor.ndim, dim, sum(counts), counts), tensor, call)
+
+
+def _repeat(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
+    """`repeat(tensor, repeats)`."""
+    tensor, repeats = args
+    if 0 in repeats:
+        return None
+    return Task(movement.repeated(tensor.ndim, repeats), [tensor])
+
+
+def _unbind(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    """`unbind(tensor, dim)`."""
+    tensor, *rest = args
+    dim = (rest[0] if rest else kwargs.get("dim", 0)) % tensor.ndim
+    rule = _less(tensor, dim, tensor.shape[dim])
+    return several_results(rule, tensor, lambda part: operator(part, dim))
+
+
+PLANNERS: dict[Any, Planner] = {
+    aten.slice.Tensor: _slice,
+    aten.slice_backward.default: _slice_backward,
+    aten.select.int: _select,
+    aten.select_backward.default: _select_backward,
+    aten.split.Tensor: _pieces,
+    aten.split_with_sizes.default: _pieces,
+    aten.unbind.int: _unbind,
+    aten.repeat.default: _repeat,
+    aten.cat.default: _concatenated,
+    aten.stack.default: _concatenated,
+}

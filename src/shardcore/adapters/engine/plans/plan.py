@@ -1,0 +1,234 @@
+"""How an operator runs on operands of certain forms: moved, computed, wrapped."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters import fallback
+from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.moves import elsewhere
+from shardcore.adapters.engine.moves.elsewhere import Elsewhere
+from shardcore.adapters.engine.moves.redistribution import Redistribution
+from shardcore.adapters.engine.plans.order import Order, in_order, strides_in
+from shardcore.adapters.engine.plans.task import Compute, Task
+from shardcore.adapters.engine.tensor import Form
+from shardcore.adapters.engine.writes.view_copies import note_view
+from shardcore.adapters.torch_compat import is_view
+from shardcore.domain.layout import Layout, PartialAxes
+from shardcore.domain.planner.choice import Split
+
+# They copy what has gaps, or another order, in memory.
+_RESHAPES = {torch.ops.aten.view.default, torch.ops.aten.reshape.default}
+
+
+@attrs.define(eq=False)
+class _Result:
+    """A result: its form, and how it is made of what the operator gives.
+
+    Args:
+        form: Its form.
+        order: The dims of its local shard, outermost in memory first; None for their own order.
+        shares: Whether the local shard shares the memory of that of the operand.
+    """
+
+    form: Form
+    order: Order | None
+    shares: bool
+
+
+@attrs.define(eq=False)
+class Plan:
+    """How an operator runs on operands of certain forms.
+
+    Args:
+        operator: The operator.
+        engine: Runs it.
+        task: What was asked of the planner.
+        numbers: Of each operand of the task, its number among the tensors of the call.
+        moves: Per operand of the task, how it is brought to where it is wanted; None if it is.
+        split: The layouts of operands and results.
+        pending: The reductions of the operand that stay pending.
+        elsewhere: Per operand, whether it is taken from where an operator has brought it.
+    """
+
+    operator: Any
+    engine: Engine
+    task: Task
+    numbers: tuple[int, ...]
+    moves: tuple[Redistribution | None, ...]
+    split: Split
+    pending: PartialAxes
+    elsewhere: tuple[bool, ...]
+    _stays: bool = attrs.field(init=False)
+    _is_view: bool = attrs.field(init=False)
+    _falls_back: bool = attrs.field(init=False)
+    _results: tuple[_Result | None, ...] | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._stays = not any(self.moves) and not any(self.elsewhere)
+        self._is_view = is_view(self.operator)
+        # A weight that is only moved, and all-gathered for that, has no work that ranks repeat.
+        task = self.task
+        moves_weights = task.of_weights and all(each.form.weight for each in task.operands)
+        self._falls_back = self.split.gathers and not moves_weights
+
+    def run(
+        self,
+        tensors: Sequence[Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
+        known: Sequence[Elsewhere | None] = (),
+    ) -> list[Any]:
+        """The results.
+
+        Args:
+            tensors: All tensors of the call, in order, of the forms that the plan was made for.
+            args: The arguments of the call.
+            kwargs: The named ones.
+            known: Where each tensor of the call is too, if it is anywhere.
+        """
+        if self._falls_back:
+            fallback.tell(self.operator, [tensors[number] for number in self.numbers])
+        if self._stays:
+            parts = [tensors[number].part for number in self.numbers]
+        else:
+            parts = [
+                tensor.part if move is None else moved(tensor, move, self.split.replicates)
+                for tensor, move in zip(self._operands(tensors, known), self.moves, strict=True)
+            ]
+        compute = self.task.compute
+        found = compute(parts) if compute else self._call(parts, args, kwargs)
+        if self._results is None:
+            self._results = self._first_results(found)
+        if self._is_view:
+            number = self.numbers[0]
+            return self._views(found, tensors[number], known[number] if known else None)
+        wrap = self.engine.wrap
+        return [
+            None
+            if part is None or result is None
+            else wrap(in_order(part, result.order), result.form)
+            for part, result in zip(found, self._results, strict=True)
+        ]
+
+    def _call(self, parts: list[torch.Tensor], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run the operator itself, with `parts` in the place of tensors."""
+        left = iter(parts)
+        local_args = [_with_parts(each, left) for each in args]
+        if kwargs:
+            named = {name: _with_parts(each, left) for name, each in kwargs.items()}
+            found = self.operator(*local_args, **named)
+        else:
+            found = self.operator(*local_args)
+        return found if isinstance(found, tuple | list) else (found,)
+
+    def _operands(self, tensors: Sequence[Any], known: Sequence[Elsewhere | None]) -> list[Any]:
+        """The operands of the task, some of them from elsewhere."""
+        found = []
+        for number, is_elsewhere in zip(self.numbers, self.elsewhere, strict=True):
+            other = known[number] if is_elsewhere else None
+            found.append(other.tensor if other else tensors[number])
+        return found
+
+    def _views(self, found: Sequence[Any], operand: Any, known: Elsewhere | None) -> list[Any]:
+        assert self._results is not None
+        results = []
+        for number, (part, result) in enumerate(zip(found, self._results, strict=True)):
+            assert result is not None
+            made = part if result.shares else in_order(part, result.order)
+            tensor = self.engine.wrap(made, result.form, operand.memory)
+            is_copy = not result.shares or bool(self.pending)
+            if is_copy or operand.copied is not None:
+                assert self.task.compute is not None
+                take = partial(_one_of, self.task.compute, number)
+                note_view(tensor, operand, take, is_copy=is_copy)
+            # What had to be moved could not be split as it was, nor as it is elsewhere.
+            if known and self._stays and elsewhere.splits_less(operand, known.tensor):
+                self._view_elsewhere(tensor, number, operand, known)
+            results.append(tensor)
+        return results
+
+    def _view_elsewhere(self, view: Any, number: int, operand: Any, known: Elsewhere) -> None:
+        """Note where `view`, result `number`, is too: the same view of `operand` elsewhere."""
+        assert self.task.compute is not None
+        other = known.tensor
+        part = self.task.compute([other.part])[number]
+        assert part is not None
+        own, there = operand.form.layout, other.form.layout
+        moved = (a for a in own.mesh.axis_names if own.placement(a) != there.placement(a))
+        layout = view.form.layout.without(*moved)
+        same = self.engine.wrap(part, self.engine.evolved(view.form, layout=layout), other.memory)
+        elsewhere.note(view, same, known.serves)
+
+    def _first_results(self, found: Sequence[Any]) -> tuple[_Result | None, ...]:
+        strides = self._strides_of_views() if self._is_view else None
+        return tuple(
+            None if part is None else self._result(number, part, strides)
+            for number, part in enumerate(found)
+        )
+
+    def _result(
+        self, number: int, part: torch.Tensor, strides: Sequence[tuple[int, ...]] | None
+    ) -> _Result:
+        task, layout = self.task, self.split.results[number]
+        shape = self.split.global_shape(task.rule.results[number], tuple(part.shape))
+        if self.pending:
+            layout = with_pending(layout, self.pending)
+        weight = task.of_weights and all(each.form.weight for each in task.operands)
+        form_of = partial(self.engine.form, shape, layout, part.dtype, part.device, weight=weight)
+        if strides is not None:
+            return _Result(form_of(strides=strides[number]), None, shares=self._stays)
+        order = task.orders[number] if number < len(task.orders) else None
+        in_order = None if order is None else strides_in(order, shape)
+        return _Result(form_of(strides=in_order), order, shares=False)
+
+    def _strides_of_views(self) -> Sequence[tuple[int, ...]] | None:
+        """The strides of the views of the full tensor; None where the results are copies."""
+        form, compute = self.task.operands[0].form, self.task.compute
+        assert compute is not None, "a view has numbers of its own for a local shard"
+        if self.operator in _RESHAPES and not form.is_contiguous:
+            return None
+        full = torch.empty_strided(form.shape, form.strides, device="meta")
+        return [tuple(each.stride()) for each in compute([full]) if each is not None]
+
+
+def _with_parts(argument: Any, parts: Iterator[torch.Tensor]) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return next(parts)
+    if isinstance(argument, list | tuple):
+        return [_with_parts(each, parts) for each in argument]
+    return argument
+
+
+def moved(tensor: Any, move: Redistribution, serves: bool = False) -> torch.Tensor:
+    """The local shard of `tensor` where `move` brings it; a weight's may still be there.
+
+    Args:
+        tensor: A sharded tensor.
+        move: How it is brought there.
+        serves: Whether products are to read it there from now on.
+    """
+    engine: Engine = tensor.engine
+    part: torch.Tensor = tensor.part
+    if tensor.form.weight:
+        return engine.unsharded.get(tensor.memory, part, move, engine)
+    found = move.run(part, engine)
+    # A move that is planned as if nothing were pending leaves the sum to the result.
+    if move.form is tensor.form and not move.target.partial:
+        same = engine.wrap(found, engine.evolved(tensor.form, layout=move.target))
+        elsewhere.note(tensor, same, serves)
+    return found
+
+
+def _one_of(compute: Compute, number: int, tensor: torch.Tensor) -> torch.Tensor:
+    found = compute([tensor])[number]
+    assert found is not None
+    return found
+
+
+def with_pending(layout: Layout, pending: PartialAxes) -> Layout:
+    """Returns `layout` with the reductions in `pending` pending too."""
+    return Layout(layout.mesh, layout.spec, (*layout.partial, *pending), layout.blocks)

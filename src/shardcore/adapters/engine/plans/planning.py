@@ -1,0 +1,138 @@
+"""Plans operators by their sharding rules.
+
+What is decided depends on the forms of the operands and on numbers only, so that a plan is made
+once and kept for every later call that is alike.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.moves.redistribution import Redistribution
+from shardcore.adapters.engine.plans.plan import Plan, with_pending
+from shardcore.adapters.engine.plans.task import Compute, Operand, Task
+from shardcore.adapters.engine.tensor import Form, ShardedTensor
+from shardcore.domain.layout import Layout, PartialAxes
+from shardcore.domain.placements import Replicate
+from shardcore.domain.planner.call import Placed, Shapes
+from shardcore.domain.planner.choice import Split, choose
+from shardcore.domain.rules.rule import OperatorRule
+
+
+def planned(operator: Any, task: Task, engine: Engine) -> Plan:
+    """The plan of an operator by its rule, with the cheapest split of the core's planner."""
+    forms = _forms(task)
+    pending = _kept_pending(task, forms)
+    given = [
+        engine.evolved(form, layout=form.layout.reduced) if pending else form for form in forms
+    ]
+    split = _split(task, given, engine)
+    if pending and any(_uses(each, pending) for each in (*split.operands, *split.results)):
+        pending, given = (), forms
+        split = _split(task, forms, engine)
+    targets = [
+        with_pending(layout, pending) if pending and place in task.adds else layout
+        for place, layout in enumerate(split.operands)
+    ]
+    # What is pending already stays as it is; only what is not becomes zeros on other ranks.
+    sources = [
+        engine.evolved(form, layout=with_pending(form.layout, pending))
+        if pending and place in task.adds and forms[place].layout.partial
+        else form
+        for place, form in enumerate(given)
+    ]
+    numbers, moves, elsewheres = [], [], []
+    for each, form, source, target in zip(task.operands, forms, sources, targets, strict=True):
+        move = _move(source, target, engine)
+        other = each.other
+        # What stays pending is not read where its sum is.
+        stays = target.partial or (pending and each.form.layout.partial)
+        is_elsewhere = other is form or not (other is None or move is None or stays)
+        if is_elsewhere and other is not None:
+            move = _move(other, target, engine)
+        numbers.append(each.number)
+        moves.append(move)
+        elsewheres.append(is_elsewhere)
+    return Plan(
+        operator, engine, task, tuple(numbers), tuple(moves), split, pending, tuple(elsewheres)
+    )
+
+
+def run_rule(
+    operator: Any,
+    rule: OperatorRule,
+    tensors: Sequence[torch.Tensor],
+    compute: Compute,
+    result_shapes: Shapes = (),
+) -> list[Any]:
+    """Run `compute` on the local shards of `tensors`, split by `rule`; see `Task`."""
+    engine: Engine = next(each.engine for each in tensors if isinstance(each, ShardedTensor))
+    sharded = [engine.as_sharded(each) for each in tensors]
+    operands = [Operand(each.form, number) for number, each in enumerate(sharded)]
+    return planned(operator, Task(rule, operands, compute, result_shapes), engine).run(sharded)
+
+
+def _forms(task: Task) -> list[Form]:
+    """The forms of the operands: a product reads some of them elsewhere."""
+    sums = any(task.rule.sums(result) for result in task.rule.results)
+    is_product = sums and len(task.operands) > 1
+    return [
+        each.other if is_product and each.serves and each.other else each.form
+        for each in task.operands
+    ]
+
+
+def _move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
+    """How a tensor moves. A weight that is held for the step is the same weight transposed.
+
+    Else the backward pass gathers it again: it is not held from the forward pass on.
+    """
+    held = form.weight and engine.unsharded.holds_steps
+    return (Redistribution.of_weight if held else Redistribution.to)(form, layout, engine)
+
+
+def _kept_pending(task: Task, forms: Sequence[Form]) -> PartialAxes:
+    """The reductions of operands that stay pending in the results."""
+    places = [place for place, form in enumerate(forms) if form.layout.partial]
+    kinds = {forms[place].layout.partial for place in places}
+    if len(kinds) != 1:
+        return ()
+    (pending,) = kinds
+    if not {op for _, op in pending} <= {"sum", "avg"}:
+        return ()
+    if len(places) == 1 and places[0] in task.linear_in:
+        return pending
+    if not task.adds or not set(places) <= set(task.adds):
+        return ()
+    # The first rank adds what is not pending: to a sum, and not to a mean.
+    only_sums = {op for _, op in pending} == {"sum"}
+    return pending if only_sums or len(places) == len(task.adds) else ()
+
+
+def _uses(layout: Layout, pending: PartialAxes) -> bool:
+    """Whether an axis of `pending` does something to a tensor of `layout` already."""
+    return any(not isinstance(layout.placement(axis), Replicate) for axis, _ in pending)
+
+
+def _split(task: Task, forms: Sequence[Form], engine: Engine) -> Split:
+    if task.layouts is not None:
+        return task.layouts
+    if engine.gathers and not all(form.weight or not form.ndim for form in forms):
+        forms = [_gathered(form, engine) if form.weight else form for form in forms]
+    placed = tuple(
+        Placed(
+            form.shape,
+            form.layout,
+            form.dtype.itemsize,
+            form.weight,
+            None if operand.other is None else operand.other.layout,
+        )
+        for form, operand in zip(forms, task.operands, strict=True)
+    )
+    return choose(task.rule, placed, task.result_shapes, task.scales, engine.costs)
+
+
+def _gathered(form: Form, engine: Engine) -> Form:
+    return engine.evolved(form, layout=Layout.replicated(engine.world.mesh, form.ndim))

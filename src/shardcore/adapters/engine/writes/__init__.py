@@ -1,0 +1,1 @@
+"""Writes into sharded tensors, and into the views of them."""

@@ -1,0 +1,1 @@
+"""What a step moves between ranks, why, and what would spare it."""

@@ -1,0 +1,184 @@
+"""Which collectives of a step another rule would spare, and the rule."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from shardcore.domain.explanation.collectives import (
+    Avoidable,
+    Collective,
+    ExplainedLayer,
+    ExplainedVariable,
+)
+from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.layout import DimSpec, dim_spec, entry_axes
+from shardcore.domain.placements import Shard
+
+Rules = dict[str, tuple[DimSpec, ...] | None]
+
+# Gathers, and what takes their place where a dim is split in the place of another.
+_GATHERS = ("all_gather", "all_to_all")
+_PHASES = ("forward", "loss and metrics")
+
+# As in the policies: below it a collective costs its start more than its bytes.
+SMALL = 64 * 1024
+# The rules of one advice that are written out; the data has all.
+MOST_SAID = 4
+
+
+def advise(
+    moved: Sequence[tuple[Facts, Collective]], layers: Sequence[ExplainedLayer]
+) -> tuple[Avoidable, ...]:
+    """The gathers that a layout forces, each once with the rules to change.
+
+    Only what another rule spares is told: a large weight that is gathered for use is split to save
+    memory, and a pending sum is what a split kernel costs.
+    """
+    found: list[Avoidable] = []
+    ruled: set[str] = set()  # one change at a time: a rule that is changed changes what follows
+    for facts, collective in moved:
+        if facts.kind in _GATHERS and not facts.reduced and facts.phase in _PHASES:
+            advised = _advice(facts, collective, layers)
+            if advised is not None and ruled.isdisjoint(advised.rules):
+                found.append(advised)
+                ruled.update(advised.rules)
+    return (*found, *_small_variables(moved, layers))
+
+
+def _advice(
+    facts: Facts, collective: Collective, layers: Sequence[ExplainedLayer]
+) -> Avoidable | None:
+    if facts.cause is not None and facts.cause.kind == "rule":
+        if _gathers_tokens(facts):  # once, for all who need them
+            return None
+        return Avoidable(
+            collective,
+            f"rule {facts.cause.name!r} has the output gathered",
+            {facts.cause.name: None},
+            "the output stays as it is computed",
+        )
+    if facts.variable is not None or facts.batch_axis in facts.axes or len(facts.axes) != 1:
+        return None
+    return _by_rows(facts, collective, layers) or _whole_producer(facts, collective, layers)
+
+
+def _small_variables(
+    moved: Iterable[tuple[Facts, Collective]], layers: Sequence[ExplainedLayer]
+) -> Iterator[Avoidable]:
+    """Variables that are gathered at each use, and so small that it costs more than it saves."""
+    small = {v.path: v for layer in layers for v in layer.variables if v.bytes < SMALL}
+    found: dict[tuple[str, ...], dict[str, Collective]] = {}
+    for facts, collective in moved:
+        if facts.kind in _GATHERS and facts.variable in small:
+            found.setdefault(facts.axes, {}).setdefault(str(facts.variable), collective)
+    for axes, gathered in found.items():
+        first, *others = gathered
+        named = first if not others else f"{first} and {len(others)} more small variables"
+        more = sum(small[path].bytes * (1 - 1 / each.ranks) for path, each in gathered.items())
+        yield Avoidable(
+            gathered[first],
+            f"{named} {'is' if not others else 'are'} split over {', '.join(map(repr, axes))} and "
+            "gathered at each use",
+            {path: _without(small[path].spec, *axes) for path in gathered},
+            f"each rank keeps {round(more)} bytes more, and gathers none of them",
+        )
+
+
+def _by_rows(
+    facts: Facts, collective: Collective, layers: Sequence[ExplainedLayer]
+) -> Avoidable | None:
+    """A kernel whose input comes split by features: split by rows, it takes the input so."""
+    layer = next((each for each in layers if each.path == facts.layer), None)
+    size = _features(facts)
+    if layer is None or size is None:
+        return None
+    kernels = (each for each in layer.variables if len(each.shape) > 1)
+    kernel = next((each for each in kernels if each.shape[-2] == size), None)
+    axis = facts.axes[0]
+    if kernel is None or len(layer.shape or ()) < 2 or _splits(kernel.spec[-2], axis):
+        return None
+    rows = (*kernel.spec[:-2], _with(kernel.spec[-2], axis), _less(kernel.spec[-1], axis))
+    others = [
+        each for each in layer.variables if each is not kernel and _has(each.spec, axis)
+    ]  # the output is whole then
+    return Avoidable(
+        collective,
+        f"layer {layer.path}: {_as_split(kernel, axis)}, so its input, split over {axis!r}, is "
+        "gathered",
+        {kernel.path: rows, **{each.path: _without(each.spec, axis) for each in others}},
+        "the kernel takes its input as it is split; its output, a pending sum, is reduced",
+    )
+
+
+def _whole_producer(
+    facts: Facts, collective: Collective, layers: Sequence[ExplainedLayer]
+) -> Avoidable | None:
+    """The layer whose output is split as this one cannot use it: the last before it."""
+    axis = facts.axes[0]
+    paths = [layer.path for layer in layers]
+    upto = paths.index(facts.layer) if facts.layer in paths else len(layers)
+    for layer in reversed(layers[:upto]):
+        split = [each for each in layer.variables if _has(each.spec, axis)]
+        if split and layer.spec is not None and _has(layer.spec, axis):
+            return Avoidable(
+                collective,
+                f"{facts.layer or 'the loss'} needs whole what {layer.path} gives split over "
+                f"{axis!r}",
+                {each.path: _without(each.spec, axis) for each in split},
+                f"{layer.path} is computed whole on each rank of {axis!r}, and nothing is gathered",
+            )
+    return None
+
+
+def _gathers_tokens(facts: Facts) -> bool:
+    """Whether it is a dim between the batch and the features, as policy `sequence_parallel` has."""
+    inner = range(1, len(facts.shape or ()) - 1)
+    return any(isinstance(each, Shard) and each.dim in inner for each in facts.before())
+
+
+def _features(facts: Facts) -> int | None:
+    """The size of the last dim, if that is what is gathered."""
+    if facts.shape is None or facts.source is None or not facts.shape:
+        return None
+    last = len(facts.shape) - 1
+    gathered = facts.before() == (Shard(last),) and facts.after() != (Shard(last),)
+    return facts.shape[last] if gathered else None
+
+
+def _as_split(kernel: ExplainedVariable, axis: str) -> str:
+    if _splits(kernel.spec[-1], axis):
+        return f"{kernel.name} is split by its last dim"
+    return f"{kernel.name} is whole"
+
+
+def _splits(entry: DimSpec, axis: str) -> bool:
+    return axis in entry_axes(entry)
+
+
+def _has(spec: Iterable[DimSpec], axis: str) -> bool:
+    return any(_splits(entry, axis) for entry in spec)
+
+
+def _less(entry: DimSpec, *axes: str) -> DimSpec:
+    return dim_spec(tuple(each for each in entry_axes(entry) if each not in axes))
+
+
+def _with(entry: DimSpec, axis: str) -> DimSpec:
+    return dim_spec((*entry_axes(entry), axis))
+
+
+def _without(spec: Iterable[DimSpec], *axes: str) -> tuple[DimSpec, ...]:
+    return tuple(_less(entry, *axes) for entry in spec)
+
+
+def said(rules: Rules) -> str:
+    """The rules as the lines that write them; of many the first.
+
+    Example:
+        >>> said({"down/kernel": ("model", None), "down/output": None})
+        "layout_map['down/kernel'] = ('model', None); take out the rule 'down/output'"
+    """
+    lines = [
+        f"take out the rule {key!r}" if spec is None else f"layout_map[{key!r}] = {spec!r}"
+        for key, spec in rules.items()
+    ]
+    more = [f"and {len(lines) - MOST_SAID} more alike"] if len(lines) > MOST_SAID else []
+    return "; ".join([*lines[:MOST_SAID], *more])

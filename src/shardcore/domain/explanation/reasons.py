@@ -1,0 +1,171 @@
+"""Why a collective was made, in words."""
+
+from typing import Literal, TypeAlias
+
+import attrs
+
+from shardcore.domain.explanation.collectives import Phase
+from shardcore.domain.layout import Layout
+from shardcore.domain.placements import Partial, Placement, Shard
+
+# What the binding was at: the output of a layer, a rule for one, a variable that gets a value, what
+# a step returns, a value that NumPy reads.
+CauseKind: TypeAlias = Literal["output", "rule", "assign", "returned", "numpy"]
+
+
+# Reads a value on the host.
+_READS = "aten._local_scalar_dense"
+
+
+@attrs.frozen
+class Cause:
+    """What the binding was at.
+
+    Args:
+        kind: What it was.
+        name: The rule, the variable or the output.
+    """
+
+    kind: CauseKind
+    name: str = ""
+
+
+@attrs.frozen
+class Facts:
+    """What is known of one collective.
+
+    Args:
+        kind: "all_reduce", ...
+        phase: The part of the step.
+        axes: The mesh axes.
+        layer: The path of the layer, empty outside.
+        operator: The operator, empty where none needs it.
+        fell_back: Whether the operator cannot be split.
+        shape: The global shape of what is moved, None where it is not known.
+        source: The layout that it has.
+        target: The layout that it gets.
+        variable: The variable that is moved, None for something else.
+        reduced: The variables whose gradients are moved; outside of a backward pass, those whose
+            new values are.
+        cause: What the binding was at.
+        batch_axis: The axis that splits batches.
+    """
+
+    kind: str
+    phase: Phase
+    axes: tuple[str, ...]
+    layer: str = ""
+    operator: str = ""
+    fell_back: bool = False
+    shape: tuple[int, ...] | None = None
+    source: Layout | None = None
+    target: Layout | None = None
+    variable: str | None = None
+    reduced: tuple[str, ...] = ()
+    cause: Cause | None = None
+    batch_axis: str = ""
+
+    def before(self) -> tuple[Placement, ...]:
+        """What the axes do to the tensor before."""
+        return () if self.source is None else tuple(map(self.source.placement, self.axes))
+
+    def after(self) -> tuple[Placement, ...]:
+        """What the axes do to the tensor after."""
+        return () if self.target is None else tuple(map(self.target.placement, self.axes))
+
+    @property
+    def change(self) -> str:
+        """Both in short, such as "S(1) -> R"."""
+        pairs = zip(self.before(), self.after(), strict=True)
+        return ", ".join(f"{before} -> {after}" for before, after in pairs)
+
+
+def reason(facts: Facts) -> str:
+    """Why the collective was made.
+
+    Example:
+        >>> facts = Facts("all_reduce", "backward", ("data",), reduced=("dense/kernel",))
+        >>> reason(facts)
+        "the gradient of dense/kernel, summed over axis 'data'"
+    """
+    if facts.reduced:
+        return _of_reduced(facts)
+    if facts.cause is not None and facts.cause.kind != "output":
+        return _of_cause(facts, facts.cause)
+    if facts.fell_back:
+        return f"{facts.operator} cannot be split for these operands: they are made whole"
+    if facts.variable is not None and facts.kind == "all_gather":
+        batch = "the batch " if facts.batch_axis in facts.axes else ""
+        return f"{facts.variable}: split over {batch}{_over(facts.axes)}, gathered{_purpose(facts)}"
+    return f"{facts.variable or _what(facts)}: {_move(facts)}{_purpose(facts)}"
+
+
+def _of_reduced(facts: Facts) -> str:
+    first, *others = facts.reduced
+    what = "gradient" if facts.phase == "backward" else "new value"
+    named = f"the {what}s of {first} and {len(others)} more" if others else f"the {what} of {first}"
+    over = _over(facts.axes)
+    if facts.kind == "all_reduce":
+        return f"{named}, summed {'together ' if others else ''}over {over}"
+    if facts.kind == "reduce_scatter":
+        return f"{named}, summed over {over}: each rank keeps its part"
+    return f"{named}, brought into the layout that the variable is kept in"
+
+
+def _of_cause(facts: Facts, cause: Cause) -> str:
+    match cause.kind:
+        case "rule":
+            return f"the layer's output: rule {cause.name!r} asks for it, {_move(facts)}"
+        case "assign":
+            return f"the new value of {cause.name}: {_move(facts)}"
+        case "returned":
+            return f"what the step returns: {_move(facts)}"
+        case _:
+            return f"a value that NumPy reads: {_move(facts)}"
+
+
+def _what(facts: Facts) -> str:
+    """What is moved, where it is neither a variable nor the gradient of one."""
+    if facts.operator.startswith(_READS):
+        return "a value that is read on the host"
+    if facts.operator:
+        return "a gradient" if facts.phase == "backward" else "an operand"
+    if facts.phase == "backward":
+        return f"the gradient of {_output(facts)}"
+    return "a value" if facts.cause is None else "the layer's output"
+
+
+def _output(facts: Facts) -> str:
+    return f"what {facts.layer} gives" if facts.layer else "the loss"
+
+
+def _move(facts: Facts) -> str:
+    """How it lies, and what is done about it."""
+    over, after = _over(facts.axes), facts.after()
+    dims = [placement.dim for placement in after if isinstance(placement, Shard)]
+    for before in facts.before():
+        if isinstance(before, Partial):
+            kept = f", each rank keeps its part of dim {dims[0]}" if dims else ""
+            return f"a pending {before.op} over {over}, done{kept}"
+        if isinstance(before, Shard):
+            then = f"split by dim {dims[0]} instead" if dims else "gathered"
+            return f"split by dim {before.dim} over {over}, {then}"
+    return {
+        "all_reduce": f"a pending reduction over {over}, done",
+        "reduce_scatter": f"a pending reduction over {over}, done, each rank keeps its part",
+        "all_gather": f"split over {over}, gathered",
+        "all_to_all": f"split over {over}, split by another dim instead",
+    }.get(facts.kind, f"sent over {over}")
+
+
+def _purpose(facts: Facts) -> str:
+    if not facts.operator or facts.operator.startswith(_READS):
+        return ""
+    return f" for {facts.operator}"
+
+
+def _over(axes: tuple[str, ...]) -> str:
+    if not axes:
+        return "a group of processes outside the mesh"
+    named = ", ".join(map(repr, axes))
+    return f"axis {named}" if len(axes) == 1 else f"axes {named}"

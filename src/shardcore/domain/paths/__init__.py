@@ -1,0 +1,1 @@
+"""Rules that are keyed by the paths of variables and outputs."""

@@ -1,0 +1,99 @@
+"""What a set of rules did to a model's paths, and what a rule that did nothing may have meant."""
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+
+import attrs
+
+from shardcore.domain.errors import RuleError
+from shardcore.domain.paths.key import PathKey
+from shardcore.domain.paths.spellings import slashed, spellings
+
+
+@attrs.frozen
+class RulesReport:
+    """Which rule each path got, and what was left over on either side.
+
+    Attributes:
+        matched: For each path that a rule matched, that rule's key.
+        unused_rules: The keys that decided no path.
+        unmatched_paths: The paths that no rule matched.
+        hints: For some unused keys, what to do about them.
+    """
+
+    matched: Mapping[str, str]
+    unused_rules: tuple[str, ...] = ()
+    unmatched_paths: tuple[str, ...] = ()
+    hints: Mapping[str, str] = attrs.field(factory=dict)
+
+    def summary(self) -> str:
+        """Returns the whole report as aligned lines of text."""
+        unused = {key: self.hints.get(key, "") for key in self.unused_rules}
+        sections = (
+            ("Paths that a rule matched:", _table(self.matched)),
+            ("Rules that matched nothing:", _table(unused)),
+            ("Paths that no rule matched:", _table(dict.fromkeys(self.unmatched_paths, ""))),
+        )
+        lines = [line for title, rows in sections if rows for line in (title, *rows)]
+        return "\n".join(lines) or "No rules and no paths."
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
+def _table(rows: Mapping[str, str]) -> list[str]:
+    width = max(map(len, rows), default=0)
+    return [f"  {left:<{width}}  {right}".rstrip() for left, right in rows.items()]
+
+
+def hint(key: PathKey, paths: Collection[str], matched: Mapping[str, str]) -> str | None:
+    """Says what an unused `key` may have meant, or None when nothing is near.
+
+    Args:
+        key: The key that decided no path.
+        paths: Every path that was asked for.
+        matched: For each matched path, the key that decided it.
+    """
+    return _overruled(key, matched) or _unanchored(key, paths) or _closest(key, paths)
+
+
+def _overruled(key: PathKey, matched: Mapping[str, str]) -> str | None:
+    for path, winner in matched.items():
+        if key.fullmatches(spellings(path)):
+            return f"the exact key {winner!r} has precedence on {path!r}"
+    return None
+
+
+def _unanchored(key: PathKey, paths: Iterable[str]) -> str | None:
+    """The hint for a key that `re.search` would have found: older Keras releases used it."""
+    try:
+        widened = PathKey(widen(key))
+    except RuleError:  # such as inline flags, which must stand first
+        return None
+    found = [path for path in paths if widened.fullmatches(spellings(path))]
+    if not found:
+        return None
+    return (
+        f"a rule must match the whole path: did you mean {widened.text!r}? "
+        f"It matches {found[0]!r}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+    )
+
+
+def widen(key: PathKey) -> str:
+    """Returns the regular expression that matches wherever `key` would be found.
+
+    Example:
+        >>> widen(PathKey("dense.kernel")), widen(PathKey(".*dense|conv"))
+        ('.*dense/kernel.*', '.*(.*dense|conv).*')
+    """
+    text = key.text if key.is_pattern else slashed(key.text)
+    if "|" in text:
+        return f".*({text}).*"
+    return ("" if text.startswith(".*") else ".*") + text + ("" if text.endswith(".*") else ".*")
+
+
+def _closest(key: PathKey, paths: Collection[str]) -> str | None:
+    if not key.is_pattern:  # answer in the way that the key is written
+        paths = dict.fromkeys(name for path in paths for name in spellings(path))
+    near = difflib.get_close_matches(key.text, paths, n=1)
+    return f"the closest path is {near[0]!r}" if near else None

@@ -1,0 +1,164 @@
+"""Rules keyed by paths: which value each variable of a model gets."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Generic, Literal, TypeVar
+
+import attrs
+
+from shardcore.domain.errors import RuleError
+from shardcore.domain.paths.key import PathKey
+from shardcore.domain.paths.report import RulesReport, hint
+from shardcore.domain.paths.spellings import dotted, spellings
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Match(Generic[T]):
+    """The rule that decides a path.
+
+    Attributes:
+        key: The rule's key, as the user wrote it.
+        value: The rule's value.
+        how: "exact" when the key is one of the path's spellings, "pattern" when it is a regular
+            expression that matches the whole of one.
+    """
+
+    key: str
+    value: T
+    how: Literal["exact", "pattern"]
+
+
+def _collect(rules: Mapping[str, T] | Iterable[tuple[str, T]]) -> dict[str, T]:
+    collected: dict[str, T] = {}
+    for key, value in rules.items() if isinstance(rules, Mapping) else rules:
+        if key in collected:
+            raise RuleError(
+                f"The key {key!r} is given twice: {collected[key]!r} and {value!r}. Keep one."
+            )
+        collected[key] = value
+    return collected
+
+
+@attrs.frozen(eq=False)
+class PathRules(Mapping[str, T]):
+    """An immutable mapping from keys to values that can be asked by path.
+
+    As a mapping it gives back what was put in, key by key. `match` asks which rule decides a
+    variable's path: the key that spells the path, else the one regular expression that matches
+    all of it. Keys and paths may be written Keras' way or PyTorch's; see docs/rules.md.
+
+    Args:
+        rules: A mapping, or pairs, of key and value.
+
+    Raises:
+        RuleError: A key is empty, given twice, or not a valid regular expression.
+
+    Example:
+        >>> rules = PathRules({".*dense.*kernel": "columns", "block_0/dense/kernel": "rows"})
+        >>> rules.match("block_0.dense.weight")
+        Match(key='block_0/dense/kernel', value='rows', how='exact')
+        >>> rules.match("block_1.dense.weight")
+        Match(key='.*dense.*kernel', value='columns', how='pattern')
+        >>> rules.match("block_1/dense/bias") is None
+        True
+    """
+
+    _rules: Mapping[str, T] = attrs.field(converter=_collect, default=())
+    _keys: Mapping[str, PathKey] = attrs.field(init=False, repr=False)
+    _exact: Mapping[str, Sequence[str]] = attrs.field(init=False, repr=False)
+    _answers: dict[str, Match[T] | None] = attrs.field(init=False, repr=False, factory=dict)
+
+    @_keys.default
+    def _read_keys(self) -> Mapping[str, PathKey]:
+        return {key: PathKey(key) for key in self._rules}
+
+    @_exact.default
+    def _index_keys(self) -> Mapping[str, Sequence[str]]:
+        index = defaultdict(list)
+        for key in self._keys.values():
+            index[key.exact_name].append(key.text)
+        return dict(index)
+
+    def __getitem__(self, key: str) -> T:
+        return self._rules[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def match(self, path: str) -> Match[T] | None:
+        """Returns the rule that decides `path`, or None when no rule matches it.
+
+        Args:
+            path: A variable's path (`block_0/dense/kernel`, `block_0.dense.weight`), or a layer's
+                output (`block_0/dense/output`).
+
+        Raises:
+            RuleError: Several rules match.
+        """
+        if path not in self._answers:
+            self._answers[path] = self._find(path)
+        return self._answers[path]
+
+    def report(self, paths: Iterable[str]) -> RulesReport:
+        """Returns which rule each path got, the rules that got none, and hints for those.
+
+        Args:
+            paths: Every path of the model that a rule may be meant for; layers' outputs too,
+                where there are rules for them.
+
+        Raises:
+            RuleError: Several rules match one of the paths.
+        """
+        found = {path: self.match(path) for path in paths}
+        matched = {path: match.key for path, match in found.items() if match}
+        used = set(matched.values())
+        unused = [key for key in self._keys.values() if key.text not in used]
+        hints = {key.text: hint(key, found, matched) for key in unused}
+        return RulesReport(
+            matched=matched,
+            unused_rules=tuple(key.text for key in unused),
+            unmatched_paths=tuple(path for path, match in found.items() if match is None),
+            hints={key: text for key, text in hints.items() if text},
+        )
+
+    def _find(self, path: str) -> Match[T] | None:
+        how: Literal["exact", "pattern"] = "exact"
+        keys = self._exact_keys(path, spellings(path))
+        if not keys:
+            how = "pattern"
+            keys = self._pattern_keys(path)
+        if len(keys) > 1:
+            raise _ambiguous(path, keys, how)
+        return Match(keys[0], self._rules[keys[0]], how) if keys else None
+
+    def _exact_keys(self, path: str, names: Iterable[str]) -> list[str]:
+        # Asked for a pattern itself, as a mapping's own iteration does, answer with that rule.
+        if path in self._keys and self._keys[path].is_pattern:
+            return [path]
+        return list(dict.fromkeys(key for name in names for key in self._exact.get(name, ())))
+
+    def _pattern_keys(self, path: str) -> list[str]:
+        # What Keras itself calls the variable goes before what PyTorch would call it: rules for
+        # `.*bias` and `.*beta` in one map are not both meant for a `beta`.
+        own = (path, dotted(path)) if "/" in path else ()
+        for names in (own, spellings(path)):
+            keys = [key.text for key in self._keys.values() if key.fullmatches(names)]
+            if keys:
+                return keys
+        return []
+
+
+def _ambiguous(path: str, keys: Sequence[str], how: str) -> RuleError:
+    remedy = {
+        "exact": "They spell the same variable in two ways: keep one of them.",
+        "pattern": f"Make all but one narrower, or add a rule with the exact key {path!r}.",
+    }[how]
+    listed = ", ".join(map(repr, keys))
+    return RuleError(
+        f"One rule at most may match a path, but {path!r} matches {len(keys)}: {listed}. {remedy}"
+    )

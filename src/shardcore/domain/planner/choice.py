@@ -1,0 +1,128 @@
+"""How an operator is split over a mesh, given its sharding rule and the layouts of its operands.
+
+Each mesh axis is decided on its own: it splits one factor of the rule, or none. The candidates are
+the factors that the axis already splits in an operand, and the cheapest wins: the seconds of the
+collectives that bring operands there, results to where they are wanted, and the gradients of
+weights back. Where it costs less, the activations are all-gathered and every rank does all of the
+work. A weight follows the activations: where an axis splits an activation by a factor that no
+weight has, the weight is all-gathered and the activation stays. Where an activation is split by no
+factor of the rule, one of its other dims is split instead, unless it costs less to all-gather it
+and to have every rank do all of the work; not its first dim, since weights would have to follow the
+batch. Where all operands are weights, the same holds of them. No rank is left without an element.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import attrs
+
+from shardcore.domain.cost import Costs
+from shardcore.domain.layout import Layout
+from shardcore.domain.placements import Shard
+from shardcore.domain.planner.call import Call, Cut, Placed, Shapes
+from shardcore.domain.planner.candidates import Candidates
+from shardcore.domain.planner.costs import SplitCosts
+from shardcore.domain.rules.rule import OperatorRule, Result
+
+
+@attrs.frozen
+class Split:
+    """How an operator is split over a mesh.
+
+    Args:
+        operands: Per operand the layout that it has to be brought into.
+        results: Per result the layout in which it comes.
+        extents: The steps of each factor.
+        gathers: Whether an axis that splits an operand cannot split anything here: each of its
+            ranks does all of the work.
+        replicates: Whether that was chosen, as it costs less.
+    """
+
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    extents: Mapping[str, int]
+    gathers: bool
+    replicates: bool = False
+
+    def global_shape(self, result: Result, local: tuple[int, ...]) -> tuple[int, ...]:
+        """The global shape of `result`, of which a rank has a shard of shape `local`."""
+        return tuple(
+            size if dim.factor is None else self.extents[dim.factor] * dim.step
+            for dim, size in zip(result.dims, local, strict=True)
+        )
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    rule: OperatorRule,
+    operands: tuple[Placed, ...],
+    result_shapes: Shapes = (),
+    scales: bool = False,
+    costs: Costs = Costs(),  # noqa: B008 - it is frozen
+) -> Split:
+    """The cheapest split of an operator.
+
+    Args:
+        rule: The rule of the operator.
+        operands: The operands, in the order of the rule, on one mesh.
+        result_shapes: The global shapes of the results, where the cost of reducing a result, or of
+            bringing a gradient to its operand, depends on the factor that is chosen.
+        scales: Whether the operator multiplies element by element: a weight that meets an
+            activation of its size that is not split is all-gathered, and the result is not split.
+        costs: What a collective along each axis costs.
+
+    Raises:
+        LayoutError: If the operands do not have the dims of the rule, or dims of one factor differ.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> from shardcore.domain.rules.rule import Operand
+        >>> rule = OperatorRule((Operand("x", "n c"), Operand("w", "c o")), (Result("y", "n o"),))
+        >>> mesh = Mesh((2,), ("model",))
+        >>> x = Placed((8, 4), Layout(mesh, (None, None)))
+        >>> w = Placed((4, 6), Layout(mesh, ("model", None)), weight=True)
+        >>> chosen = choose(rule, (x, w))
+        >>> str(chosen.operands[0]), str(chosen.results[0])
+        ("(None, 'model')", "(None, None) with sum over 'model'")
+    """
+    mesh = operands[0].layout.mesh
+    call = Call(rule, operands, result_shapes, scales, costs)
+    candidates, seconds = Candidates(call), SplitCosts(call)
+    cuts: dict[str, Cut] = {}
+    idle, replicates = [], False
+    for axis in mesh.axis_names:
+        found = {each: seconds.of(axis, *each) for each in candidates.of(axis, cuts)}
+        if found:
+            factor, cut = min(found, key=found.__getitem__)
+            if found[factor, cut] <= seconds.of_all_work(axis):
+                cuts[factor] = cut
+            else:
+                replicates = True
+        elif mesh.axis_size(axis) > 1:
+            idle.append(axis)
+    for axis in tuple(idle):
+        found = {each: seconds.of(axis, *each) for each in candidates.other_dims(axis, cuts)}
+        if found:
+            factor, cut = min(found, key=found.__getitem__)
+            if found[factor, cut] <= seconds.of_gathering(axis) + seconds.of_work(axis):
+                cuts[factor] = cut
+            else:
+                replicates = True
+            idle.remove(axis)
+    return Split(
+        tuple(call.layout(term, cuts) for term in rule.operands),
+        tuple(call.layout(term, cuts) for term in rule.results),
+        call.extents,
+        _gathers(operands, idle),
+        replicates,
+    )
+
+
+def _gathers(operands: tuple[Placed, ...], axes: list[str]) -> bool:
+    """Whether an axis of `axes` splits an activation, or where there is none, a weight."""
+    activations = [each for each in operands if not each.weight]
+    return any(
+        isinstance(each.layout.placement(axis), Shard)
+        for axis in axes
+        for each in activations or operands
+    )

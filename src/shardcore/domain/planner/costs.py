@@ -1,0 +1,140 @@
+"""What it costs, in seconds, to split a factor of an operator's rule by a mesh axis."""
+
+from math import inf, prod
+
+import attrs
+
+from shardcore.domain.chunks import chunk_sizes
+from shardcore.domain.placements import (
+    Blocks,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    blocks_of,
+    stretches_of,
+)
+from shardcore.domain.planner.call import Call, Cut, Placed
+from shardcore.domain.redistribution import transition
+from shardcore.domain.rules.rule import Term
+
+
+@attrs.frozen
+class SplitCosts:
+    """The costs of the splits of a call, each along one mesh axis."""
+
+    call: Call
+
+    def of(self, axis: str, factor: str, cut: Cut) -> float:
+        """The cost of bringing operands and results along `axis` where `cut` wants them."""
+        ranks = self.call.operands[0].layout.mesh.axis_size(axis)
+        total = 0.0
+        for term, operand in self.call.terms:
+            source = operand.layout.placement(axis)
+            target = self._wanted(term, operand.shape, source, factor, cut, ranks)
+            total += self._brought(operand, target, axis)
+            if operand.weight and isinstance(target, Shard):
+                total += self._way_back(target, source, axis, _bytes(operand, axis))
+        by_name = {term.name: operand for term, operand in self.call.terms}
+        for result, shape in zip(self.call.rule.results, self.call.result_shapes, strict=False):
+            source = self.call.placement(result, factor)
+            like = source
+            if result.like:
+                like = by_name[result.like].layout.placement(axis)
+                source = self._wanted(result, shape, like, factor, cut, ranks)
+            target = Replicate() if isinstance(like, Partial) else like
+            total += self._sent(source, target, axis, prod(shape) * self.call.operands[0].itemsize)
+        return total
+
+    def of_gathering(self, axis: str) -> float:
+        """The cost of all-gathering along `axis` every operand that it splits."""
+        return sum(self._brought(operand, Replicate(), axis) for operand in self.call.operands)
+
+    def of_all_work(self, axis: str) -> float:
+        """The cost of having each rank along `axis` do all of the work, on an all-gathered operand.
+
+        That is for one activation beside a weight, neither of which is split otherwise: the work
+        with a weight that `axis` splits is meant to be split, and so is a gradient's sum over rows.
+        Of several results some may not be read, so that what they cost is not known.
+        """
+        split = [
+            each for each in self.call.operands if isinstance(each.layout.placement(axis), Shard)
+        ]
+        with_weight = any(each.weight for each in self.call.operands)
+        if len(split) != 1 or split[0].weight or not with_weight or len(self.call.rule.results) > 1:
+            return inf
+        return self.of_work(axis) + self.of_gathering(axis)
+
+    def of_work(self, axis: str) -> float:
+        """The cost of the work that a rank does in addition where `axis` splits nothing."""
+        ranks = self.call.operands[0].layout.mesh.axis_size(axis)
+        return self._multiplications() * (ranks - 1) / ranks / self.call.costs.multiplications
+
+    def _multiplications(self) -> int:
+        """How many there are at most: an element for each step of all factors, and in a window."""
+        never_split = (
+            size
+            for term, operand in self.call.terms
+            for dim, size in zip(term.dims, operand.shape, strict=True)
+            if dim.factor is None
+        )
+        return prod(self.call.extents.values()) * prod(never_split)
+
+    def _wanted(
+        self,
+        term: Term,
+        shape: tuple[int, ...],
+        source: Placement,
+        factor: str,
+        cut: Cut,
+        ranks: int,
+    ) -> Placement:
+        """The placement of an operand; `source` itself where that is split no other way."""
+        target = self.call.placement(term, factor)
+        if isinstance(target, Shard) and isinstance(source, Shard) and source.dim == target.dim:
+            dim, size = term.dims[target.dim], shape[target.dim]
+            wanted = blocks_of(dim.count * cut.count, dim.block * cut.grain)
+            same = _splits_alike(size, ranks, wanted, source.block)
+            return source if same else Shard(target.dim, wanted)
+        return target
+
+    def _brought(self, operand: Placed, target: Placement, axis: str) -> float:
+        """What it costs to bring an operand along `axis` to `target`, from where it costs least."""
+        layouts = [operand.layout, operand.other] if operand.other else [operand.layout]
+        held = _bytes(operand, axis)
+        return min(self._sent(each.placement(axis), target, axis, held) for each in layouts)
+
+    def _way_back(self, source: Placement, target: Placement, axis: str, held: float) -> float:
+        """The cost of bringing the gradient of a weight to where that is: its bytes alone.
+
+        Its start is not counted, as what is small would else be gathered in the forward pass, which
+        sends more: the rows of a batch are more than the results of a last layer.
+        """
+        return self._sent(source, target, axis, held) - self._sent(source, target, axis, 0)
+
+    def _sent(self, source: Placement, target: Placement, axis: str, held: float) -> float:
+        """What it costs to bring `held` bytes along `axis` from one placement to another."""
+        if source != target and isinstance(target, Partial):  # made of the full tensor
+            target = Replicate()
+        ranks = self.call.operands[0].layout.mesh.axis_size(axis)
+        return self.call.costs.collective(transition(source, target), axis, ranks, held)
+
+
+def _splits_alike(size: int, ranks: int, one: Blocks, other: Blocks) -> bool:
+    """Whether both split a dim of `size` elements into the same shards."""
+    (count, block), (other_count, other_block) = stretches_of(one), stretches_of(other)
+    return count == other_count and (
+        chunk_sizes(size // count, (ranks,), block)
+        == chunk_sizes(size // count, (ranks,), other_block)
+    )
+
+
+def _bytes(operand: Placed, axis: str) -> float:
+    """The bytes that the ranks of one group along `axis` hold together."""
+    mesh = operand.layout.mesh
+    others = prod(
+        mesh.axis_size(other)
+        for other in mesh.axis_names
+        if other != axis and isinstance(operand.layout.placement(other), Shard)
+    )
+    return prod(operand.shape) * operand.itemsize / others

@@ -1,0 +1,1 @@
+"""How each operator can be split: sharding rules, which know no library."""

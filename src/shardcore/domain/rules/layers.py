@@ -1,0 +1,170 @@
+"""The rules of layers: made for the numbers of a call, such as how many dims there are.
+
+Adapters name the operators of their library that a rule is for; docs/operators.md lists the rules.
+"""
+
+from functools import lru_cache
+
+import attrs
+
+from shardcore.domain.rules.rule import Operand, OperatorRule, Result, letters, rule, rule_of
+
+
+@attrs.frozen
+class Channels:
+    """The channels of a convolution, of one group or of several.
+
+    Args:
+        groups: The number of groups.
+        per_input: The input channels of a group.
+        per_output: The output channels of a group.
+        transposed: Whether the kernel's dims are (input, output) channels, not the other way.
+    """
+
+    groups: int
+    per_input: int
+    per_output: int
+    transposed: bool
+
+    @property
+    def input(self) -> str:
+        """The channel dim of the input. Of several groups, whole ones are split only."""
+        return "c" if self.groups == 1 else f"{self.per_input}g"
+
+    @property
+    def output(self) -> str:
+        """The channel dim of the output."""
+        return "o" if self.groups == 1 else f"{self.per_output}g"
+
+    @property
+    def kernel(self) -> str:
+        """The first two dims of the kernel; the second one is that of one group."""
+        if self.groups > 1:
+            return f"{self.per_input if self.transposed else self.per_output}g -"
+        return "c o" if self.transposed else "o c"
+
+
+def convolution(channels: Channels, spatial: int, bias: bool) -> OperatorRule:
+    """A convolution over `spatial` dims: its channels are contracted, within each group.
+
+    Example:
+        >>> str(convolution(Channels(1, 3, 8, transposed=False), spatial=2, bias=True))
+        'n c - -, o c - -, + o -> n o - -'
+        >>> str(convolution(Channels(4, 1, 2, transposed=False), spatial=1, bias=False))
+        'n g -, 2g - - -> n 2g -'
+    """
+    plane, output = " -" * spatial, channels.output
+    added = f", + {output}" if bias else ""
+    return rule(f"n {channels.input}{plane}, {channels.kernel}{plane}{added} -> n {output}{plane}")
+
+
+@lru_cache
+def convolution_backward(channels: Channels, spatial: int) -> OperatorRule:
+    """The gradients of a convolution.
+
+    Example:
+        >>> str(convolution_backward(Channels(1, 3, 8, transposed=False), spatial=1))
+        'n o -, n c -, o c - -> n c -, o c -, o'
+    """
+    plane = " -" * spatial
+    inputs, kernel = f"n {channels.input}{plane}", f"{channels.kernel}{plane}"
+    return OperatorRule(
+        (
+            Operand("gradient", f"n {channels.output}{plane}"),
+            Operand("input", inputs),
+            Operand("kernel", kernel),
+        ),
+        (
+            Result("of input", inputs, of=("gradient", "kernel"), like="input"),
+            Result("of kernel", kernel, of=("gradient", "input"), like="kernel"),
+            Result("of bias", channels.output, of=("gradient",)),
+        ),
+    )
+
+
+def pool(
+    ndim: int,
+    windows: tuple[int | None, ...],
+    pooled: tuple[bool, ...],
+    results: int = 1,
+    numbered: bool = False,
+) -> OperatorRule:
+    """A pool of the last dims, or its gradient: windows that do not overlap are not cut.
+
+    Args:
+        ndim: The dims of an image.
+        windows: For each of the last dims the size of a window that divides it; None for a dim
+            that is not split.
+        pooled: For each operand, whether it is pooled. The results are where no operand is.
+        results: How many results there are.
+        numbered: Whether the numbers of the elements of each of the last dims are operands too.
+
+    Example:
+        >>> str(pool(4, (2, None), (False,)))
+        'a b 2c - -> a b c -'
+        >>> str(pool(3, (3,), (True, False), numbered=True))
+        'a b c, a b 3c, 3c -> a b 3c'
+    """
+    names, first = letters(ndim), ndim - len(windows)
+    sized = list(zip(windows, names[first:], strict=True))
+    large = [f"{size}{name}" if size else "-" for size, name in sized]
+    small = [name if size else "-" for size, name in sized]
+    images = {False: names[:first] + large, True: names[:first] + small}
+    operands = [images[kind] for kind in pooled] + [[dim] for dim in large if numbered]
+    return rule_of(operands, [images[not any(pooled)]] * results)
+
+
+def whole(operands: tuple[int, ...], result: int) -> OperatorRule:
+    """What is not split.
+
+    Args:
+        operands: How many dims each operand has.
+        result: How many dims the result has.
+
+    Example:
+        >>> str(whole((2, 1), 2))
+        '- -, - -> - -'
+    """
+    return rule_of([["-"] * ndim for ndim in operands], [["-"] * result])
+
+
+def im2col(batched: bool, window: int) -> OperatorRule:
+    """Windows of `window` elements as columns: the channels of the result are blocks of them."""
+    batch = "n " * batched
+    return rule(f"{batch}c - - -> {batch}{window}c -")
+
+
+def col2im(batched: bool, window: int) -> OperatorRule:
+    """Columns added up to images."""
+    batch = "n " * batched
+    return rule(f"{batch}{window}c - -> {batch}c - -")
+
+
+def attention(heads: str, mask: str | None) -> OperatorRule:
+    """Attention over (batch, heads, length, size): every head is on its own.
+
+    Args:
+        heads: The first two dims: "b h", with "-" for one that query, key and value differ in.
+        mask: Those of the mask, with "-" for one that it is broadcast over; None without a mask.
+
+    Example:
+        >>> str(attention("b h", mask="b -"))
+        'b h - -, b h - -, b h - -, b - - - -> b h - -, b h -'
+    """
+    each = f"{heads} - -"
+    return rule(f"{each}, {each}, {each}{_mask(mask)} -> {each}, {heads} -")
+
+
+def attention_backward(heads: str, mask: str | None) -> OperatorRule:
+    """The gradients of query, key and value; of the output's, these three, the output, its sums.
+
+    Example:
+        >>> str(attention_backward("b -", mask=None)).partition(" -> ")[2]
+        'b - - -, b - - -, b - - -'
+    """
+    each = f"{heads} - -"
+    return rule(f"{f'{each}, ' * 5}{heads} -{_mask(mask)} -> {each}, {each}, {each}")
+
+
+def _mask(dims: str | None) -> str:
+    return "" if dims is None else f", {dims} - -"

@@ -1,0 +1,234 @@
+"""How an operator can be split: which dims of its operands and results are one and the same.
+
+A rule reads like an einsum. In "n c - -, o c - - -> n o - -" the letters are **factors**: all dims
+of one factor are split together. "-" is a dim that is never split. A factor of the operands that a
+result lacks is summed, so that its split leaves the result pending. "3g" is a dim of three elements
+for each step of the factor `g`, and is split between these threes only. "5*g" is a dim of five
+stretches, each of which has all steps of the factor.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+import attrs
+
+from shardcore.domain.errors import RuleError
+from shardcore.domain.placements import ReduceOp
+
+Shape = tuple[int, ...]
+
+_DIM = re.compile(r"((?P<count>[1-9][0-9]*)\*)?(?P<block>[1-9][0-9]*)?(?P<factor>[a-z][0-9]*)|-")
+
+
+@attrs.frozen
+class Dim:
+    """One dim of an operand or a result.
+
+    Args:
+        factor: What it is split by, None for a dim that is never split.
+        block: How many elements it has for each step of the factor.
+        count: How many stretches it has, each with all steps of the factor.
+    """
+
+    factor: str | None = None
+    block: int = 1
+    count: int = 1
+
+    def __str__(self) -> str:
+        if self.factor is None:
+            return "-"
+        stretches = "" if self.count == 1 else f"{self.count}*"
+        return f"{stretches}{'' if self.block == 1 else self.block}{self.factor}"
+
+    @property
+    def step(self) -> int:
+        """How many elements it has in all for each step of the factor."""
+        return self.block * self.count
+
+
+def _dims(text: str) -> tuple[Dim, ...]:
+    return () if text.strip() == "()" else tuple(map(_dim, text.split()))
+
+
+def _dim(word: str) -> Dim:
+    found = _DIM.fullmatch(word)
+    if found is None:
+        raise RuleError(
+            "A dim of a rule is '-', a factor such as 'n' or 'd0', a factor in blocks such as "
+            f"'3g', or in stretches such as '5*g', got {word!r}."
+        )
+    return Dim(found["factor"], int(found["block"] or 1), int(found["count"] or 1))
+
+
+@attrs.frozen
+class Term:
+    """An operand or a result: its name, and its dims as text such as "n c - -".
+
+    Raises:
+        RuleError: If a dim cannot be read, or a factor is there twice.
+    """
+
+    name: str
+    dims: tuple[Dim, ...] = attrs.field(converter=_dims)
+
+    def __attrs_post_init__(self) -> None:
+        factors = [dim.factor for dim in self.dims if dim.factor]
+        if len(factors) > len(set(factors)):
+            raise RuleError(f"{self.name!r} has a factor twice in '{self}': use each factor once.")
+
+    @property
+    def factors(self) -> frozenset[str]:
+        """The factors that it can be split by."""
+        return frozenset(dim.factor for dim in self.dims if dim.factor)
+
+    def dim_of(self, factor: str) -> int:
+        """The number of the dim that has `factor`."""
+        return next(number for number, dim in enumerate(self.dims) if dim.factor == factor)
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.dims)) or "()"
+
+
+@attrs.frozen
+class Operand(Term):
+    """A tensor that the operator reads.
+
+    Args:
+        name: Its name.
+        dims: Its dims, as text.
+        added: Whether it is added to the result, as a bias is: where the result is a pending sum,
+            one rank adds it.
+    """
+
+    added: bool = False
+
+    def __str__(self) -> str:
+        return f"+ {super().__str__()}" if self.added else super().__str__()
+
+
+@attrs.frozen
+class Result(Term):
+    """A tensor that the operator gives.
+
+    Args:
+        name: Its name.
+        dims: Its dims, as text.
+        of: The names of the operands that it is a product of; all that are not added, if none.
+            A factor that it lacks is summed if one of them has it.
+        like: The name of the operand that it is wanted to lie like, as a gradient is; "" for none.
+        op: How the parts that ranks compute along a factor that it lacks are reduced.
+    """
+
+    of: tuple[str, ...] = ()
+    like: str = ""
+    op: ReduceOp = "sum"
+
+
+@attrs.frozen(cache_hash=True)
+class OperatorRule:
+    """Operands and results of an operator, by factors.
+
+    Args:
+        operands: What it reads, in the order of its arguments.
+        results: What it gives, in order.
+
+    Raises:
+        RuleError: If a name is there twice or names nothing, a result has a factor that none of
+            its operands has, or an added operand has one that the result lacks.
+
+    Example:
+        >>> rule = OperatorRule(
+        ...     (Operand("rows", "n c"), Operand("kernel", "c o")), (Result("output", "n o"),)
+        ... )
+        >>> str(rule), sorted(rule.sums(rule.results[0]))
+        ('n c, c o -> n o', ['c'])
+    """
+
+    operands: tuple[Operand, ...]
+    results: tuple[Result, ...]
+
+    def __attrs_post_init__(self) -> None:
+        names = [term.name for term in self.operands]
+        if not names or len(names) > len(set(names)):
+            raise RuleError(f"Rule '{self}' needs operands of different names, got {names}.")
+        for result in self.results:
+            self._check(result, set(names))
+
+    def _check(self, result: Result, names: set[str]) -> None:
+        unknown = {*result.of, result.like} - names - {""}
+        if unknown:
+            raise RuleError(f"Result {result.name!r} names {sorted(unknown)}: no such operand.")
+        new = result.factors - self._factors_of(result)
+        if new:
+            raise RuleError(
+                f"Result {result.name!r} of rule '{self}' has {sorted(new)}, which none of the "
+                "operands that it is a product of has."
+            )
+        for operand in self.operands:
+            if operand.added and not operand.factors <= result.factors:
+                raise RuleError(
+                    f"Operand {operand.name!r} of rule '{self}' is added to {result.name!r}, "
+                    f"which lacks {sorted(operand.factors - result.factors)}."
+                )
+
+    def sums(self, result: Result) -> frozenset[str]:
+        """The factors that are summed in `result`."""
+        return self._factors_of(result) - result.factors
+
+    def _factors_of(self, result: Result) -> frozenset[str]:
+        return frozenset(
+            factor
+            for operand in self.operands
+            if (operand.name in result.of if result.of else not operand.added)
+            for factor in operand.factors
+        )
+
+    def __str__(self) -> str:
+        return f"{_listed(self.operands)} -> {_listed(self.results)}"
+
+
+def _listed(terms: tuple[Term, ...]) -> str:
+    return ", ".join(map(str, terms))
+
+
+@lru_cache(maxsize=4096)
+def rule(text: str) -> OperatorRule:
+    """Returns the rule that `text` says; "()" is a tensor without dims, "+" one that is added.
+
+    Each result is a product of all operands that are not added.
+
+    Example:
+        >>> bias = rule("n k, k m, + m -> n m").operands[2]
+        >>> bias.name, bias.added, str(bias)
+        ('operand 2', True, '+ m')
+    """
+    given, _, found = text.partition("->")
+    operands = (
+        Operand(f"operand {number}", each.removeprefix("+"), added=each.startswith("+"))
+        for number, each in enumerate(_terms(given))
+    )
+    results = (Result(f"result {number}", each) for number, each in enumerate(_terms(found)))
+    return OperatorRule(tuple(operands), tuple(results))
+
+
+def _terms(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",")] if text.strip() else []
+
+
+def rule_of(operands: Iterable[Iterable[str]], results: Iterable[Iterable[str]]) -> OperatorRule:
+    """Returns the rule of operands and results whose dims are given one by one.
+
+    Example:
+        >>> str(rule_of([["a", "-"], []], [["a"]]))
+        'a -, () -> a'
+    """
+    given, found = (
+        ", ".join(" ".join(dims) or "()" for dims in terms) for terms in (operands, results)
+    )
+    return rule(f"{given} -> {found}")
+
+
+def letters(ndim: int) -> list[str]:
+    """Returns the factors that stand for the dims of a tensor: a, b, c, ..."""
+    return [chr(ord("a") + dim) if dim < 26 else f"d{dim}" for dim in range(ndim)]

@@ -1,0 +1,70 @@
+"""Layouts with a dim of its own for the stretches of each dim, in which shards are one piece."""
+
+from collections.abc import Iterable
+
+from shardcore.domain.chunks import block_of
+from shardcore.domain.layout import DimSpec, Layout
+from shardcore.domain.placements import Blocks, stretches_of
+
+
+def without_stretches(
+    layout: Layout, shape: Iterable[int], counts: tuple[int, ...] = ()
+) -> tuple[tuple[int, ...], Layout]:
+    """The shape and the layout with a dim of its own for the stretches of each dim.
+
+    Args:
+        layout: The layout.
+        shape: The global shape.
+        counts: The stretches of each dim; those of the layout, if none. See `has_stretches`.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> from shardcore.domain.placements import Stretches
+        >>> layout = Layout(Mesh((2,), ("data",)), ("data",), blocks=(Stretches(4),))
+        >>> shape, plain = without_stretches(layout, (24,))
+        >>> shape, str(plain), layout.local_shape((24,), rank=0)
+        ((4, 6), "(None, 'data')", (12,))
+        >>> halves = Layout(Mesh((2,), ("data",)), ("data",))
+        >>> str(without_stretches(halves, (24,), (4,))[1])
+        "('data', None)"
+    """
+    sizes: list[int] = []
+    spec: list[DimSpec] = []
+    blocks: list[Blocks] = []
+    counts = counts or layout.stretches
+    for dim, (size, count) in enumerate(zip(shape, counts, strict=True)):
+        entry, (own, block) = layout.spec[dim], stretches_of(layout.blocks[dim])
+        outer = _block_of_stretches(layout, dim, size, count) if own < count and entry else None
+        if count > 1:
+            sizes.append(count)
+            spec.append(entry if outer else None)
+            blocks.append(outer or 1)
+        sizes.append(size // count)
+        spec.append(None if outer else entry)
+        blocks.append(1 if outer else block)
+    return tuple(sizes), Layout(layout.mesh, tuple(spec), layout.partial, tuple(blocks))
+
+
+def has_stretches(layout: Layout, shape: Iterable[int], counts: tuple[int, ...]) -> bool:
+    """Whether each dim is split within its stretches, or between them.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> halves = Layout(Mesh((2,), ("data",)), ("data",))
+        >>> has_stretches(halves, (24,), (4,)), has_stretches(halves, (24,), (3,))
+        (True, False)
+    """
+    return all(
+        own == count
+        or not layout.spec[dim]
+        or (own == 1 and _block_of_stretches(layout, dim, size, count) is not None)
+        for dim, (size, own, count) in enumerate(zip(shape, layout.stretches, counts, strict=True))
+    )
+
+
+def _block_of_stretches(layout: Layout, dim: int, size: int, count: int) -> int | None:
+    """The block in which `dim` is split between `count` stretches; None if it splits one."""
+    inner, chunks = size // count, layout.chunk_sizes(dim, size)
+    if not inner or any(chunk % inner for chunk in chunks):
+        return None
+    return block_of(count, layout.ranks(dim), tuple(chunk // inner for chunk in chunks))

@@ -1,0 +1,127 @@
+"""The rules of views, pieces, joins and reshapes, over all ranks."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from shardcore.domain.rules import movement
+from tests.unit.domain.rules.proof import (
+    Call,
+    names_of_rules,
+    prove,
+    sizes,
+)
+
+shapes = st.lists(sizes, min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def transposes(draw):
+    shape = draw(shapes)
+    dims = draw(st.permutations(range(len(shape))))
+    at = draw(st.integers(0, len(dims)))
+    rule = movement.dims_moved(len(shape), (*dims[:at], None, *dims[at:]))
+    return Call(rule, [shape], lambda parts: [np.expand_dims(parts[0].transpose(dims), at)])
+
+
+@st.composite
+def unbinds(draw):
+    shape = draw(shapes)
+    dim = draw(st.integers(0, len(shape) - 1))
+    dims = [each for each in range(len(shape)) if each != dim]
+    rule = movement.dims_moved(len(shape), dims, results=shape[dim])
+    return Call(rule, [shape], lambda parts: list(np.moveaxis(parts[0], dim, 0)))
+
+
+@st.composite
+def reshapes(draw):
+    shape = draw(st.sampled_from([(4, 6), (6, 4, 5), (24,), (2, 1, 3, 4), (12, 2), (5, 4), (1, 6)]))
+    target = draw(st.sampled_from([(-1,), (2, -1), (-1, 4), (4, 6), (3, -1, 2), (6, 1, -1)]))
+    try:
+        target = np.empty(shape).reshape(target).shape
+    except ValueError:
+        assume(False)
+    dim = draw(st.integers(0, len(shape) - 1))
+    count = draw(st.sampled_from([n for n in (1, 2, 3, 4) if not shape[dim] % n]))
+    found = movement.reshape(shape, target, draw(st.sampled_from([(), ((dim, count),)])))
+
+    def run(parts):
+        return [parts[0].reshape(found.local_shape(target, parts[0].shape))]
+
+    return Call(found.rule, [shape], run)
+
+
+def _cut_in_pieces(draw):
+    """A shape, one of its dims, and how many stretches of that each piece has."""
+    shape, counts = list(draw(shapes)), draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))
+    dim = draw(st.integers(0, len(shape) - 1))
+    return shape, dim, tuple(counts)
+
+
+@st.composite
+def pieces(draw):
+    shape, dim, counts = _cut_in_pieces(draw)
+    first, count = draw(st.integers(0, len(counts) - 1)), sum(counts)
+    shape[dim] *= count
+    rule = movement.pieces(len(shape), dim, count, counts[first:])
+
+    def run(parts):
+        ends = np.cumsum(counts)[:-1] * (parts[0].shape[dim] // count)
+        return np.split(parts[0], ends, dim)[first:]
+
+    return Call(rule, [tuple(shape)], run)
+
+
+@st.composite
+def of_pieces(draw):
+    shape, dim, counts = _cut_in_pieces(draw)
+    given, count = counts[: draw(st.integers(1, len(counts)))], sum(counts)
+    rule = movement.of_pieces(len(shape), dim, count, given)
+
+    def run(parts):
+        stretch = np.zeros_like(np.split(parts[0], given[0], dim)[0])
+        return [np.concatenate([*parts, *[stretch] * (count - sum(given))], axis=dim)]
+
+    return Call(rule, [(*shape[:dim], shape[dim] * n, *shape[dim + 1 :]) for n in given], run)
+
+
+@st.composite
+def repeats(draw):
+    shape = draw(shapes)
+    times = tuple(draw(st.integers(1, 3)) for _ in shape)
+    new = draw(st.sampled_from([(), (2,)]))
+    rule = movement.repeated(len(shape), (*new, *times))
+    return Call(rule, [shape], lambda parts: [np.tile(parts[0], (*new, *times))])
+
+
+@st.composite
+def stacks(draw):
+    shape, count = draw(shapes), draw(st.integers(1, 3))
+    dim = draw(st.integers(0, len(shape)))
+    rule = movement.stacked(len(shape), dim, count)
+    return Call(rule, [shape] * count, lambda parts: [np.stack(parts, axis=dim)])
+
+
+# The calls of each rule, and the factors that they have.
+CALLS = {
+    "dims_moved": (transposes(), "abc"),
+    "dims_moved, unbound": (unbinds(), "abc"),
+    "of_pieces": (of_pieces(), "abc"),
+    "pieces": (pieces(), "abc"),
+    "repeated": (repeats(), "abc"),
+    "reshape": (reshapes(), "abc"),
+    "stacked": (stacks(), "abc"),
+}
+
+
+def test_every_rule_is_proved():
+    assert {name.partition(",")[0] for name in CALLS} == names_of_rules(movement)
+
+
+@pytest.mark.parametrize(("name", "factor"), [(n, f) for n in CALLS for f in CALLS[n][1]])
+# A factor is in few of a rule's calls, and others are passed over.
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.data())
+def test_the_parts_give_the_whole(name, factor, data):
+    prove(data.draw(CALLS[name][0]), factor, data)

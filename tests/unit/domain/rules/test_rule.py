@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import pytest
+
+from shardcore.domain.errors import RuleError
+from shardcore.domain.rules import everyday, layers, lookups, movement
+from shardcore.domain.rules.rule import Operand, OperatorRule, Result
+from tests.unit.domain.rules.proof import names_of_rules
+
+DOCS = Path(__file__).parents[4] / "docs" / "operators.md"
+ONE_GROUP = layers.Channels(1, 4, 6, transposed=False)
+CONVOLUTION = layers.convolution(ONE_GROUP, 2, bias=True)
+EXAMPLES = {
+    "convolution": CONVOLUTION,
+    "convolution, transposed": layers.convolution(
+        layers.Channels(1, 4, 6, transposed=True), 2, bias=False
+    ),
+    "convolution, in groups of 2 and 3 channels": layers.convolution(
+        layers.Channels(4, 2, 3, transposed=False), 2, bias=False
+    ),
+    "convolution_backward": layers.convolution_backward(ONE_GROUP, 2),
+    "along": everyday.along(3, frozenset({1})),
+    "pool, windows of 2 by 3": layers.pool(4, (2, 3), (False,)),
+    "unbind": movement.dims_moved(3, (0, 2), results=2),
+    "index": lookups.index(4, first=1, indexed=2, found=1),
+    "index_put, added up": lookups.index_put(2, indexed=1, accumulates=True),
+    "index_put": lookups.index_put(2, indexed=1, accumulates=False),
+    "whole": layers.whole((2, 1, 1), 2),
+    "im2col": layers.im2col(batched=True, window=9),
+    "col2im": layers.col2im(batched=True, window=9),
+    "attention": layers.attention("b h", "b -"),
+    "attention_backward": layers.attention_backward("b h", None),
+}
+
+
+def test_what_cannot_be_a_rule():
+    with pytest.raises(RuleError, match="got 'N'"):
+        Operand("x", "N c")
+    with pytest.raises(RuleError, match="factor twice in 'n n'"):
+        Operand("x", "n n")
+    x, y = Operand("x", "n c"), Result("y", "n c")
+    with pytest.raises(RuleError, match="different names"):
+        OperatorRule((x, x), (y,))
+    with pytest.raises(RuleError, match=r"names \['z'\]: no such operand"):
+        OperatorRule((x,), (Result("y", "n c", of=("z",)),))
+    with pytest.raises(RuleError, match=r"has \['o'\], which none"):
+        OperatorRule((x,), (Result("y", "n o"),))
+    with pytest.raises(RuleError, match=r"added to 'y', which lacks \['c'\]"):
+        OperatorRule((x, Operand("b", "c", added=True)), (Result("y", "n"),))
+
+
+def test_the_documentation_has_every_rule():
+    rows = [
+        "| {} | `{}` | `{}` |".format(name, *str(rule).split(" -> "))
+        for name, rule in EXAMPLES.items()
+    ]
+    wanted = "\n".join(["| rule | operands | results |", "|---|---|---|", *rows])
+    assert wanted in DOCS.read_text(), f"docs/operators.md should have this table:\n{wanted}"
+    assert names_of_rules(layers) <= {name.partition(",")[0] for name in EXAMPLES}
