@@ -1,9 +1,11 @@
 """What shares memory with what: what is written or reduced changes a tensor and its views alone."""
 
+import pytest
 import torch
 
 from shardcore.adapters.engine.kinds.dtensors import DTensors
 from shardcore.adapters.engine.library import open_engine
+from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Stretches
@@ -42,6 +44,18 @@ def view_after_the_sum_was_read(x, move):
     return x.exp(), x.reshape(8, 3), x.reshape(8, 3).exp()
 
 
+def base_that_changes_its_shape(x, move):
+    x = move(x, ROWS)
+    row, column, turned = x[1], x[:, 1], x.t()
+    x.t_()
+    x.mul_(2)
+    seen = row * 1, column * 1, turned * 1
+    x.unsqueeze_(1)
+    row.add_(1)
+    x.squeeze_(1)
+    return x, *seen, row, column, turned
+
+
 def moved_twice(x, move):
     first, second = move(x, WHOLE), move(x, WHOLE)
     first.zero_()
@@ -61,6 +75,7 @@ FUNCTIONS = [
     base_of_a_view_is_added_to,
     repeated_view,
     view_after_the_sum_was_read,
+    base_that_changes_its_shape,
     moved_twice,
     moved_and_written,
 ]
@@ -105,6 +120,23 @@ def split_by_two_axes(rank):
     found = x.expand(2, -1), *x.split([1, 3]), table[4], table[:, 3]
     expected = numbers.expand(2, -1), *numbers.split([1, 3]), VALUES[4], VALUES[:, 3]
     return [torch.equal(tensors.whole(a), b) for a, b in zip(found, expected, strict=True)]
+
+
+def pending_with_views(rank):
+    """The error of a pending sum with a view that changes its shape; what it is without one."""
+    world = World(MESH, (0, 1), rank, "cpu")
+    tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
+    x, viewed = (tensors.join(VALUES.clone(), SUM, (6, 4)) for _ in range(2))
+    x.t_()
+    assert torch.equal(tensors.whole(x), 2 * VALUES.t())
+    row = viewed[1]
+    with pytest.raises(StrategyError, match=r"t_\(\) cannot change .* take t\(\)"):
+        viewed.t_()
+    return tensors.whole(row)
+
+
+def test_a_pending_sum_with_views_keeps_its_shape():
+    assert all(torch.equal(found, 2 * VALUES[1]) for found in run_ranks(pending_with_views, 2))
 
 
 def test_views_of_what_two_axes_split():

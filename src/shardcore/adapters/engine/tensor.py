@@ -87,10 +87,12 @@ class Memory:
     Args:
         writes: The number of writes into it, which torch does not count below a subclass.
         elsewhere: The same values in other layouts, if any; see `elsewhere.py`.
+        is_viewed: Whether views were made of the tensor while it was pending, which are copies.
     """
 
     writes: int = 0
     elsewhere: "dict[Any, Any] | None" = None
+    is_viewed: bool = False
 
     def written(self) -> None:
         """Count a write, after which copies of the values are out of date."""

@@ -9,6 +9,7 @@ from shardcore.adapters.engine.moves.redistribution import full, in_layout, loca
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes.view_copies import reduce_in_place, write_through
 from shardcore.adapters.torch_compat import tree_map_only
+from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 
 aten = torch.ops.aten
@@ -81,8 +82,18 @@ def is_alike(one: Any, other: Any) -> bool:
 
 
 def reshape(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run `squeeze_` and similar operators: the tensor becomes the result of `squeeze`."""
+    """Run `squeeze_` and similar operators: the tensor becomes the result of `squeeze`.
+
+    Raises:
+        StrategyError: If it is pending, and views of it were made.
+    """
     target = args[0]
+    if target.is_pending and target.copied is None and target.memory.is_viewed:
+        name = torch_compat.aten_name(operator)
+        raise StrategyError(
+            f"{name}_() cannot change the shape of a pending sum in place once there are views of "
+            f"it: take {name}(), which gives a tensor of its own."
+        )
     changed = torch_compat.out_of_place(operator)(*args, **kwargs)
     target.part, target.form = changed.part, changed.form
     if target.copied is not None:

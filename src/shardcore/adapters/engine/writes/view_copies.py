@@ -26,6 +26,12 @@ def note_view(
         first = before.take
         view.copied = attrs.evolve(before, take=lambda tensor: take(first(tensor)))
     elif is_copy:
+        # Of a base that changes its shape in place, the views stay views of what it was. One that
+        # is pending is not to be told twice what it is once it is reduced.
+        if base.is_pending:
+            base.memory.is_viewed = True
+        else:
+            base = base.engine.wrap(base.part, base.form, base.memory)
         view.copied = Copied(base, take, base.memory.writes)
 
 
