@@ -36,6 +36,11 @@ CASES = {
     "max pool of rows": (lambda x: pooled(x, size=(3, 1)), ROWS, {}),
     "average pool": (lambda x: pooled(x, F.avg_pool2d), COLUMNS, {}),
     "joined sums": (lambda x: torch.cat([x, x * 2]).exp(), PENDING, {"all_reduce": (1, 192)}),
+    "a sum, cropped": (
+        lambda x: F.pad(x, (0, 0, -2, -2)).exp(),
+        PENDING,
+        {"all_reduce": (1, 2 * 4 * 4)},
+    ),
     "scatter": (lambda x: x.scatter(1, torch.zeros(6, 4, dtype=torch.int64), x), ROWS, {}),
     "how many": (lambda x: (x > 0).sum(0) + 1, ROWS, {"all_reduce": (1, 4 * 4)}),
     "logsumexp": (lambda x: x.logsumexp(1), COLUMNS, {"all_reduce": (2, 2 * 6 * 4)}),

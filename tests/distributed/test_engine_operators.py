@@ -119,6 +119,9 @@ CASES = {
     "max_pool3d": lambda x: pooled(lambda y: F.max_pool3d(y.view(1, 1, 6, 3, 1), (3, 1, 1)), x),
     "avg_pool": lambda x: pooled(F.avg_pool2d, x, (3, 1)),
     "avg_pool, one left out": lambda x: pooled(F.avg_pool2d, x, 2),
+    "a sum, cropped or padded": lambda x: torch.cat(
+        [F.pad(x.sum(0), (-1, 0)).exp(), F.pad(x.sum(0), (0, 1), value=2.0)]
+    ),
     "cat": lambda x: torch.cat([x, x.exp()]) + torch.cat([x.sum(0, True)] * 12),
     "stack": lambda x: torch.stack([x.sum(0), x.mean(0)]),
     "empty slices": lambda x: gradient_of(

@@ -5,6 +5,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import attrs
 import torch
 
 from shardcore.adapters import torch_compat
@@ -70,10 +71,14 @@ def _planes(spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _constant_pad(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`constant_pad_nd(input, pads, value)`: two pads a dim, the last dim first."""
+    """`constant_pad_nd(input, pads, value)`: two pads a dim, the last dim first.
+
+    Where each pad cuts off, as the gradient of a pad does, a pending sum stays one: it is smaller.
+    """
     tensor, pads = args[:2]
     padded = (tensor.ndim - 1 - at // 2 for at, pad in enumerate(pads) if pad)
-    return _along(operator, args, frozenset(padded))
+    task = _along(operator, args, frozenset(padded))
+    return attrs.evolve(task, linear_in=(0,) if all(pad <= 0 for pad in pads) else ())
 
 
 def _along(operator: Any, args: tuple[Any, ...], full: frozenset[int]) -> Task:
