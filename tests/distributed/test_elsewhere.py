@@ -53,7 +53,7 @@ def gradients(x, kernel):
 
 
 def sliced(x, kernel):
-    return x[:, :3].exp() + x[:, 1:].tanh()
+    return x[:, ::2].exp() + x[:, 1::2].tanh()
 
 
 # By name: the function, and the collectives that it needs on columns, and on a pending sum.

@@ -36,6 +36,9 @@ CASES = {
     "max pool of rows": (lambda x: pooled(x, size=(3, 1)), ROWS, {}),
     "average pool": (lambda x: pooled(x, F.avg_pool2d), COLUMNS, {}),
     "joined sums": (lambda x: torch.cat([x, x * 2]).exp(), PENDING, {"all_reduce": (1, 192)}),
+    "cropped": (lambda x: x[1:-1], ROWS, {}),
+    "padded": (lambda x: F.pad(x, (0, 0, 1, 1)), ROWS, {}),
+    "thirds": (lambda x: x.split(2), ROWS, {"all_to_all": (1, 3 * 4 * 4)}),
     "a sum, cropped": (
         lambda x: F.pad(x, (0, 0, -2, -2)).exp(),
         PENDING,

@@ -119,6 +119,12 @@ CASES = {
     "max_pool3d": lambda x: pooled(lambda y: F.max_pool3d(y.view(1, 1, 6, 3, 1), (3, 1, 1)), x),
     "avg_pool": lambda x: pooled(F.avg_pool2d, x, (3, 1)),
     "avg_pool, one left out": lambda x: pooled(F.avg_pool2d, x, 2),
+    # parts of a dim that is split, which begin elsewhere
+    "rows and the next": lambda x: gradient_of(lambda y: y[1:] * y[:-1].exp(), x),
+    "thirds of the rows": lambda x: gradient_of(lambda y: torch.stack(y.split(2)).prod(0), x),
+    "padded": lambda x: gradient_of(lambda y: F.pad(y, (1, 0, 1, 2), value=3.0).exp(), x),
+    "padded by more than a part": lambda x: F.pad(x, (0, 0, 0, 20)) + F.pad(x, (0, 0, 20, 0)),
+    "padded less than nothing": lambda x: gradient_of(lambda y: F.pad(y.exp(), (0, 0, -2, 3)), x),
     "a sum, cropped or padded": lambda x: torch.cat(
         [F.pad(x.sum(0), (-1, 0)).exp(), F.pad(x.sum(0), (0, 1), value=2.0)]
     ),
@@ -136,6 +142,7 @@ CASES = {
     "scatter a number": lambda x: x.scatter(1, (x[:, :2] > 0).long(), 7.0),
     "scatter_add": lambda x: x.scatter_add(0, torch.arange(6)[:, None] % 3 * (x > 9).long(), x),
     # written
+    "between rows": written(lambda x: x[1:-1].mul_(3.0)),
     "index_put_": written(lambda x: x.__setitem__(torch.tensor([0, 5]), 1.0)),
     "masked_fill": lambda x: x.masked_fill(x > 0, torch.tensor(9.0)),
     "masked_fill_": written(lambda x: x.masked_fill_(x > 0, 9.0)),

@@ -209,7 +209,7 @@ PUTS = {
     "put, columns": put(CHANNELS[:2], "S(1) S(1)", accumulate=False),
 }
 SPLIT = CONVOLUTIONS | POOLS_AND_PADS | LOSSES | PUTS
-# Along the dim that is split: another one is split in its place.
+# Along the dim that is split: another one is split in its place, or the same one in other parts.
 OTHER_DIMS = {
     "pool along rows": one(
         functional.max_pool2d, IMAGES, (N, N, "model", N), "S(1) S(1)", 3, 2, moves=(MOVED, {})
@@ -219,7 +219,7 @@ OTHER_DIMS = {
     ),
     "columns": one(columns, (4, 8), (N, "model"), "S(1) S(1,block=4_x_1)", moves=(MOVED, {})),
     "columns, in no stretches": one(
-        columns, (3, 4, 7), (N, N, "model"), "S(1) S(1)", moves=(MOVED, {})
+        columns, (3, 4, 7), (N, N, "model"), "S(2) S(2)", moves=(MOVED, MOVED)
     ),
 }
 SPLIT |= OTHER_DIMS

@@ -148,8 +148,11 @@ def _move(facts: Facts) -> str:
             kept = f", each rank keeps its part of dim {dims[0]}" if dims else ""
             return f"a pending {before.op} over {over}, done{kept}"
         if isinstance(before, Shard):
-            then = f"split by dim {dims[0]} instead" if dims else "gathered"
-            return f"split by dim {before.dim} over {over}, {then}"
+            split = f"split by dim {before.dim} over {over}"
+            if not dims:
+                return f"{split}, gathered"
+            how = "in other parts" if dims[0] == before.dim else f"by dim {dims[0]}"
+            return f"{split}, split {how} instead"
     return {
         "all_reduce": f"a pending reduction over {over}, done",
         "reduce_scatter": f"a pending reduction over {over}, done, each rank keeps its part",

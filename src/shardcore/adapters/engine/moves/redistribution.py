@@ -11,6 +11,7 @@ from shardcore.adapters.engine.moves import elsewhere
 from shardcore.adapters.engine.moves.steps import STEPS
 from shardcore.adapters.engine.tensor import Form, ShardedTensor, contiguous_strides
 from shardcore.adapters.threads import check_thread
+from shardcore.domain.exchange import Exchange, ranges_of
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial
 from shardcore.domain.redistribution import Step, plan
@@ -31,7 +32,7 @@ class _Stage:
     """
 
     shape: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Step | Exchange, ...]
 
 
 @attrs.frozen(eq=False)
@@ -129,6 +130,9 @@ def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
     counts = tuple(map(max, source.stretches, target.stretches))
     layouts = [source, target]
     if not all(has_stretches(each, shape, counts) for each in layouts):
+        exchange = _between_stretches(source, target, shape)
+        if exchange is not None:
+            return (_Stage(source.local_shape(shape, engine.world.position), (exchange,)),)
         pairs = zip(source.stretches, target.stretches, strict=True)
         differ = [dim for dim, (before, after) in enumerate(pairs) if before != after]
         axes = [axis for dim in differ for axis in source.dim_axes(dim)]
@@ -141,6 +145,21 @@ def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
         steps = plan(first, second, sizes, form.dtype.itemsize, engine.costs)
         stages.append(_Stage(first.local_shape(sizes, engine.world.position), steps))
     return tuple(stages)
+
+
+def _between_stretches(source: Layout, target: Layout, shape: tuple[int, ...]) -> Exchange | None:
+    """Returns the exchange between two layouts that differ in the stretches of one dim.
+
+    None where something else differs too, or several axes split the dim.
+    """
+    differ = [dim for dim in range(source.ndim) if source.blocks[dim] != target.blocks[dim]]
+    same = source.spec == target.spec and source.partial == target.partial
+    if not same or len(differ) != 1 or len(source.dim_axes(differ[0])) != 1:
+        return None
+    (dim,) = differ
+    (axis,) = source.dim_axes(dim)
+    held, wanted = (ranges_of(each, dim, shape[dim]) for each in (source, target))
+    return Exchange(axis, dim, held, wanted)
 
 
 def in_layout(tensor: Any, layout: Layout, copies: bool = False) -> Any:

@@ -1,7 +1,8 @@
 """The steps of a redistribution on local shards: slices, and collectives along a mesh axis."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.torch_compat import collectives
+from shardcore.domain.exchange import Exchange
 from shardcore.domain.layout import PartialAxes
 from shardcore.domain.redistribution import Step
 
@@ -98,6 +100,18 @@ def _all_to_all(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
     peers, rank = _peers(step, engine), engine.world.position
     sent = [part[step.part(rank, peer)] for peer in peers]
     shapes = [_shape(step.part(peer, rank)) for peer in peers]
+    assert step.source_dim is not None
+    chunks = _swapped(sent, shapes, step, engine)
+    return torch.cat(_in_axis_order(chunks, peers), dim=step.source_dim)
+
+
+def _swapped(
+    sent: Sequence[torch.Tensor],
+    shapes: Sequence[tuple[int, ...]],
+    step: Step | Exchange,
+    engine: Engine,
+) -> list[torch.Tensor]:
+    """Sends one tensor to each rank of the group; returns those that come, of these shapes."""
     sizes = [math.prod(shape) for shape in shapes]
     received = collectives.all_to_all(
         torch.cat([each.reshape(-1) for each in sent]),
@@ -106,9 +120,32 @@ def _all_to_all(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
         _group(step, engine),
     )
     pieces = torch.split(collectives.wait(received), sizes)
-    assert step.source_dim is not None
-    chunks = [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
-    return torch.cat(_in_axis_order(chunks, peers), dim=step.source_dim)
+    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def exchanged(part: torch.Tensor, exchange: Exchange, engine: Engine) -> torch.Tensor:
+    """Returns the elements that this rank wants, from all ranks along the axis."""
+    mesh, dim = engine.world.mesh, exchange.dim
+    index = mesh.axis_index(exchange.axis)
+    own = mesh.coordinate(engine.world.position)[index]
+
+    def part_for(place: int) -> torch.Tensor:
+        parts = exchange.sent(own, place)
+        found = [part.narrow(dim, each.start, each.stop - each.start) for each in parts]
+        return torch.cat(found or [part.narrow(dim, 0, 0)], dim)
+
+    if exchange.is_local:
+        return part_for(own)
+    places = [mesh.coordinate(peer)[index] for peer in _peers(exchange, engine)]
+    wanted = exchange.received(own)
+    sizes = [[size for owner, size in wanted if owner == place] for place in places]
+    shapes = [(*part.shape[:dim], sum(each), *part.shape[dim + 1 :]) for each in sizes]
+    chunks = _swapped([part_for(place) for place in places], shapes, exchange, engine)
+    pieces = {
+        place: iter(torch.split(chunk, each, dim))
+        for place, chunk, each in zip(places, chunks, sizes, strict=True)
+    }
+    return torch.cat([next(pieces[owner]) for owner, _ in wanted] or chunks[:1], dim)
 
 
 def _reduce_scatter(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
@@ -131,11 +168,12 @@ def _reduce_scatter(part: torch.Tensor, step: Step, engine: Engine) -> torch.Ten
     return reduced / len(peers) if step.op == "avg" else reduced
 
 
-STEPS = {
+STEPS: dict[str, Callable[[torch.Tensor, Any, Engine], torch.Tensor]] = {
     "slice": _slice,
     "all_gather": _all_gather,
     "all_reduce": _all_reduce,
     "all_to_all": _all_to_all,
+    "exchange": exchanged,
     "reduce_scatter": _reduce_scatter,
 }
 
@@ -150,12 +188,12 @@ def _shape(part: tuple[slice, ...]) -> tuple[int, ...]:
     return tuple(each.stop - each.start for each in part)
 
 
-def _peers(step: Step, engine: Engine) -> tuple[int, ...]:
+def _peers(step: Step | Exchange, engine: Engine) -> tuple[int, ...]:
     """The mesh ranks along the axis, in the order of their process group: by process."""
     world = engine.world
     peers = world.mesh.axis_group(step.axis, world.position)
     return tuple(sorted(peers, key=world.processes.__getitem__))
 
 
-def _group(step: Step, engine: Engine) -> dist.ProcessGroup:
+def _group(step: Step | Exchange, engine: Engine) -> dist.ProcessGroup:
     return engine.groups[step.axis]

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.operators import shifts
 from shardcore.adapters.engine.plans.task import Operand, Parts, Task, order_of
 from shardcore.adapters.engine.registry import Handler, Planner
 from shardcore.domain.rules import everyday, layers, lookups
@@ -70,12 +71,16 @@ def _planes(spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str
     return _along(operator, args, frozenset(range(ndim - spatial, ndim)))
 
 
-def _constant_pad(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+def _constant_pad(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
     """`constant_pad_nd(input, pads, value)`: two pads a dim, the last dim first.
 
     Where each pad cuts off, as the gradient of a pad does, a pending sum stays one: it is smaller.
     """
-    tensor, pads = args[:2]
+    tensor, pads, *rest = args
+    value = rest[0] if rest else kwargs.get("value", 0)
+    shift = None if order_of(tensor) else shifts.of_pads(tensor, pads, value)
+    if shift is not None:
+        return shift.pad
     padded = (tensor.ndim - 1 - at // 2 for at, pad in enumerate(pads) if pad)
     task = _along(operator, args, frozenset(padded))
     return attrs.evolve(task, linear_in=(0,) if all(pad <= 0 for pad in pads) else ())

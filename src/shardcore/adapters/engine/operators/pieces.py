@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from shardcore.adapters.engine.operators.shifts import Shift
 from shardcore.adapters.engine.operators.views import one_result, several_results
 from shardcore.adapters.engine.plans.task import Operand, Task
 from shardcore.adapters.engine.registry import Handler, Planner
@@ -18,7 +19,7 @@ from shardcore.domain.rules.rule import OperatorRule, letters
 aten = torch.ops.aten
 
 
-def _slice(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+def _slice(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
     """`slice(tensor, dim, start, end, step)`."""
     tensor, *rest = args
     dim = (rest[0] if rest else 0) % tensor.ndim
@@ -29,6 +30,9 @@ def _slice(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task
         rule = everyday.along(tensor.ndim, frozenset({dim}))
         return one_result(rule, tensor, lambda part: operator(part, *rest, **kwargs))
     count, first, last = found
+    shift = _shift(tensor, dim, tensor.shape[dim] // count, first, last - first)
+    if shift is not None:
+        return shift.slice
 
     def call(part: torch.Tensor) -> Any:
         size = part.shape[dim] // count
@@ -64,7 +68,16 @@ def _stretches(
     return size // each, first // each, last // each
 
 
-def _slice_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+def _shift(tensor: Operand, dim: int, steps: int, first: int, count: int) -> Shift | None:
+    """Returns the shift by stretches of `steps`, None where each of them can be split.
+
+    A tensor is brought into stretches once, for all slices of it.
+    """
+    shift = Shift.of(tensor, dim, first * steps, count * steps)
+    return shift if shift is not None and steps < len(shift.pads) else None
+
+
+def _slice_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
     """`slice_backward(gradient, sizes, dim, start, end, step)`."""
     gradient, sizes, dim, *rest = args
     dim %= len(sizes)
@@ -73,6 +86,9 @@ def _slice_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         rule, of_all = everyday.along(gradient.ndim, frozenset({dim})), rest
     else:
         count, first, last = found
+        shift = _shift(gradient, dim, sizes[dim] // count, -first, count)
+        if shift is not None:
+            return shift.slice_backward
         rule = movement.of_pieces(gradient.ndim, dim, count, (last - first,))
 
     def call(part: torch.Tensor) -> Any:

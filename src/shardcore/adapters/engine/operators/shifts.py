@@ -1,0 +1,115 @@
+"""Slices and pads along a split dim: each rank gets what it lacks from the ranks that hold it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters.engine.moves.steps import exchanged
+from shardcore.adapters.engine.plans.task import Operand
+from shardcore.adapters.engine.writes.view_copies import note_view
+from shardcore.adapters.threads import check_thread
+from shardcore.domain.exchange import Exchange, ranges_of
+from shardcore.domain.layout import Layout
+from shardcore.ports.whereabouts import Move, moving
+
+aten = torch.ops.aten
+
+
+@attrs.frozen(eq=False)
+class Shift:
+    """Takes a range of a split dim, which may begin before the first element or end after the last.
+
+    Args:
+        exchange: Brings the elements that there are to the ranks that have them in the result.
+        size: The number of elements in the range.
+        pads: For each place along the axis, the elements to add before those, and after.
+        layout: The layout of the result.
+        value: The value of those that are added.
+    """
+
+    exchange: Exchange
+    size: int
+    pads: tuple[tuple[int, int], ...]
+    layout: Layout
+    value: Any = 0
+
+    @classmethod
+    def of(cls, tensor: Operand, dim: int, start: int, size: int, value: Any = 0) -> "Shift | None":
+        """Returns the shift of `tensor`, None where a rule serves, or a rank would get no element.
+
+        Args:
+            tensor: An operand.
+            dim: The dim.
+            start: The first element of the range.
+            size: The number of elements in it.
+            value: The value of those that `tensor` does not have.
+        """
+        layout = tensor.form.layout
+        axes = layout.dim_axes(dim)
+        is_known = tensor.form.weight or tensor.other is not None
+        if is_known or len(axes) != 1 or layout.stretches[dim] > 1 or layout.partial:
+            return None
+        blocks = tuple(1 if each == dim else block for each, block in enumerate(layout.blocks))
+        found = Layout(layout.mesh, layout.spec, (), blocks)
+        chunks = [(each.start, each.stop) for (each,) in ranges_of(found, dim, size)]
+        if not tensor.is_split(dim) or min(end - begin for begin, end in chunks) < 1:
+            return None
+        whole = tensor.shape[dim]
+        wanted = [range(*(min(max(start + each, 0), whole) for each in chunk)) for chunk in chunks]
+        before = [min(max(-start, begin), end) - begin for begin, end in chunks]
+        pads = tuple(
+            (missing, end - begin - missing - len(each))
+            for missing, (begin, end), each in zip(before, chunks, wanted, strict=True)
+        )
+        held = ranges_of(layout, dim, whole)
+        exchange = Exchange(axes[0], dim, held, tuple((each,) for each in wanted))
+        return cls(exchange, size, pads, found, value)
+
+    def run(self, tensor: Any) -> Any:
+        """Returns the range of `tensor`, which has the form that this was made for."""
+        engine, dim = tensor.engine, self.exchange.dim
+        shape = (*tensor.shape[:dim], self.size, *tensor.shape[dim + 1 :])
+        if not self.exchange.is_local:
+            check_thread()
+        with moving(Move(tensor.part, tuple(tensor.shape), tensor.form.layout, self.layout)):
+            part = exchanged(tensor.part, self.exchange, engine)
+        mesh = engine.world.mesh
+        place = mesh.coordinate(engine.world.position)[mesh.axis_index(self.exchange.axis)]
+        if any(self.pads[place]):
+            others = [0, 0] * (part.ndim - 1 - dim)
+            part = aten.constant_pad_nd(part, [*others, *self.pads[place]], self.value)
+        return engine.sharded(part, self.layout, shape)
+
+    def slice(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run `slice(tensor, ...)`."""
+        tensor, *rest = args
+        result = self.run(tensor)
+        result.memory = tensor.memory
+        note_view(result, tensor, lambda full: operator(full, *rest, **kwargs), is_copy=True)
+        return result
+
+    def slice_backward(self, _operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """Run `slice_backward(gradient, ...)`."""
+        return self.run(args[0])
+
+    def pad(self, operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """Run `constant_pad_nd(tensor, pads, value)`: the split dim first."""
+        tensor, pads, *_ = args
+        at = 2 * (tensor.ndim - 1 - self.exchange.dim)
+        others = [*pads[:at], 0, 0, *pads[at + 2 :]]
+        result = self.run(tensor)
+        return operator(result, others, self.value) if any(others) else result
+
+
+def of_pads(tensor: Operand, pads: Sequence[int], value: Any) -> Shift | None:
+    """Returns the shift that pads a split dim, None where none is padded, or several are."""
+    given = [tensor.ndim - 1 - at // 2 for at in range(0, len(pads), 2) if any(pads[at : at + 2])]
+    split = [dim for dim in given if tensor.is_split(dim)]
+    if len(split) != 1:
+        return None
+    (dim,) = split
+    at = 2 * (tensor.ndim - 1 - dim)
+    size = tensor.shape[dim] + pads[at] + pads[at + 1]
+    return Shift.of(tensor, dim, -pads[at], size, value)
