@@ -56,6 +56,21 @@ REASONS = (
         ("Resizing/pad",),
         "its operator has a private name in torch, and no rule: its images are gathered",
     ),
+    Reason(
+        "1x2",
+        ("ConvLSTM3D",),
+        "Keras copies what a cell reads, or pads it, once for each of its four gates, and each "
+        "copy is gathered; XLA finds that the copies are one, and gathers a state before it is "
+        "padded. A recorded step could leave out calls that are equal, but calls with the sizes "
+        "of a shard may be equal on one rank alone, and all ranks must make the same collectives",
+    ),
+    Reason(
+        "1x2",
+        ("BatchNormalization/mixed_float16",),
+        "on a CPU Keras multiplies float16 in float32: the product reads an input in float32, and "
+        "to gather that sends more than to gather the gradient of its kernel; XLA gathers the "
+        "input while it is in float16",
+    ),
 )
 
 
