@@ -133,6 +133,9 @@ CASES = {
     "empty slices": lambda x: gradient_of(
         lambda y: torch.cat([y, y[6:]]) + y[:, 3:].sum(1, True), x
     ),
+    "bincount": lambda x: torch.bincount(CLASSES.abs() + 0 * x[:, 0].long()),
+    "bincount of rows": lambda x: torch.bincount((x[:, 0] * 5).long().abs(), minlength=3),
+    "weighted bincount": lambda x: torch.bincount((x[:, 0] * 9).long().abs(), x[:, 1]),
     # looked up
     "by a mask": lambda x: x[x > 0],
     "by numbers": lambda x: x[torch.tensor([5, 0, 3])],

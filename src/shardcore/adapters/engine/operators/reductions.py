@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.moves.redistribution import reduced
+from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
 from shardcore.adapters.engine.operators import packed_argmax, softmax
 from shardcore.adapters.engine.plans.task import Operand, Task
 from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
 from shardcore.domain.rules import everyday
 
@@ -149,6 +150,29 @@ def _softmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ta
     return _along(operator, args, dim)
 
 
+def _bincount(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handler | None:
+    """`bincount(numbers, weights, minlength)`."""
+    return _count_own if args[0].is_split(0) else None
+
+
+def _count_own(operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """Each rank counts its own numbers: a pending sum, as long as the largest number needs."""
+    numbers = reduced(args[0])
+    engine, layout = numbers.engine, numbers.form.layout
+    weights = args[1] if len(args) > 1 else None
+    if weights is not None:
+        weights = in_layout(engine.as_sharded(weights), layout).part
+    found = operator(numbers.part, weights, *args[2:])
+
+    def of_all(part: torch.Tensor, op: ReduceOp) -> Any:
+        pending = Layout(layout.mesh, (None,), dict.fromkeys(layout.dim_axes(0), op))
+        return engine.sharded(part, pending, tuple(part.shape))
+
+    length = int(reduced(of_all(found.new_tensor([found.numel()], dtype=torch.int64), "max")).part)
+    padded = torch.nn.functional.pad(found, (0, length - found.numel()))
+    return of_all(padded, "sum")
+
+
 # Reductions whose results of the ranks are reduced by the same operation.
 _EXTREMES: dict[Any, ReduceOp] = {
     aten.amax.default: "max",
@@ -174,6 +198,7 @@ PLANNERS: dict[Any, Planner] = {
         _any,
     ),
     aten.argmax.default: _argmax,
+    aten.bincount.default: _bincount,
     **dict.fromkeys(
         (
             *_EXTREMES,
