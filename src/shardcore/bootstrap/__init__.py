@@ -63,7 +63,8 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
     with ExitStack() as undo:
         undo.callback(configure(_rank))
         if environment.choose_backend():
-            undo.callback(environment.leave_backend)
+            # A Keras that is loaded stays on torch.
+            undo.callback(os.environ.pop, "KERAS_BACKEND", None)
         environment.check_versions()
         entry, passed_over = plugins.choose(strategy, plugins.offered(plugins.STRATEGIES))
         entry = plugins.with_options(entry, options)

@@ -37,11 +37,6 @@ def choose_backend() -> bool:
     return False
 
 
-def leave_backend() -> None:
-    """Unset `KERAS_BACKEND`; a Keras that is loaded stays on torch."""
-    os.environ.pop("KERAS_BACKEND", None)
-
-
 def _loaded_backend() -> str | None:
     keras = sys.modules.get("keras")
     return None if keras is None else str(keras.backend.backend())

@@ -18,12 +18,13 @@ from shardcore.domain.planner.call import Placed
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.redistribution import plan
 from shardcore.domain.rules import everyday, layers, movement
-from shardcore.domain.rules.rule import Result, rule
+from shardcore.domain.rules.rule import Result
+from shardcore.domain.rules.rule import rule as rule_of_text
 
 ONE_GROUP = layers.Channels(1, 4, 6, transposed=False)
 CONVOLUTION = layers.convolution(ONE_GROUP, 2, bias=True)
 IMAGES, KERNEL, BIAS = (5, 4, 6, 6), (6, 4, 3, 3), (6,)
-MATMUL = rule("n k, k m -> n m")
+MATMUL = rule_of_text("n k, k m -> n m")
 R, P = Replicate(), Partial()
 PAIR = Mesh((2,), ("model",))
 SQUARE = Mesh((2, 2), ("data", "model"))
@@ -334,7 +335,7 @@ def test_other_weights_that_meet_an_activation_that_is_not_split_stay():
 def test_an_activation_that_is_gathered_is_told_and_a_weight_if_there_is_nothing_else(
     first, second, weights, gathers
 ):
-    rule = layers.whole((1, 1), 1)
+    rule = rule_of_text("-, - -> -")
     operands = [
         placed((8,), (axis,), weight=weight)
         for axis, weight in zip((first, second), weights, strict=True)

@@ -13,7 +13,7 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.full_operands import run_full, run_full_and_store
 from shardcore.adapters.engine.moves.elsewhere import Elsewhere, find
 from shardcore.adapters.engine.operators import REGISTRY, foreach, pointwise
-from shardcore.adapters.engine.plans.plan import Plan
+from shardcore.adapters.engine.plans.plan import Plan, with_tensors
 from shardcore.adapters.engine.plans.planning import planned
 from shardcore.adapters.engine.plans.task import operand
 from shardcore.adapters.engine.registry import Handler, Planner
@@ -195,16 +195,8 @@ def _plan(
     operands = iter(
         [operand(operator, each.form, number, other) for number, (each, other) in numbers]
     )
-
-    def without_values(argument: Any) -> Any:
-        if isinstance(argument, torch.Tensor):
-            return next(operands)
-        if isinstance(argument, list | tuple):
-            return [without_values(each) for each in argument]
-        return argument
-
-    of_args = tuple(map(without_values, args))
-    of_kwargs = {name: without_values(each) for name, each in kwargs.items()}
+    of_args = tuple(with_tensors(each, operands) for each in args)
+    of_kwargs = {name: with_tensors(each, operands) for name, each in kwargs.items()}
     task = planner(operator, of_args, of_kwargs)
     if task is None:
         return run_full

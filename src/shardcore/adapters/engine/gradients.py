@@ -1,25 +1,19 @@
 """Gradients, which are reduced together or brought into the layout of their variable."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.redistribution import in_layout
-from shardcore.adapters.engine.moves.steps import AllReduce
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.gradient_buckets import Buckets
+from shardcore.adapters.torch_compat import collectives
 from shardcore.domain.layout import DimSpec, Layout, entry_axes
 
 
-def buckets(engine: Engine) -> Buckets:
-    """The buckets of the gradients over one mesh."""
-    return Buckets(partial(_start, engine))
-
-
-def _start(engine: Engine, gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+def start(gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:
     """Start to sum gradients that are pending over the same axes.
 
     One alone is sent as it is: a captured step makes buckets of such. One that a hook of the user's
@@ -30,10 +24,17 @@ def _start(engine: Engine, gradients: Sequence[Any]) -> Callable[[], Sequence[An
         return lambda: gradients
     parts = [each.part for each in pending]
     flat = parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
-    reduction = AllReduce.start(flat, pending[0].form.layout.partial, engine)
+    engine: Engine = pending[0].engine
+    partial = pending[0].form.layout.partial
+    first, *rest = (
+        engine.groups[axis] for axis, _ in partial if engine.world.mesh.axis_size(axis) > 1
+    )
+    started = collectives.all_reduce(flat, "sum", first)
 
     def wait() -> Sequence[Any]:
-        summed = reduction.wait()
+        summed = collectives.wait(started)
+        for group in rest:
+            summed = collectives.wait(collectives.all_reduce(summed, "sum", group))
         found = torch.split(summed, [part.numel() for part in parts]) if parts[1:] else [summed]
         done = {
             id(gradient): _summed(gradient, part)

@@ -93,11 +93,7 @@ class EngineTensors:
     """
 
     engine: Engine
-    _buckets: Buckets = attrs.field(init=False)
-
-    @_buckets.default
-    def _make_buckets(self) -> Buckets:
-        return gradients.buckets(self.engine)
+    _buckets: Buckets = attrs.field(factory=lambda: Buckets(gradients.start), init=False)
 
     @property
     def world(self) -> World:

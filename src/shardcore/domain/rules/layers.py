@@ -114,20 +114,6 @@ def pool(
     return rule_of(operands, [images[not any(pooled)]] * results)
 
 
-def whole(operands: tuple[int, ...], result: int) -> OperatorRule:
-    """What is not split.
-
-    Args:
-        operands: How many dims each operand has.
-        result: How many dims the result has.
-
-    Example:
-        >>> str(whole((2, 1), 2))
-        '- -, - -> - -'
-    """
-    return rule_of([["-"] * ndim for ndim in operands], [["-"] * result])
-
-
 def im2col(batched: bool, window: int) -> OperatorRule:
     """Windows of `window` elements as columns: the channels of the result are blocks of them."""
     batch = "n " * batched

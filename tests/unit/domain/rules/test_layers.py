@@ -110,12 +110,6 @@ def pools(draw):
 
 
 @st.composite
-def wholes(draw):
-    shape = tuple(draw(st.lists(sizes, max_size=2)))
-    return Call(layers.whole((len(shape),), len(shape)), [shape], lambda parts: parts)
-
-
-@st.composite
 def im2cols(draw):
     batch, channels = draw(st.lists(sizes, max_size=1)), draw(sizes)
     size = draw(st.integers(1, 3))
@@ -173,7 +167,6 @@ CALLS = {
     "im2col": (im2cols(), "nc"),
     "pool": (pools(), "abc"),
     "product": (products(), "nkm"),
-    "whole": (wholes(), ""),  # it has none
 }
 
 

@@ -25,7 +25,6 @@ EXAMPLES = {
     "index": lookups.index(4, first=1, indexed=2, found=1),
     "index_put, added up": lookups.index_put(2, indexed=1, accumulates=True),
     "index_put": lookups.index_put(2, indexed=1, accumulates=False),
-    "whole": layers.whole((2, 1, 1), 2),
     "im2col": layers.im2col(batched=True, window=9),
     "col2im": layers.col2im(batched=True, window=9),
     "attention": layers.attention("b h", "b -"),

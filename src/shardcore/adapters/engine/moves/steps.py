@@ -4,47 +4,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
 import torch
 import torch.distributed as dist
 
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.torch_compat import collectives
 from shardcore.domain.exchange import Exchange
-from shardcore.domain.layout import PartialAxes
 from shardcore.domain.redistribution import Step
 
 _SUM = "sum"
-
-
-@attrs.frozen
-class AllReduce:
-    """A sum over some mesh axes that is on its way.
-
-    Args:
-        started: What becomes the sum over the first axis.
-        rest: The other axes.
-        engine: Has the process groups.
-    """
-
-    started: torch.Tensor
-    rest: tuple[str, ...]
-    engine: Engine
-
-    @classmethod
-    def start(cls, value: torch.Tensor, partial: PartialAxes, engine: Engine) -> "AllReduce":
-        """Start to sum `value` over the axes that are `partial`."""
-        axes = [axis for axis, _ in partial if engine.world.mesh.axis_size(axis) > 1]
-        started = collectives.all_reduce(value, _SUM, engine.groups[axes[0]])
-        return cls(started, tuple(axes[1:]), engine)
-
-    def wait(self) -> torch.Tensor:
-        """The sum."""
-        value = collectives.wait(self.started)
-        for axis in self.rest:
-            group = self.engine.groups[axis]
-            value = collectives.wait(collectives.all_reduce(value, _SUM, group))
-        return value
 
 
 def _slice(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:

@@ -94,20 +94,17 @@ def _along(operator: Any, args: tuple[Any, ...], full: frozenset[int]) -> Task:
     return Task(rule, operands, orders=[order_of(operands[0])] * returns)
 
 
-def _index_put(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+def _index_put(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
     """`index_put(tensor, indices, values, accumulate)`: split where each index is a row of numbers.
 
     Other indices, masks and such as are broadcast, are not split.
     """
     tensor, indices, values, *rest = args
     accumulates = bool(rest[0] if rest else kwargs.get("accumulate", False))
-    given = [each for each in indices if each is not None]
-    operands = (tensor, *given, values)
-    if _are_rows(tensor, indices, values):
-        rule = lookups.index_put(tensor.ndim, len(indices), accumulates)
-    else:
-        rule = layers.whole(tuple(each.ndim for each in operands), tensor.ndim)
-    return Task(rule, operands, result_shapes=(tensor.shape,))
+    if not _are_rows(tensor, indices, values):
+        return None
+    rule = lookups.index_put(tensor.ndim, len(indices), accumulates)
+    return Task(rule, (tensor, *indices, values), result_shapes=(tensor.shape,))
 
 
 def _are_rows(tensor: Operand, indices: Sequence[Any], values: Operand) -> bool:

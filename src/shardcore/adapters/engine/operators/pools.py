@@ -16,15 +16,11 @@ aten = torch.ops.aten
 
 
 def _average(spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`avg_pool2d(image, window, stride, padding, ...)`."""
-    return _split(spatial, operator, args, _windows(spatial, args[0], *args[1:4]))
-
-
-def _average_backward(
-    spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Task:
-    """`avg_pool2d_backward(gradient, image, window, stride, padding, ...)`."""
-    return _split(spatial, operator, args, _windows(spatial, args[1], *args[2:5]), pooled=(0,))
+    """`avg_pool2d(image, window, ...)`, and its gradient, whose first operand is pooled."""
+    *gradient, image = (each for each in args if isinstance(each, Operand))
+    numbers = args[len(gradient) + 1 :]
+    windows = _windows(spatial, image, *numbers[:3])
+    return _split(spatial, operator, args, windows, pooled=(0,) if gradient else ())
 
 
 def _largest(
@@ -85,13 +81,9 @@ def _split(
 ) -> Task:
     operands = [each for each in args if isinstance(each, Operand)]
     results = torch_compat.number_of_results(operator)
-    rule = layers.pool(operands[0].ndim, windows, _kinds(len(operands), pooled), results)
+    kinds = tuple(place in pooled for place in range(len(operands)))
+    rule = layers.pool(operands[0].ndim, windows, kinds, results)
     return Task(rule, operands, orders=[order_of(operands[0])] * results)
-
-
-def _kinds(count: int, pooled: tuple[int, ...]) -> tuple[bool, ...]:
-    """Per operand whether it is pooled already."""
-    return tuple(place in pooled for place in range(count))
 
 
 def _largest_of_split(
@@ -167,7 +159,7 @@ PLANNERS: dict[Any, Planner] = {
     for spatial in (2, 3)
     for name, planner in (
         ("avg_pool{}d", _average),
-        ("avg_pool{}d_backward", _average_backward),
+        ("avg_pool{}d_backward", _average),
         ("max_pool{}d_with_indices", _largest),
         ("max_pool{}d_with_indices_backward", _largest_backward),
     )

@@ -4,12 +4,11 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters import fallback
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard
 from shardcore.adapters.engine.registry import Handler
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes.in_place import write
-from shardcore.adapters.torch_compat import tree_map_only, writes_first
+from shardcore.adapters.torch_compat import tree_map_only
 from shardcore.domain.layout import Layout
 
 aten = torch.ops.aten
@@ -66,30 +65,10 @@ def _multinomial(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return in_layout(drawn, Layout(layout.mesh, (layout.spec[0], None), (), (layout.blocks[0], 1)))
 
 
-def _random_slope(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`rrelu_with_noise(x, noise, ...)`: how much is drawn depends on all values of `x`.
-
-    It writes what it draws into `noise`, which its gradient reads.
-    """
-    x, noise, *numbers = args
-    fallback.tell(operator, args)
-    values, drawn = (
-        full(each).clone() if isinstance(each, ShardedTensor) else each.clone()
-        for each in (x, noise)
-    )
-    result = operator(values, drawn, *numbers, **kwargs)
-    write(aten.copy_.default, (noise, drawn), {})
-    if not writes_first(operator):
-        return _shard(result, x if isinstance(x, ShardedTensor) else noise)
-    return write(aten.copy_.default, (x, values), {})
-
-
 HANDLERS: dict[Any, Handler] = {
     aten.bernoulli.default: _bernoulli,
     aten.multinomial.default: _multinomial,
     aten.native_dropout.default: _dropout,
-    aten.rrelu_with_noise.default: _random_slope,
-    aten.rrelu_with_noise_.default: _random_slope,
     **dict.fromkeys(
         (
             aten.bernoulli_.Tensor,

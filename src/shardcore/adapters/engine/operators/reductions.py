@@ -71,15 +71,17 @@ def _mean(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return reduced(mean) if mean.ndim else mean
 
 
-def _dims_of(tensor: Any, dims: Any = None, keep: bool = False) -> tuple[Any, frozenset[int], bool]:
+def _dims_of(
+    tensor: Any, dims: Any = None, keepdim: bool = False, **_: Any
+) -> tuple[Any, frozenset[int], bool]:
     """The tensor, the dims that are reduced, none for all of them, and whether they stay."""
     given = [dims] if isinstance(dims, int) else dims or range(tensor.ndim)
-    return tensor, frozenset(dim % tensor.ndim for dim in given if tensor.ndim), keep
+    return tensor, frozenset(dim % tensor.ndim for dim in given if tensor.ndim), keepdim
 
 
 def _reduced(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """`argmax(tensor, dims, keepdim)` and similar; of some, each rank reduces its own elements."""
-    tensor, dims, keep = _dims_of(*args, **_keep(kwargs))
+    tensor, dims, keep = _dims_of(*args, **kwargs)
     results = torch_compat.number_of_results(operator)
     rule = everyday.reduced(tensor.ndim, dims, keep, _EXTREMES.get(operator), results)
     return Task(rule, [tensor])
@@ -87,7 +89,7 @@ def _reduced(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ta
 
 def _any(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler | None:
     """`any(tensor, dims, keepdim)` and `all`: an empty list is no dims, and not all of them."""
-    tensor, dims, _ = _dims_of(*args, **_keep(kwargs))
+    tensor, dims, _ = _dims_of(*args, **kwargs)
     if len(args) > 1 and args[1] in ([], ()):
         return None
     if any(tensor.is_split(dim) for dim in dims):
@@ -96,7 +98,7 @@ def _any(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task |
 
 
 def _any_of_split(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, dims, keep = _dims_of(*args, **_keep(kwargs))
+    tensor, dims, keep = _dims_of(*args, **kwargs)
     found = reduced(tensor).ne(0).to(torch.uint8)
     of_ranks = found.amin if torch_compat.aten_name(operator) == "all" else found.amax
     dtype = torch.uint8 if tensor.dtype is torch.uint8 else torch.bool
@@ -110,10 +112,6 @@ def _argmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tas
         return _reduced(operator, args, kwargs)
     served = tensor.dtype in packed_argmax.SERVED
     return packed_argmax.argmax if served else _reduced(operator, args, kwargs)
-
-
-def _keep(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {"keep": kwargs["keepdim"]} if "keepdim" in kwargs else {}
 
 
 def _along_one(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
@@ -131,14 +129,14 @@ def _along(operator: Any, args: tuple[Any, ...], dim: int) -> Task:
 
 def _logsumexp(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
     """`logsumexp(tensor, dims, keepdim)`."""
-    tensor, dims, _ = _dims_of(*args, **_keep(kwargs))
+    tensor, dims, _ = _dims_of(*args, **kwargs)
     if tensor.dtype.is_floating_point and any(tensor.is_split(dim) for dim in dims):
         return _logsumexp_of_split
     return _reduced(operator, args, kwargs)
 
 
 def _logsumexp_of_split(_operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, dims, keep = _dims_of(*args, **_keep(kwargs))
+    tensor, dims, keep = _dims_of(*args, **kwargs)
     return softmax.logsumexp(reduced(tensor), sorted(dims), keep)
 
 

@@ -38,23 +38,17 @@ def _dims_moved(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return one_result(rule, tensor, lambda part: operator(part, *rest, **kwargs))
 
 
-def _squeezed(tensor: Operand, dims: Any = None) -> list[int]:
-    given = (
-        range(tensor.ndim) if dims is None else dims if isinstance(dims, list | tuple) else [dims]
-    )
-    gone = {dim % max(tensor.ndim, 1) for dim in given}
-    return [dim for dim in range(tensor.ndim) if dim not in gone or tensor.shape[dim] != 1]
-
-
 def _squeeze(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
     """By the dims that have size 1 in the whole, which a part may have by chance."""
-    tensor, *rest = args
-    left = _squeezed(tensor, *rest, **kwargs)
-    gone = [dim for dim in range(tensor.ndim) if dim not in left]
-    rule = movement.dims_moved(tensor.ndim, left)
-    return one_result(
-        rule, tensor, lambda part: part.squeeze(gone) if gone else part.view(part.shape)
-    )
+    tensor, *dims = args
+    given = torch_compat.as_tuple(dims[0]) if dims else range(tensor.ndim)
+    gone = {dim % tensor.ndim for dim in given if tensor.ndim and tensor.shape[dim] == 1}
+    rule = movement.dims_moved(tensor.ndim, [dim for dim in range(tensor.ndim) if dim not in gone])
+
+    def call(part: torch.Tensor) -> torch.Tensor:
+        return part.squeeze(sorted(gone)) if gone else part.view(part.shape)
+
+    return one_result(rule, tensor, call)
 
 
 def _expanded(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:

@@ -117,9 +117,9 @@ class Plan:
     def _call(self, parts: list[torch.Tensor], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run the operator itself, with `parts` in the place of tensors."""
         left = iter(parts)
-        local_args = [_with_parts(each, left) for each in args]
+        local_args = [with_tensors(each, left) for each in args]
         if kwargs:
-            named = {name: _with_parts(each, left) for name, each in kwargs.items()}
+            named = {name: with_tensors(each, left) for name, each in kwargs.items()}
             found = self.operator(*local_args, **named)
         else:
             found = self.operator(*local_args)
@@ -195,11 +195,12 @@ class Plan:
         return [tuple(each.stride()) for each in compute([full]) if each is not None]
 
 
-def _with_parts(argument: Any, parts: Iterator[torch.Tensor]) -> Any:
+def with_tensors(argument: Any, others: Iterator[Any]) -> Any:
+    """Returns an argument of an operator with `others` in the place of its tensors."""
     if isinstance(argument, torch.Tensor):
-        return next(parts)
+        return next(others)
     if isinstance(argument, list | tuple):
-        return [_with_parts(each, parts) for each in argument]
+        return [with_tensors(each, others) for each in argument]
     return argument
 
 
