@@ -1,22 +1,14 @@
-"""The `shardcore` command: what is in use here, how a model could be laid out, whether it is so."""
+"""The words of the command: what may be said, and what is read from it."""
 
 import argparse
 import ast
-import importlib.util
-import json
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from shardcore import api, bootstrap
-from shardcore.bootstrap import environment
-from shardcore.domain.errors import ShardcoreError
+from shardcore.cli.script import UsageError
 from shardcore.domain.mesh import Mesh
-from shardcore.reporting.status import Status
-from shardcore.reporting.verification import Verification
 
 DEFAULT_FUNCTION = "build"
 
@@ -66,41 +58,12 @@ exit code: 0 if all is as it should be, 1 if not, 2 for wrong usage.
 {EXAMPLES}"""
 
 
-class UsageError(ShardcoreError, ValueError):
-    """What was asked for on the command line cannot be done."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        arguments: The words after the program's name, by default those of this process.
-
-    Returns:
-        The exit code: 0 if all is as it should be, 1 if not, 2 for wrong usage.
-    """
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    command: Callable[[argparse.Namespace], int] = options.command
-    try:
-        return command(options)
-    except UsageError as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
-    except ShardcoreError as error:
-        if _world_size() > 1:
-            raise  # an uncaught error is what ends the other ranks
-        parser.exit(1, f"{parser.prog}: {error}\n")
-
-
-def _world_size() -> int:
-    if not bootstrap.is_installed():
-        return 1
-    return int(bootstrap.installation().processes.world_size)
-
-
-def _parser() -> argparse.ArgumentParser:
+def parser(
+    commands: Mapping[str, Callable[[argparse.Namespace], int]],
+) -> argparse.ArgumentParser:
+    """Returns the parser of the command line, whose `command` is one of `commands`."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    found = argparse.ArgumentParser(
         prog="shardcore",
         description="keras.distribution for Keras 3 on PyTorch.",
         epilog=EXAMPLES,
@@ -120,11 +83,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE[:FUNCTION]",
         help=f"a Python script, and its function that returns the model ({DEFAULT_FUNCTION})",
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    words = found.add_subparsers(required=True, metavar="COMMAND")
     about = "show the strategy in use, and why not the others, the devices, the versions"
-    status = commands.add_parser("status", parents=[common], help=about, description=about)
-    status.set_defaults(command=_status)
-    plan = commands.add_parser(
+    status = words.add_parser("status", parents=[common], help=about, description=about)
+    status.set_defaults(command=commands["status"])
+    plan = words.add_parser(
         "plan",
         parents=[as_json, target],
         help="show which layout a policy gives each variable of a model",
@@ -133,8 +96,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=raw,
     )
     _add_plan_arguments(plan)
-    plan.set_defaults(command=_plan)
-    verify = commands.add_parser(
+    plan.set_defaults(command=commands["plan"])
+    verify = words.add_parser(
         "verify",
         parents=[common, target],
         help="check that every rank stores its shards of a model",
@@ -142,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=raw,
     )
-    verify.set_defaults(command=_verify)
-    return parser
+    verify.set_defaults(command=commands["verify"])
+    return found
 
 
 def _add_plan_arguments(plan: argparse.ArgumentParser) -> None:
@@ -163,40 +126,6 @@ def _add_plan_arguments(plan: argparse.ArgumentParser) -> None:
         help="an option of the policy, such as small=0",
     )
     plan.add_argument("--python", action="store_true", help="print the program that makes it")
-
-
-def _status(options: argparse.Namespace) -> int:
-    api.install(options.strategy)
-    bootstrap.installation().binding.library.initialize()
-    _show(api.status(), options)
-    return 0
-
-
-def _plan(options: argparse.Namespace) -> int:
-    file, name = parse_target(options.target)
-    mesh = parse_mesh(options.mesh, options.axes)
-    settings = dict(map(parse_option, options.option))
-    environment.choose_backend()
-    plan = api.plan(find_function(load(file), name), mesh, options.policy, **settings)
-    if options.python:
-        print(plan.to_python(), end="")
-    else:
-        print(json.dumps(plan.to_dict(), indent=2) if options.json else plan)
-    return 0
-
-
-def _verify(options: argparse.Namespace) -> int:
-    file, name = parse_target(options.target)
-    api.install(options.strategy)
-    model = build_model(load(file), name)
-    report = api.verify(model)
-    _show(report, options)
-    return 0 if report.ok else 1
-
-
-def _show(result: Status | Verification, options: argparse.Namespace) -> None:
-    if result.rank == 0:
-        print(json.dumps(result.to_dict(), indent=2) if options.json else result)
 
 
 def parse_target(target: str) -> tuple[Path, str]:
@@ -254,63 +183,3 @@ def parse_option(text: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
-
-
-def load(file: Path) -> ModuleType:
-    """Run a script as a module, with its folder first on `sys.path`, as `python FILE` has it.
-
-    Raises:
-        UsageError: If it is no Python file.
-    """
-    name = file.stem
-    spec = importlib.util.spec_from_file_location(name, file.resolve())
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{str(file)!r} is no Python file: its name should end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.resolve().parent))
-    # Where pickling and Keras' serialization look for the classes of the script.
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def find_function(module: ModuleType, name: str) -> Callable[[], Any]:
-    """The function `name` of the module.
-
-    Raises:
-        UsageError: If there is none.
-    """
-    function = getattr(module, name, None)
-    if not callable(function):
-        there = [key for key, value in vars(module).items() if _is_own_function(value, module)]
-        raise UsageError(
-            f"{module.__file__} has no function {name!r}; it has {', '.join(there) or 'none'}: "
-            "name one that returns the model, FILE:FUNCTION"
-        )
-    found: Callable[[], Any] = function
-    return found
-
-
-def build_model(module: ModuleType, name: str) -> Any:
-    """The Keras model that the function `name` of the module returns.
-
-    Raises:
-        UsageError: If there is no such function, or it returns anything else.
-    """
-    model = find_function(module, name)()
-    kind = getattr(sys.modules.get("keras"), "Model", None)
-    if kind is None or not isinstance(model, kind):
-        raise UsageError(
-            f"{name}() of {module.__file__} returned {type(model).__name__}, expected a "
-            "keras.Model that is built: does it end in 'return model'?"
-        )
-    if not model.built:
-        raise UsageError(
-            f"{name}() of {module.__file__} returned a model that is not built, so it has no "
-            "variables yet: give it an Input, call it on a batch, or call model.build(shape)"
-        )
-    return model
-
-
-def _is_own_function(value: Any, module: ModuleType) -> bool:
-    return callable(value) and getattr(value, "__module__", None) == module.__name__
