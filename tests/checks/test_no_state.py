@@ -33,6 +33,7 @@ ALLOWED = {
     "adapters/capture/seeds.py: cache of _seeded_by_tensor": "of functions of Keras",
     "adapters/engine/dispatch.py: cache of _route": "of operators",
     "adapters/torch_compat/operators.py: cache of is_composite": "of operators",
+    "adapters/torch_compat/operators.py: cache of is_elementwise": "of operators",
     "adapters/torch_compat/operators.py: cache of is_view": "of operators",
     "adapters/torch_compat/operators.py: cache of kind_of_results": "of operators",
     "adapters/torch_compat/operators.py: cache of writes_others": "of operators",

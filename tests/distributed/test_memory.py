@@ -135,6 +135,20 @@ def pending_with_views(rank):
     return tensors.whole(row)
 
 
+def activations_in_place(rank):
+    """Whether the values are those of one device, and what ran on full operands."""
+    tensors = open_engine(World(MESH, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use", {})
+    x, expected = tensors.join(VALUES[ROWS.slices((6, 4), rank)], ROWS, (6, 4)), VALUES.clone()
+    for each in (x, expected):
+        torch.nn.functional.hardtanh_(each, -0.5, 0.75)
+        torch.nn.functional.hardswish(each, inplace=True)
+    return torch.equal(tensors.whole(x), expected), dict(tensors.engine.fallbacks)
+
+
+def test_activations_that_torch_does_not_tag_write_into_the_shards():
+    assert run_ranks(activations_in_place, 2) == [(True, {})] * 2
+
+
 def test_a_pending_sum_with_views_keeps_its_shape():
     assert all(torch.equal(found, 2 * VALUES[1]) for found in run_ranks(pending_with_views, 2))
 

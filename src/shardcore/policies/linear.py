@@ -81,17 +81,10 @@ def as_linear(layer: LayerFacts) -> Linear | None:
     if layer.is_a("BaseConv") and layer.config.get("groups", 1) == 1 and _is_channels_last(layer):
         return Linear(layer, kernel, ndim - 2, ndim - 1)
     if layer.is_a("EinsumDense") and ndim == 2:
-        return _einsum(layer, kernel)
+        summed, new = einsum_dims(layer) or ((), ())
+        if len(summed) == len(new) == 1:  # a Dense of other letters
+            return Linear(layer, kernel, summed[0], new[0])
     return None
-
-
-def _einsum(layer: LayerFacts, kernel: VariableFacts) -> Linear | None:
-    """A kernel of one dim that is summed over and one that is new: a Dense of other letters."""
-    dims = einsum_dims(layer)
-    if dims is None:
-        return None
-    summed, new = dims
-    return Linear(layer, kernel, summed[0], new[0]) if len(summed) == len(new) == 1 else None
 
 
 def einsum_dims(layer: LayerFacts) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

@@ -120,10 +120,6 @@ class Strategy(Tensors, Protocol):
         ...
 
 
-def _available() -> str | None:
-    return None
-
-
 @attrs.frozen
 class StrategyEntry:
     """A strategy as a plug-in offers it.
@@ -150,7 +146,7 @@ class StrategyEntry:
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9_-]*"))
     summary: str
     open: Callable[..., Strategy]
-    why_unavailable: Callable[[], str | None] = _available
+    why_unavailable: Callable[[], str | None] = lambda: None
     preference: int | None = None
     serves_one_device: bool = False
     package: str = ""

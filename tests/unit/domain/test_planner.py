@@ -165,7 +165,7 @@ def test_another_dim_is_split_where_all_of_the_work_costs_more_than_to_bring_it_
     def chosen(channels):
         image = placed((1024, channels, 64), (None, None, "model"))
         kernel = placed((channels, channels, 3), (None, None, None), weight=True)
-        product = rule("n c -, o c - -> n o -")
+        product = rule_of_text("n c -, o c - -> n o -")
         return choose(product, (image, kernel), ((1024, channels, 64),))
 
     assert words(chosen(4)) == ["R", "R", "R"]
@@ -176,14 +176,14 @@ def test_another_dim_is_split_where_all_of_the_work_costs_more_than_to_bring_it_
 
 
 def test_an_operator_without_another_dim_gathers():
-    chosen = choose(rule("a - -> a -"), (placed((4, 8), (None, "model")),))
+    chosen = choose(rule_of_text("a - -> a -"), (placed((4, 8), (None, "model")),))
     assert words(chosen) == ["R", "R"]
     assert chosen.gathers
 
 
 def test_pieces_of_a_weight_are_split_along_their_own_dim():
     bias = Placed((2, 12), Layout(PAIR, ("model", None)), weight=True)
-    chosen = choose(rule("2*a b -> a b, a b"), (bias,))
+    chosen = choose(rule_of_text("2*a b -> a b, a b"), (bias,))
     assert words(chosen) == ["S(1)", "S(1)", "S(1)"]
     assert not chosen.gathers
 

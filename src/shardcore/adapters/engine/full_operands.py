@@ -6,9 +6,10 @@ import torch
 
 from shardcore.adapters import fallback
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves.redistribution import full, local_shard
+from shardcore.adapters.engine.moves.redistribution import full
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.writes.view_copies import note_view, write_through
+from shardcore.adapters.engine.writes.in_place import write
+from shardcore.adapters.engine.writes.view_copies import note_view
 from shardcore.adapters.torch_compat import is_view, tree_leaves, tree_map_only, written_operands
 from shardcore.domain.errors import StrategyError
 
@@ -71,10 +72,4 @@ def _store(operator: Any, target: Any, value: torch.Tensor) -> None:
             f"shape {tuple(target.shape)}, and the shape of a sharded tensor cannot change: give "
             "one of the shape of the result, or none."
         )
-    if target.copied is not None:
-        write_through(target, lambda view: view.copy_(value))
-        return
-    engine = target.engine
-    target.form = engine.evolved(target.form, layout=target.form.layout.reduced)
-    target.part.copy_(local_shard(value, target.form.layout, engine))
-    target.memory.written()
+    write(torch.ops.aten.copy_.default, (target, value), {})

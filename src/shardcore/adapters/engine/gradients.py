@@ -36,19 +36,14 @@ def start(gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:
         for group in rest:
             summed = collectives.wait(collectives.all_reduce(summed, "sum", group))
         found = torch.split(summed, [part.numel() for part in parts]) if parts[1:] else [summed]
-        done = {
-            id(gradient): _summed(gradient, part)
-            for gradient, part in zip(pending, found, strict=True)
-        }
+        done = {}
+        for each, values in zip(pending, found, strict=True):
+            shape, form = each.part.shape, each.form
+            part = values if values.shape == shape else values.reshape(shape)
+            done[id(each)] = engine.sharded(part, form.layout.reduced, form.shape)
         return [done.get(id(each), each) for each in gradients]
 
     return wait
-
-
-def _summed(gradient: Any, values: torch.Tensor) -> Any:
-    shape = gradient.part.shape
-    part = values if values.shape == shape else values.reshape(shape)
-    return gradient.engine.sharded(part, gradient.form.layout.reduced, gradient.form.shape)
 
 
 def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:

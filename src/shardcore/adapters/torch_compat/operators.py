@@ -53,10 +53,21 @@ SOFTMAX_BACKWARD = (
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
+# Such operators that torch 2.13 does not tag as pointwise.
+_NOT_TAGGED = """
+clone copy elu_backward fill hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward
+hardswish hardswish_backward hardtanh hardtanh_backward leaky_relu_backward log_sigmoid_backward
+log_sigmoid_forward masked_fill softplus_backward softshrink softshrink_backward zero
+"""
+_UNTAGGED = frozenset(_NOT_TAGGED.split())
+
+
+@cache
 def is_elementwise(operator: Any) -> bool:
     """Whether each element of a result hangs on the same places of the operands, and on no draw."""
     tags = operator.tags
-    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    is_pointwise = torch.Tag.pointwise in tags or aten_name(operator) in _UNTAGGED
+    return is_pointwise and torch.Tag.nondeterministic_seeded not in tags
 
 
 @cache

@@ -65,32 +65,17 @@ def looked_up(dim: int, *shapes: Shape) -> OperatorRule:
 
 
 def embedding_of_rows(indices: int) -> OperatorRule:
-    """Rows of a table of which each rank has some; the numbers of its rows tell which.
-
-    Example:
-        >>> str(embedding_of_rows(2))
-        'v z, a b, v -> a b z'
-    """
-    dims = letters(indices)
-    return rule_of([["v", "z"], dims, ["v"]], [[*dims, "z"]])
+    """Rows of a table of which each rank has some; the numbers of its rows tell which."""
+    dims = " ".join(letters(indices))
+    return rule(f"v z, {dims}, v -> {dims} z")
 
 
 def embedding_backward(indices: int) -> OperatorRule:
-    """The gradient of a table: rows are added where they were found.
-
-    Example:
-        >>> str(embedding_backward(2))
-        'a b z, a b -> - z'
-    """
-    dims = letters(indices)
-    return rule_of([[*dims, "z"], dims], [["-", "z"]])
+    """The gradient of a table: rows are added where they were found."""
+    dims = " ".join(letters(indices))
+    return rule(f"{dims} z, {dims} -> - z")
 
 
 def placed(ndim: int) -> OperatorRule:
-    """The place of each element of a tensor among sorted numbers.
-
-    Example:
-        >>> str(placed(2))
-        'a b, - -> a b'
-    """
+    """The place of each element of a tensor among sorted numbers."""
     return rule_of([letters(ndim), ["-"]], [letters(ndim)])

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.torch_compat import collectives
@@ -28,7 +27,7 @@ def _all_gather(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
     shapes = [step.source.local_shape(step.shape, peer) for peer in peers]
     sizes = [math.prod(shape) for shape in shapes]
     buffer = _padded(part, max(sizes))
-    buffers = collectives.wait(collectives.all_gather(buffer, _group(step, engine)))
+    buffers = collectives.wait(collectives.all_gather(buffer, engine.groups[step.axis]))
     even = len(set(shapes)) == 1 and math.prod(shapes[0][: step.source_dim]) == 1
     if even and _is_sorted(peers):
         dims = list(shapes[0])
@@ -60,7 +59,7 @@ def _padded(part: torch.Tensor, size: int) -> torch.Tensor:
 
 def _all_reduce(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
     assert step.op is not None
-    reduced = collectives.wait(collectives.all_reduce(part, _sent(step), _group(step, engine)))
+    reduced = collectives.wait(collectives.all_reduce(part, _sent(step), engine.groups[step.axis]))
     return reduced / step.source.mesh.axis_size(step.axis) if step.op == "avg" else reduced
 
 
@@ -85,7 +84,7 @@ def _swapped(
         torch.cat([each.reshape(-1) for each in sent]),
         sizes,
         [each.numel() for each in sent],
-        _group(step, engine),
+        engine.groups[step.axis],
     )
     pieces = torch.split(collectives.wait(received), sizes)
     return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
@@ -130,7 +129,9 @@ def _reduce_scatter(part: torch.Tensor, step: Step, engine: Engine) -> torch.Ten
     else:
         size = max(sizes)
         buffer = torch.cat([_padded(part[place], size) for place in places])
-    own = collectives.wait(collectives.reduce_scatter(buffer, _sent(step), _group(step, engine)))
+    own = collectives.wait(
+        collectives.reduce_scatter(buffer, _sent(step), engine.groups[step.axis])
+    )
     shape = _shape(step.part(rank, rank))
     reduced = own[: math.prod(shape)].reshape(shape)
     return reduced / len(peers) if step.op == "avg" else reduced
@@ -161,7 +162,3 @@ def _peers(step: Step | Exchange, engine: Engine) -> tuple[int, ...]:
     world = engine.world
     peers = world.mesh.axis_group(step.axis, world.position)
     return tuple(sorted(peers, key=world.processes.__getitem__))
-
-
-def _group(step: Step | Exchange, engine: Engine) -> dist.ProcessGroup:
-    return engine.groups[step.axis]

@@ -157,29 +157,6 @@ def _new(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 PLANNERS: dict[Any, Planner] = {
-    # torch does not tag them as pointwise.
-    **dict.fromkeys(
-        (
-            aten.elu_backward.default,
-            aten.hardshrink.default,
-            aten.hardshrink_backward.default,
-            aten.hardsigmoid.default,
-            aten.hardsigmoid_backward.default,
-            aten.hardswish.default,
-            aten.hardswish_backward.default,
-            aten.hardtanh.default,
-            aten.hardtanh_backward.default,
-            aten.leaky_relu_backward.default,
-            aten.log_sigmoid_backward.default,
-            aten.log_sigmoid_forward.default,
-            aten.masked_fill.Tensor,
-            aten.softplus_backward.default,
-            aten.softshrink.default,
-            aten.softshrink_backward.default,
-            aten.clone.default,
-        ),
-        plan,
-    ),
     torch_compat.TO_COPY: _converted,
     **dict.fromkeys(
         (

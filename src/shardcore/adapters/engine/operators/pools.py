@@ -26,21 +26,17 @@ def _average(spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[st
 def _largest(
     spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Task | Handler:
-    """`max_pool2d_with_indices(image, window, stride, padding, dilation, ...)`."""
-    windows = _windows(spatial, args[0], *args[1:5])
-    if _splits_plane(args[0], windows):
-        return partial(_largest_of_split, spatial)
-    return _split(spatial, operator, args, (None,) * spatial)
+    """`max_pool2d_with_indices(image, window, stride, padding, dilation, ...)`, and its gradient.
 
-
-def _largest_backward(
-    spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Task | Handler:
-    """Its gradient: `(gradient, image, window, stride, padding, dilation, ceil_mode, indices)`."""
-    windows = _windows(spatial, args[1], *args[2:6])
-    if any(_splits_plane(args[place], windows) for place in (0, 1, 7)):
-        return partial(_largest_backward_of_split, spatial)
-    return _split(spatial, operator, args, (None,) * spatial, pooled=(0, 2))
+    That takes the gradient of the result before the image, and the indices at the end.
+    """
+    is_gradient = isinstance(args[1], Operand)
+    image, *numbers = args[is_gradient:]
+    windows = _windows(spatial, image, *numbers[:4])
+    if any(_splits_plane(each, windows) for each in args if isinstance(each, Operand)):
+        return partial(_largest_backward_of_split if is_gradient else _largest_of_split, spatial)
+    pooled = (0, 2) if is_gradient else ()
+    return _split(spatial, operator, args, (None,) * spatial, pooled)
 
 
 def _windows(
@@ -161,6 +157,6 @@ PLANNERS: dict[Any, Planner] = {
         ("avg_pool{}d", _average),
         ("avg_pool{}d_backward", _average),
         ("max_pool{}d_with_indices", _largest),
-        ("max_pool{}d_with_indices_backward", _largest_backward),
+        ("max_pool{}d_with_indices_backward", _largest),
     )
 }

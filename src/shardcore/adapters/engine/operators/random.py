@@ -65,26 +65,17 @@ def _multinomial(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return in_layout(drawn, Layout(layout.mesh, (layout.spec[0], None), (), (layout.blocks[0], 1)))
 
 
+_FILLS = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_"
+
 HANDLERS: dict[Any, Handler] = {
     aten.bernoulli.default: _bernoulli,
     aten.multinomial.default: _multinomial,
     aten.native_dropout.default: _dropout,
-    **dict.fromkeys(
-        (
-            aten.bernoulli_.Tensor,
-            aten.bernoulli_.float,
-            aten.cauchy_.default,
-            aten.exponential_.default,
-            aten.geometric_.default,
-            aten.log_normal_.default,
-            aten.normal_.default,
-            aten.random_.default,
-            getattr(aten.random_, "from"),
-            aten.random_.to,
-            aten.uniform_.default,
-        ),
-        _fill,
-    ),
+    **{
+        getattr(packet, overload): _fill
+        for packet in (getattr(aten, name) for name in _FILLS.split())
+        for overload in packet.overloads()
+    },
     **dict.fromkeys(
         (
             aten.rand_like.default,

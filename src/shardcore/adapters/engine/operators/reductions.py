@@ -131,13 +131,8 @@ def _logsumexp(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """`logsumexp(tensor, dims, keepdim)`."""
     tensor, dims, _ = _dims_of(*args, **kwargs)
     if tensor.dtype.is_floating_point and any(tensor.is_split(dim) for dim in dims):
-        return _logsumexp_of_split
+        return softmax.run
     return _reduced(operator, args, kwargs)
-
-
-def _logsumexp_of_split(_operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, dims, keep = _dims_of(*args, **kwargs)
-    return softmax.logsumexp(reduced(tensor), sorted(dims), keep)
 
 
 def _softmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:

@@ -32,20 +32,20 @@ def log_softmax(x: Any, dim: int, in_float: bool) -> Any:
     return _as_asked(shifted - total.log(), x, in_float)
 
 
-def logsumexp(x: Any, dims: list[int], keep: bool) -> Any:
+def logsumexp(x: Any, dims: list[int], keepdim: bool = False) -> Any:
     """The logarithm of the sum of powers along `dims`, which may be infinite.
 
     Args:
         x: A sharded tensor of floats.
         dims: The dims that are summed.
-        keep: Whether they stay, with size 1.
+        keepdim: Whether they stay, with size 1.
     """
     values = precise(x)
     largest = reduced(values.amax(dims, keepdim=True))
     largest = largest.masked_fill(largest.isinf(), 0)
     total = reduced((values - largest).exp().sum(dims, keepdim=True))
     found = (total.log() + largest).to(x.dtype)
-    return found if keep else found.squeeze(dims)
+    return found if keepdim else found.squeeze(dims)
 
 
 def softmax_backward(gradient: Any, output: Any, dim: int, dtype: torch.dtype) -> Any:
@@ -80,9 +80,10 @@ _BY_OPERATOR: dict[Any, Callable[..., Any]] = {
     _LOG_SOFTMAX: log_softmax,
     _SOFTMAX_BACKWARD: softmax_backward,
     _LOG_SOFTMAX_BACKWARD: log_softmax_backward,
+    torch.ops.aten.logsumexp.default: logsumexp,
 }
 
 
-def run(operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Run a softmax, or the gradient of one, along a dim that is split."""
-    return _BY_OPERATOR[operator](reduced(args[0]), *args[1:])
+def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a softmax, the gradient of one, or `logsumexp`, along a dim that is split."""
+    return _BY_OPERATOR[operator](reduced(args[0]), *args[1:], **kwargs)

@@ -26,7 +26,7 @@ def write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     is_own = is_sharded and target.copied is None
     if is_own and target.is_pending and not _adds_alike(operator, others, target):
         reduce_in_place(target)
-    if is_own and _is_pointwise(operator):
+    if is_own and torch_compat.is_elementwise(operator):
         plain, named = tree_map_only(
             torch.Tensor, lambda each: shard_beside(each, target), (others, kwargs)
         )
@@ -58,21 +58,6 @@ def _adds_alike(operator: Any, others: list[Any], target: Any) -> bool:
     return bool(tensors) and all(
         isinstance(each, ShardedTensor) and is_alike(each, target) for each in tensors
     )
-
-
-# torch does not tag them as pointwise.
-_UNTAGGED = {
-    aten.copy_.default,
-    aten.fill_.Scalar,
-    aten.fill_.Tensor,
-    aten.masked_fill_.Scalar,
-    aten.masked_fill_.Tensor,
-    aten.zero_.default,
-}
-
-
-def _is_pointwise(operator: Any) -> bool:
-    return operator in _UNTAGGED or torch_compat.is_elementwise(operator)
 
 
 def is_alike(one: Any, other: Any) -> bool:
