@@ -27,28 +27,9 @@ from shardcore.domain.placements import (
     check_reduce_op,
     stretches_of,
 )
+from shardcore.domain.spec import DimSpec, entry_axes, spec_of, without_axes
 
-DimSpec: TypeAlias = str | tuple[str, ...] | None
 PartialAxes: TypeAlias = tuple[tuple[str, ReduceOp], ...]
-
-
-def dim_spec(entry: object) -> DimSpec:
-    """The entry of a spec for no axis, one, or a sequence of axes."""
-    axes = tuple(entry) if isinstance(entry, list | tuple) else (entry,)
-    if axes in ((), (None,)):
-        return None
-    for axis in axes:
-        if not isinstance(axis, str):
-            raise LayoutError(
-                f"A spec entry is None, an axis name or a tuple of axis names, got {entry!r}."
-            )
-    return axes[0] if len(axes) == 1 else axes
-
-
-def _spec(value: Iterable[object]) -> tuple[DimSpec, ...]:
-    if not isinstance(value, list | tuple):
-        raise LayoutError(f"A spec is a tuple with one entry per tensor dim, got {value!r}.")
-    return tuple(dim_spec(entry) for entry in value)
 
 
 def _partial(value: Mapping[str, ReduceOp] | PartialAxes) -> PartialAxes:
@@ -57,13 +38,6 @@ def _partial(value: Mapping[str, ReduceOp] | PartialAxes) -> PartialAxes:
 
 def _blocks(value: Iterable[Blocks]) -> tuple[Blocks, ...]:
     return tuple(value)
-
-
-def entry_axes(entry: DimSpec) -> tuple[str, ...]:
-    """The axes of an entry of a spec, the major first."""
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else entry
 
 
 @attrs.frozen(cache_hash=True)
@@ -94,7 +68,7 @@ class Layout:
     """
 
     mesh: Mesh
-    spec: tuple[DimSpec, ...] = attrs.field(converter=_spec)
+    spec: tuple[DimSpec, ...] = attrs.field(converter=spec_of)
     partial: PartialAxes = attrs.field(default=(), converter=_partial)
     blocks: tuple[Blocks, ...] = attrs.field(
         default=attrs.Factory(lambda self: (1,) * len(self.spec), takes_self=True),
@@ -134,12 +108,7 @@ class Layout:
         return _replicated(mesh, ndim)
 
     @classmethod
-    def from_placements(
-        cls,
-        mesh: Mesh,
-        placements: Iterable[Placement],
-        ndim: int,
-    ) -> "Layout":
+    def from_placements(cls, mesh: Mesh, placements: Iterable[Placement], ndim: int) -> "Layout":
         """The layout with one placement per mesh axis: the inverse of `placements`.
 
         A dim that several axes split is split in the order of the mesh axes, as in DTensor.
@@ -256,7 +225,7 @@ class Layout:
         """
         for axis in axes:
             self.mesh.axis_index(axis)
-        spec = tuple(tuple(a for a in entry_axes(entry) if a not in axes) for entry in self.spec)
+        spec = without_axes(self.spec, *axes)
         blocks = (b if entry else 1 for entry, b in zip(spec, self.blocks, strict=True))
         return Layout(self.mesh, spec, self.partial, tuple(blocks))
 
@@ -358,11 +327,8 @@ class Layout:
     def __str__(self) -> str:
         pending = ", ".join(f"{op} over {axis!r}" for axis, op in self.partial)
         text = f"{self.spec} with {pending}" if pending else str(self.spec)
-        return text if set(self.blocks) <= {1} else f"{text} in blocks of {_listed(self.blocks)}"
-
-
-def _listed(blocks: tuple[Blocks, ...]) -> str:
-    return f"({', '.join(map(str, blocks))})"
+        blocks = ", ".join(map(str, self.blocks))
+        return text if set(self.blocks) <= {1} else f"{text} in blocks of ({blocks})"
 
 
 @lru_cache(maxsize=4096)

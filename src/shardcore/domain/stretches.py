@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 from shardcore.domain.chunks import block_of
-from shardcore.domain.layout import DimSpec, Layout
+from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Blocks, stretches_of
+from shardcore.domain.spec import DimSpec
 
 
 def without_stretches(

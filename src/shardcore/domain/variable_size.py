@@ -4,8 +4,9 @@ from math import prod
 
 import attrs
 
-from shardcore.domain.layout import DimSpec, Layout
+from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
+from shardcore.domain.spec import DimSpec
 
 
 @attrs.frozen

@@ -13,8 +13,8 @@ from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.policies import tensor_parallel
 from shardcore.policies.axes import batch_axis, model_axis
-from shardcore.policies.sequence_graph import Flow
-from shardcore.policies.sequence_roles import Roles
+from shardcore.policies.sequence.graph import Flow
+from shardcore.policies.sequence.roles import Roles
 from shardcore.policies.sizes import SMALL
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice

@@ -7,11 +7,11 @@ move activations for it. Whoever wants that edits the plan.
 import attrs
 
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.attention import attention_choices, is_attention
 from shardcore.policies.axes import model_axis
-from shardcore.policies.blocks import block_regions
-from shardcore.policies.linear import Linear
-from shardcore.policies.regions import Region, graph_regions
+from shardcore.policies.layers.attention import attention_choices, is_attention
+from shardcore.policies.layers.blocks import block_regions
+from shardcore.policies.layers.linear import Linear
+from shardcore.policies.layers.regions import Region, graph_regions
 from shardcore.policies.sizes import SMALL, all_whole, saves, split, whole
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-from shardcore.domain.layout import DimSpec
+from shardcore.domain.spec import DimSpec
 
 Spec = tuple[DimSpec, ...]
 

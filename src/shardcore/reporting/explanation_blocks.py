@@ -6,8 +6,8 @@ from math import prod
 
 import attrs
 
-from shardcore.domain.layout import DimSpec, entry_axes
 from shardcore.domain.mesh import Mesh
+from shardcore.domain.spec import DimSpec, entry_axes
 
 WIDTH, HEIGHT = 34, 20
 # More parts than this are drawn as this many.

@@ -8,9 +8,9 @@ import attrs
 from rich.table import Table
 
 from shardcore.domain.errors import LayoutError
-from shardcore.domain.layout import DimSpec
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import PathRules
+from shardcore.domain.spec import DimSpec
 from shardcore.domain.variable_size import VariableSize
 from shardcore.reporting.tables import Shown, human_bytes
 

@@ -10,7 +10,8 @@ from shardcore.adapters.engine.moves.redistribution import in_layout
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.gradient_buckets import Buckets
 from shardcore.adapters.torch_compat import collectives
-from shardcore.domain.layout import DimSpec, Layout, entry_axes
+from shardcore.domain.layout import Layout
+from shardcore.domain.spec import DimSpec, entry_axes
 
 
 def start(gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:

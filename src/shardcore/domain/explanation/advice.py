@@ -9,8 +9,8 @@ from shardcore.domain.explanation.collectives import (
     ExplainedVariable,
 )
 from shardcore.domain.explanation.reasons import Facts
-from shardcore.domain.layout import DimSpec, dim_spec, entry_axes
 from shardcore.domain.placements import Shard
+from shardcore.domain.spec import DimSpec, dim_spec, entry_axes, without_axes
 
 Rules = dict[str, tuple[DimSpec, ...] | None]
 
@@ -77,7 +77,7 @@ def _small_variables(
             gathered[first],
             f"{named} {'is' if not others else 'are'} split over {', '.join(map(repr, axes))} and "
             "gathered at each use",
-            {path: _without(small[path].spec, *axes) for path in gathered},
+            {path: without_axes(small[path].spec, *axes) for path in gathered},
             f"each rank keeps {round(more)} bytes more, and gathers none of them",
         )
 
@@ -93,9 +93,10 @@ def _by_rows(
     kernels = (each for each in layer.variables if len(each.shape) > 1)
     kernel = next((each for each in kernels if each.shape[-2] == size), None)
     axis = facts.axes[0]
-    if kernel is None or len(layer.shape or ()) < 2 or _splits(kernel.spec[-2], axis):
+    if kernel is None or len(layer.shape or ()) < 2 or axis in entry_axes(kernel.spec[-2]):
         return None
-    rows = (*kernel.spec[:-2], _with(kernel.spec[-2], axis), _less(kernel.spec[-1], axis))
+    with_axis = dim_spec((*entry_axes(kernel.spec[-2]), axis))
+    rows = (*kernel.spec[:-2], with_axis, *without_axes(kernel.spec[-1:], axis))
     others = [
         each for each in layer.variables if each is not kernel and _has(each.spec, axis)
     ]  # the output is whole then
@@ -103,7 +104,7 @@ def _by_rows(
         collective,
         f"layer {layer.path}: {_as_split(kernel, axis)}, so its input, split over {axis!r}, is "
         "gathered",
-        {kernel.path: rows, **{each.path: _without(each.spec, axis) for each in others}},
+        {kernel.path: rows, **{each.path: without_axes(each.spec, axis) for each in others}},
         "the kernel takes its input as it is split; its output, a pending sum, is reduced",
     )
 
@@ -122,7 +123,7 @@ def _whole_producer(
                 collective,
                 f"{facts.layer or 'the loss'} needs whole what {layer.path} gives split over "
                 f"{axis!r}",
-                {each.path: _without(each.spec, axis) for each in split},
+                {each.path: without_axes(each.spec, axis) for each in split},
                 f"{layer.path} is computed whole on each rank of {axis!r}, and nothing is gathered",
             )
     return None
@@ -144,29 +145,13 @@ def _features(facts: Facts) -> int | None:
 
 
 def _as_split(kernel: ExplainedVariable, axis: str) -> str:
-    if _splits(kernel.spec[-1], axis):
+    if axis in entry_axes(kernel.spec[-1]):
         return f"{kernel.name} is split by its last dim"
     return f"{kernel.name} is whole"
 
 
-def _splits(entry: DimSpec, axis: str) -> bool:
-    return axis in entry_axes(entry)
-
-
 def _has(spec: Iterable[DimSpec], axis: str) -> bool:
-    return any(_splits(entry, axis) for entry in spec)
-
-
-def _less(entry: DimSpec, *axes: str) -> DimSpec:
-    return dim_spec(tuple(each for each in entry_axes(entry) if each not in axes))
-
-
-def _with(entry: DimSpec, axis: str) -> DimSpec:
-    return dim_spec((*entry_axes(entry), axis))
-
-
-def _without(spec: Iterable[DimSpec], *axes: str) -> tuple[DimSpec, ...]:
-    return tuple(_less(entry, *axes) for entry in spec)
+    return any(axis in entry_axes(entry) for entry in spec)
 
 
 def said(rules: Rules) -> str:

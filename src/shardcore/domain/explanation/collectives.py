@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 import attrs
 
 from shardcore.domain.cost import bytes_sent
-from shardcore.domain.layout import DimSpec
 from shardcore.domain.mesh import Mesh
+from shardcore.domain.spec import DimSpec
 from shardcore.domain.variable_size import VariableSize
 
 Phase: TypeAlias = Literal["batch", "forward", "loss and metrics", "backward", "update"]

@@ -9,17 +9,15 @@ from shardcore.adapters.engine.full_operands import run_full
 from shardcore.adapters.engine.moves.redistribution import full
 from shardcore.adapters.engine.operators import (
     layers,
-    lookups,
-    losses,
     matmul,
     pieces,
     pointwise,
     pools,
     random,
-    reductions,
-    statistics,
     views,
 )
+from shardcore.adapters.engine.operators.lookup import lookups, losses
+from shardcore.adapters.engine.operators.reduce import reductions, statistics
 from shardcore.adapters.engine.registry import Handler, Registry
 from shardcore.adapters.engine.writes.in_place import reshape
 

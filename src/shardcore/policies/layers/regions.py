@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import attrs
 
 from shardcore.domain.errors import PolicyError
-from shardcore.policies.linear import Linear, as_linear, is_channelwise
+from shardcore.policies.layers.linear import Linear, as_linear, is_channelwise
 from shardcore.ports.model import LayerFacts
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from shardcore.policies.regions import Graph
-from shardcore.policies.sequence_roles import Role, Roles
+from shardcore.policies.layers.regions import Graph
+from shardcore.policies.sequence.roles import Role, Roles
 from shardcore.ports.model import LayerFacts
 
 # What gives parts, what passes them on, what takes the whole sequence by several products.

@@ -7,7 +7,7 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
-from shardcore.adapters.engine.operators import packed_argmax, softmax
+from shardcore.adapters.engine.operators.reduce import packed_argmax, softmax
 from shardcore.adapters.engine.plans.task import Operand, Task
 from shardcore.adapters.engine.registry import Handler, Planner
 from shardcore.domain.layout import Layout

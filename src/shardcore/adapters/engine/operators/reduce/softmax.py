@@ -10,7 +10,7 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.moves.redistribution import reduced
-from shardcore.adapters.engine.operators.statistics import precise
+from shardcore.adapters.engine.operators.reduce.statistics import precise
 
 
 def softmax(x: Any, dim: int, in_float: bool) -> Any:

@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from shardcore.policies.attention import OUTPUT, is_attention
-from shardcore.policies.linear import CHANNELWISE, as_linear, is_channelwise
+from shardcore.policies.layers.attention import OUTPUT, is_attention
+from shardcore.policies.layers.linear import CHANNELWISE, as_linear, is_channelwise
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 

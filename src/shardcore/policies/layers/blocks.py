@@ -2,8 +2,8 @@
 
 from itertools import takewhile
 
-from shardcore.policies.linear import Linear, as_linear, is_channelwise
-from shardcore.policies.regions import Found, Region
+from shardcore.policies.layers.linear import Linear, as_linear, is_channelwise
+from shardcore.policies.layers.regions import Found, Region
 from shardcore.ports.model import LayerFacts
 
 TOLD_BY = "order and shapes"

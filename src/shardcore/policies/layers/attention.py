@@ -2,7 +2,7 @@
 
 import attrs
 
-from shardcore.policies.linear import einsum_dims
+from shardcore.policies.layers.linear import einsum_dims
 from shardcore.policies.sizes import all_whole, split
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.moves.redistribution import reduced
-from shardcore.adapters.engine.operators import class_shards
+from shardcore.adapters.engine.operators.lookup import class_shards
 from shardcore.adapters.engine.plans.planning import run_rule
 from shardcore.adapters.engine.plans.task import Parts
 from shardcore.adapters.engine.registry import Handler

@@ -1,0 +1,1 @@
+"""Operators along dims: reductions, softmax, statistics."""

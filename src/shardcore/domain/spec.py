@@ -1,0 +1,47 @@
+"""Specs: per tensor dim the mesh axes that split it."""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from shardcore.domain.errors import LayoutError
+
+DimSpec: TypeAlias = str | tuple[str, ...] | None
+
+
+def dim_spec(entry: object) -> DimSpec:
+    """The entry of a spec for no axis, one, or a sequence of axes."""
+    axes = tuple(entry) if isinstance(entry, list | tuple) else (entry,)
+    if axes in ((), (None,)):
+        return None
+    for axis in axes:
+        if not isinstance(axis, str):
+            raise LayoutError(
+                f"A spec entry is None, an axis name or a tuple of axis names, got {entry!r}."
+            )
+    return axes[0] if len(axes) == 1 else axes
+
+
+def spec_of(value: Iterable[object]) -> tuple[DimSpec, ...]:
+    """The spec of a list or a tuple of entries, one per tensor dim."""
+    if not isinstance(value, list | tuple):
+        raise LayoutError(f"A spec is a tuple with one entry per tensor dim, got {value!r}.")
+    return tuple(dim_spec(entry) for entry in value)
+
+
+def entry_axes(entry: DimSpec) -> tuple[str, ...]:
+    """The axes of an entry of a spec, the major first."""
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else entry
+
+
+def without_axes(spec: Iterable[DimSpec], *axes: str) -> tuple[DimSpec, ...]:
+    """`spec` with `axes` splitting no dim.
+
+    Example:
+        >>> without_axes((("data", "model"), "data"), "data")
+        ('model', None)
+    """
+    return tuple(
+        dim_spec([axis for axis in entry_axes(entry) if axis not in axes]) for entry in spec
+    )

@@ -1,0 +1,1 @@
+"""What layers are to tensor parallelism, and which of them are split together."""

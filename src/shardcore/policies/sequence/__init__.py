@@ -1,0 +1,1 @@
+"""What the layers of a model are to a sequence that is split."""
