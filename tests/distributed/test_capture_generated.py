@@ -10,7 +10,7 @@ from shardcore.adapters.capture.guards import check
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.capture.seeds import generator
 from shardcore.adapters.capture.tape import Call, Value
-from shardcore.domain.capture import OtherWay
+from shardcore.domain.capture import GuardFailed
 from tests.distributed.test_capture_memory import highest
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
@@ -99,7 +99,7 @@ def test_a_number_that_is_read_is_compared(recorded, other):
     tape.inputs = [Value(0), Value(1)]
     run, into = generated(tape), torch.zeros(1)
     run(number, into)
-    with pytest.raises(OtherWay):
+    with pytest.raises(GuardFailed):
         run(torch.tensor(other), into)
     assert into.item() == 1
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from shardcore.adapters.capture import program
-from shardcore.binding import captured_steps
+from shardcore.binding.captured import step as captured_step
 from shardcore.testing import run_ranks
 from tests.distributed.moved import compiled, distribute, numbers
 
@@ -29,11 +29,11 @@ def trained(jit_compile):
     """The numbers of some steps, how many ran from a recording, and the bytes asked for."""
     keras.utils.clear_session(free_memory=False)
     ran, asked = [], []
-    make, note = program.TapeCapture.program, captured_steps._Attempt.ran
+    make, note = program.TapeCapture.program, captured_step.CacheEntry.ran
 
-    def made(self, *runs, sent=None, **how):
-        asked.append(sent)
-        return make(self, *runs, sent=sent, **how)
+    def made(self, *runs, most_bytes=None, **how):
+        asked.append(most_bytes)
+        return make(self, *runs, most_bytes=most_bytes, **how)
 
     def noted(attempt, it):
         ran.append([each.kind for each in it.collectives])
@@ -42,7 +42,7 @@ def trained(jit_compile):
     distribute(wide, mesh=(2, 2), rules=RULES)
     with (
         mock.patch.object(program.TapeCapture, "program", made),
-        mock.patch.object(captured_steps._Attempt, "ran", noted),
+        mock.patch.object(captured_step.CacheEntry, "ran", noted),
     ):
         model = compiled(wide, jit_compile=jit_compile)
         logs = [model.train_on_batch(X, Y, return_dict=True) for _ in range(5)][-1]

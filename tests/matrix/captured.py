@@ -14,7 +14,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 import shardcore
-from shardcore.binding import captured_steps
+from shardcore.binding.captured import step as captured_step
 from tests.matrix import parity, strategies
 from tests.matrix.forks import run_all
 from tests.matrix.outcomes import Outcome
@@ -79,13 +79,13 @@ class _Warnings(logging.Handler):
 def watch() -> Told:
     """What shardcore does with the steps of this process from now on."""
     told = Told()
-    ran = captured_steps._Attempt.ran
+    ran = captured_step.CacheEntry.ran
 
     def noted(attempt: Any, program: Any) -> None:
         told.replayed += 1
         ran(attempt, program)
 
-    captured_steps._Attempt.ran = noted
+    captured_step.CacheEntry.ran = noted
     logger = logging.getLogger("shardcore.capture")
     logger.addHandler(_Warnings(told))
     logger.setLevel(logging.WARNING)
@@ -212,12 +212,12 @@ def run_own(
 
     `compile` captures such a step for Inductor alone, which rounds.
     """
-    asked = captured_steps.seams.is_own_step
-    captured_steps.seams.is_own_step = lambda trainer, name: False
+    asked = captured_step.seams.is_own_step
+    captured_step.seams.is_own_step = lambda trainer, name: False
     try:
         return run(case, told, jit_compile, numbers)
     finally:
-        captured_steps.seams.is_own_step = asked
+        captured_step.seams.is_own_step = asked
 
 
 def told_so(model: Any, jit_compile: JitCompile, told: Told) -> None:

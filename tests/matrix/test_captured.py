@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from shardcore.adapters.capture import passes
-from shardcore.binding.captured_steps import CapturedStep
-from shardcore.binding.held_state import HeldState
+from shardcore.binding.captured.guard import PythonGuard
+from shardcore.binding.captured.step import CapturedStep
 from tests.distributed.programs import needs_compiler
 from tests.matrix import suite
 from tests.matrix.captured import difference
@@ -95,7 +95,7 @@ def test_a_pass_that_loses_writes_is_found(monkeypatch):
 
 
 def test_a_change_that_no_step_sees_is_found(monkeypatch):
-    monkeypatch.setattr(HeldState, "change", lambda held: "")
+    monkeypatch.setattr(PythonGuard, "change", lambda held: "")
     found = CAPTURED["captured histories"].run(ONE_DEVICE, ["vectors/6"])
     assert found["vectors/6"].status == "WRONG"
 

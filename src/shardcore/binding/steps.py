@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from shardcore.binding import agreement, batches, rules, sample_weights, seams
-from shardcore.binding.captured_steps import CapturedStep
+from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.data_adapters import epoch_facts, together
 from shardcore.binding.session import Session, Sessions
 from shardcore.binding.unread import Unread

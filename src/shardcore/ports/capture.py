@@ -31,16 +31,16 @@ class Recording(Protocol):
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        """What it read on the host: steps that read other numbers may go other ways."""
+        """The numbers that it read on the host: a step that reads others may do something else."""
         ...
 
     @property
-    def told(self) -> str:
-        """What read the last of them, and where, for people."""
+    def last_read(self) -> str:
+        """What read the last of them, and the line of Python."""
         ...
 
     @property
-    def sent(self) -> tuple[int, ...]:
+    def all_reduce_bytes(self) -> tuple[int, ...]:
         """The bytes of each all-reduce, in order."""
         ...
 
@@ -90,7 +90,7 @@ class StepCapture(Protocol):
         second: Recording,
         *,
         compiled: bool = False,
-        sent: Sequence[int] | None = None,
+        most_bytes: Sequence[int] | None = None,
     ) -> Program:
         """The step that ran twice.
 
@@ -98,11 +98,11 @@ class StepCapture(Protocol):
             first: One run.
             second: The next one, which must have done the same.
             compiled: Whether the program is compiled by Inductor, if it can be.
-            sent: Where ranks have parts of other sizes, so that they would not start the same: the
-                bytes of each all-reduce by which all of them decide what goes together.
+            most_bytes: Where ranks have shards of other sizes, and would not start the same: the
+                bytes of each all-reduce by which all of them decide what goes into one bucket.
 
         Raises:
-            StepsDiffer: If the runs differ.
+            RecordingsDiffer: If the runs differ.
             NotCaptured: If there is something that cannot be run again.
         """
         ...

@@ -14,7 +14,7 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.guards import check
 from shardcore.adapters.capture.recorded_program import RecordedProgram
 from shardcore.adapters.capture.tape import Call, Read, Tape
-from shardcore.domain.capture import NotCaptured, OtherWay
+from shardcore.domain.capture import GuardFailed, NotCaptured
 from shardcore.ports.capture import StartedCollective
 
 # What a run may write before it knows that it goes on: it is copied at each run.
@@ -117,7 +117,7 @@ class CheckedProgram:
         """Run it.
 
         Raises:
-            OtherWay: If the step goes another way; nothing is done then.
+            GuardFailed: If the step goes another way; nothing is done then.
         """
         with self._put_back([*(inputs[n] for n in self.inputs), *self.written]):
             return self.program(inputs)
@@ -129,7 +129,7 @@ class CheckedProgram:
         states = _generator_states() if self.draws else []
         try:
             yield
-        except OtherWay:
+        except GuardFailed:
             with torch.no_grad():
                 for tensor, value in zip(written, before, strict=True):
                     tensor.copy_(value)

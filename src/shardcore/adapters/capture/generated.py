@@ -8,7 +8,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.constants import written_memories
 from shardcore.adapters.capture.tape import Call, Number, Tape, Value, values
-from shardcore.domain.capture import OtherWay
+from shardcore.domain.capture import GuardFailed
 
 
 def function_of(
@@ -33,7 +33,7 @@ def function_of(
     def run(*operands: Any) -> tuple[torch.Tensor, ...]:
         try:
             made: tuple[torch.Tensor, ...] = generated(*operands)
-        except OtherWay:
+        except GuardFailed:
             raise
         except Exception as error:
             frame = error.__traceback__ and error.__traceback__.tb_next

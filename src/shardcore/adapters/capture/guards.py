@@ -10,7 +10,7 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.constants import varying_memories
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.tape import Call, Read, Tape, Value, renamed
-from shardcore.domain.capture import NotCaptured, OtherWay
+from shardcore.domain.capture import GuardFailed, NotCaptured
 
 Literals = Mapping[int, torch.Tensor]
 
@@ -67,10 +67,10 @@ def check(tensor: torch.Tensor, number: Any) -> None:
     """Go on if `tensor` holds what it held when the step was recorded.
 
     Raises:
-        OtherWay: If it holds another number.
+        GuardFailed: If it holds another number.
     """
     if tensor.item() != number:
-        raise OtherWay
+        raise GuardFailed
 
 
 def _way_to(read: Read, tape: Tape, literals: Literals) -> Tape | None:

@@ -23,7 +23,7 @@ from shardcore.adapters.capture.recorded_program import RecordedProgram
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.started import started
 from shardcore.adapters.capture.tape import Call, Tape, difference
-from shardcore.domain.capture import NotCaptured, StepsDiffer
+from shardcore.domain.capture import NotCaptured, RecordingsDiffer
 from shardcore.ports.capture import Recording
 
 
@@ -40,16 +40,16 @@ class TapedStep:
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        """What it read on the host."""
+        """The numbers that it read on the host."""
         return tuple(read.number for read in self.tape.reads)
 
     @property
-    def told(self) -> str:
-        """What read the last of them, and where."""
+    def last_read(self) -> str:
+        """What read the last of them, and the line of Python."""
         return self.tape.reads[-1].line if self.tape.reads else ""
 
     @property
-    def sent(self) -> tuple[int, ...]:
+    def all_reduce_bytes(self) -> tuple[int, ...]:
         """The bytes of each all-reduce."""
         return tuple(sent_bytes(call, self.tape) for call in self.tape.calls if _is_sum(call))
 
@@ -76,7 +76,7 @@ class TapeCapture:
         second: Recording,
         *,
         compiled: bool = False,
-        sent: Sequence[int] | None = None,
+        most_bytes: Sequence[int] | None = None,
     ) -> RecordedProgram | CheckedProgram:
         """The program of the second tape, if the first is the same."""
         assert isinstance(first, TapedStep)
@@ -85,13 +85,13 @@ class TapeCapture:
             if tape.refusal:
                 raise NotCaptured(tape.refusal)
         if differs := difference(first.tape, second.tape):
-            raise StepsDiffer(differs)
+            raise RecordingsDiffer(differs)
         tape = second.tape
         if tape.draws_on_host:
             raise NotCaptured("Python or NumPy draws random numbers in it")
-        alike = sent is not None
-        if sent is not None:
-            tape = _with_sent(tape, sent)
+        alike = most_bytes is not None
+        if most_bytes is not None:
+            tape = _with_bytes(tape, most_bytes)
         literals = constants.literals(first.tape, tape)
         guards, reads = guards_of(tape, literals)
         tape = with_checks(tape, reads)
@@ -126,9 +126,9 @@ class TapeCapture:
         return seeds.drawn(draw, seed, operands)
 
 
-def _with_sent(tape: Tape, sent: Sequence[int]) -> Tape:
-    """`tape` with these bytes of its all-reduces."""
-    bytes_of = iter(sent)
+def _with_bytes(tape: Tape, most_bytes: Sequence[int]) -> Tape:
+    """Returns `tape` with these bytes of its all-reduces."""
+    bytes_of = iter(most_bytes)
     return tape.with_calls(
         attrs.evolve(call, sends=next(bytes_of)) if _is_sum(call) else call for call in tape.calls
     )

@@ -1,4 +1,4 @@
-"""Where Python holds what a step may look up: in layers, the optimizer, metrics and losses."""
+"""The attributes that a step may look up: of layers, the optimizer, metrics and losses."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from shardcore.binding.agreement import variables_of
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 CONTAINERS = (list, dict, set)
-# How far from a layer, an optimizer, a metric or a loss an attribute is still looked at.
+# How far from a layer, an optimizer, a metric or a loss an attribute is still guarded.
 _DEPTH = 4
 _NOT_ENTERED = (type, ModuleType, FunctionType, MethodType, torch.Tensor)
 # Whose classes do not change from one step to the next.
@@ -29,8 +29,8 @@ class Holder(Protocol):
 
 
 @attrs.frozen
-class Place:
-    """An entry of a dict, or the attribute of an object, that the next step will look up again.
+class GuardedAttribute:
+    """An attribute of an object, or an entry of a dict, that the next step looks up again.
 
     Args:
         holder: The dict, or what is asked like one.
@@ -41,6 +41,11 @@ class Place:
     holder: Holder
     key: Any
     name: str
+
+    @property
+    def value(self) -> Any:
+        """What is held there now, None if nothing is."""
+        return self.holder.get(self.key)
 
 
 @attrs.frozen
@@ -53,8 +58,8 @@ class _Slots:
         return getattr(self.owner, key, None)
 
 
-def places_of(trainer: Any) -> Iterator[Place]:
-    """All places of `trainer`, which the steps of it may look at."""
+def guarded_attributes(trainer: Any) -> Iterator[GuardedAttribute]:
+    """Yields all attributes that the steps of `trainer` may look up."""
     visited: set[int] = set()
     for variable in _variables(trainer):
         visited.add(id(variable))
@@ -62,13 +67,18 @@ def places_of(trainer: Any) -> Iterator[Place]:
     for name, module in seams.modules_of(trainer):
         for holder in _tensor_dicts(module):
             for key in holder:
-                yield Place(holder, key, f"{key!r} of torch module {name!r}")
+                yield GuardedAttribute(holder, key, f"{key!r} of torch module {name!r}")
     torch_modules = [each for _, each in seams.modules_of(trainer) if not seams.is_layer(each)]
     roots = [*seams.parts_of(trainer), *torch_modules]
     for root in roots:  # each by itself, however deep the others hold it
         visited |= {id(each) for each in roots}
         visited.discard(id(root))
         yield from _attributes(root, visited, 0)
+
+
+def members(container: Any) -> Any:
+    """Returns a view of the members of a list, set or tuple, and of the values of a dict."""
+    return container.values() if isinstance(container, dict) else container
 
 
 def _tensor_dicts(module: Any) -> Iterator[dict[Any, Any]]:
@@ -85,12 +95,12 @@ def _variables(trainer: Any) -> Iterable[Any]:
     return [*variables_of(trainer), *([] if seed is None else [seed])]
 
 
-def _of_variable(variable: Any) -> Iterator[Place]:
+def _of_variable(variable: Any) -> Iterator[GuardedAttribute]:
     for key in ("_value", "_trainable"):
-        yield Place(vars(variable), key, f"variable {variable.path!r}")
+        yield GuardedAttribute(vars(variable), key, f"variable {variable.path!r}")
 
 
-def _attributes(owner: Any, visited: set[int], depth: int) -> Iterator[Place]:
+def _attributes(owner: Any, visited: set[int], depth: int) -> Iterator[GuardedAttribute]:
     """The attributes of `owner`, and of what it holds."""
     if id(owner) in visited or depth > _DEPTH:
         return
@@ -98,14 +108,14 @@ def _attributes(owner: Any, visited: set[int], depth: int) -> Iterator[Place]:
     told = f"{type(owner).__name__} {getattr(owner, 'name', '')!r}"
     for holder, key, value in _entries(owner):
         name = f"attribute {key!r} of {told}"
-        yield Place(holder, key, name)
+        yield GuardedAttribute(holder, key, name)
         is_nested = _is_users(type(owner)) or isinstance(owner, torch.optim.Optimizer)
         yield from _within(value, name, key, is_nested, visited, depth + 1)
     for kind in type(owner).__mro__:
         if id(kind) not in visited and _is_users(kind):
             visited.add(id(kind))
             names = (key for key in vars(kind) if not key.startswith("__"))
-            yield from (Place(vars(kind), key, f"{key!r} of {kind}") for key in names)
+            yield from (GuardedAttribute(vars(kind), key, f"{key!r} of {kind}") for key in names)
 
 
 def _entries(owner: Any) -> Iterator[tuple[Holder, str, Any]]:
@@ -125,10 +135,10 @@ def _is_users(kind: type) -> bool:
 
 def _within(
     value: Any, name: str, key: str, is_nested: bool, visited: set[int], depth: int
-) -> Iterator[Place]:
+) -> Iterator[GuardedAttribute]:
     """What is held within the attribute `key`: by an object, or by the members of a container.
 
-    A container in a container is a place of its own where it is `is_nested`: Keras' own are left
+    A container in a container is guarded by itself where it is `is_nested`: Keras' own are left
     out. A variable that is not the model's is that of an optimizer of the user's own.
     """
     if seams.is_variable(value):
@@ -143,9 +153,9 @@ def _within(
     if id(value) in visited or depth > _DEPTH:
         return
     visited.add(id(value))
-    for member in list(value.values() if isinstance(value, dict) else value):
+    for member in list(members(value)):
         if isinstance(member, CONTAINERS) and is_nested:
-            yield Place({key: member}, key, name)
+            yield GuardedAttribute({key: member}, key, name)
         yield from _within(member, name, key, is_nested, visited, depth + 1)
 
 

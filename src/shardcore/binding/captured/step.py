@@ -1,0 +1,294 @@
+"""Runs a step from a program where it can, and else eagerly, to record it.
+
+The states of a step, and what leads from one to another, are in `domain.capture`.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.binding import seams
+from shardcore.binding.agreement import meet_changed
+from shardcore.binding.captured import torch_modes
+from shardcore.binding.captured.agreement import Outcome, agreed
+from shardcore.binding.captured.guard import PythonGuard
+from shardcore.binding.session import Session
+from shardcore.domain.capture import (
+    Event,
+    GuardFailed,
+    NotCaptured,
+    Progress,
+    RecordingsDiffer,
+    State,
+)
+from shardcore.ports.capture import Program, Recording, StepCapture
+
+logger = logging.getLogger("shardcore.capture")
+
+# Batches by their shapes, for which one function keeps programs.
+_MOST_SIGNATURES = 32
+# Programs and recordings of one signature, by the numbers that the step reads on the host.
+_MOST_SPECIALIZATIONS = 8
+# After so many runs recordings without a program are dropped: they hold copies of small tensors.
+_MANY_RUNS = 1000
+
+
+@attrs.define(eq=False)
+class CacheEntry:
+    """What is known of the steps with batches of one signature.
+
+    Args:
+        progress: The state of these steps.
+        recordings: Runs that have no program yet, by the numbers that they read on the host.
+        programs: The step, specialized to the numbers that it reads; the last one that ran first.
+        guard: What Python held after the last recording; None before the first, and at the end.
+    """
+
+    progress: Progress = attrs.field(factory=Progress)
+    recordings: dict[tuple[Any, ...], Recording] = attrs.field(factory=dict)
+    programs: list[Program] = attrs.field(factory=list)
+    guard: PythonGuard | None = None
+
+    def after(self, event: Event) -> None:
+        """Notes `event`; drops what the new state has no use for."""
+        self.progress = self.progress.after(event)
+        if self.progress.state in (State.NEW, State.EAGER):
+            self.programs, self.recordings, self.guard = [], {}, None
+
+    def ran(self, program: Program) -> None:
+        """Notes that `program` ran: the next step tries it first."""
+        self.after(Event.RAN)
+        if self.progress.runs % _MANY_RUNS == 0:
+            self.recordings.clear()
+        if program is not self.programs[0]:
+            self.programs.remove(program)
+            self.programs.insert(0, program)
+
+
+@attrs.define(eq=False)
+class CapturedStep:
+    """A train, test or predict function, with its programs.
+
+    Args:
+        trainer: The model.
+        name: The method of the model: "train_step" and so on.
+        capture: Records, and makes programs.
+    """
+
+    trainer: Any
+    name: str
+    capture: StepCapture
+    _entries: dict[str, CacheEntry] = attrs.field(factory=dict, init=False)
+    _warned: set[str] = attrs.field(factory=set, init=False)
+
+    def __call__(
+        self, step: Callable[[], Any], data: Any, session: Session | None, mode: str = ""
+    ) -> Any:
+        """Returns what `step` returns for the distributed batch `data`: a nest of plain tensors.
+
+        Steps of another `mode` do other things, and have programs of their own.
+        """
+        entry = self._entry(data, session, mode) if self._is_wanted(data) else None
+        if entry is None:
+            return step()
+        self._check_guard(entry, session)
+        if entry.progress.state is State.EAGER:
+            return step()
+        for program in list(entry.programs):
+            if program.fits():
+                with suppress(GuardFailed), torch_modes.as_recorded():
+                    outputs = program(_local_tensors(data, session))
+                    entry.ran(program)
+                    return outputs
+        return self._record(entry, step, data, session)
+
+    def _is_wanted(self, data: Any) -> bool:
+        """Whether `compile()` asked for it, and a step of the user's own was asked for by name."""
+        asked = self.trainer.jit_compile
+        if self.trainer.run_eagerly or threading.current_thread() is not threading.main_thread():
+            return False
+        if self.capture.is_recording():  # a step within a step is part of it
+            return False
+        tensors = (each for each in seams.leaves(data) if isinstance(each, torch.Tensor))
+        if any(each.requires_grad or each.layout is not torch.strided for each in tensors):
+            return False
+        return asked is True or (
+            isinstance(asked, seams.Auto) and not seams.is_own_step(self.trainer, self.name)
+        )
+
+    def _entry(self, data: Any, session: Session | None, mode: str) -> CacheEntry | None:
+        """Returns what is known of batches like `data`; None where there are too many kinds."""
+        signature = self._signature(data, session) + mode
+        entry = self._entries.get(signature)
+        if entry is None:
+            if len(self._entries) == _MOST_SIGNATURES:
+                self._warn(f"batches came in more than {_MOST_SIGNATURES} shapes")
+                return None
+            entry = self._entries[signature] = CacheEntry()
+        return entry
+
+    def _signature(self, data: Any, session: Session | None) -> str:
+        """Returns the nest of the batch with its shapes, dtypes and layouts, and torch's modes."""
+        seen: list[Any] = []
+
+        def signature_of(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            layout = None if session is None else session.strategy.layout(leaf)
+            same = next((n for n, each in enumerate(seen) if each is leaf), None)
+            seen.append(leaf)
+            form = tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
+            return f"{form} {layout} {same}"
+
+        nest = seams.map_leaves(signature_of, data)
+        mesh = None if session is None else session.mesh
+        return f"{nest} {torch_modes.current()} {self.trainer.training} {mesh}"
+
+    def _check_guard(self, entry: CacheEntry, session: Session | None) -> None:
+        """Drops what was recorded while Python held something else."""
+        change = "" if entry.guard is None else entry.guard.change()
+        if not change:
+            return
+        if entry.programs and session is not None and session.mesh.size > 1:
+            meet_changed(f"{self.name} of model {self.trainer.name!r}", change, session)
+        logger.debug("%s of %r: %s has changed", self.name, self.trainer.name, change)
+        entry.after(Event.CHANGED)
+        if entry.progress.is_unstable:
+            self._refuse(entry, f"{change} changes again and again")
+
+    def _record(
+        self, entry: CacheEntry, step: Callable[[], Any], data: Any, session: Session | None
+    ) -> Any:
+        """Runs the step eagerly and records it; makes a program if it ran like that before."""
+        outputs, recording = self.capture.record(step, _local_tensors(data, session))
+        before, entry.guard = entry.guard, self._guard(session)
+        reason = self._refusal(entry, recording, before)
+
+        def make(most: tuple[int, ...] | None) -> Outcome:
+            if reason:
+                return Outcome(Event.REFUSED, reason=reason)
+            return self._made(entry, recording, most)
+
+        outcome = agreed(make, recording, session)
+        if outcome.event is Event.REFUSED:
+            self._refuse(entry, outcome.reason)
+            return outputs
+        entry.after(outcome.event)
+        if outcome.program is None:
+            entry.recordings[recording.numbers] = recording
+        else:
+            del entry.recordings[recording.numbers]
+            self._keep(outcome.program, entry)
+        return outputs
+
+    def _guard(self, session: Session | None) -> PythonGuard:
+        return PythonGuard.of(self.trainer, _itself if session is None else session.strategy.local)
+
+    def _refusal(self, entry: CacheEntry, recording: Recording, before: PythonGuard | None) -> str:
+        """Returns why the recorded step can have no program, empty if it may have one."""
+        if recording.refusal:
+            return recording.refusal
+        if before is not None and (change := before.change()):
+            return f"{change} is changed by the step"
+        if hook := seams.hook_of(self.trainer, self.capture.hooks_of):
+            return f"{hook} has a hook, which a captured step would not call"
+        known = len(entry.recordings) + len(entry.programs)
+        if recording.numbers not in entry.recordings and known == _MOST_SPECIALIZATIONS:
+            return f"it reads other values on the host each time: {recording.last_read}"
+        return ""
+
+    def _made(
+        self, entry: CacheEntry, recording: Recording, most: tuple[int, ...] | None
+    ) -> Outcome:
+        """Returns the outcome of a recording, with a program if an earlier recording is equal.
+
+        Args:
+            entry: The earlier recordings.
+            recording: What the step did.
+            most: The bytes of all-reduces that the ranks decide by; None if each has its own.
+        """
+        earlier = entry.recordings.get(recording.numbers)
+        if earlier is None:
+            return Outcome(Event.RECORDED)
+        compiled = self.trainer.jit_compile is True
+        began = time.perf_counter()
+        try:
+            program = self.capture.program(earlier, recording, compiled=compiled, most_bytes=most)
+            _check_held(program, entry.guard)
+        except RecordingsDiffer as difference:
+            if entry.progress.after(Event.DIFFERED).is_unstable:
+                return Outcome(Event.REFUSED, reason=str(difference))
+            return Outcome(Event.DIFFERED)
+        except NotCaptured as refusal:
+            return Outcome(Event.REFUSED, reason=str(refusal))
+        seconds = time.perf_counter() - began
+        logger.debug("%s of %r became a program in %.1f s", self.name, self.trainer.name, seconds)
+        return Outcome(Event.MATCHED, program)
+
+    def _keep(self, program: Program, entry: CacheEntry) -> None:
+        entry.programs.append(program)
+        self.trainer.zero_grad()  # no later step overwrites the gradients of the eager ones
+        logger.debug("%s of %r is captured", self.name, self.trainer.name)
+        if program.remark:
+            logger.warning(
+                "%s of model %r is captured, but not compiled as jit_compile=True asks: %s.",
+                self.name,
+                self.trainer.name,
+                program.remark,
+            )
+
+    def _refuse(self, entry: CacheEntry, reason: str) -> None:
+        entry.after(Event.REFUSED)
+        self._warn(reason)
+
+    def _warn(self, reason: str) -> None:
+        if reason in self._warned:
+            return
+        self._warned.add(reason)
+        logger.warning(
+            "%s of model %r is not captured, so it runs eagerly, with the same numbers: %s. "
+            "To silence this: model.compile(jit_compile=False).",
+            self.name,
+            self.trainer.name,
+            reason,
+        )
+
+
+def _check_held(program: Program, guard: PythonGuard | None) -> None:
+    """Checks that the guard holds what `program` reads and does not make, and so sees a change.
+
+    Raises:
+        NotCaptured: If it does not.
+    """
+    assert guard is not None, "a step that was recorded has a guard"
+    for tensor in program.kept:
+        if not isinstance(tensor, torch.Tensor) or guard.holds(tensor):
+            continue
+        if torch_modes.keeps_casts():
+            raise NotCaptured(
+                "autocast keeps what it has cast of a weight, which steps in the same scope read: "
+                "use torch.autocast(..., cache_enabled=False)"
+            )
+        raise NotCaptured(
+            f"it reads a tensor of shape {tuple(tensor.shape)} that no variable, torch module or "
+            "attribute of a layer holds"
+        )
+
+
+def _itself(tensor: Any) -> Any:
+    return tensor
+
+
+def _local_tensors(data: Any, session: Session | None) -> list[Any]:
+    """Returns this rank's plain tensors of a batch, in order."""
+    tensors = [leaf for leaf in seams.leaves(data) if isinstance(leaf, torch.Tensor)]
+    if session is None:
+        return tensors
+    with torch.no_grad():
+        return [session.strategy.local(each) for each in tensors]

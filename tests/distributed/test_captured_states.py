@@ -1,0 +1,128 @@
+"""Steps of a real model go through every transition of `domain.capture`, and through no other."""
+
+import itertools
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+from shardcore.binding.captured.step import CacheEntry
+from shardcore.domain.capture import TRANSITIONS, Event, State
+from shardcore.testing import run_ranks
+from tests.distributed.test_captured import Spy, assert_equal, begin, compiled, is_real, state
+
+X, Y = np.ones((8, 4), "float32"), np.arange(8) % 4
+unguarded = [1.0]  # no attribute of a layer: a captured step does not see it change
+
+RECORDED, DIFFERED, MATCHED = Event.RECORDED, Event.DIFFERED, Event.MATCHED
+RAN, CHANGED, REFUSED = Event.RAN, Event.CHANGED, Event.REFUSED
+
+
+class Steered(Spy):
+    """Computes by an attribute, by a global variable, and by a number in its input."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = 1.0
+
+    def call(self, x):
+        x = super().call(x) * self.factor
+        if not is_real(x):
+            return x
+        x = x * unguarded[0]
+        if keras.ops.max(x) > 10:
+            generator = torch.Generator().manual_seed(1)  # no step that makes one is captured
+            return x + torch.rand(x.shape, generator=generator)
+        return x + 1 if keras.ops.max(x) > 0 else x
+
+
+def change_attribute(model):
+    model.layers[1].factor += 0.5
+
+
+def change_global(model):
+    unguarded[0] += 0.5
+
+
+# What is done: steps with a batch times a number, and changes between them. What must happen.
+ONE, ZERO, REFUSING = 1.0, 0.0, 100.0
+WALKS = {
+    "runs": ([ONE, ONE, ONE, ONE], [RECORDED, MATCHED, RAN, RAN]),
+    "changed once recorded": ([ONE, change_attribute, ONE], [RECORDED, CHANGED, RECORDED]),
+    "changed once captured": (
+        [ONE, ONE, change_attribute, ONE, ONE, ONE],
+        [RECORDED, MATCHED, CHANGED, RECORDED, MATCHED, RAN],
+    ),
+    "two numbers in turns": (
+        [ONE, ZERO, ONE, ZERO, ONE, ZERO],
+        [RECORDED, RECORDED, MATCHED, MATCHED, RAN, RAN],
+    ),
+    "another number later": (
+        [ONE, ONE, ZERO, ZERO, ZERO],
+        [RECORDED, MATCHED, RECORDED, MATCHED, RAN],
+    ),
+    "differed once recorded": ([ONE, change_global, ONE, ONE], [RECORDED, DIFFERED, MATCHED]),
+    "differed once captured": (
+        [ONE, ONE, ZERO, change_global, ZERO, ZERO],
+        [RECORDED, MATCHED, RECORDED, DIFFERED, MATCHED],
+    ),
+    "differed too often": (
+        [ONE, *[change_global, ONE] * 4],
+        [RECORDED, DIFFERED, DIFFERED, REFUSED],
+    ),
+    "changed too often": (
+        [ONE, *[change_attribute, ONE] * 10],
+        [RECORDED, *[CHANGED, RECORDED] * 8, CHANGED, REFUSED],
+    ),
+    "refused at once": ([REFUSING, ONE], [REFUSED]),
+    "refused once recorded": ([ONE, REFUSING, ONE], [RECORDED, REFUSED]),
+    "refused once captured": ([ONE, ONE, REFUSING, ONE], [RECORDED, MATCHED, REFUSED]),
+}
+
+
+def walked(actions, jit_compile):
+    """The events of the steps, with the states that they met and led to; the numbers of all."""
+    unguarded[0] = 1.0
+    x = keras.Input((4,))
+    model = compiled(
+        lambda: keras.Model(x, keras.layers.Dense(4)(Steered()(x))), jit_compile, "sgd"
+    )
+    if keras.distribution.distribution() is not None:
+        model.train_on_batch(X, Y)  # in which the ranks are compared
+    trail, losses, note = [], [], CacheEntry.after
+
+    def noted(entry, event):
+        before = entry.progress.state
+        note(entry, event)
+        trail.append((before, event, entry.progress.state))
+
+    with mock.patch.object(CacheEntry, "after", noted):
+        for action in actions:
+            if callable(action):
+                action(model)
+            else:
+                losses.append(np.asarray(model.train_on_batch(X * np.float32(action), Y)))
+    return trail, [*losses, *state(model)]
+
+
+@pytest.mark.parametrize("shape", [None, (1, 2)])
+def test_steps_take_every_transition_and_no_other(shape):
+    def program(rank):
+        begin(shape)
+        return {
+            name: [walked(actions, jit_compile) for jit_compile in (False, "auto")]
+            for name, (actions, _) in WALKS.items()
+        }
+
+    for found in run_ranks(program, 1 if shape is None else 2, timeout=180):
+        seen = set()
+        for name, ((never, eager), (trail, captured)) in found.items():
+            assert never == []
+            assert (name, [event for _, event, _ in trail]) == (name, WALKS[name][1])
+            assert trail[0][0] is State.NEW
+            assert all(one[2] is other[0] for one, other in itertools.pairwise(trail))
+            assert_equal(captured, eager)
+            seen |= set(trail)
+        assert seen == {(*key, state) for key, state in TRANSITIONS.items()}
