@@ -7,15 +7,17 @@ import torch.distributed as dist
 
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes import improved
-from shardcore.adapters.capture.passes.aliases import without_aliases
 from shardcore.adapters.capture.passes.buckets import in_buckets
-from shardcore.adapters.capture.passes.dead_code import without_dead_code
+from shardcore.adapters.capture.passes.cleanup import (
+    with_plain_ones,
+    without_aliases,
+    without_dead_code,
+)
 from shardcore.adapters.capture.passes.early_starts import with_early_starts
-from shardcore.adapters.capture.passes.in_place import with_sums_in_place
 from shardcore.adapters.capture.passes.late_waits import with_late_waits
 from shardcore.adapters.capture.passes.liveness import live_bytes
-from shardcore.adapters.capture.passes.ones import with_plain_ones
 from shardcore.adapters.capture.passes.regather import with_regathers
+from shardcore.adapters.capture.passes.reuse import with_sums_in_place
 from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
 from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.recorder import Recorder

@@ -9,11 +9,10 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.factors import with_factors_apart
-from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.generated import graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
+from shardcore.adapters.capture.passes.inductor import with_factors_apart, with_reshapes
 from shardcore.adapters.capture.passes.products import with_onednn_products
-from shardcore.adapters.capture.passes.reshapes import with_reshapes
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_compat import inductor
 from shardcore.testing import run_ranks

@@ -1,4 +1,4 @@
-"""What a step reads on the host on its way: the run of a program goes on if it reads the same.
+"""Checks within a program: it goes on if the step reads the numbers that were recorded.
 
 If not, what the run has written is put back, and the step is as if it had not begun.
 """
@@ -12,10 +12,8 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.guards import check
-from shardcore.adapters.capture.recorded_program import RecordedProgram
 from shardcore.adapters.capture.tape import Call, Read, Tape
 from shardcore.domain.capture import GuardFailed, NotCaptured
-from shardcore.ports.capture import StartedCollective
 
 # What a run may write before it knows that it goes on: it is copied at each run.
 _MOST_BYTES = 64 * 2**20
@@ -49,81 +47,57 @@ def with_waits_before_checks(tape: Tape) -> Tape:
     return tape.with_calls(calls)
 
 
-def checked(program: RecordedProgram, tape: Tape) -> "RecordedProgram | CheckedProgram":
-    """`program`, that can be left where it checks.
+def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback | None":
+    """Returns what puts back the writes before the last check; None of a step without checks.
 
     Args:
-        program: The step.
-        tape: What it runs.
+        tape: What the program runs.
+        kept: The tensors and generators that the program reads and that were there before it.
 
     Raises:
         NotCaptured: If it writes too much before its last check.
     """
     places = [place for place, call in enumerate(tape.calls) if call.operator is check]
     if not places:
-        return program
+        return None
     before = tape.calls[: places[-1]]
     memories = {memory for call in before for memory in tape.writes_of(call)}
     inputs = tuple(n for n, each in enumerate(tape.inputs) if tape.memory[each.number] in memories)
-    ours = set(map(id, program.kept))
-    kept = tuple(
+    ours = set(map(id, kept))
+    written = tuple(
         tensor
         for number, tensor in tape.outside.items()
         if tape.memory[number] in memories and id(tensor) in ours
     )
-    if (size := sum(each.nbytes for each in kept)) > _MOST_BYTES:
+    if (size := sum(each.nbytes for each in written)) > _MOST_BYTES:
         line = tape.calls[places[-1]].line
         raise NotCaptured(f"after it has written {size} bytes it reads values on the host: {line}")
     draws = any(torch_compat.draws(call.operator) for call in before)
-    return CheckedProgram(program, inputs, kept, draws)
+    return Rollback(inputs, written, draws)
 
 
 @attrs.frozen
-class CheckedProgram:
-    """The port `Program`: one that finds out on its way whether the step goes this way.
+class Rollback:
+    """Puts back what a run has written, if a check fails.
 
     Args:
-        program: What is run.
-        inputs: The places of the inputs that it writes into before its last check.
-        written: The tensors that it keeps and writes into before.
+        inputs: The places of the inputs that the program writes into before its last check.
+        written: The tensors of the model that it writes into before.
         draws: Whether it draws from torch's generator before.
     """
 
-    program: RecordedProgram
     inputs: tuple[int, ...]
     written: tuple[torch.Tensor, ...]
     draws: bool
 
-    @property
-    def kept(self) -> tuple[Any, ...]:
-        """Those of the program."""
-        return self.program.kept
-
-    @property
-    def collectives(self) -> tuple[StartedCollective, ...]:
-        """Those of the program."""
-        return self.program.collectives
-
-    @property
-    def remark(self) -> str:
-        """That of the program."""
-        return self.program.remark
-
-    def fits(self) -> bool:
-        """Whether the step may go this way, as far as is known before."""
-        return self.program.fits()
-
-    def __call__(self, inputs: Sequence[Any]) -> Any:
-        """Run it.
+    @contextmanager
+    def around(self, inputs: Sequence[Any]) -> Iterator[None]:
+        """A run with these inputs.
 
         Raises:
-            GuardFailed: If the step goes another way; nothing is done then.
+            GuardFailed: If a check fails; all is then as before.
         """
-        with self._put_back([*(inputs[n] for n in self.inputs), *self.written]):
-            return self.program(inputs)
-
-    @contextmanager
-    def _put_back(self, written: Sequence[torch.Tensor]) -> Iterator[None]:
+        written = [*(inputs[n] for n in self.inputs), *self.written]
         with torch.no_grad():
             before = [each.detach().clone() for each in written]
         states = _generator_states() if self.draws else []

@@ -9,11 +9,10 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.factors import with_factors_apart
-from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.graph import graph_of
+from shardcore.adapters.capture.generated import function_of, graph_of
 from shardcore.adapters.capture.parting import parted
 from shardcore.adapters.capture.passes import improved_for_compiler
+from shardcore.adapters.capture.passes.inductor import with_factors_apart
 from shardcore.adapters.capture.passes.products import with_onednn_products
 from shardcore.adapters.capture.recorded_program import RecordedProgram
 from shardcore.adapters.capture.tape import Tape

@@ -1,9 +1,10 @@
-"""A tape as one generated function of Python: a line for each call."""
+"""A tape as one generated function of Python, a line for each call, and as a graph for Inductor."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import fx
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.constants import written_memories
@@ -14,7 +15,7 @@ from shardcore.domain.capture import GuardFailed
 def function_of(
     tape: Tape, literals: Mapping[int, torch.Tensor]
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The function that makes the calls of `tape`, and returns its outputs.
+    """Returns the function that makes the calls of `tape`, and returns its outputs.
 
     It takes the inputs, and then what is outside and no literal. It drops each value after the last
     call that reads it. An operator that fails gets a note with the line that was recorded.
@@ -23,11 +24,8 @@ def function_of(
         tape: What a step did.
         literals: By number, the constants among what is outside.
     """
-    writer = _Writer(tape, literals)
-    before, calls = [writer.head(), *writer.copies()], writer.lines()
-    source = "\n    ".join([*before, *calls, writer.end()])
-    exec(compile(source, "<captured step>", "exec"), writer.names)
-    generated = writer.names.pop("generated")  # which keeps them: it would keep itself
+    writer = _Writer(tape, literals, torch_compat.direct)
+    generated = writer.function()
     recorded = [call.line for call in tape.calls]
 
     def run(*operands: Any) -> tuple[torch.Tensor, ...]:
@@ -37,7 +35,7 @@ def function_of(
             raise
         except Exception as error:
             frame = error.__traceback__ and error.__traceback__.tb_next
-            place = frame.tb_lineno - len(before) - 1 if frame else -1
+            place = frame.tb_lineno - writer.lines_before - 1 if frame else -1
             if 0 <= place < len(recorded):
                 error.add_note(f"In a captured step, where eagerly it is {recorded[place]}")
             raise
@@ -46,43 +44,81 @@ def function_of(
     return run
 
 
+def graph_of(tape: Tape, literals: Mapping[int, torch.Tensor]) -> fx.GraphModule:
+    """Returns the same function as a graph of torch.fx: its lines add nodes in place of calls.
+
+    Args:
+        tape: What a step did.
+        literals: As for `function_of`: they become buffers of the module.
+    """
+    root, tracer = torch.nn.Module(), fx.proxy.GraphAppendingTracer(fx.Graph())
+
+    def node(operator: Any) -> Callable[..., fx.Proxy]:
+        return lambda *args, **named: tracer.create_proxy("call_function", operator, args, named)
+
+    writer = _Writer(tape, literals, node)
+    operands = [tracer.create_proxy("placeholder", each, (), {}) for each in writer.operands]
+    generated = writer.function()
+    for name, tensor in writer.tensors.items():
+        root.register_buffer(name, tensor)
+        writer.names[name] = tracer.create_proxy("get_attr", name, (), {})
+    tracer.graph.output(tuple(each.node for each in generated(*operands)))
+    return fx.GraphModule(root, tracer.graph)
+
+
 class _Writer:
-    """Writes the lines of the function.
+    """Writes the function.
+
+    Args:
+        tape: What a step did.
+        literals: By number, the constants among what is outside.
+        bound: Returns what is called for an operator.
 
     Attributes:
-        names: The objects that the function knows by name: operators, constants, kept tensors.
+        operands: The names of the operands of the function.
+        tensors: Constants and kept tensors by name.
+        names: All that the function knows by name: operators, plain constants and tensors.
+        lines_before: How many lines there are before the calls.
     """
 
-    def __init__(self, tape: Tape, literals: Mapping[int, torch.Tensor]) -> None:
-        self._tape, self._literals = tape, literals
+    def __init__(
+        self,
+        tape: Tape,
+        literals: Mapping[int, torch.Tensor],
+        bound: Callable[[Any], Callable[..., Any]],
+    ) -> None:
+        self._tape, self._literals, self._bound = tape, literals, bound
         self._given = [*tape.inputs, *(Value(n) for n in tape.outside if n not in literals)]
         self._constants: dict[Any, str] = {}
-        self.names: dict[str, Any] = {f"v{n}": tensor for n, tensor in tape.kept.items()}
+        self.operands = list(map(_name, self._given))
+        self.tensors = {f"v{n}": tensor for n, tensor in tape.kept.items()}
+        self.names: dict[str, Any] = {}
+        self.lines_before = 0
 
-    def head(self) -> str:
-        """The line that names the operands."""
-        return f"def generated({', '.join(map(_name, self._given))}):"
+    def function(self) -> Callable[..., tuple[Any, ...]]:
+        """Returns the function; its globals are `names`."""
+        calls = zip(self._tape.calls, self._ended(), strict=True)
+        head = self._head()
+        self.lines_before = len(head)
+        lines = [*head, *(self._line(call, ended) for call, ended in calls), self._end()]
+        self.names |= self.tensors
+        exec(compile("\n    ".join(lines), "<captured step>", "exec"), self.names)
+        # It keeps its globals: with itself among them, it would keep itself.
+        generated: Callable[..., tuple[Any, ...]] = self.names.pop("generated")
+        return generated
 
-    def copies(self) -> Iterator[str]:
-        """The lines that copy a constant into which a run writes."""
+    def _head(self) -> list[str]:
+        """Returns the lines before the calls: a constant is copied where a run writes into it."""
         written = written_memories(self._tape)
+        lines = [f"def generated({', '.join(self.operands)}):"]
         for number, tensor in self._literals.items():
-            literal = tensor.detach().clone()
-            if self._tape.memory[number] in written:
-                self.names[f"literal{number}"] = literal
-                yield f"v{number} = literal{number}.clone()"
-            else:
-                self.names[f"v{number}"] = literal
+            is_written = self._tape.memory[number] in written
+            name = f"literal{number}" if is_written else f"v{number}"
+            self.tensors[name] = tensor.detach().clone()
+            lines += [f"v{number} = {name}.clone()"] if is_written else []
+        return lines
 
-    def lines(self) -> list[str]:
-        """A line for each call."""
-        return [
-            self._line(call, ended)
-            for call, ended in zip(self._tape.calls, self._ended(), strict=True)
-        ]
-
-    def end(self) -> str:
-        """The line that returns the outputs."""
+    def _end(self) -> str:
         leaves = torch_compat.tree_leaves(self._tape.outputs)
         return f"return ({''.join(f'{_name(each)}, ' for each in leaves if _is_value(each))})"
 
@@ -100,7 +136,7 @@ class _Writer:
     def _line(self, call: Call, ended: list[Value]) -> str:
         operands = [self._operand(each) for each in call.args]
         operands += [f"{name}={self._operand(each)}" for name, each in call.kwargs.items()]
-        line = f"{self._constant(torch_compat.direct(call.operator))}({', '.join(operands)})"
+        line = f"{self._constant(call.operator, self._bound)}({', '.join(operands)})"
         made = set(call.results) - set(call.operands)
         if made:
             line = f"{_target(call.result, made)} = {line}"
@@ -115,10 +151,11 @@ class _Writer:
             return f"[{', '.join(map(self._operand, nest))}]"
         return self._constant(nest)
 
-    def _constant(self, thing: Any) -> str:
+    def _constant(self, thing: Any, bound: Callable[[Any], Any] | None = None) -> str:
         key = thing if callable(thing) else (repr(thing), type(thing))
         name = self._constants.setdefault(key, f"c{len(self._constants)}")
-        self.names[name] = thing
+        if name not in self.names:
+            self.names[name] = thing if bound is None else bound(thing)
         return name
 
 

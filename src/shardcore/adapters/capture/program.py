@@ -1,6 +1,6 @@
 """Steps as programs: recorded twice, and run from the tape if both runs were the same."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -9,8 +9,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture import compilation, constants, seeds
 from shardcore.adapters.capture.checks import (
-    CheckedProgram,
-    checked,
+    rollback_of,
     with_checks,
     with_waits_before_checks,
 )
@@ -21,10 +20,9 @@ from shardcore.adapters.capture.passes.buckets import sent_bytes
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
 from shardcore.adapters.capture.recorded_program import RecordedProgram
 from shardcore.adapters.capture.recorder import Recorder, recording
-from shardcore.adapters.capture.started import started
-from shardcore.adapters.capture.tape import Call, Tape, difference
+from shardcore.adapters.capture.tape import Call, Tape, difference, values
 from shardcore.domain.capture import NotCaptured, RecordingsDiffer
-from shardcore.ports.capture import Recording
+from shardcore.ports.capture import Recording, StartedCollective
 
 
 @attrs.frozen
@@ -77,7 +75,7 @@ class TapeCapture:
         *,
         compiled: bool = False,
         most_bytes: Sequence[int] | None = None,
-    ) -> RecordedProgram | CheckedProgram:
+    ) -> RecordedProgram:
         """The program of the second tape, if the first is the same."""
         assert isinstance(first, TapedStep)
         assert isinstance(second, TapedStep)
@@ -103,11 +101,11 @@ class TapeCapture:
         better = with_waits_before_checks(better)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
         run = function_of(better, literals)
-        program = RecordedProgram(run, kept, tape.outputs, guards, tuple(started(better)))
-        program = (
-            compilation.compiled(program, better, literals, self._onednn) if compiled else program
-        )
-        return checked(program, better)
+        collectives, rollback = tuple(started(better)), rollback_of(better, kept)
+        program = RecordedProgram(run, kept, tape.outputs, guards, collectives, rollback)
+        if compiled:
+            return compilation.compiled(program, better, literals, self._onednn)
+        return program
 
     def is_recording(self) -> bool:
         """Whether a tape is being written."""
@@ -124,6 +122,21 @@ class TapeCapture:
     def drawn(self, draw: Callable[..., Any], seed: torch.Tensor, operands: dict[str, Any]) -> Any:
         """A draw whose seed is part of the recording."""
         return seeds.drawn(draw, seed, operands)
+
+
+def started(tape: Tape) -> Iterator[StartedCollective]:
+    """Yields the collectives of `tape`, in order."""
+    for call in tape.calls:
+        if torch_compat.is_collective(call.operator):
+            *operands, group = call.args  # the group's name is another one on other ranks
+            plain = [each for each in operands if isinstance(each, str | int)]
+            # An all-to-all has a list of sizes: ranks may send more or less.
+            may_differ = any(isinstance(each, list) and not values(each) for each in operands)
+            tensors = list(call.operands)
+            elements = 0 if may_differ else sum(tape.form(each).elements for each in tensors)
+            # Whether it writes where its operand was may differ between ranks.
+            name = torch_compat.collective_name(call.operator)
+            yield StartedCollective(f"{name} of {len(tensors)}, {plain}", str(group), elements)
 
 
 def _with_bytes(tape: Tape, most_bytes: Sequence[int]) -> Tape:

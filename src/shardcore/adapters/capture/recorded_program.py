@@ -1,12 +1,14 @@
-"""A function of tensors with those that it keeps: a step that runs without asking anything."""
+"""A program: a function of tensors, the tensors that it keeps, and its guards."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.checks import Rollback
 from shardcore.adapters.capture.guards import Guard
 from shardcore.adapters.capture.tape import Value
 from shardcore.ports.capture import StartedCollective
@@ -20,8 +22,9 @@ class RecordedProgram:
         run: The function: takes inputs and kept tensors, gives the tensors among the outputs.
         kept: Tensors and generators that are read and written at each run.
         outputs: What the step returns, tensors as `Value`.
-        guards: What the step must read on the host, for this to be what it does.
+        guards: The numbers that the step must read on the host before it runs.
         collectives: What it starts, in order.
+        rollback: Puts back what a run has written where a check fails; None without checks.
         remark: Why it is not compiled, though that was asked for; else empty.
     """
 
@@ -30,6 +33,7 @@ class RecordedProgram:
     outputs: Any
     guards: tuple[Guard, ...]
     collectives: tuple[StartedCollective, ...]
+    rollback: Rollback | None = None
     remark: str = ""
 
     def fits(self) -> bool:
@@ -37,9 +41,14 @@ class RecordedProgram:
         return all(guard.holds(self.kept) for guard in self.guards)
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        """Run it."""
+        """Runs it.
+
+        Raises:
+            GuardFailed: If the step reads another number on its way; nothing is done then.
+        """
+        rollback = nullcontext() if self.rollback is None else self.rollback.around(inputs)
         # Below autograd, as it was recorded. Outputs are copied: outside they may need gradients.
-        with torch.inference_mode():
+        with rollback, torch.inference_mode():
             made = self.run(*inputs, *self.kept)
         with torch.no_grad():
             results = iter([each.clone() for each in made])

@@ -143,9 +143,13 @@ class Recorder:
                     if name in kwargs and repr(taken.number) == repr(kwargs[name]):
                         taken.used = True
                         told_kwargs[name] = Number(self._value(taken.tensor))
-        writes = tuple(map(self._value, torch_compat.written(operator, args, kwargs)))
-        owners = _Owners((args, kwargs))
-        made = torch_compat.tree_map(lambda leaf: self._made(leaf, owners), result)
+        writes = tuple(map(self._value, torch_compat.written_operands(operator, args, kwargs)))
+        operands = list(filter(_is_tensor, torch_compat.tree_leaves((args, kwargs))))
+        memories = {
+            torch_compat.memory_of(each): self.tape.memory[self._value(each).number]
+            for each in operands
+        }
+        made = torch_compat.tree_map(lambda leaf: self._made(leaf, memories), result)
         backward = torch_compat.backward_pass() >= 0
         self.tape.calls.append(
             Call(operator, told_args, told_kwargs, made, writes, _line(), backward)
@@ -192,25 +196,23 @@ class Recorder:
         known: Value | None = self._numbers.get(thing)  # type: ignore[no-untyped-call]
         return known
 
-    def _made(self, leaf: Any, owners: "_Owners") -> Any:
-        """A result of a call: what was not met before is new, in memory of its own or a view."""
+    def _made(self, leaf: Any, memories: dict[int, int]) -> Any:
+        """The value of a result: one that is new has memory of its own, or is a view.
+
+        Args:
+            leaf: The result.
+            memories: Those of the operands, by their identity.
+        """
         if not isinstance(leaf, torch.Tensor | torch.Generator):
             return leaf
         known = self._known(leaf)
-        if known is None:
-            return self._new(leaf, self._owner(leaf, owners))
-        self.tape.reshapes |= self.tape.forms[known.number] != Form.of(leaf)
-        return known
-
-    def _owner(self, result: Any, owners: "_Owners") -> int | None:
-        """Whose memory a new tensor is a view of, None if it is its own."""
-        if not _is_tensor(result):
-            return None
-        memory = torch_compat.memory_of(result)
-        owner = owners.of(memory)
-        if owner is not None:
-            return self.tape.memory[self._value(owner).number]
-        return self._kept_memories.get(memory)
+        if known is not None:
+            self.tape.reshapes |= self.tape.forms[known.number] != Form.of(leaf)
+            return known
+        if isinstance(leaf, torch.Generator):
+            return self._new(leaf, None)
+        memory = torch_compat.memory_of(leaf)
+        return self._new(leaf, memories.get(memory, self._kept_memories.get(memory)))
 
     def _from_outside(self, thing: Any) -> Value:
         """A new value that was there before: others may be views of the same memory."""
@@ -246,26 +248,6 @@ _recording: ContextVar[Recorder | None] = ContextVar("recording", default=None)
 def recording() -> Recorder | None:
     """The recorder of the step that this thread is recording, None without one."""
     return _recording.get()
-
-
-class _Owners:
-    """The operands of a call by their memory, which is looked up when a result is new.
-
-    Args:
-        nest: The operands.
-    """
-
-    def __init__(self, nest: Any) -> None:
-        self._nest = nest
-        self._found: dict[int, torch.Tensor] | None = None
-
-    def of(self, memory: int) -> torch.Tensor | None:
-        """The first operand that has this memory."""
-        if self._found is None:
-            self._found = {}
-            for each in filter(_is_tensor, torch_compat.tree_leaves(self._nest)):
-                self._found.setdefault(torch_compat.memory_of(each), each)
-        return self._found.get(memory)
 
 
 @attrs.define

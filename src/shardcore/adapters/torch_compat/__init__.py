@@ -55,7 +55,6 @@ from shardcore.adapters.torch_compat.recording import is_wait as is_wait
 from shardcore.adapters.torch_compat.recording import memory_of as memory_of
 from shardcore.adapters.torch_compat.recording import reads_values as reads_values
 from shardcore.adapters.torch_compat.recording import wait_for as wait_for
-from shardcore.adapters.torch_compat.recording import written as written
 from shardcore.adapters.torch_compat.subclasses import NO_TORCH_FUNCTION as NO_TORCH_FUNCTION
 from shardcore.adapters.torch_compat.subclasses import wrapper as wrapper
 from shardcore.adapters.torch_compat.tensors import after_backward as after_backward

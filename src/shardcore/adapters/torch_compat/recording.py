@@ -132,19 +132,6 @@ def draws(operator: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
 
 
-def written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The operands that `operator` writes into."""
-    schema = getattr(operator, "_schema", None)
-    if schema is None:
-        return []
-    found = []
-    for place, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            found += tree_leaves(value)
-    return found
-
-
 def identity_of(generator: torch.Generator) -> int:
     """A number for the generator, its own as long as somebody has it.
 

@@ -2,20 +2,23 @@
 
 from collections.abc import Callable
 
-from shardcore.adapters.capture.passes.aliases import without_aliases
 from shardcore.adapters.capture.passes.buckets import in_buckets
+from shardcore.adapters.capture.passes.cleanup import (
+    with_plain_ones,
+    without_aliases,
+    without_dead_code,
+)
 from shardcore.adapters.capture.passes.copies import without_needless_copies
-from shardcore.adapters.capture.passes.dead_code import without_dead_code
 from shardcore.adapters.capture.passes.early_starts import with_early_starts
-from shardcore.adapters.capture.passes.in_place import with_sums_in_place
+from shardcore.adapters.capture.passes.inductor import (
+    with_plain_paddings,
+    with_reshapes,
+    with_sizes,
+)
 from shardcore.adapters.capture.passes.late_waits import with_late_waits
-from shardcore.adapters.capture.passes.ones import with_plain_ones
-from shardcore.adapters.capture.passes.paddings import with_plain_paddings
 from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
 from shardcore.adapters.capture.passes.regather import with_regathers
-from shardcore.adapters.capture.passes.reshapes import with_reshapes
-from shardcore.adapters.capture.passes.reuse import with_operands_reused
-from shardcore.adapters.capture.passes.sizes import with_sizes
+from shardcore.adapters.capture.passes.reuse import with_operands_reused, with_sums_in_place
 from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
 from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.tape import Tape

@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from shardcore.adapters.capture.constants import written_memories
-from shardcore.adapters.capture.passes.dead_code import without_dead_code
+from shardcore.adapters.capture.passes.cleanup import without_dead_code
 from shardcore.adapters.capture.passes.pooling import CLONE
 from shardcore.adapters.capture.tape import Call, Form, Tape, Value, renamed, values
 

@@ -1,6 +1,6 @@
-"""Results that are written where an operand was, of which nobody reads any more."""
+"""Writes results into the memory of operands that nothing reads afterwards."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import attrs
 import torch
@@ -10,10 +10,30 @@ from shardcore.adapters.capture.passes.liveness import last_uses
 from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, renamed_call
 
 
-def with_operands_reused(tape: Tape) -> Tape:
-    """An operator that reads each element before it writes there makes no memory for its result.
+def with_sums_in_place(tape: Tape) -> Tape:
+    """Returns `tape` with all-reduces in place where nothing reads the operand afterwards.
 
-    It writes into that of an operand that ends with it. On a CPU only.
+    torch's would copy it. Not for Inductor, which does the same by itself.
+    """
+    last = last_uses(tape)
+    operator = torch_compat.all_reduce_in_place()
+    names: dict[Value, Value] = {}
+    calls = []
+    for place, each in enumerate(tape.calls):
+        call = renamed_call(each, names)
+        if torch_compat.is_all_reduce(call.operator):
+            operand = each.args[0]
+            if tape.form(operand).is_dense and last.get(tape.memory[operand.number]) == place:
+                target = names[each.result] = call.args[0]
+                call = attrs.evolve(call, operator=operator, result=target, writes=(target,))
+        calls.append(call)
+    return _with_shared(tape, calls, names)
+
+
+def with_operands_reused(tape: Tape) -> Tape:
+    """Returns `tape` with results in the memory of operands that end there, on a CPU.
+
+    The operators are those that read each element before they write it.
     """
     last = last_uses(tape, sends=True)
     names: dict[Value, Value] = {}
@@ -31,6 +51,10 @@ def with_operands_reused(tape: Tape) -> Tape:
                 call, operator=operator, kwargs=kwargs, result=target, writes=(target,)
             )
         calls.append(call)
+    return _with_shared(tape, calls, names)
+
+
+def _with_shared(tape: Tape, calls: list[Call], names: Mapping[Value, Value]) -> Tape:
     found = tape.with_calls(calls)
     found.outputs = renamed(tape.outputs, names)
     found.share(names)

@@ -7,7 +7,7 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.buckets import VIEW
-from shardcore.adapters.capture.passes.dead_code import without_dead_code
+from shardcore.adapters.capture.passes.cleanup import without_dead_code
 from shardcore.adapters.capture.passes.order import is_view
 from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, renamed_call
 

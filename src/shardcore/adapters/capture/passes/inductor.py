@@ -1,0 +1,128 @@
+"""Writes a step as Inductor takes it, which fails on some operators and errs on others."""
+
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.constants import written_memories
+from shardcore.adapters.capture.tape import Call, Form, Number, Tape, values
+
+
+def with_sizes(tape: Tape) -> Tape:
+    """Returns `tape` with the size of each `repeat_interleave`, which Inductor cannot know.
+
+    `keras.ops.repeat` counts so, and with it metrics like `AUC`. The counts depend on nothing that
+    changes: else the step is not captured.
+    """
+    return tape.with_calls(
+        attrs.evolve(call, kwargs=call.kwargs | {"output_size": tape.form(call.result).shape[0]})
+        if call.operator is _REPEAT
+        else call
+        for call in tape.calls
+    )
+
+
+_REPEAT: Any = torch.ops.aten.repeat_interleave.Tensor
+
+
+def with_plain_paddings(tape: Tape) -> Tape:
+    """Returns `tape` with dense gradients of padding by the edge, as Inductor expects them.
+
+    torch 2.13 gives the gradient the strides of the padded tensor, whose values it does not read;
+    Inductor, which may have laid that out otherwise, ends the step. So the operator is given a
+    dense tensor of the same shape.
+    """
+    found = tape.with_calls([])
+    for call in tape.calls:
+        if call.operator in _PADDING_BACKWARD:
+            form = found.form(call.args[1])
+            plain = found.new(Form(form.shape, form.dtype, form.device))
+            sizes = list(form.shape)
+            found.calls += [
+                Call(_NEW, (call.args[1], sizes), {}, plain, line=call.line),
+                attrs.evolve(call, args=(call.args[0], plain, *call.args[2:])),
+            ]
+        else:
+            found.calls.append(call)
+    return found
+
+
+_NEW: Any = torch.ops.aten.new_empty.default
+_PADDING_BACKWARD = {
+    torch.ops.aten.replication_pad1d_backward.default,
+    torch.ops.aten.replication_pad2d_backward.default,
+    torch.ops.aten.replication_pad3d_backward.default,
+}
+
+
+def with_reshapes(tape: Tape) -> Tape:
+    """Returns `tape` with a reshape for each view of what is not written into.
+
+    What Inductor makes of an operator may have other strides than the operator's result, so that
+    there is no such view: in torch 2.13 a `stack` of one tensor has those of the tensor. The result
+    of a collective stays viewed: a reshape that copies would copy it before it is there.
+    """
+    waits = (call for call in tape.calls if torch_compat.is_wait(call.operator))
+    waited_for = {memory for call in waits for memory in tape.reads_of(call)}
+    kept = written_memories(tape) | waited_for
+    return tape.with_calls(
+        attrs.evolve(call, operator=torch.ops.aten.reshape.default)
+        if call.operator is torch.ops.aten.view.default and not tape.reads_of(call) & kept
+        else call
+        for call in tape.calls
+    )
+
+
+def with_factors_apart(tape: Tape) -> Tape:
+    """`add(x, y, alpha=factor)` is `add(x, y * factor)`.
+
+    Inductor takes no number of a tensor; and torch 2.13 forgets any factor where `x` or `y` is a
+    matrix product, in silence, as it makes `addmm` of both:
+    https://github.com/pytorch/pytorch/issues/167313 tells of the same. The product is rounded,
+    which the sum alone would not do: the last bit may be another one.
+    """
+    found = tape.with_calls([])
+    for call in tape.calls:
+        factor = call.kwargs.get("alpha")
+        if factor is not None and _is_taken(call, factor, tape):
+            args = (call.args[0], _scaled(call, factor, found), *call.args[2:])
+            rest = {name: each for name, each in call.kwargs.items() if name != "alpha"}
+            call = attrs.evolve(call, args=args, kwargs=rest)  # noqa: PLW2901 - it is that call
+        found.calls.append(call)
+    return found
+
+
+def _is_taken(call: Call, factor: Any, tape: Tape) -> bool:
+    """Whether Inductor would not see to it, and the second operand can be multiplied instead.
+
+    Of operands of two dtypes the product would be rounded to that of the second; Inductor makes no
+    `addmm` of them.
+    """
+    name = torch_compat.aten_name(call.operator)
+    if isinstance(factor, Number):
+        is_scaling = torch_compat.is_list_operator(call.operator) or name in _SCALING
+    else:
+        is_scaling = name == "add"
+    if not is_scaling:
+        return False
+    dtypes = {tape.form(value).dtype for value in values(call.args[:2])}
+    return len(dtypes) == 1 and bool(values(call.args[1]))
+
+
+# Operators whose `alpha` is, as that of those on lists, a factor of their second operand.
+_SCALING = {"add", "sub", "addmm", "addmv", "addr", "addbmm", "baddbmm"}
+
+
+def _scaled(call: Call, factor: Any, tape: Tape) -> Any:
+    """The second operand of `call`, a tensor or a list of them, times the factor, on `tape`."""
+    by = factor.value if isinstance(factor, Number) else factor
+
+    def times(value: Any) -> Any:
+        result = tape.new(tape.form(value))
+        operator = torch.ops.aten.mul.Tensor
+        tape.calls.append(Call(operator, (value, by), {}, result, (), call.line))
+        return result
+
+    return torch_compat.tree_map(times, call.args[1])
