@@ -9,7 +9,7 @@ import keras
 import torch
 
 from shardcore.binding import seams, torch_state
-from shardcore.binding.company import in_company
+from shardcore.binding.collective_errors import raise_on_all_ranks
 from shardcore.binding.saving import write_then_rename
 from shardcore.binding.session import Session, Sessions
 
@@ -43,7 +43,7 @@ def export(original: Callable[..., None], sessions: Sessions) -> Callable[..., N
                 _write(path, format, verbose, write)
 
         with _whole(model, session):
-            in_company(work, f"export {path!r}", session, sessions)
+            raise_on_all_ranks(work, f"export {path!r}", session, sessions)
 
     return export
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shardcore.binding.company import heed
+from shardcore.binding.collective_errors import check_other_ranks
 from shardcore.binding.session import Sessions
 from shardcore.domain.layout import Layout
 
@@ -16,7 +16,7 @@ def whole(tensor: Any, sessions: Sessions) -> Any:
     strategy = sessions.keeper(tensor) if isinstance(tensor, torch.Tensor) else None
     if strategy is None:
         return tensor
-    heed(lambda: _is_split(strategy.layout(tensor)), sessions)
+    check_other_ranks(lambda: _is_split(strategy.layout(tensor)), sessions)
     return strategy.whole(tensor)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from shardcore.binding import seams
-from shardcore.binding.company import in_company
+from shardcore.binding.collective_errors import raise_on_all_ranks
 from shardcore.binding.session import Sessions
 
 
@@ -102,7 +102,7 @@ class Saving:
                 write(path)
 
         session.processes.meet(f"saving {path!r}")
-        in_company(work, f"save {path!r}", session, self.sessions)
+        raise_on_all_ranks(work, f"save {path!r}", session, self.sessions)
 
 
 def write_then_rename(path: str, write: Callable[[Any], None]) -> None:

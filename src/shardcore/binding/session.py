@@ -130,7 +130,7 @@ class Sessions:
         is_closed: Whether shardcore was uninstalled.
         sums: The sums over ranks that metrics wait for.
         edges: The edges of torch modules.
-        company: The work that all ranks do together now, None if there is none.
+        shared_work: The work that all ranks do together now, None if there is none.
     """
 
     entry: StrategyEntry
@@ -141,7 +141,7 @@ class Sessions:
     edges: "weakref.WeakKeyDictionary[Any, Any]" = attrs.field(
         factory=weakref.WeakKeyDictionary, init=False
     )
-    company: Any = attrs.field(default=None, init=False)
+    shared_work: Any = attrs.field(default=None, init=False)
     _strategies: dict[World, Strategy] = attrs.field(factory=dict, init=False)
     _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 

@@ -9,7 +9,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.constants import varying_memories
 from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.tape import Call, Read, Tape, Value, renamed
+from shardcore.adapters.capture.tape import Call, Read, Tape, Value, renamed_call
 from shardcore.domain.capture import GuardFailed, NotCaptured
 
 Literals = Mapping[int, torch.Tensor]
@@ -114,12 +114,7 @@ def _on_copies(calls: list[Call], read: Read, tape: Tape, literals: Literals) ->
     names = {value: way.new(tape.form(value)) for value in outside}
     way.calls = [
         *(Call(torch.ops.aten.clone.default, (old,), {}, new) for old, new in names.items()),
-        *(_renamed(call, names) for call in calls),
+        *(renamed_call(call, names) for call in calls),
     ]
     way.inputs, way.outputs = [], (names.get(read.value, read.value),)
     return way
-
-
-def _renamed(call: Call, names: dict[Value, Value]) -> Call:
-    args, kwargs = renamed((call.args, call.kwargs), names)
-    return attrs.evolve(call, args=args, kwargs=kwargs, result=renamed(call.result, names))

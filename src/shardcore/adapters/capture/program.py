@@ -16,40 +16,12 @@ from shardcore.adapters.capture.checks import (
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.guards import guards_of
 from shardcore.adapters.capture.passes import improved, improved_without_compiler
-from shardcore.adapters.capture.passes.buckets import sent_bytes
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
 from shardcore.adapters.capture.recorded_program import RecordedProgram
 from shardcore.adapters.capture.recorder import Recorder, recording
-from shardcore.adapters.capture.tape import Call, Tape, difference, values
+from shardcore.adapters.capture.tape import Tape, difference, values
 from shardcore.domain.capture import NotCaptured, RecordingsDiffer
 from shardcore.ports.capture import Recording, StartedCollective
-
-
-@attrs.frozen
-class TapedStep:
-    """The port `Recording`."""
-
-    tape: Tape
-
-    @property
-    def refusal(self) -> str:
-        """Why the step cannot be run from the tape."""
-        return self.tape.refusal
-
-    @property
-    def numbers(self) -> tuple[Any, ...]:
-        """The numbers that it read on the host."""
-        return tuple(read.number for read in self.tape.reads)
-
-    @property
-    def last_read(self) -> str:
-        """What read the last of them, and the line of Python."""
-        return self.tape.reads[-1].line if self.tape.reads else ""
-
-    @property
-    def all_reduce_bytes(self) -> tuple[int, ...]:
-        """The bytes of each all-reduce."""
-        return tuple(sent_bytes(call, self.tape) for call in self.tape.calls if _is_sum(call))
 
 
 class TapeCapture:
@@ -63,10 +35,10 @@ class TapeCapture:
         """Take back what torch was told; programs that were made run no more."""
         self._onednn.close()
 
-    def record(self, step: Callable[[], Any], inputs: Sequence[Any]) -> tuple[Any, TapedStep]:
+    def record(self, step: Callable[[], Any], inputs: Sequence[Any]) -> tuple[Any, Tape]:
         """Run `step` while its tape is written."""
         recorder = Recorder(inputs)
-        return recorder.run(step), TapedStep(recorder.tape)
+        return recorder.run(step), recorder.tape
 
     def program(
         self,
@@ -77,20 +49,20 @@ class TapeCapture:
         most_bytes: Sequence[int] | None = None,
     ) -> RecordedProgram:
         """The program of the second tape, if the first is the same."""
-        assert isinstance(first, TapedStep)
-        assert isinstance(second, TapedStep)
-        for tape in (first.tape, second.tape):
+        assert isinstance(first, Tape)
+        assert isinstance(second, Tape)
+        for tape in (first, second):
             if tape.refusal:
                 raise NotCaptured(tape.refusal)
-        if differs := difference(first.tape, second.tape):
+        if differs := difference(first, second):
             raise RecordingsDiffer(differs)
-        tape = second.tape
+        tape = second
         if tape.draws_on_host:
             raise NotCaptured("Python or NumPy draws random numbers in it")
         alike = most_bytes is not None
         if most_bytes is not None:
             tape = _with_bytes(tape, most_bytes)
-        literals = constants.literals(first.tape, tape)
+        literals = constants.literals(first, tape)
         guards, reads = guards_of(tape, literals)
         tape = with_checks(tape, reads)
         if compiled or tape.reshapes:
@@ -143,9 +115,8 @@ def _with_bytes(tape: Tape, most_bytes: Sequence[int]) -> Tape:
     """Returns `tape` with these bytes of its all-reduces."""
     bytes_of = iter(most_bytes)
     return tape.with_calls(
-        attrs.evolve(call, sends=next(bytes_of)) if _is_sum(call) else call for call in tape.calls
+        attrs.evolve(call, sends=next(bytes_of))
+        if torch_compat.is_all_reduce(call.operator)
+        else call
+        for call in tape.calls
     )
-
-
-def _is_sum(call: Call) -> bool:
-    return torch_compat.is_all_reduce(call.operator)

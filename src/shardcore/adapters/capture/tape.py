@@ -162,6 +162,26 @@ class Tape:
     outputs: Any = None
     refusal: str = ""
 
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """The numbers that the step read on the host."""
+        return tuple(read.number for read in self.reads)
+
+    @property
+    def last_read(self) -> str:
+        """What read the last of them, and the line of Python."""
+        return self.reads[-1].line if self.reads else ""
+
+    @property
+    def all_reduce_bytes(self) -> tuple[int, ...]:
+        """The bytes of each all-reduce, in order."""
+        sums = (call for call in self.calls if torch_compat.is_all_reduce(call.operator))
+        return tuple(self.bucket_bytes(call) for call in sums)
+
+    def bucket_bytes(self, call: Call) -> int:
+        """The bytes of an all-reduce by which all ranks decide what goes together."""
+        return call.sends or self.form(call.args[0]).bytes
+
     def new(self, form: Form, memory: int | None = None) -> Value:
         """A value that no run has made: that of a call which takes the place of others.
 

@@ -7,7 +7,6 @@ from shardcore.adapters.torch_compat import collectives as collectives
 from shardcore.adapters.torch_compat import inductor as inductor
 from shardcore.adapters.torch_compat.listening import CollectiveListener as CollectiveListener
 from shardcore.adapters.torch_compat.listening import Started as Started
-from shardcore.adapters.torch_compat.modules import hooks_of as hooks_of
 from shardcore.adapters.torch_compat.operators import ADAPTIVE_AVERAGES as ADAPTIVE_AVERAGES
 from shardcore.adapters.torch_compat.operators import CPU_ATTENTION as CPU_ATTENTION
 from shardcore.adapters.torch_compat.operators import (
@@ -55,12 +54,13 @@ from shardcore.adapters.torch_compat.recording import is_wait as is_wait
 from shardcore.adapters.torch_compat.recording import memory_of as memory_of
 from shardcore.adapters.torch_compat.recording import reads_values as reads_values
 from shardcore.adapters.torch_compat.recording import wait_for as wait_for
-from shardcore.adapters.torch_compat.subclasses import NO_TORCH_FUNCTION as NO_TORCH_FUNCTION
-from shardcore.adapters.torch_compat.subclasses import wrapper as wrapper
+from shardcore.adapters.torch_compat.tensors import NO_TORCH_FUNCTION as NO_TORCH_FUNCTION
 from shardcore.adapters.torch_compat.tensors import after_backward as after_backward
 from shardcore.adapters.torch_compat.tensors import backward_pass as backward_pass
+from shardcore.adapters.torch_compat.tensors import hooks_of as hooks_of
 from shardcore.adapters.torch_compat.tensors import store_for_thread as store_for_thread
 from shardcore.adapters.torch_compat.tensors import version_of as version_of
+from shardcore.adapters.torch_compat.tensors import wrapper as wrapper
 from shardcore.adapters.torch_compat.trees import tree_leaves as tree_leaves
 from shardcore.adapters.torch_compat.trees import tree_map as tree_map
 from shardcore.adapters.torch_compat.trees import tree_map_only as tree_map_only

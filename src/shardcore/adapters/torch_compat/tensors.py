@@ -1,4 +1,4 @@
-"""Backward passes, the store of the job, and the writes into a tensor."""
+"""Tensors of our own class, backward passes, hooks of modules, and the store of the job."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
+
+# Without it, torch makes every result of an operator one of the subclass again.
+NO_TORCH_FUNCTION: Any = torch.nn.Parameter.__torch_function__
+
+
+def wrapper(cls: type[torch.Tensor], form: Any) -> Any:
+    """A tensor of the class `cls` without memory of its own.
+
+    torch 2.13: `_make_wrapper_subclass` is how the documentation of torch extends tensors, and has
+    no public name.
+
+    Args:
+        cls: A subclass of `torch.Tensor`.
+        form: Has its shape, strides, dtype and device.
+    """
+    return torch.Tensor._make_wrapper_subclass(
+        cls, form.shape, strides=form.strides, dtype=form.dtype, device=form.device
+    )
 
 
 def backward_pass() -> int:
@@ -40,3 +58,12 @@ def version_of(tensor: torch.Tensor) -> int:
     torch 2.13: `_version` has no public name. A tensor made in inference mode has none.
     """
     return 0 if tensor.is_inference() else tensor._version
+
+
+def hooks_of(module: torch.nn.Module) -> list[Any]:
+    """The hooks that `module` calls in its forward and backward pass.
+
+    torch 2.13: hooks are registered by public names, and asked for by none.
+    """
+    kept = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    return [each for hooks in kept for each in hooks.values()]

@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.tape import Call, Form, Tape, Value
+from shardcore.adapters.capture.tape import Call, Form, Tape
 
 # As `DistributedDataParallel` has it: large enough that the start of a collective is no matter.
 BUCKET_BYTES = 25 * 1024 * 1024
@@ -56,11 +56,6 @@ def in_buckets(tape: Tape, most: int = BUCKET_BYTES, small: int = SMALL_BYTES) -
     return found
 
 
-def sent_bytes(call: Call, tape: Tape) -> int:
-    """The bytes of an all-reduce by which all ranks decide what goes together."""
-    return call.sends or tape.form(call.args[0]).bytes
-
-
 def _kind(call: Call, tape: Tape) -> Any:
     """What all-reduces have in common that can be done in one."""
     form = tape.form(call.args[0])
@@ -72,7 +67,7 @@ def _sizes(tape: Tape, most: int, small: int) -> dict[Any, int]:
     bytes_of: Counter[Any] = Counter()
     for call in tape.calls:
         if torch_compat.is_all_reduce(call.operator):
-            bytes_of[_kind(call, tape)] += sent_bytes(call, tape)
+            bytes_of[_kind(call, tape)] += tape.bucket_bytes(call)
     return {
         kind: most if total <= small else math.ceil(total / (math.ceil(total / most) + 1))
         for kind, total in bytes_of.items()
@@ -96,7 +91,7 @@ class _Bucket:
     def add(self, call: Call, place: list[Call], tape: Tape) -> None:
         self.place = place
         self.calls.append(call)
-        self.bytes += sent_bytes(call, tape)
+        self.bytes += tape.bucket_bytes(call)
         self._made |= tape.writes_of(call)
         self._read |= tape.reads_of(call)
 
@@ -134,22 +129,14 @@ def _together(bucket: list[Call], tape: Tape) -> list[Call]:
     parts = [
         tape.new(Form((each.elements,), each.dtype, each.device), reduced.number) for each in forms
     ]
+    tape.share({call.result: reduced for call in bucket})  # results are views of the bucket
     return [
         Call(FLATTEN, ([call.args[0] for call in bucket],), {}, sent),
         attrs.evolve(first, args=(sent, *first.args[1:]), result=reduced),
         Call(torch_compat.wait_for(), (reduced,), {}, reduced),
         Call(SPLIT, (reduced, [each.elements for each in forms]), {}, parts),
         *(
-            _shaped(part, each, call.result, reduced, tape)
+            Call(VIEW, (part, list(each.shape)), {}, call.result)
             for part, each, call in zip(parts, forms, bucket, strict=True)
         ),
     ]
-
-
-def _shaped(part: Value, form: Form, result: Value, reduced: Value, tape: Tape) -> Call:
-    """`result` as a view of what the bucket made: its memory is that of the bucket."""
-    before = tape.memory[result.number]
-    for number, memory in enumerate(tape.memory):
-        if memory == before:
-            tape.memory[number] = reduced.number
-    return Call(VIEW, (part, list(form.shape)), {}, result)

@@ -1,8 +1,6 @@
-"""Collectives are started before what they need not wait for."""
+"""Starts collectives before calls that they need not wait for."""
 
-from collections.abc import Iterable
-
-import attrs
+from collections.abc import Container
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.liveness import held_bytes, live_bytes
@@ -26,7 +24,8 @@ def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
         tape: A step.
         far: The calls that a start may overtake.
     """
-    order = _Order(needs_of(tape))
+    needs = needs_of(tape)
+    order: dict[int, None] = {}  # the places of calls, each where it comes first
     live = live_bytes(tape)
     highest = max(live, default=0)
     readers = _first_readers(tape)
@@ -41,13 +40,13 @@ def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
         while first > farthest and live[first - 1] + held <= highest:
             first -= 1
             live[first] += held
-        order.add_before(first)
-        order.add_with_needs(place)
+        order |= dict.fromkeys(range(first))
+        order |= dict.fromkeys(_with_needs(place, needs, order))
         last = last if gathers(call) else place
         if ranks:
             gathered[ranks] = readers.get(tape.memory[call.result.number], place)
-    order.add_before(len(tape.calls))
-    return tape.with_calls(tape.calls[place] for place in order.places)
+    order |= dict.fromkeys(range(len(tape.calls)))
+    return tape.with_calls(tape.calls[place] for place in order)
 
 
 def _first_readers(tape: Tape) -> dict[int, int]:
@@ -67,35 +66,11 @@ def _is_fixed(call: Call, tape: Tape) -> bool:
     return starts or not tape.writes_of(call)
 
 
-@attrs.define
-class _Order:
-    """The places of calls in a new order.
-
-    Args:
-        needs: By place, what must come before it.
-        places: The order, as far as it is known.
-    """
-
-    needs: list[set[int]]
-    places: list[int] = attrs.field(factory=list)
-    _known: set[int] = attrs.field(factory=set)
-    _all_before: int = 0
-
-    def add_before(self, place: int) -> None:
-        """All before `place` that are not there yet come next."""
-        self._add(range(self._all_before, place))
-        self._all_before = max(self._all_before, place)
-
-    def add_with_needs(self, place: int) -> None:
-        """What `place` needs, and `place`, come next."""
-        found, open_ = {place}, [place]
-        while open_:
-            new = self.needs[open_.pop()] - self._known - found
-            found |= new
-            open_ += new
-        self._add(sorted(found))
-
-    def _add(self, places: Iterable[int]) -> None:
-        new = [place for place in places if place not in self._known]
-        self.places += new
-        self._known |= set(new)
+def _with_needs(place: int, needs: list[set[int]], done: Container[int]) -> list[int]:
+    """Returns `place` and the places of what must come before it, but for what is done."""
+    found, open_ = {place}, [place]
+    while open_:
+        new = {each for each in needs[open_.pop()] if each not in done} - found
+        found |= new
+        open_ += new
+    return sorted(found)

@@ -8,7 +8,7 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.buckets import FLATTEN, SPLIT, VIEW
-from shardcore.adapters.capture.tape import Call, Form, Tape, Value, renamed, values
+from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
 
 
 class Memories:
@@ -41,6 +41,7 @@ class Memories:
 def with_kept_buckets(tape: Tape, memories: Memories) -> Tape:
     """What is sent is made in memory that is there already, where the results are then found.
 
+    A program copies its outputs before the next run writes into a bucket (`RecordedProgram`).
     New memory of many megabytes comes from the operating system page by page, in each run, which
     may take as long as sending it does.
 
@@ -51,7 +52,7 @@ def with_kept_buckets(tape: Tape, memories: Memories) -> Tape:
     filled = [call for call in tape.calls if call.operator is FLATTEN]
     buckets = [call.result for call in filled]
     tensors = memories.taken([tape.form(each) for each in buckets])
-    found = _outputs_of_their_own(tape, {tape.memory[each.number] for each in buckets})
+    found = tape.with_calls(tape.calls)
     found.kept = {each.number: tensor for each, tensor in zip(buckets, tensors, strict=True)}
     makers = _Makers.of(found)
     for call in filled:
@@ -147,19 +148,6 @@ class _Makers:
         return True
 
 
-def _outputs_of_their_own(tape: Tape, memories: set[int]) -> Tape:
-    """A step returns no view of a bucket: the next run writes into it."""
-    found = tape.with_calls(tape.calls)
-    names = {
-        value: found.new(tape.form(value))
-        for value in set(values(tape.outputs))
-        if tape.memory[value.number] in memories
-    }
-    found.calls += [Call(_CLONE, (value,), {}, own) for value, own in names.items()]
-    found.outputs = renamed(tape.outputs, names)
-    return found
-
-
 # Operators that torch can also have write where they are told, with the same values.
 _INTO = {
     torch.ops.aten.mm.default: torch.ops.aten.mm.out,
@@ -167,4 +155,3 @@ _INTO = {
 }
 _VIEWS = (VIEW, torch_compat.UNSAFE_VIEW)
 _COPY = torch_compat.LIST_COPY
-_CLONE = torch.ops.aten.clone.default

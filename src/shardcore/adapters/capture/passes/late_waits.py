@@ -1,88 +1,59 @@
-"""Collectives are waited for when somebody reads what they make, and not before."""
+"""Waits for collectives when their results are read, and not before."""
 
 import attrs
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.liveness import live_bytes, sent_bytes
-from shardcore.adapters.capture.passes.order import gathering_ranks, is_view
+from shardcore.adapters.capture.passes.order import gathering_ranks, is_view, needs_of
 from shardcore.adapters.capture.tape import Call, Tape
 
 
-def with_late_waits(tape: Tape) -> Tape:
-    """Each wait stands before the first call that reads what it waits for, or writes what was sent.
-
-    A collective holds what it sends until it is waited for. Where the step would hold more for
-    that than it does at its highest, the oldest is waited for. On a CPU a gather is waited for
-    before the next one starts over the same ranks.
-    """
-    flight = _Flight(tape)
-    live = live_bytes(tape)
-    highest = max(live, default=0)
-    calls: list[Call] = []
-    for place, call in enumerate(tape.calls):
-        if torch_compat.is_wait(call.operator) and tape.reads_of(call) <= flight.sent.keys():
-            continue
-        calls += flight.due(call)
-        calls += flight.oldest(highest - live[place])
-        calls.append(call)
-        if torch_compat.is_collective(call.operator):
-            flight.begin(call)
-    return tape.with_calls([*calls, *flight.waits.values()])
-
-
-@attrs.define
-class _Flight:
-    """Collectives that are under way.
+@attrs.frozen
+class _InFlight:
+    """A collective that was started.
 
     Args:
-        tape: The step.
-        waits: What waits for each, by the memory that it makes, in the order of their starts.
-        sent: By the same, of all that were started, what they read.
-        held: By the same, the bytes of that which only they may hold.
-        gathered: By the same, of gathers on a CPU, over which ranks.
+        waits: The calls that wait for its results.
+        held: The bytes that it sends and that only it may hold.
+        gathers_over: Of a gather on a CPU, its ranks.
     """
 
-    tape: Tape
-    waits: dict[int, Call] = attrs.field(factory=dict)
-    sent: dict[int, set[int]] = attrs.field(factory=dict)
-    held: dict[int, int] = attrs.field(factory=dict)
-    gathered: dict[int, str] = attrs.field(factory=dict)
+    waits: list[Call]
+    held: int
+    gathers_over: str
 
-    def due(self, call: Call) -> list[Call]:
-        """The waits that `call` is to come after. A view is no reading."""
-        if is_view(call, self.tape):
-            return []
-        written = self.tape.writes_of(call)
-        touched = self.tape.reads_of(call) | written
-        ranks = gathering_ranks(call, self.tape)
-        found = [
-            memory
-            for memory in self.waits
-            if memory in touched
-            or self.sent[memory] & written
-            or (ranks and self.gathered.get(memory) == ranks)
-        ]
-        return [self._ended(memory) for memory in found]
 
-    def oldest(self, room: int) -> list[Call]:
-        """The waits for the oldest, so many that the others hold no more than `room` bytes."""
-        found = []
-        for memory, held in list(self.held.items()):
-            if sum(self.held.values()) <= room:
+def with_late_waits(tape: Tape) -> Tape:
+    """Returns `tape` with each wait before the first call that needs it.
+
+    That reads the result, or overwrites what was sent. A collective holds what it sends until it
+    is waited for: where the step would hold more for that than it does at its highest, the oldest
+    is waited for. On a CPU a gather is waited for before the next one starts over the same ranks.
+    """
+    needs, live = needs_of(tape), live_bytes(tape)
+    highest = max(live, default=0)
+    starts: dict[int, int] = {}  # by the place of a collective, or of a wait for it, its place
+    flight: dict[int, _InFlight] = {}  # by the place of the collective, the oldest first
+    calls: list[Call] = []
+    for place, call in enumerate(tape.calls):
+        needed = {starts[each] for each in needs[place] if each in starts}
+        if torch_compat.is_wait(call.operator) and needed:
+            starts[place] = max(needed)
+            continue
+        if not is_view(call, tape):  # which reads nothing
+            ranks = gathering_ranks(call, tape)
+            for each in list(flight):
+                if each in needed or (ranks and flight[each].gathers_over == ranks):
+                    calls += flight.pop(each).waits
+        for each, started in list(flight.items()):
+            if sum(other.held for other in flight.values()) <= highest - live[place]:
                 break
-            if held:
-                found.append(self._ended(memory))
-        return found
-
-    def begin(self, call: Call) -> None:
-        """`call` starts a collective."""
-        for made in call.results:
-            memory = self.tape.memory[made.number]
-            self.waits[memory] = Call(torch_compat.wait_for(), (made,), {}, made)
-            self.sent[memory] = self.tape.reads_of(call)
-            self.held[memory] = sent_bytes(call, self.tape)
-            self.gathered[memory] = gathering_ranks(call, self.tape)
-
-    def _ended(self, memory: int) -> Call:
-        del self.held[memory]
-        return self.waits.pop(memory)
+            if started.held:
+                calls += flight.pop(each).waits
+        calls.append(call)
+        if torch_compat.is_collective(call.operator):
+            starts[place] = place
+            waits = [Call(torch_compat.wait_for(), (made,), {}, made) for made in call.results]
+            ranks = gathering_ranks(call, tape)
+            flight[place] = _InFlight(waits, sent_bytes(call, tape), ranks)
+    return tape.with_calls([*calls, *(wait for each in flight.values() for wait in each.waits)])

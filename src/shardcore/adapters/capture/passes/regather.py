@@ -1,4 +1,4 @@
-"""A weight that is gathered for the forward pass is gathered anew for the backward pass."""
+"""Gathers weights again for the backward pass, so that they are not kept in between."""
 
 from bisect import bisect
 from collections.abc import Iterable
@@ -8,23 +8,29 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.order import gathers, is_view
-from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, values
+from shardcore.adapters.capture.tape import Call, Tape, Value, renamed
 
 
 def with_regathers(tape: Tape) -> Tape:
-    """What the backward pass reads of a gathered weight is gathered before the first such call.
+    """Returns `tape` with a second gather of each weight that the backward pass reads.
 
-    In between it is not kept. One that the backward pass reads before others are gathered is.
+    In between the full weight is not kept. One that the backward pass reads before other weights
+    are gathered is kept.
     """
     found = tape.with_calls([])
-    steps = _Steps.of(tape)
+    makers = _makers(tape)
+    places = [place for place, call in enumerate(tape.calls) if gathers(call)]
     calls = list(tape.calls)
     again: dict[int, list[Call]] = {}
-    for place in steps.gathers:
+    for place in places:
         if calls[place].backward:
             continue
-        made_by, last_use, readers = steps.uses(place)
-        if readers and steps.is_far(last_use, readers[0]) and steps.may_repeat(made_by, readers[0]):
+        made, last_use, readers = _uses(place, tape)
+        if not readers or bisect(places, last_use) == bisect(places, readers[0]):
+            continue  # no other weight is gathered between the two
+        read = {value for each in readers for value in tape.calls[each].operands} & made
+        made_by = _made_by(read, makers, tape)
+        if _may_repeat(made_by, readers[0], tape):
             names, repeated = _repeated((tape.calls[each] for each in made_by), found)
             again.setdefault(readers[0], []).extend(repeated)
             for reader in readers:
@@ -36,80 +42,59 @@ def with_regathers(tape: Tape) -> Tape:
     return found
 
 
-@attrs.frozen
-class _Steps:
-    """A tape, with who makes and reads what in it.
+def _makers(tape: Tape) -> dict[Value, int]:
+    """Returns, by value, the place of the call that makes it."""
+    makers: dict[Value, int] = {}
+    for place, call in enumerate(tape.calls):
+        for value in call.results:
+            if value not in call.writes:
+                makers.setdefault(value, place)
+    return makers
 
-    Args:
-        tape: The step.
-        operands: By place, what the call there reads.
-        makers: By value, the place of the call that makes it.
-        gathers: The places of gathers.
+
+def _uses(gather: int, tape: Tape) -> tuple[set[Value], int, list[int]]:
+    """Returns where a weight is read that is gathered at the place `gather`.
+
+    Returns:
+        The weight and what is the same, moved in memory; the place of the last call that reads it
+        before the backward pass; and the places of those in that pass.
     """
+    made = set(tape.calls[gather].results)
+    readers, last_use = [], gather
+    for place in range(gather + 1, len(tape.calls)):
+        call = tape.calls[place]
+        if made.isdisjoint(call.operands) or torch_compat.is_wait(call.operator):
+            continue
+        if call.backward:
+            readers.append(place)
+        elif made.issuperset(call.operands) and _moves(call):
+            made |= set(call.results)
+        else:
+            last_use = place
+    return made, last_use, readers
 
-    tape: Tape
-    operands: list[set[Value]]
-    makers: dict[Value, int]
-    gathers: list[int]
 
-    @classmethod
-    def of(cls, tape: Tape) -> "_Steps":
-        makers: dict[Value, int] = {}
-        for place, call in enumerate(tape.calls):
-            for value in call.results:
-                if value not in call.writes:
-                    makers.setdefault(value, place)
-        places = [place for place, call in enumerate(tape.calls) if gathers(call)]
-        return cls(tape, [set(call.operands) for call in tape.calls], makers, places)
+def _made_by(read: set[Value], makers: dict[Value, int], tape: Tape) -> list[int]:
+    """Returns the places of all calls on which `read` depends."""
+    found: set[int] = set()
+    open_ = list(read)
+    while open_:
+        place = makers.get(open_.pop())
+        if place is not None and place not in found:
+            found.add(place)
+            open_ += tape.calls[place].operands
+    return sorted(found)
 
-    def uses(self, gather: int) -> tuple[list[int], int, list[int]]:
-        """Of the weight that is gathered there, and of what is the same, moved in memory.
 
-        Returns:
-            The places of the calls that make what the backward pass reads of it; of the last call
-            before that pass that reads it; and of those in that pass.
-        """
-        made = set(values(self.tape.calls[gather].result))
-        readers, last_use = [], gather
-        for place in range(gather + 1, len(self.operands)):
-            call = self.tape.calls[place]
-            if not self.operands[place] & made or torch_compat.is_wait(call.operator):
-                continue
-            if call.backward:
-                readers.append(place)
-            elif self.operands[place] <= made and _moves(call):
-                made |= set(call.results)
-            else:
-                last_use = place
-        read = {value for place in readers for value in self.operands[place] & made}
-        return self._making(read), last_use, readers
-
-    def _making(self, read: set[Value]) -> list[int]:
-        """The places of all calls that `read` hangs on."""
-        found: set[int] = set()
-        open_ = list(read)
-        while open_:
-            place = self.makers.get(open_.pop())
-            if place is not None and place not in found:
-                found.add(place)
-                open_ += self.operands[place]
-        return sorted(found)
-
-    def is_far(self, last_use: int, reader: int) -> bool:
-        """Whether others are gathered between two places."""
-        return bisect(self.gathers, last_use) < bisect(self.gathers, reader)
-
-    def may_repeat(self, places: list[int], reader: int) -> bool:
-        """Whether these calls only move what was there before, and it is the same at `reader`."""
-        calls = [self.tape.calls[place] for place in places]
-        touched = set[int]().union(
-            *map(self.tape.reads_of, calls), *map(self.tape.writes_of, calls)
-        )
-        inputs = {self.tape.memory[value.number] for value in self.tape.inputs}
-        between = self.tape.calls[places[0] : reader]
-        written = {self.tape.memory[value.number] for call in between for value in call.writes}
-        moves = all(_moves(call) or gathers(call) for call in calls)
-        return moves and not touched & (written | inputs)
+def _may_repeat(places: list[int], reader: int, tape: Tape) -> bool:
+    """Whether these calls only move what was there before, and it is the same at `reader`."""
+    calls = [tape.calls[place] for place in places]
+    touched = set[int]().union(*map(tape.reads_of, calls), *map(tape.writes_of, calls))
+    inputs = {tape.memory[value.number] for value in tape.inputs}
+    between = tape.calls[places[0] : reader]
+    written = {tape.memory[value.number] for call in between for value in call.writes}
+    moves = all(_moves(call) or gathers(call) for call in calls)
+    return moves and not touched & (written | inputs)
 
 
 def _repeated(calls: Iterable[Call], found: Tape) -> tuple[dict[Value, Value], list[Call]]:
