@@ -10,8 +10,8 @@ import attrs
 from shardcore.binding import agreement, batches, sample_weights, seams
 from shardcore.binding.explaining_calls import Calls
 from shardcore.binding.explaining_state import as_before
+from shardcore.binding.metric_sums import MetricSums
 from shardcore.binding.session import Session, Sessions
-from shardcore.binding.waiting_sums import WaitingSums
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.explanation.advice import advise
 from shardcore.domain.explanation.collectives import Collective, Phase, axes_of, counted, sent_bytes
@@ -68,7 +68,7 @@ class _Run:
     facts: list[tuple[Facts, Collective]] = attrs.field(factory=list, init=False)
     _in_batch: bool = attrs.field(default=True, init=False)
 
-    def __call__(self, data: Any, watch: Watch, sums: WaitingSums) -> None:
+    def __call__(self, data: Any, watch: Watch, sums: MetricSums) -> None:
         """Run the step eagerly, as `train_on_batch` and its kind do."""
         variables = {v.path: v._value for v in agreement.variables_of(self.model)}
         witness = watch(self._saw, variables)

@@ -1,4 +1,4 @@
-"""Sums that the metrics of a step are assigned: they wait for each other, and are reduced together.
+"""The states of metrics stay pending sums in a step, and are reduced together at its end.
 
 Without it, each state of each metric is reduced by itself, at every step.
 """
@@ -11,14 +11,15 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding import pending_sums
 from shardcore.binding.unread import NoLogs, Run, Unread
+from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.ports.strategy import Strategy
 from shardcore.ports.whereabouts import reducing
+from shardcore.ports.world import World
 
 
 @attrs.frozen
-class _Waiting:
+class _Deferred:
     """A variable that holds a pending sum for now.
 
     Args:
@@ -33,8 +34,8 @@ class _Waiting:
 
 
 @attrs.define
-class WaitingSums:
-    """What waits in the step that runs now, and from step to step where nobody reads it.
+class MetricSums:
+    """The sums that are deferred in a step, and from step to step where no callback reads them.
 
     A pending sum stands in for what the variable keeps, so whoever reads it meanwhile reads its
     value. It is done, with all the others, before the results of the metrics are asked for, and at
@@ -43,20 +44,20 @@ class WaitingSums:
 
     _steps: int = attrs.field(default=0, init=False)
     _unread: Unread | None = attrs.field(default=None, init=False)
-    _waiting: dict[int, _Waiting] = attrs.field(factory=dict, init=False)
+    _deferred: dict[int, _Deferred] = attrs.field(factory=dict, init=False)
 
     @contextmanager
     def step(self, unread: Unread | None = None) -> Iterator[None]:
-        """The step of a model: sums may wait in it.
+        """The step of a model: sums are deferred in it.
 
         Args:
-            unread: Whose sums wait for the next steps too.
+            unread: Whose sums are deferred to the next steps too.
         """
         before, self._unread = self._unread, unread
         self._steps += 1
         try:
             yield
-            self.settle()
+            self.reduce()
         except BaseException:
             for each in self._due():  # the step has failed: as if it had not begun
                 each.variable._value = each.stored
@@ -67,7 +68,7 @@ class WaitingSums:
 
     @contextmanager
     def run(self, run: Run) -> Iterator[None]:
-        """A fit or an evaluate with all its steps: nothing waits longer."""
+        """A fit or an evaluate with all its steps: nothing is deferred longer."""
         try:
             yield
         except BaseException:
@@ -75,7 +76,7 @@ class WaitingSums:
                 self._lose()
             raise
         if run.unread is not None:
-            self.settle()
+            self.reduce()
 
     def resume(self, unread: Unread | None) -> str:
         """Before a step, and outside its recording: the states of `unread` are pending sums again.
@@ -85,63 +86,63 @@ class WaitingSums:
             different things.
         """
         if unread is None:
-            self.settle()
+            self.reduce()
             return ""
         for variable in unread.states:
-            pending = pending_sums.of(variable)
-            if id(variable) not in self._waiting and pending is not None:
+            pending = _stand_in(variable)
+            if id(variable) not in self._deferred and pending is not None:
                 strategy = variable._shardcore_session.strategy
-                pending_sums.write(variable, pending, variable._value, strategy)
-                self._wait(variable, pending, strategy)
-        waiting = [number for number, v in enumerate(unread.states) if id(v) in self._waiting]
-        return f"unread, pending {waiting}"
+                _write(variable, pending, variable._value, strategy)
+                self._keep_pending(variable, pending, strategy)
+        numbers = [number for number, v in enumerate(unread.states) if id(v) in self._deferred]
+        return f"unread, pending {numbers}"
 
-    def hold(self, variable: Any, value: Any, strategy: Strategy) -> bool:
-        """Whether `value` waits in `variable` from now on.
+    def defer(self, variable: Any, value: Any, strategy: Strategy) -> bool:
+        """Keeps `value` pending in `variable`, and returns whether it does.
 
-        It does if it is a pending sum, for the state of a metric, which Keras reads seldom.
+        It does so for a pending sum and the state of a metric, which Keras reads seldom.
         """
         unread = self._is_unread(variable)
-        if unread and id(variable) in self._waiting:
-            pending_sums.write(variable, variable._value, value, strategy)
+        if unread and id(variable) in self._deferred:
+            _write(variable, variable._value, value, strategy)
             return True
-        known = self._waiting.pop(id(variable), None)
+        known = self._deferred.pop(id(variable), None)
         if known is not None:
             variable._value = known.stored
         if not self._steps or variable.synchronization != "on_read":
             return False
         if not variable._shardcore_layout.is_replicated or not _is_sum(value, strategy):
             return False
-        make = pending_sums.made if unread else pending_sums.copied
-        self._wait(variable, make(variable, value, strategy), strategy)
+        make = _kept_copy if unread else _copy
+        self._keep_pending(variable, make(variable, value, strategy), strategy)
         return True
 
-    def _wait(self, variable: Any, pending: Any, strategy: Strategy) -> None:
-        self._waiting[id(variable)] = _Waiting(variable, variable._value, strategy)
+    def _keep_pending(self, variable: Any, pending: Any, strategy: Strategy) -> None:
+        self._deferred[id(variable)] = _Deferred(variable, variable._value, strategy)
         variable._value = pending
 
-    def settle(self) -> None:
-        """Reduce what waits, and let the variables keep it; not what waits for the next step."""
-        alike: dict[Any, list[_Waiting]] = {}
+    def reduce(self) -> None:
+        """Reduces what is deferred, but for what is deferred to the next step."""
+        alike: dict[Any, list[_Deferred]] = {}
         for each in self._due():
             alike.setdefault((id(each.strategy), each.variable._value.dtype), []).append(each)
         with torch.no_grad():
             for those in alike.values():
-                _settle_together(those)
+                _reduce_together(those)
 
     def _lose(self) -> None:
-        """What waits cannot be known any more; the counts beside it would make it a wrong mean."""
+        """Makes what is deferred not a number: beside the counts it would give a wrong mean."""
         for each in self._due():
             each.variable._value = each.stored
             if each.stored.dtype.is_floating_point:
                 lost = torch.full(each.stored.shape, torch.nan, dtype=each.stored.dtype)
                 each.strategy.assign(each.stored, lost.to(each.stored.device))
 
-    def _due(self) -> list[_Waiting]:
-        """Take what waits, but for what waits for the next step."""
-        due = [w for w in self._waiting.values() if not self._is_unread(w.variable)]
+    def _due(self) -> list[_Deferred]:
+        """Takes what is deferred, but for what is deferred to the next step."""
+        due = [w for w in self._deferred.values() if not self._is_unread(w.variable)]
         for each in due:
-            del self._waiting[id(each.variable)]
+            del self._deferred[id(each.variable)]
         return due
 
     def _is_unread(self, variable: Any) -> bool:
@@ -154,7 +155,7 @@ class WaitingSums:
         def get_metrics_result(trainer: Any) -> Any:
             if self._unread is not None and self._unread.trainer is trainer:
                 return NoLogs()
-            self.settle()
+            self.reduce()
             return original(trainer)
 
         return get_metrics_result
@@ -167,13 +168,74 @@ def _is_sum(value: Any, strategy: Strategy) -> bool:
     return bool(layout.partial) and all(op == "sum" for _, op in layout.partial)
 
 
-def _settle_together(those: list[_Waiting]) -> None:
+def _reduce_together(those: list[_Deferred]) -> None:
     values = [each.variable._value for each in those]
     strategy, world = those[0].strategy, those[0].variable._shardcore_world
-    flat = pending_sums.joined(values, strategy, world)
+    flat = _joined(values, strategy, world)
     with reducing([each.stored for each in those]):
         done = strategy.activation(flat, None)
     parts = torch.split(done, [value.numel() for value in values])
     for each, value, part in zip(those, values, parts, strict=True):
         each.variable._value = each.stored
         strategy.assign(each.stored, part.reshape(value.shape))
+
+
+def _stand_in(variable: Any) -> Any:
+    """Returns the pending sum that stands in for `variable` from step to step, if it has one.
+
+    It has memory of its own for good, which recorded steps add to; None before the first sum, or
+    if the variable was laid out again.
+    """
+    stored, pending = getattr(variable, "_shardcore_pending", (None, None))
+    return pending if stored is variable._value else None
+
+
+def _kept_copy(variable: Any, value: Any, strategy: Strategy) -> Any:
+    """What stands in for `variable` from now on, with the pending sum `value`."""
+    known = _stand_in(variable)
+    if known is not None:
+        _write(variable, known, value, strategy)
+        return known
+    pending = _copy(variable, value, strategy)
+    variable._shardcore_pending = variable._value, pending
+    return pending
+
+
+def _copy(_variable: Any, value: Any, _strategy: Strategy) -> Any:
+    """What stands in for a variable in one step: the value, in memory of its own."""
+    return value.detach() * 1
+
+
+def _write(variable: Any, pending: Any, value: Any, strategy: Strategy) -> None:
+    """Overwrite `pending` in place. Of a value that is no such sum the first rank has all."""
+    with torch.no_grad():
+        layout = strategy.layout(pending)
+        assert layout is not None, "a plain tensor is no pending sum"
+        if strategy.layout(value) != layout:
+            whole = strategy.whole(value)
+            part = _share(whole, (), layout.partial, variable._shardcore_world)
+            value = strategy.join(part, layout, tuple(whole.shape))
+        strategy.assign(pending, value)
+
+
+def _joined(sums: list[Any], strategy: Strategy, world: World) -> Any:
+    """Pending sums one behind the other, which is one over the axes of all of them."""
+    layouts = [strategy.layout(each) for each in sums]
+    pending = [() if layout is None else layout.partial for layout in layouts]
+    order = world.mesh.axis_names
+    axes = tuple(
+        sorted({each for of_sum in pending for each in of_sum}, key=lambda a: order.index(a[0]))
+    )
+    parts = [
+        _share(strategy.local(each), of_sum, axes, world).reshape(-1)
+        for each, of_sum in zip(sums, pending, strict=True)
+    ]
+    flat = torch.cat(parts)
+    return strategy.join(flat, Layout(world.mesh, (None,), axes), tuple(flat.shape))
+
+
+def _share(part: Any, before: PartialAxes, after: PartialAxes, world: World) -> Any:
+    """This rank's share of a sum that is pending over more axes than before: the first has all."""
+    place = dict(zip(world.mesh.axis_names, world.mesh.coordinate(world.position), strict=True))
+    is_first = not any(place[axis] for axis, op in after if (axis, op) not in before)
+    return part if is_first else torch.zeros_like(part)

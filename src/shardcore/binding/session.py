@@ -11,8 +11,8 @@ import keras
 
 from shardcore.binding import seams
 from shardcore.binding.layout_map import rules_of
+from shardcore.binding.metric_sums import MetricSums
 from shardcore.binding.unread import Run
-from shardcore.binding.waiting_sums import WaitingSums
 from shardcore.domain.errors import MeshError, StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
@@ -128,7 +128,7 @@ class Sessions:
     Attributes:
         at_work: What runs: a fit, evaluate, predict or step, the innermost last.
         is_closed: Whether shardcore was uninstalled.
-        sums: The sums over ranks that metrics wait for.
+        sums: The pending sums of metrics.
         edges: The edges of torch modules.
         shared_work: The work that all ranks do together now, None if there is none.
     """
@@ -137,7 +137,7 @@ class Sessions:
     processes: Processes
     at_work: list[Run] = attrs.field(factory=list, init=False)
     is_closed: bool = attrs.field(default=False, init=False)
-    sums: WaitingSums = attrs.field(factory=WaitingSums, init=False)
+    sums: MetricSums = attrs.field(factory=MetricSums, init=False)
     edges: "weakref.WeakKeyDictionary[Any, Any]" = attrs.field(
         factory=weakref.WeakKeyDictionary, init=False
     )

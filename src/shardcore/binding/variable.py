@@ -51,7 +51,7 @@ class VariableSeam:
                 original(variable, value)
                 return
             self._check_thread(variable)
-            if self.sessions.sums.hold(variable, value, strategy):
+            if self.sessions.sums.defer(variable, value, strategy):
                 return
             with torch.no_grad():
                 strategy.assign(variable._value, value)
