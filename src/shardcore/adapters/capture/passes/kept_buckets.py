@@ -1,6 +1,8 @@
-"""Buckets that are there once for all runs, and are filled anew in each."""
+"""Keeps the memory of buckets from run to run."""
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 from weakref import WeakValueDictionary
 
 import attrs
@@ -49,20 +51,32 @@ def with_kept_buckets(tape: Tape, memories: Memories) -> Tape:
         tape: A step whose all-reduces are in buckets.
         memories: Where the memory comes from.
     """
-    filled = [call for call in tape.calls if call.operator is FLATTEN]
-    buckets = [call.result for call in filled]
-    tensors = memories.taken([tape.form(each) for each in buckets])
     found = tape.with_calls(tape.calls)
-    found.kept = {each.number: tensor for each, tensor in zip(buckets, tensors, strict=True)}
-    makers = _Makers.of(found)
-    for call in filled:
-        makers.fill(call, found)
-    found.calls = [
-        makers.calls.get(place, call)
-        for place, call in enumerate(found.calls)
-        if not _is_part(call, found) and place not in makers.needless
-    ]
-    return found
+    makers: dict[Any, int] = {}  # by value, the place of the call that makes it
+    for place, call in enumerate(tape.calls):
+        if isinstance(call.result, Value):
+            makers.setdefault(call.result, place)
+    readers = Counter(value for call in tape.calls for value in call.operands)
+    readers.update(values(tape.outputs))
+    filled = [call for call in tape.calls if call.operator is FLATTEN]
+    tensors = memories.taken([tape.form(call.result) for call in filled])
+    found.kept = {call.result.number: tensor for call, tensor in zip(filled, tensors, strict=True)}
+    instead: dict[int, Call | None] = {}  # by place, the call that stands there now, if any
+    for call, tensor in zip(filled, tensors, strict=True):
+        forms = [tape.form(each) for each in call.args[0]]
+        parts = torch.split(tensor, [each.elements for each in forms])
+        copied = {}
+        for operand, part in zip(call.args[0], parts, strict=True):
+            made = _made_in(part, operand, makers, readers, found)
+            instead |= made
+            if not made:
+                copied[_window(part, operand, call.result, found)] = operand
+        args = list(copied), list(copied.values())
+        copy = Call(torch_compat.LIST_COPY, args, {}, None, tuple(copied), call.line)
+        instead[makers[call.result]] = copy if copied else None
+    kept = ((place, call) for place, call in enumerate(found.calls) if not _is_part(call, found))
+    replaced = (instead.get(place, call) for place, call in kept)
+    return found.with_calls(call for call in replaced if call is not None)
 
 
 def _is_part(call: Call, tape: Tape) -> bool:
@@ -78,74 +92,39 @@ def _is_part(call: Call, tape: Tape) -> bool:
     return True
 
 
-@attrs.frozen
-class _Makers:
-    """The calls that make what is sent.
+def _made_in(
+    part: torch.Tensor,
+    value: Value,
+    makers: Mapping[Value, int],
+    readers: Counter[Value],
+    tape: Tape,
+) -> dict[int, Call | None]:
+    """Returns the calls that make `value`, or what it is a view of, in `part`, by place.
 
-    Args:
-        places: By value, the place of the call that makes it.
-        readers: By value, how often it is read, by one call or by several, or returned.
-        calls: By place, what stands there instead.
-        needless: The places of calls that are not needed any more.
+    None stands for a view that is not needed then. There are no calls if it cannot be made there.
     """
+    instead: dict[int, Call | None] = {}
+    while value in makers and readers[value] == 1:
+        place = makers[value]
+        call = tape.calls[place]
+        if call.operator in _INTO and tape.form(value).is_dense:
+            window = _window(part, value, value, tape)
+            kwargs = {**call.kwargs, "out": window}
+            into = _INTO[call.operator]
+            made = attrs.evolve(call, operator=into, kwargs=kwargs, result=window, writes=(window,))
+            return {**instead, place: made}
+        if call.operator not in _VIEWS:
+            break
+        instead[place] = None
+        value = call.args[0]
+    return {}
 
-    places: dict[Value, int]
-    readers: Counter[Value]
-    calls: dict[int, Call] = attrs.field(factory=dict)
-    needless: set[int] = attrs.field(factory=set)
 
-    @classmethod
-    def of(cls, tape: Tape) -> "_Makers":
-        readers = Counter(value for call in tape.calls for value in call.operands)
-        readers.update(values(tape.outputs))
-        places: dict[Value, int] = {}
-        for place, call in enumerate(tape.calls):
-            if isinstance(call.result, Value):
-                places.setdefault(call.result, place)
-        return cls(places, readers)
-
-    def fill(self, call: Call, tape: Tape) -> None:
-        """What `call` would put into a bucket is made there; what cannot be is copied."""
-        operands = call.args[0]
-        forms = [tape.form(each) for each in operands]
-        parts = torch.split(tape.kept[call.result.number], [each.elements for each in forms])
-        copied = {}
-        for operand, part, form in zip(operands, parts, forms, strict=True):
-            if not self._make(operand, part, tape):
-                window = tape.new(form, tape.memory[call.result.number])
-                tape.kept[window.number] = part.view(form.shape)
-                copied[window] = operand
-        place = self.places[call.result]
-        if copied:
-            windows = list(copied)
-            args = windows, list(copied.values())
-            self.calls[place] = Call(_COPY, args, {}, None, tuple(windows), call.line)
-        else:
-            self.needless.add(place)
-
-    def _make(self, value: Value, part: torch.Tensor, tape: Tape) -> bool:
-        """Have the one who makes `value`, or what it is a view of, make it in `part`."""
-        views = []
-        while True:
-            place = self.places.get(value)
-            if place is None or self.readers[value] != 1:
-                return False
-            call = tape.calls[place]
-            if call.operator not in _VIEWS:
-                break
-            views.append(place)
-            value = call.args[0]
-        if call.operator not in _INTO or not tape.form(value).is_dense:
-            return False
-        window = tape.new(tape.form(value), tape.memory[value.number])
-        tape.kept[window.number] = part.view(tape.form(value).shape)
-        kwargs = {**call.kwargs, "out": window}
-        into = _INTO[call.operator]
-        self.calls[place] = attrs.evolve(
-            call, operator=into, kwargs=kwargs, result=window, writes=(window,)
-        )
-        self.needless.update(views)
-        return True
+def _window(part: torch.Tensor, like: Value, owner: Value, tape: Tape) -> Value:
+    """Returns `part` of a bucket as a kept value: in form as `like`, in memory as `owner`."""
+    window = tape.new(tape.form(like), tape.memory[owner.number])
+    tape.kept[window.number] = part.view(tape.form(like).shape)
+    return window
 
 
 # Operators that torch can also have write where they are told, with the same values.
@@ -154,4 +133,3 @@ _INTO = {
     torch.ops.aten.bmm.default: torch.ops.aten.bmm.out,
 }
 _VIEWS = (VIEW, torch_compat.UNSAFE_VIEW)
-_COPY = torch_compat.LIST_COPY
