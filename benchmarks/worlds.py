@@ -109,7 +109,7 @@ def _measure(_rank: int, case: Case, layout: str, ranks: int, strategy: str) -> 
     training = keras_training.train(case, layout, "cpu", strategy=strategy)
     training.losses(WARM_UP)
     batch = case.data(1)
-    for _ in range(WARM_UP):  # steps whose results are read are recorded apart
+    for _ in range(WARM_UP):  # their batches are not those of `fit`: they are recorded apart
         training.model.train_on_batch(*batch)
     with count_collectives() as traffic:
         training.model.train_on_batch(*batch)
