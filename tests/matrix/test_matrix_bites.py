@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from shardcore.adapters.engine.operators import REGISTRY
+from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.choice import choose
 from shardcore.domain.rules import layers
 from tests.matrix import placing
 from tests.matrix.layer_cases import LAYERS, case, reals
@@ -23,10 +25,10 @@ def forget_to_reduce(monkeypatch, operator):
 
     def wrong(*call):
         task = right(*call)
-        if getattr(task, "layouts", None) is None:
-            return task
-        results = tuple(each.reduced for each in task.layouts.results)
-        return attrs.evolve(task, layouts=attrs.evolve(task.layouts, results=results))
+        (tensor,) = task.operands
+        split = choose(task.rule, (Placed(tensor.shape, tensor.form.layout),))
+        results = tuple(each.reduced for each in split.results)
+        return attrs.evolve(task, layouts=attrs.evolve(split, results=results))
 
     monkeypatch.setitem(REGISTRY.planners, operator, wrong)
 
