@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.passes import improved_without_compiler
+from shardcore.adapters.capture.passes import improved
 from shardcore.adapters.capture.passes.copies import without_needless_copies
 from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
 from shardcore.adapters.capture.passes.views import with_direct_views
@@ -125,7 +125,7 @@ def test_a_view_of_a_copy_that_is_not_made_keeps_the_original():
         row = original.clone().view(-1)
         return original + 1, row * 3
 
-    tape = tapes.after(step, improved_without_compiler, images())
+    tape = tapes.after(step, improved, images())
     assert "clone" not in tapes.names(tape)
 
 

@@ -53,8 +53,8 @@ def trained(build, jit_compile):
     tapes = []
 
     def noted(tape, improved=passes.improved, **how):
-        tapes.extend([tape, improved(tape, **how)])
-        return tapes[-1]
+        tapes.extend([tape, improved(tape, **how | {"compiled": True})])
+        return improved(tape, **how)
 
     distribute(build, **SETTINGS[build])
     data = (TOKENS, TOKENS) if build is block else DATA.get(build, DATA[cnn])

@@ -94,7 +94,7 @@ OPERATORS = [pointwise, alone, scaled, row, part, turned, image, viewed, written
 
 def better(tape):
     """`tape` after all passes."""
-    return with_kept_buckets(passes.improved_without_compiler(tape), Memories())
+    return with_kept_buckets(passes.improved(tape), Memories())
 
 
 @pytest.mark.parametrize("first", range(0, 5 * STEPS, STEPS))

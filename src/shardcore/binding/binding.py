@@ -10,22 +10,18 @@ from typing import Any
 import attrs
 
 from shardcore.binding import layout_map, sample_weights, seams
-from shardcore.binding.adam import fused_update
 from shardcore.binding.backend_library import BackendLibrary
 from shardcore.binding.callback_files import OneWriter, one_summary, refuse_orbax, send_once
 from shardcore.binding.data_adapters import OneProcess, array_loader
 from shardcore.binding.exporting import export
-from shardcore.binding.initial_states import initial_states
-from shardcore.binding.layer_calls import layer_call
-from shardcore.binding.layer_edges import LayerEdges
-from shardcore.binding.nadam import NumbersOfNadam
+from shardcore.binding.layers import LayerEdges, initial_states, layer_call
+from shardcore.binding.operations import one_sample_a_row, scatter_at_once
+from shardcore.binding.optimizers import NumbersOfNadam, fused_update
 from shardcore.binding.packed_kernels import int4_build
 from shardcore.binding.random_generators import draw, generator
 from shardcore.binding.reading import to_numpy
 from shardcore.binding.saving import Saving
-from shardcore.binding.scatter import scatter_at_once
 from shardcore.binding.session import Sessions
-from shardcore.binding.sparse_crossentropy import one_sample_a_row
 from shardcore.binding.steps import Steps
 from shardcore.binding.torch_modules import TorchModules
 from shardcore.binding.unread import results_of_epoch

@@ -14,7 +14,7 @@ from shardcore.domain.layout import Layout
 
 @attrs.define(eq=False)
 class ModuleEdge:
-    """What `binding.layer_edges` does for a Keras layer, for a torch module, by its hooks.
+    """What `binding.layers` does for a Keras layer, for a torch module, by its hooks.
 
     Args:
         session: Whose strategy lays tensors out.

@@ -7,7 +7,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture import compilation, constants, seeds
+from shardcore.adapters.capture import compilation, constants, passes, seeds
 from shardcore.adapters.capture.checks import (
     rollback_of,
     with_checks,
@@ -15,7 +15,6 @@ from shardcore.adapters.capture.checks import (
 )
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.guards import guards_of
-from shardcore.adapters.capture.passes import improved, improved_without_compiler
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
 from shardcore.adapters.capture.recorded_program import RecordedProgram
 from shardcore.adapters.capture.recorder import Recorder, recording
@@ -65,10 +64,9 @@ class TapeCapture:
         literals = constants.literals(first, tape)
         guards, reads = guards_of(tape, literals)
         tape = with_checks(tape, reads)
-        if compiled or tape.reshapes:
-            better = improved(tape, alike=alike)
-        else:
-            better = improved_without_compiler(tape, alike=alike)
+        as_compiled = compiled or tape.reshapes
+        better = passes.improved(tape, alike=alike, compiled=as_compiled)
+        if not as_compiled:
             better = with_kept_buckets(better, self._memories)
         better = with_waits_before_checks(better)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)

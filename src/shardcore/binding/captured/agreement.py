@@ -10,8 +10,6 @@ from shardcore.binding.session import Session
 from shardcore.domain.capture import Event
 from shardcore.ports.capture import Program, Recording
 
-_DIFFERENT = "the ranks start other collectives"
-
 
 @attrs.frozen
 class Outcome:
@@ -51,7 +49,7 @@ def agreed(
             outcome = make(most)
             refusal, is_same = _compared(outcome, session)
         if not refusal and not is_same:
-            refusal = _DIFFERENT
+            refusal = "the ranks start other collectives"
     return Outcome(Event.REFUSED, reason=refusal) if refusal else outcome
 
 

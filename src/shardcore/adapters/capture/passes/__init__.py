@@ -64,25 +64,17 @@ PASSES_FOR_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
 )
 
 
-def improved(tape: Tape, *, alike: bool = False) -> Tape:
-    """`tape` after the passes for each step.
+def improved(tape: Tape, *, alike: bool = False, compiled: bool = False) -> Tape:
+    """Returns `tape` after all passes but that which keeps memory.
 
     Args:
         tape: A step.
         alike: Whether its collectives must be those of ranks with parts of other sizes.
+        compiled: Whether it is for Inductor, or reshapes a tensor in place: the last passes must
+            know the strides of each tensor.
     """
-    for each in PASSES_ALIKE if alike else PASSES:
-        tape = each(tape)
-    return tape
-
-
-def improved_without_compiler(tape: Tape, *, alike: bool = False) -> Tape:
-    """`tape` after all passes but that which needs memory to keep.
-
-    Those that come last must know how each tensor lies: none is reshaped in place.
-    """
-    tape = improved(tape, alike=alike)
-    for each in PASSES_WITHOUT_COMPILER:
+    passes = PASSES_ALIKE if alike else PASSES
+    for each in passes if compiled else (*passes, *PASSES_WITHOUT_COMPILER):
         tape = each(tape)
     return tape
 

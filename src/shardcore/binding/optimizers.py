@@ -1,14 +1,16 @@
-"""Seam: the update of Adam, which is one operator in place of ten."""
+"""Seams: optimizers. Adam's update is one operator; Nadam reads no number while recorded."""
 
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 from keras import ops
 from torch.optim.adam import adam
 
 from shardcore.binding import seams
 from shardcore.binding.session import Sessions
+from shardcore.ports.capture import StepCapture
 
 
 def fused_update(original: Callable[..., None], sessions: Sessions) -> Callable[..., None]:
@@ -78,3 +80,23 @@ def _corrected_rate(optimizer: Any, learning_rate: Any, dtype: torch.dtype) -> A
         1 - ops.power(ops.cast(each, dtype), step) for each in (optimizer.beta_1, optimizer.beta_2)
     )
     return ops.cast(learning_rate, dtype) * ops.sqrt(second) / first
+
+
+@attrs.frozen
+class NumbersOfNadam:
+    """What stands for `core` in its module: in a recording a number stays in its tensor.
+
+    Args:
+        core: The module of Keras.
+        capture: Knows whether a step is being recorded.
+    """
+
+    core: Any
+    capture: StepCapture
+
+    def convert_to_numpy(self, number: Any) -> Any:
+        """`number`, to be divided by: as a tensor it gives the same to the last bit."""
+        return number if self.capture.is_recording() else self.core.convert_to_numpy(number)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.core, name)
