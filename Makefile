@@ -13,6 +13,9 @@ PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 # What cannot be imported without torch; every other test and doctest must pass in .venv-core.
 NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/testing
 
+# Two tests on ranks at a time: while the ranks of one wait for each other, or a compiler runs, the other computes.
+AT_A_TIME := -n 2 --dist worksteal
+
 # The distributed tests that are run under strategy manual too: they train, and take little time.
 UNDER_MANUAL := functions loops lora train_step views
 
@@ -52,13 +55,13 @@ unit-torch: $(VENV)/.installed
 
 distributed: $(VENV)/.installed
 	$(call headline,distributed tests on real ranks)
-	$(VENV)/bin/python -m pytest tests/distributed --durations=20
+	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/distributed --durations=20
 	$(call headline,some of them once more under strategy manual)
-	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(UNDER_MANUAL:%=tests/distributed/test_%.py)
+	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(AT_A_TIME) $(UNDER_MANUAL:%=tests/distributed/test_%.py)
 
 matrix: $(VENV)/.installed
 	$(call headline,a part of the matrices: operators and layers against one device; captured steps against eager ones)
-	$(VENV)/bin/python -m pytest tests/matrix --durations=20
+	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/matrix --durations=20
 
 matrix-full: $(VENV)/.installed
 	$(call headline,the whole of the matrices, which takes an hour or two, and docs/coverage.md)
