@@ -24,7 +24,8 @@ one device's, within 1e-4 (3e-2 in half precision, 5e-2 for a GRU in it). Every 
 and gradients were compared. A class or a function is found by introspection: a new one without a
 case fails the suite.
 
-- **ok**: the numbers of one device, computed on local shards;
+- **ok**: the numbers of one device, computed on local shards, or by every rank where the planner
+  finds that this costs less than to split another dim ([ADR 26](adr/0026-costs-in-seconds.md));
 - **fell back**: the numbers of one device; an operator ran on full operands, as there is no
   sharding rule for it with these operands;
 - **error**: it raises, and says what to do: see below. There is no fourth kind: a wrong number

@@ -39,7 +39,7 @@ class MetricSums:
 
     A pending sum stands in for what the variable keeps, so whoever reads it meanwhile reads its
     value. It is done, with all the others, before the results of the metrics are asked for, and at
-    the latest when the step is through; or the epoch, if its steps are unread.
+    the latest at the end of the step; or of the epoch, if its steps are unread.
     """
 
     _steps: int = attrs.field(default=0, init=False)
@@ -82,7 +82,7 @@ class MetricSums:
         """Before a step, and outside its recording: the states of `unread` are pending sums again.
 
         Returns:
-            Which of them are, empty if somebody reads the step: steps that differ in it do
+            Which of them are, empty if a callback reads the step: steps that differ in it do
             different things.
         """
         if unread is None:
@@ -191,7 +191,7 @@ def _stand_in(variable: Any) -> Any:
 
 
 def _kept_copy(variable: Any, value: Any, strategy: Strategy) -> Any:
-    """What stands in for `variable` from now on, with the pending sum `value`."""
+    """Makes the stand-in of `variable`, with the pending sum `value`."""
     known = _stand_in(variable)
     if known is not None:
         _write(variable, known, value, strategy)
@@ -202,7 +202,7 @@ def _kept_copy(variable: Any, value: Any, strategy: Strategy) -> Any:
 
 
 def _copy(_variable: Any, value: Any, _strategy: Strategy) -> Any:
-    """What stands in for a variable in one step: the value, in memory of its own."""
+    """The stand-in of a variable in one step: the value, in memory of its own."""
     return value.detach() * 1
 
 
@@ -219,7 +219,7 @@ def _write(variable: Any, pending: Any, value: Any, strategy: Strategy) -> None:
 
 
 def _joined(sums: list[Any], strategy: Strategy, world: World) -> Any:
-    """Pending sums one behind the other, which is one over the axes of all of them."""
+    """Concatenates pending sums of several axes into one over all of these axes."""
     layouts = [strategy.layout(each) for each in sums]
     pending = [() if layout is None else layout.partial for layout in layouts]
     order = world.mesh.axis_names

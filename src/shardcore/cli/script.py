@@ -11,7 +11,7 @@ from shardcore.domain.errors import ShardcoreError
 
 
 class UsageError(ShardcoreError, ValueError):
-    """What was asked for on the command line cannot be done."""
+    """The command line asks for something that cannot be done."""
 
 
 def load(file: Path) -> ModuleType:

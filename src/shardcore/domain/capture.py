@@ -38,7 +38,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happened to a step."""
+    """An event of a step."""
 
     RECORDED = "recorded"
     """It was recorded; no recording before has read the same numbers on the host."""

@@ -36,7 +36,7 @@ class Recording(Protocol):
 
     @property
     def last_read(self) -> str:
-        """What read the last of them, and the line of Python."""
+        """The operator that read the last of them, and its line of Python."""
         ...
 
     @property

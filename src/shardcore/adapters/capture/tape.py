@@ -169,7 +169,7 @@ class Tape:
 
     @property
     def last_read(self) -> str:
-        """What read the last of them, and the line of Python."""
+        """The operator that read the last of them, and its line of Python."""
         return self.reads[-1].line if self.reads else ""
 
     @property

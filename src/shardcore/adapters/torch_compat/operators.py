@@ -192,7 +192,7 @@ def writes_others(operator: Any) -> bool:
 
 
 def written_operands(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """What `operator` writes into: each tensor, and those of each list; nothing of a function."""
+    """The operands that `operator` writes into: tensors, and those of each list."""
     schema = getattr(operator, "_schema", None)
     arguments = () if schema is None else schema.arguments
     given = {argument.name: value for argument, value in zip(arguments, args, strict=False)}

@@ -13,7 +13,7 @@ from shardcore.ports.capture import Program, Recording
 
 @attrs.frozen
 class Outcome:
-    """What a recording led to.
+    """The outcome of a recording.
 
     Args:
         event: What happened to the step.

@@ -44,7 +44,7 @@ class GuardedAttribute:
 
     @property
     def value(self) -> Any:
-        """What is held there now, None if nothing is."""
+        """The value that is held there now; None if there is none."""
         return self.holder.get(self.key)
 
 

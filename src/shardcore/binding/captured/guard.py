@@ -24,7 +24,7 @@ _MOST_BYTES = 4096
 
 @attrs.frozen
 class PythonGuard:
-    """What the objects of a model held when a step was recorded.
+    """The values that the objects of a model held when a step was recorded.
 
     Args:
         attributes: Where numbers, flags, names, functions, lists and tensors are held.

@@ -41,7 +41,7 @@ _MANY_RUNS = 1000
 
 @attrs.define(eq=False)
 class CacheEntry:
-    """What is known of the steps with batches of one signature.
+    """The programs and recordings of the steps with batches of one signature.
 
     Args:
         progress: The state of these steps.

@@ -1,1 +1,1 @@
-"""What a step moves between ranks, why, and what would spare it."""
+"""The collectives of a step: their reasons, and how to avoid them."""

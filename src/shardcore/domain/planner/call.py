@@ -108,7 +108,7 @@ class Call:
         return min(chunk_sizes(steps, self.sizes(cut.axes), cut.grain)) > 0
 
     def placement(self, term: Term, factor: str) -> Placement:
-        """What an axis that splits `factor` does to an operand or a result."""
+        """The placement of an operand or a result along an axis that splits `factor`."""
         if factor in term.factors:
             return Shard(term.dim_of(factor))
         if isinstance(term, Result):

@@ -1,4 +1,4 @@
-"""Drops calls that do nothing: aliases for autograd, results that nobody reads."""
+"""Drops calls that do nothing: aliases for autograd, unused results."""
 
 import attrs
 import torch

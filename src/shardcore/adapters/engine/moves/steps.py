@@ -148,7 +148,7 @@ STEPS: dict[str, Callable[[torch.Tensor, Any, Engine], torch.Tensor]] = {
 
 
 def _sent(step: Step) -> str:
-    """What the collective does: gloo has no average."""
+    """The operation that the collective runs: gloo has no average, so it sums."""
     assert step.op is not None
     return _SUM if step.op == "avg" else step.op
 

@@ -1,1 +1,1 @@
-"""What an operator does on operands of certain forms: planned once, run often."""
+"""Plans of operators for operands of certain forms: made once, run often."""

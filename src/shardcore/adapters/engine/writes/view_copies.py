@@ -26,8 +26,8 @@ def note_view(
         first = before.take
         view.copied = attrs.evolve(before, take=lambda tensor: take(first(tensor)))
     elif is_copy:
-        # Of a base that changes its shape in place, the views stay views of what it was. One that
-        # is pending is not to be told twice what it is once it is reduced.
+        # A base may change its shape in place: its views then stay views of the old shape, which
+        # this copy of it keeps. A pending base has no such copy: it would be reduced twice.
         if base.is_pending:
             base.memory.is_viewed = True
         else:
