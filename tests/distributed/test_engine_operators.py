@@ -136,6 +136,7 @@ CASES = {
     "bincount": lambda x: torch.bincount(CLASSES.abs() + 0 * x[:, 0].long()),
     "bincount of rows": lambda x: torch.bincount((x[:, 0] * 5).long().abs(), minlength=3),
     "weighted bincount": lambda x: torch.bincount((x[:, 0] * 9).long().abs(), x[:, 1]),
+    "bincount of one column": lambda x: torch.bincount((x[:, :1].reshape(-1) * 5).long().abs()),
     # looked up
     "by a mask": lambda x: x[x > 0],
     "by numbers": lambda x: x[torch.tensor([5, 0, 3])],
@@ -206,3 +207,21 @@ def test_a_weight_that_is_gathered_for_a_view_is_no_fall_back(weight):
     rows = torch.arange(8.0).view(2, 4).tolist()
     falls_back = {} if weight else {"aten.view.default": 1}
     assert run_ranks(counted, 4, weight) == [(rows, falls_back)] * 4
+
+
+def counts_with_weights(rank):
+    """A weighted count of one number, of which the second rank has none."""
+    mesh = Mesh((2,), ("data",))
+    world = World(mesh, (0, 1), rank, "cpu")
+    tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
+    layout = Layout(mesh, ("data",))
+    numbers, weights = (
+        tensors.join(each[: 1 - rank], layout, (1,)) for each in (PLACES[1, 1:], WEIGHTS[1:2])
+    )
+    found = tensors.whole(torch.bincount(numbers, weights))
+    return found.tolist(), found.dtype
+
+
+def test_a_rank_without_a_number_counts_with_the_others():
+    """torch counts no numbers in integers, whatever the weights are."""
+    assert run_ranks(counts_with_weights, 2) == [([0.0, 0.0, 0.0, 2.0], torch.float32)] * 2

@@ -144,8 +144,10 @@ def _softmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ta
 
 
 def _bincount(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handler | None:
-    """`bincount(numbers, weights, minlength)`."""
-    return _count_own if args[0].is_split(0) else None
+    """`bincount(numbers, weights, minlength)`; of no numbers torch's result has another dtype."""
+    numbers = args[0]
+    sizes = numbers.form.layout.chunk_sizes(0, numbers.shape[0])
+    return _count_own if numbers.is_split(0) and min(sizes) else None
 
 
 def _count_own(operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
