@@ -1,5 +1,6 @@
 """Steps of a real model go through every transition of `domain.capture`, and through no other."""
 
+import importlib
 import itertools
 from unittest import mock
 
@@ -14,14 +15,14 @@ from shardcore.testing import run_ranks
 from tests.distributed.test_captured import Spy, assert_equal, begin, compiled, is_real, state
 
 X, Y = np.ones((8, 4), "float32"), np.arange(8) % 4
-unguarded = [1.0]  # no attribute of a layer: a captured step does not see it change
+factor = [1.0]  # no guard sees it: no function has its name
 
 RECORDED, DIFFERED, MATCHED = Event.RECORDED, Event.DIFFERED, Event.MATCHED
 RAN, CHANGED, REFUSED = Event.RAN, Event.CHANGED, Event.REFUSED
 
 
 class Steered(Spy):
-    """Computes by an attribute, by a global variable, and by a number in its input."""
+    """Computes by an attribute, by a variable that no guard sees, and by a number in its input."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -31,7 +32,7 @@ class Steered(Spy):
         x = super().call(x) * self.factor
         if not is_real(x):
             return x
-        x = x * unguarded[0]
+        x = x * getattr(importlib.import_module(__name__), "FACTOR".lower())[0]
         if keras.ops.max(x) > 10:
             generator = torch.Generator().manual_seed(1)  # no step that makes one is captured
             return x + torch.rand(x.shape, generator=generator)
@@ -42,8 +43,8 @@ def change_attribute(model):
     model.layers[1].factor += 0.5
 
 
-def change_global(model):
-    unguarded[0] += 0.5
+def change_unguarded(model):
+    factor[0] += 0.5
 
 
 # What is done: steps with a batch times a number, and changes between them. What must happen.
@@ -63,13 +64,13 @@ WALKS = {
         [ONE, ONE, ZERO, ZERO, ZERO],
         [RECORDED, MATCHED, RECORDED, MATCHED, RAN],
     ),
-    "differed once recorded": ([ONE, change_global, ONE, ONE], [RECORDED, DIFFERED, MATCHED]),
+    "differed once recorded": ([ONE, change_unguarded, ONE, ONE], [RECORDED, DIFFERED, MATCHED]),
     "differed once captured": (
-        [ONE, ONE, ZERO, change_global, ZERO, ZERO],
+        [ONE, ONE, ZERO, change_unguarded, ZERO, ZERO],
         [RECORDED, MATCHED, RECORDED, DIFFERED, MATCHED],
     ),
     "differed too often": (
-        [ONE, *[change_global, ONE] * 4],
+        [ONE, *[change_unguarded, ONE] * 4],
         [RECORDED, DIFFERED, DIFFERED, REFUSED],
     ),
     "changed too often": (
@@ -84,7 +85,7 @@ WALKS = {
 
 def walked(actions, jit_compile):
     """The events of the steps, with the states that they met and led to; the numbers of all."""
-    unguarded[0] = 1.0
+    factor[0] = 1.0
     x = keras.Input((4,))
     model = compiled(
         lambda: keras.Model(x, keras.layers.Dense(4)(Steered()(x))), jit_compile, "sgd"

@@ -1,84 +1,229 @@
-"""The attributes that a step may look up: of layers, the optimizer, metrics and losses."""
+"""What a step may look up: attributes of layers and the like, and what functions of the user read.
 
+Those read global variables, the variables that they close over, and their defaults.
+"""
+
+import logging
+import os
 import sys
+import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from functools import partial
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import torch
 
 from shardcore.binding import seams
 from shardcore.binding.agreement import variables_of
+from shardcore.binding.captured.functions import CalledCode, CalledFunctions, Names, is_users
+from shardcore.binding.captured.lookups import GuardedAttribute, Holder, Referent, Slots
+from shardcore.domain.capture import NotCaptured
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-CONTAINERS = (list, dict, set)
-# How far from a layer, an optimizer, a metric or a loss an attribute is still guarded.
+CONTAINERS = (list, dict, set, deque)
+# How many objects of libraries may be between a layer, or what a function of the user reads, and
+# an attribute that is still guarded.
 _DEPTH = 4
-_NOT_ENTERED = (type, ModuleType, FunctionType, MethodType, torch.Tensor)
-# Whose classes do not change from one step to the next.
-_LIBRARIES = sys.stdlib_module_names | {"attr", "keras", "shardcore", "torch"}
+_NOT_ENTERED = (ModuleType, MethodType, property, torch.Tensor, logging.Logger, logging.Handler)
+
+Found = Iterator[GuardedAttribute]
 
 
-class Holder(Protocol):
-    """A dict, or what is asked like one."""
-
-    def get(self, key: Any, /) -> Any:
-        """What is held under `key` now, None if nothing is."""
-        ...
-
-
-@attrs.frozen
-class GuardedAttribute:
-    """An attribute of an object, or an entry of a dict, that the next step looks up again.
+def guarded_attributes(trainer: Any, called: CalledFunctions) -> list[GuardedAttribute]:
+    """Returns all attributes and variables that the steps of `trainer` may look up.
 
     Args:
-        holder: The dict, or what is asked like one.
-        key: The key in it.
-        name: Whose it is, for people: "attribute 'rate' of Dropout 'dropout_1'".
+        trainer: The model.
+        called: The functions that its steps call.
+
+    Raises:
+        NotCaptured: If the closure of a function cannot be found.
     """
-
-    holder: Holder
-    key: Any
-    name: str
-
-    @property
-    def value(self) -> Any:
-        """The value that is held there now; None if there is none."""
-        return self.holder.get(self.key)
-
-
-@attrs.frozen
-class _Slots:
-    """The attributes of an object that keeps them in slots."""
-
-    owner: Any
-
-    def get(self, key: str, /) -> Any:
-        return getattr(self.owner, key, None)
-
-
-def guarded_attributes(trainer: Any) -> Iterator[GuardedAttribute]:
-    """Yields all attributes that the steps of `trainer` may look up."""
-    visited: set[int] = set()
-    for variable in _variables(trainer):
-        visited.add(id(variable))
-        yield from _of_variable(variable)
-    for name, module in seams.modules_of(trainer):
-        for holder in _tensor_dicts(module):
-            for key in holder:
-                yield GuardedAttribute(holder, key, f"{key!r} of torch module {name!r}")
-    torch_modules = [each for _, each in seams.modules_of(trainer) if not seams.is_layer(each)]
-    roots = [*seams.parts_of(trainer), *torch_modules]
-    for root in roots:  # each by itself, however deep the others hold it
-        visited |= {id(each) for each in roots}
-        visited.discard(id(root))
-        yield from _attributes(root, visited, 0)
+    walk = _Walk(called)
+    found = [*walk.model(trainer), *walk.functions()]
+    walk.check_closures()
+    return found
 
 
 def members(container: Any) -> Any:
     """Returns a view of the members of a list, set or tuple, and of the values of a dict."""
     return container.values() if isinstance(container, dict) else container
+
+
+@attrs.define(eq=False)
+class _Walk:
+    """A walk from a model, and from the functions that its steps call, to all that they hold.
+
+    Args:
+        called: The functions.
+    """
+
+    called: CalledFunctions
+    visited: set[int] = attrs.field(factory=set, init=False)
+
+    def model(self, trainer: Any) -> Found:
+        """Yields the attributes of the layers, optimizer, metrics and losses of a model."""
+        seed = seams.global_seed()
+        for variable in [*variables_of(trainer), *([] if seed is None else [seed])]:
+            yield from self._variable(variable)
+        modules = seams.modules_of(trainer)
+        for name, module in modules:
+            for holder in _tensor_dicts(module):
+                for key in holder:
+                    yield GuardedAttribute(holder, key, f"{key!r} of torch module {name!r}")
+        torch_modules = [each for _, each in modules if not seams.is_layer(each)]
+        roots = [*seams.parts_of(trainer), *torch_modules]
+        for root in roots:  # each by itself, however deep the others hold it
+            self.visited |= {id(each) for each in roots}
+            self.visited.discard(id(root))
+            yield from self._object(root, 0)
+
+    def functions(self) -> Found:
+        """Yields the global variables that functions of the user's read."""
+        for code in self.called.users():
+            yield from self._globals(code)
+        if self.called.has_called(os.getenv.__code__):
+            yield GuardedAttribute({"environ": os.environ}, "environ", "os.environ")
+
+    def check_closures(self) -> None:
+        """Checks that the walk has met all functions with a closure that was there before the step.
+
+        Raises:
+            NotCaptured: If it has not: a change in the closure would not be seen.
+        """
+        codes = self.called.users()
+        within = {id(each) for code in codes for each in code.code.co_consts}
+        for each in codes:
+            if each.code.co_freevars and not {id(each.code)} & (self.visited | within):
+                raise NotCaptured(
+                    f"it calls {each.code.co_qualname} of {each.module}, a function with a closure "
+                    "that no layer, variable or function of the model holds"
+                )
+
+    def _globals(self, called: CalledCode) -> Found:
+        """What a function reads of its module, and of the modules that it names."""
+        names = Names.of(called.code)
+        package = called.namespace.get("__package__")
+        for name in names.variables & called.namespace.keys():
+            yield from self._global(called.namespace, name, called.module, names)
+        for name in names.modules:
+            module = sys.modules.get(name) or sys.modules.get(f"{package}.{name}")
+            if module is not None:
+                yield from self._module(module, names)
+
+    def _global(self, namespace: dict[str, Any], name: str, module: str, names: Names) -> Found:
+        value, title = namespace[name], f"global variable {name!r} of {module}"
+        yield GuardedAttribute(namespace, name, title)
+        if isinstance(value, ModuleType):
+            yield from self._module(value, names)
+        else:
+            yield from self._within(value, title, name, True, 0)
+
+    def _module(self, module: ModuleType, names: Names) -> Found:
+        """What may be read of `module`: all that is named, but functions of a library."""
+        found = vars(module)
+        for name in names.attributes & found.keys():
+            is_data = not callable(found[name]) and not isinstance(found[name], ModuleType)
+            if is_data or is_users(module.__name__):
+                yield from self._global(found, name, module.__name__, names)
+
+    def _function(self, function: FunctionType) -> Found:
+        """The attributes and defaults of a function, and the variables that it closes over."""
+        if not self.called.has_called(function.__code__) or id(function) in self.visited:
+            return
+        self.visited |= {id(function), id(function.__code__)}
+        of = f"of function {function.__qualname__}"
+        lookups: list[tuple[Holder, str, str]] = [
+            (Slots(function), "__defaults__", f"defaults {of}"),
+            (Slots(function), "__kwdefaults__", f"defaults {of}"),
+            *((vars(function), key, f"attribute {key!r} {of}") for key in vars(function)),
+        ]
+        closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for key, cell in closure:
+            read = partial(getattr, cell, "cell_contents")
+            lookups.append((Referent(read), key, f"variable {key!r} in the closure {of}"))
+        for holder, key, name in lookups:
+            yield GuardedAttribute(holder, key, name)
+            yield from self._within(holder.get(key), name, key, True, 0)
+
+    def _class(self, kind: type) -> Found:
+        """What a class of the user's holds."""
+        if id(kind) in self.visited or not is_users(kind.__module__):
+            return
+        self.visited.add(id(kind))
+        for key, value in list(vars(kind).items()):
+            if not key.startswith("__") or isinstance(value, FunctionType):
+                name = f"{key!r} of {kind}"
+                yield GuardedAttribute(vars(kind), key, name)
+                yield from self._within(value, name, key, True, 0)
+
+    def _object(self, owner: Any, depth: int) -> Found:
+        """The attributes of `owner`, and of what it holds."""
+        if id(owner) in self.visited or depth > _DEPTH:
+            return
+        self.visited.add(id(owner))
+        is_own = is_users(type(owner).__module__)
+        is_nested, depth = is_own or isinstance(owner, torch.optim.Optimizer), depth + (not is_own)
+        title = f"{type(owner).__name__} {getattr(owner, 'name', '')!r}"
+        for holder, key, value in _entries(owner):
+            name = f"attribute {key!r} of {title}"
+            yield GuardedAttribute(holder, key, name)
+            yield from self._within(value, name, key, is_nested, depth)
+        for kind in type(owner).__mro__:
+            yield from self._class(kind)
+
+    def _variable(self, variable: Any) -> Found:
+        if id(variable) not in self.visited:
+            self.visited.add(id(variable))
+            for key in ("_value", "_trainable"):
+                yield GuardedAttribute(vars(variable), key, f"variable {variable.path!r}")
+
+    def _within(self, value: Any, name: str, key: str, is_nested: bool, depth: int) -> Found:
+        """What is held within the attribute `key`: by an object, or by the members of a container.
+
+        A container in a container is guarded by itself where it is `is_nested`: Keras' own are left
+        out. A variable that is not the model's is that of an optimizer of the user's own.
+        """
+        if isinstance(value, weakref.ref | ContextVar):
+            read = value if isinstance(value, weakref.ref) else partial(value.get, None)
+            yield GuardedAttribute(Referent(read), key, name)
+            value = read()
+        for part in _wrapped(value):
+            yield from self._within(part, name, key, is_nested, depth)
+        if seams.is_variable(value):
+            yield from self._variable(value)
+        elif isinstance(value, FunctionType):
+            yield from self._function(value)
+        elif isinstance(value, type):
+            yield from self._class(value)
+        elif isinstance(value, (*CONTAINERS, tuple)):
+            yield from self._container(value, name, key, is_nested, depth)
+        elif _is_entered(value):
+            yield from self._object(value, depth)
+
+    def _container(self, container: Any, name: str, key: str, is_nested: bool, depth: int) -> Found:
+        if id(container) in self.visited or depth > _DEPTH:
+            return
+        self.visited.add(id(container))
+        for member in list(members(container)):
+            if isinstance(member, CONTAINERS) and is_nested:
+                yield GuardedAttribute({key: member}, key, name)
+            yield from self._within(member, name, key, is_nested, depth + (not is_nested))
+
+
+def _wrapped(value: Any) -> tuple[Any, ...]:
+    """Returns the functions and objects in a method, a property or a partial function."""
+    if isinstance(value, MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, staticmethod | classmethod):
+        return (value.__func__,)
+    if isinstance(value, property):
+        return (value.fget,)
+    return (value.func, value.args, value.keywords) if isinstance(value, partial) else ()
 
 
 def _tensor_dicts(module: Any) -> Iterator[dict[Any, Any]]:
@@ -90,73 +235,15 @@ def _tensor_dicts(module: Any) -> Iterator[dict[Any, Any]]:
             yield value
 
 
-def _variables(trainer: Any) -> Iterable[Any]:
-    seed = seams.global_seed()
-    return [*variables_of(trainer), *([] if seed is None else [seed])]
-
-
-def _of_variable(variable: Any) -> Iterator[GuardedAttribute]:
-    for key in ("_value", "_trainable"):
-        yield GuardedAttribute(vars(variable), key, f"variable {variable.path!r}")
-
-
-def _attributes(owner: Any, visited: set[int], depth: int) -> Iterator[GuardedAttribute]:
-    """The attributes of `owner`, and of what it holds."""
-    if id(owner) in visited or depth > _DEPTH:
-        return
-    visited.add(id(owner))
-    told = f"{type(owner).__name__} {getattr(owner, 'name', '')!r}"
-    for holder, key, value in _entries(owner):
-        name = f"attribute {key!r} of {told}"
-        yield GuardedAttribute(holder, key, name)
-        is_nested = _is_users(type(owner)) or isinstance(owner, torch.optim.Optimizer)
-        yield from _within(value, name, key, is_nested, visited, depth + 1)
-    for kind in type(owner).__mro__:
-        if id(kind) not in visited and _is_users(kind):
-            visited.add(id(kind))
-            names = (key for key in vars(kind) if not key.startswith("__"))
-            yield from (GuardedAttribute(vars(kind), key, f"{key!r} of {kind}") for key in names)
-
-
-def _entries(owner: Any) -> Iterator[tuple[Holder, str, Any]]:
+def _entries(owner: Any) -> Iterable[tuple[Holder, str, Any]]:
     """What an object holds, with the names."""
     for key, value in list(getattr(owner, "__dict__", {}).items()):
         if key not in seams.RUNS_NOTED:
             yield vars(owner), key, value
     for kind in type(owner).__mro__:
-        for key in vars(kind).get("__slots__", ()) if _is_users(kind) else ():
+        for key in vars(kind).get("__slots__", ()) if is_users(kind.__module__) else ():
             if key not in ("__dict__", "__weakref__"):
-                yield _Slots(owner), key, getattr(owner, key, None)
-
-
-def _is_users(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] not in _LIBRARIES
-
-
-def _within(
-    value: Any, name: str, key: str, is_nested: bool, visited: set[int], depth: int
-) -> Iterator[GuardedAttribute]:
-    """What is held within the attribute `key`: by an object, or by the members of a container.
-
-    A container in a container is guarded by itself where it is `is_nested`: Keras' own are left
-    out. A variable that is not the model's is that of an optimizer of the user's own.
-    """
-    if seams.is_variable(value):
-        if id(value) not in visited:
-            visited.add(id(value))
-            yield from _of_variable(value)
-        return
-    if not isinstance(value, (*CONTAINERS, tuple)):
-        if _is_entered(value):
-            yield from _attributes(value, visited, depth)
-        return
-    if id(value) in visited or depth > _DEPTH:
-        return
-    visited.add(id(value))
-    for member in list(members(value)):
-        if isinstance(member, CONTAINERS) and is_nested:
-            yield GuardedAttribute({key: member}, key, name)
-        yield from _within(member, name, key, is_nested, visited, depth + 1)
+                yield Slots(owner), key, getattr(owner, key, None)
 
 
 def _is_entered(value: Any) -> bool:

@@ -6,20 +6,19 @@ from operator import is_
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 
 from shardcore.binding import seams
 from shardcore.binding.captured.attributes import (
     CONTAINERS,
     PLAIN,
-    GuardedAttribute,
     guarded_attributes,
     members,
 )
-
-# The content of a larger array is not compared.
-_MOST_BYTES = 4096
+from shardcore.binding.captured.contents import content_of, why_not_comparable
+from shardcore.binding.captured.functions import CalledFunctions
+from shardcore.binding.captured.lookups import GuardedAttribute
+from shardcore.domain.capture import NotCaptured
 
 
 @attrs.frozen
@@ -34,7 +33,7 @@ class PythonGuard:
         contents: The containers of which each member is compared.
         live: Their members, as they are now.
         members: Their members, as they were.
-        arrays: Small arrays of NumPy, with their bytes.
+        buffers: Arrays and the like, what copies their content, and the content.
         memories: Where in memory the tensors are that are held.
         seed: The state of Keras' global generator.
     """
@@ -46,20 +45,30 @@ class PythonGuard:
     contents: list[Any]
     live: list[Any]
     members: list[tuple[Any, ...]]
-    arrays: list[tuple[Any, bytes]]
+    buffers: list[tuple[Any, Callable[[], Any], Any]]
     memories: frozenset[Any]
     seed: Any
 
     @classmethod
-    def of(cls, trainer: Any, local: Callable[[Any], Any]) -> "PythonGuard":
+    def of(
+        cls, trainer: Any, called: CalledFunctions, local: Callable[[Any], Any]
+    ) -> "PythonGuard":
         """Returns the guard for what `trainer`, its layers, optimizer, metrics and losses hold.
 
         Args:
             trainer: The model.
+            called: The functions that its steps call.
             local: Returns this rank's plain tensor of a tensor.
+
+        Raises:
+            NotCaptured: If the step reads what cannot be compared.
         """
-        attributes = list(guarded_attributes(trainer))
+        attributes = guarded_attributes(trainer, called)
         values = [each.value for each in attributes]
+        for attribute, value in zip(attributes, values, strict=True):
+            why = "" if isinstance(value, PLAIN) else why_not_comparable(value)
+            if why and called.reads(attribute.key):
+                raise NotCaptured(f"it reads {attribute.name}, which {why}")
         pairs = zip(attributes, values, strict=True)
         keyed = [(each.key, value) for each, value in pairs if isinstance(value, CONTAINERS)]
         containers = [value for _, value in keyed]
@@ -72,7 +81,8 @@ class PythonGuard:
         ]
         found = [tuple(members(each)) for each in contents]
         held = [*values, *chain.from_iterable(found)]
-        arrays = {id(each): each for each in held if _is_small_array(each)}.values()
+        changeable = {id(each): each for each in held if not isinstance(each, PLAIN)}.values()
+        buffers = [(each, copy) for each in changeable if (copy := content_of(each)) is not None]
         return cls(
             attributes=attributes,
             values=values,
@@ -81,7 +91,7 @@ class PythonGuard:
             contents=contents,
             live=list(map(members, contents)),
             members=found,
-            arrays=[(each, each.tobytes()) for each in arrays],
+            buffers=[(each, copy, copy()) for each, copy in buffers],
             memories=_memories(held, local),
             seed=seams.global_seed(),
         )
@@ -106,7 +116,7 @@ class PythonGuard:
             False not in [each.holder.get(each.key) is value for each, value in pairs]
             and list(map(len, self.containers)) == self.sizes
             and all(map(is_, chain.from_iterable(self.live), chain.from_iterable(self.members)))
-            and False not in [array.tobytes() == content for array, content in self.arrays]
+            and False not in [copy() == content for _, copy, content in self.buffers]
         )
 
     def _changes(self) -> Iterator[str]:
@@ -120,9 +130,9 @@ class PythonGuard:
         for container, then in zip(self.contents, self.members, strict=True):
             if not all(map(_is_same, members(container), then)):
                 yield self._name(container)
-        for array, content in self.arrays:
-            if array.tobytes() != content:
-                yield self._name(array)
+        for value, copy, content in self.buffers:
+            if copy() != content:
+                yield self._name(value)
 
     def _name(self, held: Any) -> str:
         """Returns the name of the attribute that has the value `held`, or a container with it."""
@@ -132,11 +142,6 @@ class PythonGuard:
             if value is held
             or (isinstance(value, CONTAINERS) and any(each is held for each in members(value)))
         )
-
-
-def _is_small_array(value: Any) -> bool:
-    is_array = isinstance(value, np.ndarray)
-    return is_array and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject
 
 
 def _memories(held: Iterable[Any], local: Callable[[Any], Any]) -> frozenset[Any]:

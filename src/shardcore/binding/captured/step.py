@@ -17,6 +17,7 @@ from shardcore.binding import seams
 from shardcore.binding.agreement import meet_changed
 from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.agreement import Outcome, agreed
+from shardcore.binding.captured.functions import CalledFunctions
 from shardcore.binding.captured.guard import PythonGuard
 from shardcore.binding.session import Session
 from shardcore.domain.capture import (
@@ -84,6 +85,7 @@ class CapturedStep:
     trainer: Any
     name: str
     capture: StepCapture
+    _called: CalledFunctions = attrs.field(factory=CalledFunctions, init=False)
     _entries: dict[str, CacheEntry] = attrs.field(factory=dict, init=False)
     _warned: set[str] = attrs.field(factory=set, init=False)
 
@@ -148,7 +150,8 @@ class CapturedStep:
 
         nest = seams.map_leaves(signature_of, data)
         mesh = None if session is None else session.mesh
-        return f"{nest} {torch_modes.current()} {self.trainer.training} {mesh}"
+        modes = torch_modes.current(), seams.settings(), self.trainer.training
+        return f"{nest} {modes} {mesh}"
 
     def _check_guard(self, entry: CacheEntry, session: Session | None) -> None:
         """Drops what was recorded while Python held something else."""
@@ -166,9 +169,9 @@ class CapturedStep:
         self, entry: CacheEntry, step: Callable[[], Any], data: Any, session: Session | None
     ) -> Any:
         """Runs the step eagerly and records it; makes a program if it ran like that before."""
-        outputs, recording = self.capture.record(step, _local_tensors(data, session))
-        before, entry.guard = entry.guard, self._guard(session)
-        reason = self._refusal(entry, recording, before)
+        with self._called.observed():
+            outputs, recording = self.capture.record(step, _local_tensors(data, session))
+        reason = self._refusal(entry, recording, session)
 
         def make(most: tuple[int, ...] | None) -> Outcome:
             if reason:
@@ -187,15 +190,20 @@ class CapturedStep:
             self._keep(outcome.program, entry)
         return outputs
 
-    def _guard(self, session: Session | None) -> PythonGuard:
-        return PythonGuard.of(self.trainer, _itself if session is None else session.strategy.local)
+    def _refusal(self, entry: CacheEntry, recording: Recording, session: Session | None) -> str:
+        """Returns why the recorded step can have no program, empty if it may have one.
 
-    def _refusal(self, entry: CacheEntry, recording: Recording, before: PythonGuard | None) -> str:
-        """Returns why the recorded step can have no program, empty if it may have one."""
-        if recording.refusal:
-            return recording.refusal
-        if before is not None and (change := before.change()):
+        If it may, the guard is that of what Python holds now.
+        """
+        if refusal := recording.refusal or self._called.unguarded:
+            return refusal
+        if entry.guard is not None and (change := entry.guard.change()):
             return f"{change} is changed by the step"
+        local = _itself if session is None else session.strategy.local
+        try:
+            entry.guard = PythonGuard.of(self.trainer, self._called, local)
+        except NotCaptured as refusal:
+            return str(refusal)
         if hook := seams.hook_of(self.trainer, self.capture.hooks_of):
             return f"{hook} has a hook, which a captured step would not call"
         known = len(entry.recordings) + len(entry.programs)

@@ -10,6 +10,7 @@ from shardcore.binding.seams.ambient import forget_distribution as forget_distri
 from shardcore.binding.seams.ambient import global_seed as global_seed
 from shardcore.binding.seams.ambient import is_made_by_optimizer as is_made_by_optimizer
 from shardcore.binding.seams.ambient import is_symbolic as is_symbolic
+from shardcore.binding.seams.ambient import settings as settings
 from shardcore.binding.seams.ambient import torch_device as torch_device
 from shardcore.binding.seams.ambient import unnoticed as unnoticed
 from shardcore.binding.seams.ambient import user_seed as user_seed

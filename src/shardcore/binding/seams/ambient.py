@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 import torch
-from keras.src import optimizers
+from keras.src import backend, optimizers
 from keras.src.backend.common import global_state
 from keras.src.backend.torch import core as torch_core
 from keras.src.distribution import distribution_lib
@@ -42,6 +42,12 @@ def is_made_by_optimizer() -> bool:
     """Whether the variable that is being made belongs to an optimizer: its scope tells who asks."""
     scopes = global_state.get_global_attribute("name_scope_stack")
     return bool(scopes) and isinstance(scopes[-1].caller, optimizers.Optimizer)
+
+
+def settings() -> tuple[Any, ...]:
+    """The settings of `keras.config` that layers and losses read when they are called."""
+    attention = global_state.get_global_attribute("flash_attention")
+    return backend.epsilon(), backend.floatx(), backend.image_data_format(), attention
 
 
 def user_seed() -> int | None:
