@@ -144,9 +144,11 @@ REFUSED = {
     "global variable 'PYTHON_GENERATOR'": lambda x: (
         x * (1.0 if PYTHON_GENERATOR.random() < 1 else 2.0)
     ),
-    "time(), which may return something else": lambda x: x * (1.0 if time.time() > 0 else 2.0),
-    "globals(), which may return": lambda x: x * globals()["FACTOR"],
-    "open(), which may return": lambda x: x * (2.0 if contains(__file__, "\0") else 1.0),
+    "calls time(), which may return something else": lambda x: (
+        x * (1.0 if time.time() > 0 else 2.0)
+    ),
+    "calls globals(), which may return": lambda x: x * globals()["FACTOR"],
+    "calls open(), which may return": lambda x: x * (2.0 if contains(__file__, "\0") else 1.0),
 }
 
 

@@ -54,7 +54,7 @@ def test_what_goes_together_is_decided_by_the_bytes_of_the_largest_part():
     for (eager, never, _), (captured, ran, asked) in ranks:
         for name, value in eager.items():
             np.testing.assert_array_equal(captured[name], value, err_msg=name)
-        assert (never, len(ran)) == ([], 2)
+        assert (never, len(ran)) == ([], 3)
         first, sent = asked  # by its own bytes no rank has a program that all have
         assert first is None
         assert max(sent) == 4064 * 65 * 4

@@ -18,7 +18,7 @@ X, Y = np.ones((8, 4), "float32"), np.arange(8) % 4
 factor = [1.0]  # no guard sees it: no function has its name
 
 RECORDED, DIFFERED, MATCHED = Event.RECORDED, Event.DIFFERED, Event.MATCHED
-RAN, CHANGED, REFUSED = Event.RAN, Event.CHANGED, Event.REFUSED
+SKIPPED, RAN, CHANGED, REFUSED = Event.SKIPPED, Event.RAN, Event.CHANGED, Event.REFUSED
 
 
 class Steered(Spy):
@@ -47,10 +47,20 @@ def change_unguarded(model):
     factor[0] += 0.5
 
 
-# What is done: steps with a batch times a number, and changes between them. What must happen.
-ONE, ZERO, REFUSING = 1.0, 0.0, 100.0
+# What is done: steps with some rows times a number, and changes between them. What must happen.
+ONE, ZERO, REFUSING = (8, 1.0), (8, 0.0), (8, 100.0)
+FEW, FEW_ZEROS = (6, 1.0), (6, 0.0)
 WALKS = {
     "runs": ([ONE, ONE, ONE, ONE], [RECORDED, MATCHED, RAN, RAN]),
+    "a smaller batch, once": ([ONE, ONE, FEW], [RECORDED, MATCHED, SKIPPED]),
+    "smaller batches": (
+        [ONE, ONE, FEW, ONE, FEW, FEW],
+        [RECORDED, MATCHED, SKIPPED, RAN, MATCHED, RAN],
+    ),
+    "smaller batches, another number": (
+        [ONE, ONE, FEW, FEW_ZEROS, FEW_ZEROS, FEW_ZEROS],
+        [RECORDED, MATCHED, SKIPPED, RECORDED, MATCHED, RAN],
+    ),
     "changed once recorded": ([ONE, change_attribute, ONE], [RECORDED, CHANGED, RECORDED]),
     "changed once captured": (
         [ONE, ONE, change_attribute, ONE, ONE, ONE],
@@ -90,21 +100,21 @@ def walked(actions, jit_compile):
     model = compiled(
         lambda: keras.Model(x, keras.layers.Dense(4)(Steered()(x))), jit_compile, "sgd"
     )
-    if keras.distribution.distribution() is not None:
-        model.train_on_batch(X, Y)  # in which the ranks are compared
     trail, losses, note = [], [], CacheEntry.after
 
     def noted(entry, event):
         before = entry.progress.state
         note(entry, event)
-        trail.append((before, event, entry.progress.state))
+        trail.append((before, event, entry.progress.state, entry.signature.sizes))
 
     with mock.patch.object(CacheEntry, "after", noted):
         for action in actions:
             if callable(action):
                 action(model)
             else:
-                losses.append(np.asarray(model.train_on_batch(X * np.float32(action), Y)))
+                rows, scale = action
+                x, y = X[:rows] * np.float32(scale), Y[:rows]
+                losses.append(np.asarray(model.train_on_batch(x, y)))
     return trail, [*losses, *state(model)]
 
 
@@ -121,9 +131,12 @@ def test_steps_take_every_transition_and_no_other(shape):
         seen = set()
         for name, ((never, eager), (trail, captured)) in found.items():
             assert never == []
-            assert (name, [event for _, event, _ in trail]) == (name, WALKS[name][1])
-            assert trail[0][0] is State.NEW
-            assert all(one[2] is other[0] for one, other in itertools.pairwise(trail))
+            assert (name, [event for _, event, *_ in trail]) == (name, WALKS[name][1])
             assert_equal(captured, eager)
-            seen |= set(trail)
+            for size in {each[-1] for each in trail}:
+                steps = [each[:-1] for each in trail if each[-1] == size]
+                is_first = size == trail[0][-1]
+                assert steps[0][0] is (State.NEW if is_first else State.DEFERRED)
+                assert all(one[2] is other[0] for one, other in itertools.pairwise(steps))
+                seen |= set(steps)
         assert seen == {(*key, state) for key, state in TRANSITIONS.items()}

@@ -162,11 +162,10 @@ class _Step:
                 # Callbacks read logs on a thread of their own: no collective may be left to them.
                 return seams.map_tensors(session.strategy.whole, outputs)
 
-            if not first:
-                return self.captured(step, batch, session, mode)
-            outputs = step()
-            self.checked.add(session)
-            rules.warn_of_rules(self.trainer, session)
+            outputs = self.captured(step, batch, session, mode)
+            if first:
+                self.checked.add(session)
+                rules.warn_of_rules(self.trainer, session)
             return outputs
 
     def _unread(self) -> Unread | None:

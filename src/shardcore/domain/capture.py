@@ -27,8 +27,10 @@ class GuardFailed(ShardcoreError):  # noqa: N818 - it is no error: another progr
 class State(Enum):
     """How the next step runs."""
 
+    DEFERRED = "deferred"
+    """Eagerly: steps with batches of another size have a program, so it is recorded later."""
     NEW = "new"
-    """Eagerly, and it is recorded."""
+    """Eagerly, and it is recorded: a program of another size may do for a second recording."""
     RECORDED = "recorded"
     """Eagerly, and it is recorded: if an earlier recording is equal, both become a program."""
     CAPTURED = "captured"
@@ -40,12 +42,14 @@ class State(Enum):
 class Event(Enum):
     """An event of a step."""
 
+    SKIPPED = "skipped"
+    """It ran eagerly and was not recorded."""
     RECORDED = "recorded"
     """It was recorded; no recording before has read the same numbers on the host."""
     DIFFERED = "differed"
     """It was recorded; a recording with the same numbers has other operators."""
     MATCHED = "matched"
-    """It was recorded, as before: both recordings became a program, on all ranks."""
+    """It was recorded, as before or as with another size: it became a program, on all ranks."""
     RAN = "ran"
     """A program ran."""
     CHANGED = "changed"
@@ -56,7 +60,9 @@ class Event(Enum):
 
 TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
     {
+        (State.DEFERRED, Event.SKIPPED): State.NEW,
         (State.NEW, Event.RECORDED): State.RECORDED,
+        (State.NEW, Event.MATCHED): State.CAPTURED,
         (State.NEW, Event.REFUSED): State.EAGER,
         (State.RECORDED, Event.RECORDED): State.RECORDED,
         (State.RECORDED, Event.DIFFERED): State.RECORDED,

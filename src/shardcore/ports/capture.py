@@ -45,8 +45,17 @@ class Recording(Protocol):
         ...
 
 
+class Pattern(Protocol):
+    """What the recordings of a step have in common, whatever the sizes of its batches."""
+
+
 class Program(Protocol):
     """A step that runs without the Python that it was made of."""
+
+    @property
+    def pattern(self) -> Pattern:
+        """The pattern of its recordings."""
+        ...
 
     @property
     def kept(self) -> Sequence[Any]:
@@ -86,17 +95,17 @@ class StepCapture(Protocol):
 
     def program(
         self,
-        first: Recording,
-        second: Recording,
+        earlier: Recording | Pattern,
+        recording: Recording,
         *,
         compiled: bool = False,
         most_bytes: Sequence[int] | None = None,
     ) -> Program:
-        """The step that ran twice.
+        """Returns the program of a step.
 
         Args:
-            first: One run.
-            second: The next one, which must have done the same.
+            earlier: An earlier run, or the pattern of runs with batches of another size.
+            recording: What the step did, which must be the same.
             compiled: Whether the program is compiled by Inductor, if it can be.
             most_bytes: Where ranks have shards of other sizes, and would not start the same: the
                 bytes of each all-reduce by which all of them decide what goes into one bucket.

@@ -1,12 +1,14 @@
 """What in a tape is the same in every run: numbers of the program, and what is made of them."""
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.tape import Call, Tape, Value
-from shardcore.domain.capture import NotCaptured
+from shardcore.adapters.capture.tape import Call, Tape, Value, values
+from shardcore.domain.capture import NotCaptured, RecordingsDiffer
 
 
 def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
@@ -31,6 +33,46 @@ def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
             )
         found[number] = kept
     return found
+
+
+@attrs.frozen
+class Pattern:
+    """The port `Pattern`: calls without their numbers, and what they read that was there before.
+
+    Args:
+        calls: Operators, with the values that they read and write.
+        kept: By number, the tensors and generators that each run reads.
+        literals: The numbers of constants.
+    """
+
+    calls: tuple[Any, ...]
+    kept: Mapping[int, Any]
+    literals: frozenset[int]
+
+    @classmethod
+    def of(cls, tape: Tape, literals: Collection[int]) -> "Pattern":
+        """Returns the pattern of `tape`."""
+        kept = {n: each for n, each in tape.outside.items() if n not in literals}
+        return cls(_calls(tape), kept, frozenset(literals))
+
+    def literals_of(self, tape: Tape) -> dict[int, torch.Tensor]:
+        """Returns the constants of a run with batches of another size, by number.
+
+        Raises:
+            RecordingsDiffer: If `tape` has another pattern.
+        """
+        is_same_step = self.calls == _calls(tape) and all(
+            is_same(value, tape.outside[number]) for number, value in self.kept.items()
+        )
+        if not is_same_step or not self.literals <= tape.found.keys():
+            raise RecordingsDiffer("it has other operators than with batches of another size")
+        return {number: tape.found[number] for number in self.literals}
+
+
+def _calls(tape: Tape) -> tuple[Any, ...]:
+    calls = [(each.operator, each.operands, each.results, each.writes) for each in tape.calls]
+    reads = [read.value for read in tape.reads]
+    return (*calls, tape.inputs, reads, tape.outside.keys(), values(tape.outputs))
 
 
 def _share(before: Any, now: Any) -> bool:

@@ -1,7 +1,7 @@
 """What is done to tensors by no operator, or by one that is not told enough."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -46,9 +46,10 @@ class FunctionListener(TorchFunctionMode):
             self._read(args[0], f"Tensor.{func.__name__}()")
         if func is torch.nn.functional.one_hot and _is_checked(*args, **kwargs):
             return self._at_once(func, args, kwargs)
-        takes_number = any(isinstance(kwargs.get(name), torch.Tensor) for name in NUMBERS)
-        with self._numbers() if takes_number else nullcontext():
-            return func(*args, **kwargs)
+        if kwargs and any(isinstance(kwargs.get(name), torch.Tensor) for name in NUMBERS):
+            with self._numbers():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 def _is_checked(tensor: Any, num_classes: int = -1) -> bool:

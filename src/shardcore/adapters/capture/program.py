@@ -20,7 +20,7 @@ from shardcore.adapters.capture.recorded_program import RecordedProgram
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.tape import Tape, difference, values
 from shardcore.domain.capture import NotCaptured, RecordingsDiffer
-from shardcore.ports.capture import Recording, StartedCollective
+from shardcore.ports.capture import Pattern, Recording, StartedCollective
 
 
 class TapeCapture:
@@ -41,27 +41,27 @@ class TapeCapture:
 
     def program(
         self,
-        first: Recording,
-        second: Recording,
+        earlier: Recording | Pattern,
+        recording: Recording,
         *,
         compiled: bool = False,
         most_bytes: Sequence[int] | None = None,
     ) -> RecordedProgram:
-        """The program of the second tape, if the first is the same."""
-        assert isinstance(first, Tape)
-        assert isinstance(second, Tape)
-        for tape in (first, second):
-            if tape.refusal:
-                raise NotCaptured(tape.refusal)
-        if differs := difference(first, second):
-            raise RecordingsDiffer(differs)
-        tape = second
+        """Returns the program of `recording`, if the earlier one is the same."""
+        assert isinstance(recording, Tape)
+        tape = recording
+        if isinstance(earlier, constants.Pattern):
+            literals = earlier.literals_of(tape)
+        else:
+            assert isinstance(earlier, Tape)
+            if differs := difference(earlier, tape):
+                raise RecordingsDiffer(differs)
+            literals = constants.literals(earlier, tape)
         if tape.draws_on_host:
             raise NotCaptured("Python or NumPy draws random numbers in it")
         alike = most_bytes is not None
         if most_bytes is not None:
             tape = _with_bytes(tape, most_bytes)
-        literals = constants.literals(first, tape)
         guards, reads = guards_of(tape, literals)
         tape = with_checks(tape, reads)
         as_compiled = compiled or tape.reshapes
@@ -72,7 +72,8 @@ class TapeCapture:
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
         run = function_of(better, literals)
         collectives, rollback = tuple(started(better)), rollback_of(better, kept)
-        program = RecordedProgram(run, kept, tape.outputs, guards, collectives, rollback)
+        pattern = constants.Pattern.of(recording, literals)
+        program = RecordedProgram(run, kept, tape.outputs, pattern, guards, collectives, rollback)
         if compiled:
             return compilation.compiled(program, better, literals, self._onednn)
         return program

@@ -9,6 +9,7 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.checks import Rollback
+from shardcore.adapters.capture.constants import Pattern
 from shardcore.adapters.capture.guards import Guard
 from shardcore.adapters.capture.tape import Value
 from shardcore.ports.capture import StartedCollective
@@ -22,6 +23,7 @@ class RecordedProgram:
         run: The function: takes inputs and kept tensors, gives the tensors among the outputs.
         kept: Tensors and generators that are read and written at each run.
         outputs: What the step returns, tensors as `Value`.
+        pattern: What it has in common with the step with batches of another size.
         guards: The numbers that the step must read on the host before it runs.
         collectives: What it starts, in order.
         rollback: Puts back what a run has written where a check fails; None without checks.
@@ -31,6 +33,7 @@ class RecordedProgram:
     run: Callable[..., tuple[Any, ...]]
     kept: tuple[Any, ...]
     outputs: Any
+    pattern: Pattern
     guards: tuple[Guard, ...]
     collectives: tuple[StartedCollective, ...]
     rollback: Rollback | None = None

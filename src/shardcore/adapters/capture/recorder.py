@@ -2,6 +2,7 @@
 
 import random
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,7 +12,6 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.functions import NUMBERS, FunctionListener
@@ -33,7 +33,7 @@ class Recorder:
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self.tape = Tape()
-        self._numbers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._values: dict[int, tuple[Any, Value]] = {}
         self._generators: dict[int, tuple[Value, torch.Generator]] = {}
         self._kept_memories: dict[int, int] = {}
         self._inputs = inputs  # alive while it runs: their memory is theirs alone
@@ -50,7 +50,7 @@ class Recorder:
         host = _host_generators()
         try:
             functions = FunctionListener(self.read, self.numbers, self.at_once)
-            with torch_compat.OperatorListener(self._meet, self._listen), functions:
+            with torch_compat.OperatorListener(self._begin, self._end), functions:
                 outputs = step()
         finally:
             _recording.reset(before)
@@ -93,34 +93,33 @@ class Recorder:
         place, line = len(self.tape.calls), f"{how} at {_line()}"
         self.tape.reads.append(Read(self._value(tensor), number, place, line))
 
-    def _meet(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what the operands hold that were there before, while they do."""
+    def _begin(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any] | None:
+        """Returns the operands as values of the tape; None where nothing is recorded.
+
+        Before the operator runs: of what was there before, it is noted what that holds.
+        """
         if self._busy or self.tape.refusal:
-            return
-        self._check_layouts((args, kwargs))
+            return None
         if torch_compat.draws(operator):
             self._check_generator()
             if kwargs.get("generator") is not None and self._known(kwargs["generator"]) is None:
                 self.refuse("it draws from a torch.Generator of its own")
-        if not self.tape.refusal:
-            self._referred((args, kwargs))
+        references = self._referred(args), self._referred(kwargs)
+        return None if self.tape.refusal else references
 
-    def _check_layouts(self, nest: Any) -> None:
-        """A sparse tensor has no memory that could be told from others'."""
-        tensors = filter(_is_tensor, torch_compat.tree_leaves(nest))
-        if any(each.layout is not torch.strided for each in tensors):
-            self.refuse("it computes with a sparse tensor")
-
-    def _listen(
-        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    def _end(
+        self,
+        operator: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        references: tuple[Any, Any],
+        result: Any,
     ) -> None:
-        if self._busy or self.tape.refusal:
-            return
+        """Notes an operator that has run."""
         if torch_compat.draws(operator):
             self._drawn = torch.get_rng_state()
-        self._check_layouts(result)
-        if self.tape.refusal:
-            return
         if operator is torch_compat.ITEM and self._numbers_of_call is not None:
             self._numbers_of_call.append(_Taken(args[0], result))
             return
@@ -130,30 +129,37 @@ class Recorder:
                 self.read(each, str(operator), number)
             if not any(map(_is_tensor, torch_compat.tree_leaves(result))):
                 return
-        self.note(operator, args, kwargs, result)
+        self._append(operator, args, kwargs, references, result)
 
     def note(
         self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Note a call that was made."""
-        told_args, told_kwargs = self._referred(args), self._referred(kwargs)
-        if self._numbers_of_call:
-            for name in NUMBERS:
-                for taken in self._numbers_of_call:
-                    if name in kwargs and repr(taken.number) == repr(kwargs[name]):
-                        taken.used = True
-                        told_kwargs[name] = Number(self._value(taken.tensor))
+        """Notes a call that was made."""
+        references = self._referred(args), self._referred(kwargs)
+        self._append(operator, args, kwargs, references, result)
+
+    def _append(
+        self,
+        operator: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        references: tuple[Any, Any],
+        result: Any,
+    ) -> None:
+        for name in NUMBERS if self._numbers_of_call else ():
+            for taken in self._numbers_of_call or ():
+                if name in kwargs and repr(taken.number) == repr(kwargs[name]):
+                    taken.used = True
+                    references[1][name] = Number(self._value(taken.tensor))
         writes = tuple(map(self._value, torch_compat.written_operands(operator, args, kwargs)))
-        operands = list(filter(_is_tensor, torch_compat.tree_leaves((args, kwargs))))
         memories = {
             torch_compat.memory_of(each): self.tape.memory[self._value(each).number]
-            for each in operands
+            for each in torch_compat.tree_leaves((args, kwargs))
+            if isinstance(each, torch.Tensor)
         }
         made = torch_compat.tree_map(lambda leaf: self._made(leaf, memories), result)
         backward = torch_compat.backward_pass() >= 0
-        self.tape.calls.append(
-            Call(operator, told_args, told_kwargs, made, writes, _line(), backward)
-        )
+        self.tape.calls.append(Call(operator, *references, made, writes, _line(), backward))
 
     def at_once(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of `function`, a call of the tape itself: what it reads, each run reads."""
@@ -177,7 +183,9 @@ class Recorder:
         return torch_compat.tree_map(self._reference, nest)
 
     def _reference(self, leaf: Any) -> Any:
-        return self._value(leaf) if isinstance(leaf, torch.Tensor | torch.Generator) else leaf
+        if type(leaf) in _PLAIN or not isinstance(leaf, torch.Tensor | torch.Generator):
+            return leaf
+        return self._value(leaf)
 
     def _value(self, thing: Any) -> Value:
         """The value of a tensor or generator; one that was not met yet was there before."""
@@ -185,7 +193,7 @@ class Recorder:
         if known is None:
             known = self._from_outside(thing)
             self.tape.outside[known.number] = thing
-            if _is_tensor(thing) and thing.numel() <= _MOST_ELEMENTS:
+            if _is_tensor(thing) and thing.numel() <= _MOST_ELEMENTS and not self.tape.refusal:
                 with self.unheard(), torch.no_grad():
                     self.tape.found[known.number] = thing.detach().clone()
         return known
@@ -193,8 +201,8 @@ class Recorder:
     def _known(self, thing: Any) -> Value | None:
         if isinstance(thing, torch.Generator):
             return self._generators.get(torch_compat.identity_of(thing), (None,))[0]
-        known: Value | None = self._numbers.get(thing)  # type: ignore[no-untyped-call]
-        return known
+        found = self._values.get(id(thing))
+        return None if found is None else found[1]
 
     def _made(self, leaf: Any, memories: dict[int, int]) -> Any:
         """The value of a result: one that is new has memory of its own, or is a view.
@@ -209,34 +217,50 @@ class Recorder:
         if known is not None:
             self.tape.reshapes |= self.tape.forms[known.number] != Form.of(leaf)
             return known
-        if isinstance(leaf, torch.Generator):
+        if isinstance(leaf, torch.Generator) or not self._has_memory(leaf):
             return self._new(leaf, None)
         memory = torch_compat.memory_of(leaf)
         return self._new(leaf, memories.get(memory, self._kept_memories.get(memory)))
 
     def _from_outside(self, thing: Any) -> Value:
         """A new value that was there before: others may be views of the same memory."""
-        if not _is_tensor(thing):
+        if not _is_tensor(thing) or not self._has_memory(thing):
             return self._new(thing, None)
         memory = torch_compat.memory_of(thing)
         value = self._new(thing, self._kept_memories.get(memory))
         self._kept_memories.setdefault(memory, value.number)
         return value
 
+    def _has_memory(self, tensor: torch.Tensor) -> bool:
+        """Whether the memory of `tensor` can be told from that of others."""
+        if tensor.layout is not torch.strided:
+            self.refuse("it computes with a sparse tensor")
+            return False
+        return True
+
     def _new(self, thing: Any, owner: int | None) -> Value:
         value = Value(len(self.tape.memory))
         self.tape.memory.append(value.number if owner is None else owner)
         self.tape.forms.append(Form.of(thing))
         if _is_tensor(thing):
-            self._numbers[thing] = value
+            self._remember(thing, value)
         else:
             self._generators[torch_compat.identity_of(thing)] = value, thing
         return value
+
+    def _remember(self, tensor: torch.Tensor, value: Value) -> None:
+        # By identity, and forgotten with the tensor: another one may be made in its place.
+        key = id(tensor)
+        forget = weakref.ref(tensor, lambda _: self._values.pop(key, None))
+        self._values[key] = forget, value
 
 
 def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
+
+# Most operands that are no tensors: asked first, as a recording has thousands.
+_PLAIN = frozenset({int, float, bool, type(None), str, torch.dtype, torch.device})
 
 # Of a larger tensor outside no copy is made: it may be a constant only if nobody writes into it.
 _MOST_ELEMENTS = 65536
@@ -261,7 +285,8 @@ class _Taken:
 
 def _host_generators() -> Any:
     """The state of the generators of Python and NumPy."""
-    return random.getstate(), repr(np.random.get_state(legacy=False)["state"])
+    state: Any = np.random.get_state(legacy=False)
+    return random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"]
 
 
 def _line() -> str:

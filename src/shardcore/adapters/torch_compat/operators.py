@@ -193,16 +193,23 @@ def writes_others(operator: Any) -> bool:
 
 def written_operands(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The operands that `operator` writes into: tensors, and those of each list."""
+    written: list[Any] = []
+    for place, name in _written_arguments(operator):
+        found = args[place] if place < len(args) else kwargs.get(name, ())
+        written += as_tuple(found)
+    return written
+
+
+@cache
+def _written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
+    """The places and names of the arguments that `operator` writes into."""
     schema = getattr(operator, "_schema", None)
     arguments = () if schema is None else schema.arguments
-    given = {argument.name: value for argument, value in zip(arguments, args, strict=False)}
-    given |= kwargs
-    written = [
-        given[argument.name]
-        for argument in arguments
-        if argument.alias_info and argument.alias_info.is_write and argument.name in given
-    ]
-    return [each for value in written for each in as_tuple(value)]
+    return tuple(
+        (place, each.name)
+        for place, each in enumerate(arguments)
+        if each.alias_info is not None and each.alias_info.is_write
+    )
 
 
 def as_tuple(found: Any) -> tuple[Any, ...]:

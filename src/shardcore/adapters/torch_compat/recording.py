@@ -25,14 +25,14 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
     torch 2.13: `TorchDispatchMode` has no public name.
 
     Args:
-        before: Called with the operator and its operands.
-        after: Called with the operator, its operands and its result.
+        before: Called with the operator and its operands; returns None where `after` has no use.
+        after: Called with the operator, its operands, what `before` returned, and the result.
     """
 
     def __init__(
         self,
-        before: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
-        after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None],
+        before: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+        after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any, Any], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._before, self._after = before, after
@@ -40,26 +40,29 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if any(kind not in _PLAIN for kind in types):
+        if not _PLAIN.issuperset(types):
             return NotImplemented  # a sharded tensor first: what it makes of it comes here next
         kwargs = kwargs or {}
         name = func._schema.name
         if name == WRAPPING or name.startswith(PROFILER) or _is_without_values((args, kwargs)):
             return func(*args, **kwargs)
-        self._before(func, args, kwargs)
+        found = self._before(func, args, kwargs)
         result = func(*args, **kwargs)
-        if not _is_without_values(result):
-            self._after(func, args, kwargs, result)
+        if found is not None and not _is_without_values(result):
+            self._after(func, args, kwargs, found, result)
         return result
 
 
 # FakeTensor: a library works out shapes, for which nothing is told.
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
 
 
 def _is_without_values(nest: Any) -> bool:
-    tensors = [leaf for leaf in tree_leaves(nest) if isinstance(leaf, torch.Tensor)]
-    return any(each.is_meta or isinstance(each, FakeTensor) for each in tensors)
+    return True in [
+        leaf.is_meta or isinstance(leaf, FakeTensor)
+        for leaf in tree_leaves(nest)
+        if isinstance(leaf, torch.Tensor)
+    ]
 
 
 def reads_values(operator: Any, args: tuple[Any, ...]) -> bool:

@@ -3,6 +3,7 @@
 Those read global variables, the variables that they close over, and their defaults.
 """
 
+import builtins
 import logging
 import os
 import sys
@@ -11,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import attrs
@@ -19,7 +20,12 @@ import torch
 
 from shardcore.binding import seams
 from shardcore.binding.agreement import variables_of
-from shardcore.binding.captured.functions import CalledCode, CalledFunctions, Names, is_users
+from shardcore.binding.captured.functions import (
+    UNGUARDED,
+    CalledFunctions,
+    Names,
+    is_users,
+)
 from shardcore.binding.captured.lookups import GuardedAttribute, Holder, Referent, Slots
 from shardcore.domain.capture import NotCaptured
 
@@ -41,12 +47,10 @@ def guarded_attributes(trainer: Any, called: CalledFunctions) -> list[GuardedAtt
         called: The functions that its steps call.
 
     Raises:
-        NotCaptured: If the closure of a function cannot be found.
+        NotCaptured: If the closure of a function cannot be found, or one calls a clock or the like.
     """
     walk = _Walk(called)
-    found = [*walk.model(trainer), *walk.functions()]
-    walk.check_closures()
-    return found
+    return [*walk.model(trainer), *walk.functions()]
 
 
 def members(container: Any) -> Any:
@@ -83,40 +87,42 @@ class _Walk:
             yield from self._object(root, 0)
 
     def functions(self) -> Found:
-        """Yields the global variables that functions of the user's read."""
-        for code in self.called.users():
-            yield from self._globals(code)
+        """Yields what functions read that were called, and that nothing of the model holds."""
+        codes = self.called.users()
+        within = {id(each) for code, _ in codes for each in code.co_consts}
+        for code, module in codes:
+            if id(code) in self.visited:
+                continue
+            yield from self._globals(code, vars(module))
+            if code.co_freevars and id(code) not in within:  # those were made in the step
+                raise NotCaptured(
+                    f"it calls {code.co_qualname} of {module.__name__}, a function with a closure "
+                    "that no layer, variable or function of the model holds"
+                )
         if self.called.has_called(os.getenv.__code__):
             yield GuardedAttribute({"environ": os.environ}, "environ", "os.environ")
 
-    def check_closures(self) -> None:
-        """Checks that the walk has met all functions with a closure that was there before the step.
-
-        Raises:
-            NotCaptured: If it has not: a change in the closure would not be seen.
-        """
-        codes = self.called.users()
-        within = {id(each) for code in codes for each in code.code.co_consts}
-        for each in codes:
-            if each.code.co_freevars and not {id(each.code)} & (self.visited | within):
-                raise NotCaptured(
-                    f"it calls {each.code.co_qualname} of {each.module}, a function with a closure "
-                    "that no layer, variable or function of the model holds"
-                )
-
-    def _globals(self, called: CalledCode) -> Found:
+    def _globals(self, code: CodeType, namespace: dict[str, Any]) -> Found:
         """What a function reads of its module, and of the modules that it names."""
-        names = Names.of(called.code)
-        package = called.namespace.get("__package__")
-        for name in names.variables & called.namespace.keys():
-            yield from self._global(called.namespace, name, called.module, names)
+        names, own = Names.of(code), str(namespace.get("__name__"))
+        for name in names.variables:
+            if name in namespace:
+                yield from self._global(namespace, name, own, names)
+            else:
+                _check_guarded(getattr(builtins, name, None), names)
         for name in names.modules:
-            module = sys.modules.get(name) or sys.modules.get(f"{package}.{name}")
+            module = sys.modules.get(name) or sys.modules.get(
+                f"{namespace.get('__package__')}.{name}"
+            )
             if module is not None:
                 yield from self._module(module, names)
 
     def _global(self, namespace: dict[str, Any], name: str, module: str, names: Names) -> Found:
         value, title = namespace[name], f"global variable {name!r} of {module}"
+        _check_guarded(value, names)
+        if isinstance(value, type) and not is_users(value.__module__):
+            for each in names.attributes & set(dir(value)):
+                _check_guarded(getattr(value, each, None), names)
         yield GuardedAttribute(namespace, name, title)
         if isinstance(value, ModuleType):
             yield from self._module(value, names)
@@ -128,27 +134,36 @@ class _Walk:
         found = vars(module)
         for name in names.attributes & found.keys():
             is_data = not callable(found[name]) and not isinstance(found[name], ModuleType)
-            if is_data or is_users(module.__name__):
+            is_class = isinstance(found[name], type)
+            if is_data or is_class or is_users(module.__name__):
                 yield from self._global(found, name, module.__name__, names)
+            else:
+                _check_guarded(found[name], names)
 
     def _function(self, function: FunctionType) -> Found:
-        """The attributes and defaults of a function, and the variables that it closes over."""
+        """What a function reads, its attributes and defaults, and the variables in its closure.
+
+        In the closure of a library's function there may be one of the user's.
+        """
         if not self.called.has_called(function.__code__) or id(function) in self.visited:
             return
         self.visited |= {id(function), id(function.__code__)}
         of = f"of function {function.__qualname__}"
-        lookups: list[tuple[Holder, str, str]] = [
-            (Slots(function), "__defaults__", f"defaults {of}"),
-            (Slots(function), "__kwdefaults__", f"defaults {of}"),
-            *((vars(function), key, f"attribute {key!r} {of}") for key in vars(function)),
-        ]
+        lookups: list[tuple[Holder, str, str]] = []
         closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for key, cell in closure:
             read = partial(getattr, cell, "cell_contents")
             lookups.append((Referent(read), key, f"variable {key!r} in the closure {of}"))
+        is_own = is_users(str(function.__module__))
+        if is_own:
+            yield from self._globals(function.__code__, function.__globals__)
+            keys = ("__defaults__", "__kwdefaults__")
+            lookups += [(Slots(function), key, f"defaults {of}") for key in keys]
+            lookups += [(vars(function), key, f"{key!r} {of}") for key in vars(function)]
         for holder, key, name in lookups:
-            yield GuardedAttribute(holder, key, name)
-            yield from self._within(holder.get(key), name, key, True, 0)
+            if is_own:
+                yield GuardedAttribute(holder, key, name)
+            yield from self._within(holder.get(key), name, key, is_own, 0)
 
     def _class(self, kind: type) -> Found:
         """What a class of the user's holds."""
@@ -213,6 +228,19 @@ class _Walk:
             if isinstance(member, CONTAINERS) and is_nested:
                 yield GuardedAttribute({key: member}, key, name)
             yield from self._within(member, name, key, is_nested, depth + (not is_nested))
+
+
+def _check_guarded(function: Any, names: Names) -> None:
+    """Checks that what `function` returns can be guarded.
+
+    Raises:
+        NotCaptured: If it may return something else in each step.
+    """
+    if isinstance(function, BuiltinFunctionType) and function in UNGUARDED:
+        raise NotCaptured(
+            f"{names.place} calls {function.__qualname__}(), which may return something else in "
+            "each step"
+        )
 
 
 def _wrapped(value: Any) -> tuple[Any, ...]:

@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import CodeType
-from typing import Any
+from cProfile import Profile
+from types import CodeType, ModuleType
 
 import attrs
 
@@ -17,8 +17,8 @@ import attrs
 _LIBRARIES = sys.stdlib_module_names | {"attr", "attrs", "keras", "numpy", "shardcore", "torch"}
 
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
-# What a function of these returns may be something else in the next step, and cannot be compared.
-_UNGUARDED = {
+# What one of these returns may be something else in the next step, and cannot be compared.
+UNGUARDED = {
     *(getattr(time, name + suffix) for name in _CLOCKS for suffix in ("", "_ns")),
     datetime.datetime.now,
     datetime.datetime.today,
@@ -42,11 +42,13 @@ class Names:
         variables: Names of global variables.
         attributes: Names of attributes, and texts, which may be names for `getattr`.
         modules: Names of modules that it imports.
+        place: Where the function is, for people.
     """
 
     variables: frozenset[str]
     attributes: frozenset[str]
     modules: frozenset[str]
+    place: str
 
     @classmethod
     def of(cls, code: CodeType) -> "Names":
@@ -59,77 +61,51 @@ class Names:
                 modules.add(each.argval)
         texts = {each for each in code.co_consts if isinstance(each, str)}
         attributes = texts.union(code.co_names)
-        return cls(frozenset(variables), frozenset(attributes), frozenset(modules))
-
-
-@attrs.frozen(eq=False)
-class CalledCode:
-    """Code that ran in a step.
-
-    Args:
-        code: The code of a function.
-        namespace: The global variables of its module.
-    """
-
-    code: CodeType
-    namespace: dict[str, Any]
-
-    @property
-    def module(self) -> str:
-        """The name of its module."""
-        return str(self.namespace.get("__name__", ""))
+        place = f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
+        return cls(frozenset(variables), frozenset(attributes), frozenset(modules), place)
 
 
 @attrs.define(eq=False)
 class CalledFunctions:
-    """The functions that steps have called.
+    """The functions that steps have called."""
 
-    Attributes:
-        unguarded: Why a step cannot be captured: it called what returns something else each time,
-            and where. Empty if it can.
-    """
-
-    unguarded: str = attrs.field(default="", init=False)
-    _codes: dict[int, CalledCode] = attrs.field(factory=dict, init=False)
+    _codes: dict[int, CodeType] = attrs.field(factory=dict, init=False)
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """Notes what this thread calls; a profiler that is at work pauses meanwhile."""
-        profiler = sys.getprofile()
-        sys.setprofile(self._note)
+        """Notes what this thread calls, by cProfile: no function of Python runs at each call."""
+        profile = Profile(subcalls=False, builtins=False)
+        profile.enable()
         try:
             yield
         finally:
-            sys.setprofile(None)
-            # One of cProfile's, in Python 3.11, is no function.
-            getattr(profiler, "enable", lambda: sys.setprofile(profiler))()
+            profile.disable()
+        codes = (each.code for each in profile.getstats())
+        self._codes |= {id(each): each for each in codes if isinstance(each, CodeType)}
 
-    def _note(self, frame: Any, event: str, function: Any) -> None:
-        if event == "call":
-            code = frame.f_code
-            if id(code) not in self._codes:
-                self._codes[id(code)] = CalledCode(code, frame.f_globals)
-        elif event == "c_call" and function in _UNGUARDED and not self.unguarded:
-            self._note_unguarded(frame, function)
-
-    def _note_unguarded(self, frame: Any, function: Any) -> None:
-        if is_users(str(frame.f_globals.get("__name__", ""))):
-            self.unguarded = (
-                f"{function.__qualname__}(), which may return something else in each step, is "
-                f"called at {frame.f_code.co_filename}:{frame.f_lineno}"
-            )
-
-    def users(self) -> list[CalledCode]:
-        """Returns the code that is the user's."""
-        return [each for each in self._codes.values() if is_users(each.module)]
+    def users(self) -> list[tuple[CodeType, ModuleType]]:
+        """Returns the code that is in the files of the user's modules, with its module."""
+        modules = {
+            getattr(each, "__file__", None): each
+            for each in list(sys.modules.values())
+            if is_users(each.__name__)
+        }
+        found = ((each, modules.get(each.co_filename)) for each in self._codes.values())
+        return [(code, module) for code, module in found if module is not None]
 
     def has_called(self, code: CodeType) -> bool:
         """Whether a step called the function with this code."""
         return id(code) in self._codes
 
-    def reads(self, name: Any) -> bool:
-        """Whether some code that ran, of a library too, has `name` in it."""
-        return any(
-            name in each.code.co_names or name in each.code.co_freevars
-            for each in self._codes.values()
-        )
+    def names(self) -> set[str]:
+        """Returns all names in the code that ran, that of libraries too."""
+        return {
+            name for each in self._codes.values() for name in (*each.co_names, *each.co_freevars)
+        }
+
+
+def is_profiled() -> bool:
+    """Whether a profiler of Python is at work: there can be no second one."""
+    if sys.version_info >= (3, 12):
+        return sys.monitoring.get_tool(sys.monitoring.PROFILER_ID) is not None
+    return sys.getprofile() is not None

@@ -65,9 +65,10 @@ class PythonGuard:
         """
         attributes = guarded_attributes(trainer, called)
         values = [each.value for each in attributes]
+        names = called.names()
         for attribute, value in zip(attributes, values, strict=True):
             why = "" if isinstance(value, PLAIN) else why_not_comparable(value)
-            if why and called.reads(attribute.key):
+            if why and attribute.key in names:
                 raise NotCaptured(f"it reads {attribute.name}, which {why}")
         pairs = zip(attributes, values, strict=True)
         keyed = [(each.key, value) for each, value in pairs if isinstance(value, CONTAINERS)]

@@ -17,7 +17,7 @@ from shardcore.binding import seams
 from shardcore.binding.agreement import meet_changed
 from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.agreement import Outcome, agreed
-from shardcore.binding.captured.functions import CalledFunctions
+from shardcore.binding.captured.functions import CalledFunctions, is_profiled
 from shardcore.binding.captured.guard import PythonGuard
 from shardcore.binding.session import Session
 from shardcore.domain.capture import (
@@ -28,7 +28,7 @@ from shardcore.domain.capture import (
     RecordingsDiffer,
     State,
 )
-from shardcore.ports.capture import Program, Recording, StepCapture
+from shardcore.ports.capture import Pattern, Program, Recording, StepCapture
 
 logger = logging.getLogger("shardcore.capture")
 
@@ -40,18 +40,33 @@ _MOST_SPECIALIZATIONS = 8
 _MANY_RUNS = 1000
 
 
+@attrs.frozen
+class Signature:
+    """What batches have in common whose steps have programs in common.
+
+    Args:
+        kind: How they are nested, their dtypes, and the modes in which the steps run.
+        sizes: The shapes, strides and layouts of their tensors.
+    """
+
+    kind: str
+    sizes: tuple[Any, ...]
+
+
 @attrs.define(eq=False)
 class CacheEntry:
     """The programs and recordings of the steps with batches of one signature.
 
     Args:
+        signature: That of the batches.
         progress: The state of these steps.
         recordings: Runs that have no program yet, by the numbers that they read on the host.
         programs: The step, specialized to the numbers that it reads; the last one that ran first.
         guard: What Python held after the last recording; None before the first, and at the end.
     """
 
-    progress: Progress = attrs.field(factory=Progress)
+    signature: Signature
+    progress: Progress
     recordings: dict[tuple[Any, ...], Recording] = attrs.field(factory=dict)
     programs: list[Program] = attrs.field(factory=list)
     guard: PythonGuard | None = None
@@ -86,7 +101,7 @@ class CapturedStep:
     name: str
     capture: StepCapture
     _called: CalledFunctions = attrs.field(factory=CalledFunctions, init=False)
-    _entries: dict[str, CacheEntry] = attrs.field(factory=dict, init=False)
+    _entries: dict[Signature, CacheEntry] = attrs.field(factory=dict, init=False)
     _warned: set[str] = attrs.field(factory=set, init=False)
 
     def __call__(
@@ -100,6 +115,9 @@ class CapturedStep:
         if entry is None:
             return step()
         self._check_guard(entry, session)
+        if entry.progress.state is State.DEFERRED:
+            entry.after(Event.SKIPPED)
+            return step()
         if entry.progress.state is State.EAGER:
             return step()
         for program in list(entry.programs):
@@ -108,6 +126,9 @@ class CapturedStep:
                     outputs = program(_local_tensors(data, session))
                     entry.ran(program)
                     return outputs
+        if is_profiled():
+            logger.debug("%s of %r: not recorded under a profiler", self.name, self.trainer.name)
+            return step()
         return self._record(entry, step, data, session)
 
     def _is_wanted(self, data: Any) -> bool:
@@ -126,32 +147,38 @@ class CapturedStep:
 
     def _entry(self, data: Any, session: Session | None, mode: str) -> CacheEntry | None:
         """Returns what is known of batches like `data`; None where there are too many kinds."""
-        signature = self._signature(data, session) + mode
+        signature = self._signature(data, session, mode)
         entry = self._entries.get(signature)
         if entry is None:
             if len(self._entries) == _MOST_SIGNATURES:
                 self._warn(f"batches came in more than {_MOST_SIGNATURES} shapes")
                 return None
-            entry = self._entries[signature] = CacheEntry()
+            state = State.DEFERRED if self._programs(signature.kind) else State.NEW
+            entry = self._entries[signature] = CacheEntry(signature, Progress(state))
         return entry
 
-    def _signature(self, data: Any, session: Session | None) -> str:
-        """Returns the nest of the batch with its shapes, dtypes and layouts, and torch's modes."""
-        seen: list[Any] = []
+    def _programs(self, kind: str) -> list[Program]:
+        """Returns the programs for batches of one kind, whatever their sizes."""
+        entries = [entry for each, entry in self._entries.items() if each.kind == kind]
+        return [program for entry in entries for program in entry.programs]
 
-        def signature_of(leaf: Any) -> Any:
+    def _signature(self, data: Any, session: Session | None, mode: str) -> Signature:
+        seen: list[Any] = []
+        sizes: list[Any] = []
+
+        def kind_of(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             layout = None if session is None else session.strategy.layout(leaf)
+            sizes.append((tuple(leaf.shape), leaf.stride(), str(layout)))
             same = next((n for n, each in enumerate(seen) if each is leaf), None)
             seen.append(leaf)
-            form = tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
-            return f"{form} {layout} {same}"
+            return f"{leaf.ndim} {leaf.dtype} {leaf.device} {leaf.requires_grad} {same}"
 
-        nest = seams.map_leaves(signature_of, data)
+        nest = seams.map_leaves(kind_of, data)
         mesh = None if session is None else session.mesh
-        modes = torch_modes.current(), seams.settings(), self.trainer.training
-        return f"{nest} {modes} {mesh}"
+        modes = torch_modes.current(), seams.settings(), self.trainer.training, mode
+        return Signature(f"{nest} {modes} {mesh}", tuple(sizes))
 
     def _check_guard(self, entry: CacheEntry, session: Session | None) -> None:
         """Drops what was recorded while Python held something else."""
@@ -186,7 +213,7 @@ class CapturedStep:
         if outcome.program is None:
             entry.recordings[recording.numbers] = recording
         else:
-            del entry.recordings[recording.numbers]
+            entry.recordings.pop(recording.numbers, None)
             self._keep(outcome.program, entry)
         return outputs
 
@@ -195,8 +222,8 @@ class CapturedStep:
 
         If it may, the guard is that of what Python holds now.
         """
-        if refusal := recording.refusal or self._called.unguarded:
-            return refusal
+        if recording.refusal:
+            return recording.refusal
         if entry.guard is not None and (change := entry.guard.change()):
             return f"{change} is changed by the step"
         local = _itself if session is None else session.strategy.local
@@ -222,12 +249,14 @@ class CapturedStep:
             most: The bytes of all-reduces that the ranks decide by; None if each has its own.
         """
         earlier = entry.recordings.get(recording.numbers)
-        if earlier is None:
-            return Outcome(Event.RECORDED)
-        compiled = self.trainer.jit_compile is True
         began = time.perf_counter()
         try:
-            program = self.capture.program(earlier, recording, compiled=compiled, most_bytes=most)
+            if earlier is None:
+                program = self._like_others(entry, recording, most)
+            else:
+                program = self._program(earlier, recording, most)
+            if program is None:
+                return Outcome(Event.RECORDED)
             _check_held(program, entry.guard)
         except RecordingsDiffer as difference:
             if entry.progress.after(Event.DIFFERED).is_unstable:
@@ -238,6 +267,22 @@ class CapturedStep:
         seconds = time.perf_counter() - began
         logger.debug("%s of %r became a program in %.1f s", self.name, self.trainer.name, seconds)
         return Outcome(Event.MATCHED, program)
+
+    def _like_others(
+        self, entry: CacheEntry, recording: Recording, most: tuple[int, ...] | None
+    ) -> Program | None:
+        """Returns the program of a step that ran as with batches of another size, None if not."""
+        others = [] if entry.programs else self._programs(entry.signature.kind)
+        for other in others:
+            with suppress(RecordingsDiffer):
+                return self._program(other.pattern, recording, most)
+        return None
+
+    def _program(
+        self, earlier: Recording | Pattern, recording: Recording, most: tuple[int, ...] | None
+    ) -> Program:
+        compiled = self.trainer.jit_compile is True
+        return self.capture.program(earlier, recording, compiled=compiled, most_bytes=most)
 
     def _keep(self, program: Program, entry: CacheEntry) -> None:
         entry.programs.append(program)
