@@ -112,6 +112,7 @@ _DATA: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
 
 MLP = Case("MLP", "mlp", {"width": 512, "hidden": 2048, "blocks": 3, "classes": 10}, 256, 8)
 CNN = Case("CNN", "cnn", {"size": 32, "filters": 32, "blocks": 3, "classes": 10}, 64, 4)
+NEWCOMER = Case("small CNN", "cnn", {"size": 16, "filters": 16, "blocks": 2, "classes": 10}, 64, 9)
 DECODER = Case(
     "decoder",
     "decoder",

@@ -25,6 +25,7 @@ class Measured:
     Attributes:
         losses: Of its first steps.
         warm_up: Seconds of its first steps, before any time was taken.
+        first_steps: How many those were.
         seconds: Per step, of each round.
         layer_calls: Layers that a step calls in Python.
         memory: Bytes, by name.
@@ -34,6 +35,7 @@ class Measured:
     name: str
     losses: list[float] = attrs.field(factory=list)
     warm_up: float = 0.0
+    first_steps: int = 0
     seconds: list[float] = attrs.field(factory=list)
     layer_calls: int | None = None
     memory: dict[str, int] = attrs.field(factory=dict)
@@ -46,8 +48,8 @@ class Measured:
 
     @property
     def extra(self) -> float:
-        """Seconds that the first captured steps took beyond what such steps take later."""
-        return self.warm_up - (FIRST_LOSSES + MORE_STEPS) * self.step
+        """Seconds that the first steps took beyond what such steps take later."""
+        return self.warm_up - self.first_steps * self.step
 
     def ratio(self, other: "Measured") -> float:
         """The median of the ratios of the rounds: both sides of each were measured together."""
@@ -62,6 +64,7 @@ def run(
     *,
     device: str = "cpu",
     memory: bool = False,
+    first_steps: int = 0,
 ) -> dict[str, Measured]:
     """Start all, check that their first losses agree, and take times in turns.
 
@@ -71,13 +74,16 @@ def run(
         rounds: How often each has its turn.
         device: "cpu" or "cuda".
         memory: Whether to ask each what it stores and needs, when times have been taken.
+        first_steps: Steps of each before any time is taken; else as many as it needs to settle.
 
     Returns:
         By the name of the contender. One that failed, or whose losses differ, has no times.
     """
     found = {each.name: Measured(each.name) for each in contenders}
     with contextlib.ExitStack() as stack:
-        lanes = {each.name: _open(stack, each, case, device, found) for each in contenders}
+        lanes = {
+            each.name: _open(stack, each, case, device, found, first_steps) for each in contenders
+        }
         running = {name: lane for name, lane in lanes.items() if lane is not None}
         for _ in range(rounds):
             for name, lane in running.items():
@@ -98,6 +104,7 @@ def _open(
     case: Case,
     device: str,
     found: dict[str, Measured],
+    first_steps: int,
 ) -> Lane | None:
     """The contender, warmed up; None where it failed, which is noted."""
     measured = found[contender.name]
@@ -107,8 +114,11 @@ def _open(
         stack.callback(lane.close)
         opened = time.perf_counter()
         measured.losses = lane.ask("losses", FIRST_LOSSES)
-        if contender.captured:
-            lane.ask("epoch", MORE_STEPS)
+        settling = MORE_STEPS if contender.captured else 0
+        more = max(first_steps - FIRST_LOSSES, settling)
+        if more:
+            lane.ask("epoch", more)
+        measured.first_steps = FIRST_LOSSES + more
         measured.warm_up = time.perf_counter() - opened
         measured.failure = disagreement(measured.losses, _reference(found))
     except LaneFailed as failed:

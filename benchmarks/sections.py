@@ -15,8 +15,10 @@ from benchmarks.cases import Case
 from benchmarks.contender import CAPTURED, INDUCTOR, KERAS, PEERS, Contender, Goal
 from benchmarks.rows import Row
 
+FIRST_STEPS = 10
+WARM_UP_SECONDS = 2.0
 LAYERS = (6, 12, 24, 48)
-CAPTURE_SECONDS = 30.0  # for so many layers:
+CAPTURE_SECONDS = 5.0  # for so many layers:
 CAPTURED_LAYERS = 24
 COMPILED_LAYERS = (6, 24)
 FEW_ROUNDS = 3  # of steps that take seconds where they run eagerly
@@ -89,6 +91,28 @@ def small(options: Options) -> Iterator[Row]:
         yield from options.race(f"{case.name}, {layout}", case, racing)[0]
 
 
+def warm_up(options: Options) -> Iterator[Row]:
+    """What the first steps of a small model take, and what they take beyond later ones."""
+    section = f"{cases.NEWCOMER.name}, first {FIRST_STEPS} steps"
+    racing = [
+        Contender(KERAS, contenders.keras(1, "whole", None)),
+        *contenders.on_two_ranks("data parallel", options.strategy),
+    ]
+    _, found = options.race(section, options.size(cases.NEWCOMER), racing, first_steps=FIRST_STEPS)
+    plain = found[KERAS]
+    for each in found.values():
+        if each.failure:
+            yield Row(section, each.name, note=each.failure)
+        else:
+            yield Row(section, each.name, each.warm_up, "s", KERAS, each.warm_up / plain.warm_up)
+    if CAPTURED in found and not found[CAPTURED].failure:
+        extra = found[CAPTURED].extra
+        against = f"{WARM_UP_SECONDS:.0f} s"
+        yield Row(
+            section, f"{CAPTURED}: extra", extra, "s", against, extra / WARM_UP_SECONDS, limit=1.0
+        )
+
+
 def growth(options: Options) -> Iterator[Row]:
     """Tiny blocks, data parallel on two ranks: a step is nearly all host work."""
     options = attrs.evolve(options, rounds=min(options.rounds, FEW_ROUNDS))
@@ -112,7 +136,16 @@ def _capture_time(section: str, layers: int, captured: rounds.Measured) -> Row:
     limit = 1.0 if layers == CAPTURED_LAYERS else None
     ratio = captured.extra / CAPTURE_SECONDS
     note = rows.RAN_IN_PYTHON if captured.layer_calls else ""
-    return Row(section, "extra, first steps", captured.extra, "s", "30 s", ratio, limit, note)
+    return Row(
+        section,
+        "extra, first steps",
+        captured.extra,
+        "s",
+        f"{CAPTURE_SECONDS:.0f} s",
+        ratio,
+        limit,
+        note,
+    )
 
 
 def compiling(options: Options) -> Iterator[Row]:
@@ -168,6 +201,7 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "cnn": two_ranks(cases.CNN, "data parallel"),
     "decoder": two_ranks(cases.DECODER, *PEERS, memory=True),
     "small": small,
+    "warmup": warm_up,
     "growth": growth,
     "compiling": compiling,
     "worlds": simulated,
