@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardcore.binding.captured.step import CacheEntry
+from shardcore.binding.captured.cache import CacheEntry
 from shardcore.domain.capture import TRANSITIONS, Event, State
 from shardcore.testing import run_ranks
 from tests.distributed.test_captured import Spy, assert_equal, begin, compiled, is_real, state

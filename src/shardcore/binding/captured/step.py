@@ -17,6 +17,7 @@ from shardcore.binding import seams
 from shardcore.binding.agreement import meet_changed
 from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.agreement import Outcome, agreed
+from shardcore.binding.captured.cache import CacheEntry, Signature
 from shardcore.binding.captured.functions import CalledFunctions, is_profiled
 from shardcore.binding.captured.guard import PythonGuard
 from shardcore.binding.session import Session
@@ -36,55 +37,6 @@ logger = logging.getLogger("shardcore.capture")
 _MOST_SIGNATURES = 32
 # Programs and recordings of one signature, by the numbers that the step reads on the host.
 _MOST_SPECIALIZATIONS = 8
-# After so many runs recordings without a program are dropped: they hold copies of small tensors.
-_MANY_RUNS = 1000
-
-
-@attrs.frozen
-class Signature:
-    """What batches have in common whose steps have programs in common.
-
-    Args:
-        kind: How they are nested, their dtypes, and the modes in which the steps run.
-        sizes: The shapes, strides and layouts of their tensors.
-    """
-
-    kind: str
-    sizes: tuple[Any, ...]
-
-
-@attrs.define(eq=False)
-class CacheEntry:
-    """The programs and recordings of the steps with batches of one signature.
-
-    Args:
-        signature: That of the batches.
-        progress: The state of these steps.
-        recordings: Runs that have no program yet, by the numbers that they read on the host.
-        programs: The step, specialized to the numbers that it reads; the last one that ran first.
-        guard: What Python held after the last recording; None before the first, and at the end.
-    """
-
-    signature: Signature
-    progress: Progress
-    recordings: dict[tuple[Any, ...], Recording] = attrs.field(factory=dict)
-    programs: list[Program] = attrs.field(factory=list)
-    guard: PythonGuard | None = None
-
-    def after(self, event: Event) -> None:
-        """Notes `event`; drops what the new state has no use for."""
-        self.progress = self.progress.after(event)
-        if self.progress.state in (State.NEW, State.EAGER):
-            self.programs, self.recordings, self.guard = [], {}, None
-
-    def ran(self, program: Program) -> None:
-        """Notes that `program` ran: the next step tries it first."""
-        self.after(Event.RAN)
-        if self.progress.runs % _MANY_RUNS == 0:
-            self.recordings.clear()
-        if program is not self.programs[0]:
-            self.programs.remove(program)
-            self.programs.insert(0, program)
 
 
 @attrs.define(eq=False)
@@ -147,7 +99,7 @@ class CapturedStep:
 
     def _entry(self, data: Any, session: Session | None, mode: str) -> CacheEntry | None:
         """Returns what is known of batches like `data`; None where there are too many kinds."""
-        signature = self._signature(data, session, mode)
+        signature = Signature.of(data, session, (mode, self.trainer.training))
         entry = self._entries.get(signature)
         if entry is None:
             if len(self._entries) == _MOST_SIGNATURES:
@@ -161,24 +113,6 @@ class CapturedStep:
         """Returns the programs for batches of one kind, whatever their sizes."""
         entries = [entry for each, entry in self._entries.items() if each.kind == kind]
         return [program for entry in entries for program in entry.programs]
-
-    def _signature(self, data: Any, session: Session | None, mode: str) -> Signature:
-        seen: list[Any] = []
-        sizes: list[Any] = []
-
-        def kind_of(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            layout = None if session is None else session.strategy.layout(leaf)
-            sizes.append((tuple(leaf.shape), leaf.stride(), str(layout)))
-            same = next((n for n, each in enumerate(seen) if each is leaf), None)
-            seen.append(leaf)
-            return f"{leaf.ndim} {leaf.dtype} {leaf.device} {leaf.requires_grad} {same}"
-
-        nest = seams.map_leaves(kind_of, data)
-        mesh = None if session is None else session.mesh
-        modes = torch_modes.current(), seams.settings(), self.trainer.training, mode
-        return Signature(f"{nest} {modes} {mesh}", tuple(sizes))
 
     def _check_guard(self, entry: CacheEntry, session: Session | None) -> None:
         """Drops what was recorded while Python held something else."""

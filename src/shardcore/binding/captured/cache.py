@@ -1,0 +1,89 @@
+"""The programs of a step, by what its batches have in common."""
+
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.binding import seams
+from shardcore.binding.captured import torch_modes
+from shardcore.binding.captured.guard import PythonGuard
+from shardcore.binding.session import Session
+from shardcore.domain.capture import Event, Progress, State
+from shardcore.ports.capture import Program, Recording
+
+# After so many runs recordings without a program are dropped: they hold copies of small tensors.
+_MANY_RUNS = 1000
+
+
+@attrs.frozen
+class Signature:
+    """What batches have in common whose steps have programs in common.
+
+    Args:
+        kind: How they are nested, their dtypes, and the modes in which the steps run.
+        sizes: The shapes, strides and layouts of their tensors.
+    """
+
+    kind: str
+    sizes: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, data: Any, session: Session | None, mode: Any) -> "Signature":
+        """Returns the signature of a batch.
+
+        Args:
+            data: The batch, a nest of tensors.
+            session: The session of the step; None on one device.
+            mode: In what the step differs from others with the same batch.
+        """
+        seen: list[Any] = []
+        sizes: list[Any] = []
+
+        def kind_of(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            layout = None if session is None else session.strategy.layout(leaf)
+            sizes.append((tuple(leaf.shape), leaf.stride(), str(layout)))
+            same = next((n for n, each in enumerate(seen) if each is leaf), None)
+            seen.append(leaf)
+            return f"{leaf.ndim} {leaf.dtype} {leaf.device} {leaf.requires_grad} {same}"
+
+        nest = seams.map_leaves(kind_of, data)
+        mesh = None if session is None else session.mesh
+        modes = torch_modes.current(), seams.settings(), mode
+        return cls(f"{nest} {modes} {mesh}", tuple(sizes))
+
+
+@attrs.define(eq=False)
+class CacheEntry:
+    """The programs and recordings of the steps with batches of one signature.
+
+    Args:
+        signature: That of the batches.
+        progress: The state of these steps.
+        recordings: Runs that have no program yet, by the numbers that they read on the host.
+        programs: The step, specialized to the numbers that it reads; the last one that ran first.
+        guard: What Python held after the last recording; None before the first, and at the end.
+    """
+
+    signature: Signature
+    progress: Progress
+    recordings: dict[tuple[Any, ...], Recording] = attrs.field(factory=dict)
+    programs: list[Program] = attrs.field(factory=list)
+    guard: PythonGuard | None = None
+
+    def after(self, event: Event) -> None:
+        """Notes `event`; drops what the new state has no use for."""
+        self.progress = self.progress.after(event)
+        if self.progress.state in (State.NEW, State.EAGER):
+            self.programs, self.recordings, self.guard = [], {}, None
+
+    def ran(self, program: Program) -> None:
+        """Notes that `program` ran: the next step tries it first."""
+        self.after(Event.RAN)
+        if self.progress.runs % _MANY_RUNS == 0:
+            self.recordings.clear()
+        if program is not self.programs[0]:
+            self.programs.remove(program)
+            self.programs.insert(0, program)
