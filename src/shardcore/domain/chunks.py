@@ -1,15 +1,8 @@
 """How a dim is cut into chunks, as `torch.chunk` cuts it, between blocks of elements."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 from math import isqrt
-
-
-def chunk(start: int, size: int, parts: int, position: int, block: int) -> tuple[int, int]:
-    """The start and size of chunk `position` when `size` elements from `start` are chunked."""
-    blocks = -(-size // block)
-    full = -(-blocks // parts) * block
-    before = min(position * full, size)
-    return start + before, min(full, size - before)
 
 
 @lru_cache(maxsize=4096)
@@ -25,14 +18,15 @@ def chunk_sizes(size: int, ranks: tuple[int, ...], block: int) -> tuple[int, ...
         >>> chunk_sizes(20, (2,), 4), chunk_sizes(7, (2, 2), 1)
         ((12, 8), (2, 2, 2, 1))
     """
-    chunks: tuple[int, ...] = (size,)
+    chunks = [size]
     for count in ranks:
-        chunks = tuple(
-            chunk(0, each, count, position, block)[1]
-            for each in chunks
-            for position in range(count)
-        )
-    return chunks
+        chunks = [part for each in chunks for part in _cut(each, count, block)]
+    return tuple(chunks)
+
+
+def _cut(size: int, count: int, block: int) -> Iterator[int]:
+    full = -(-size // (block * count)) * block
+    return (max(min(full, size - full * position), 0) for position in range(count))
 
 
 @lru_cache(maxsize=4096)
@@ -51,8 +45,3 @@ def block_of(size: int, ranks: tuple[int, ...], chunks: tuple[int, ...]) -> int 
     divisors = {*small, *(first // each for each in small)}
     fitting = [each for each in divisors if chunk_sizes(size, ranks, each) == chunks]
     return min(fitting, key=lambda each: (size % each != 0, each), default=None)
-
-
-def least_block(size: int, ranks: tuple[int, ...], block: int) -> int:
-    """The block that stands for all that split `size` elements as `block` does."""
-    return block_of(size, ranks, chunk_sizes(size, ranks, block)) or 1

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import attrs
 
-from shardcore.domain.chunks import chunk, chunk_sizes, least_block
+from shardcore.domain.chunks import block_of, chunk_sizes
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import (
@@ -24,10 +24,9 @@ from shardcore.domain.placements import (
     Replicate,
     Shard,
     blocks_of,
-    check_reduce_op,
     stretches_of,
 )
-from shardcore.domain.spec import DimSpec, entry_axes, spec_of, without_axes
+from shardcore.domain.spec import DimSpec, check_spec, entry_axes, spec_of, without_axes
 
 PartialAxes: TypeAlias = tuple[tuple[str, ReduceOp], ...]
 
@@ -76,40 +75,23 @@ class Layout:
     )
 
     def __attrs_post_init__(self) -> None:
-        if len(self.blocks) != len(self.spec):
-            raise LayoutError(f"Layout {self} needs one block per dim, got {self.blocks}.")
-        for entry, block in zip(self.spec, self.blocks, strict=True):
-            if stretches_of(block)[1] < 1 or (entry is None and block != 1):
-                raise LayoutError(
-                    f"Layout {self} has blocks {self.blocks}: a dim that is split has blocks of 1 "
-                    "or more elements, any other of 1."
-                )
-        used: set[str] = set()
-        for axis in (*self._split_axes, *(axis for axis, _ in self.partial)):
-            if axis not in self.mesh.axis_names:
-                raise LayoutError(
-                    f"Layout {self} names axis {axis!r}, but the axes of its mesh are "
-                    f"{self.mesh.axis_names}."
-                )
-            if axis in used:
-                raise LayoutError(f"Layout {self} uses axis {axis!r} twice: use each axis once.")
-            used.add(axis)
-        ops = {op for _, op in self.partial}
-        for op in ops:
-            check_reduce_op(op)
+        pending = [axis for axis, _ in self.partial]
+        check_spec(self.spec, self.blocks, pending, self.mesh.axis_names, f"Layout {self}")
+        ops = {Partial(op).op for _, op in self.partial}
         if len(ops) > 1 and ops != {"sum", "avg"}:
             raise LayoutError(
                 f"Layout {self} mixes reductions whose order would matter: reduce one first."
             )
 
     @classmethod
+    @lru_cache(maxsize=4096)
     def replicated(cls, mesh: Mesh, ndim: int) -> "Layout":
-        """The layout that every rank holds whole, of a tensor with `ndim` dims."""
-        return _replicated(mesh, ndim)
+        """Returns the layout of a tensor with `ndim` dims that every rank holds in full."""
+        return cls(mesh, (None,) * ndim)
 
     @classmethod
     def from_placements(cls, mesh: Mesh, placements: Iterable[Placement], ndim: int) -> "Layout":
-        """The layout with one placement per mesh axis: the inverse of `placements`.
+        """Returns the layout with one placement per mesh axis: the inverse of `placements`.
 
         A dim that several axes split is split in the order of the mesh axes, as in DTensor.
 
@@ -137,7 +119,11 @@ class Layout:
         partial: dict[str, ReduceOp] = {}
         for axis, placement in zip(mesh.axis_names, placements, strict=True):
             if isinstance(placement, Shard):
-                dim = _normal_dim(placement.dim, ndim, axis)
+                if not -ndim <= placement.dim < ndim:
+                    raise LayoutError(
+                        f"Axis {axis!r} shards dim {placement.dim}, but the tensor has {ndim} dims."
+                    )
+                dim = placement.dim % ndim
                 if split[dim] and blocks[dim] != placement.block:
                     raise LayoutError(
                         f"Dim {dim} is split in blocks of {blocks[dim]} and of {placement.block}: "
@@ -154,13 +140,9 @@ class Layout:
         return len(self.spec)
 
     @property
-    def _split_axes(self) -> tuple[str, ...]:
-        return tuple(axis for entry in self.spec for axis in entry_axes(entry))
-
-    @property
     def is_replicated(self) -> bool:
         """Whether every rank holds the whole tensor."""
-        return not self._split_axes and not self.partial
+        return not any(self.spec) and not self.partial
 
     def fitting(self, shape: Iterable[int], what: str) -> "Layout":
         """This layout, if it is of a tensor of as many dims as `shape`.
@@ -232,10 +214,10 @@ class Layout:
     @property
     def reduced(self) -> "Layout":
         """This layout with every pending reduction done."""
-        return _reduced(self) if self.partial else self
+        return Layout(self.mesh, self.spec, (), self.blocks) if self.partial else self
 
     def normalized(self, shape: Iterable[int]) -> "Layout":
-        """This layout without the blocks that split a tensor of `shape` no other way than 1 does.
+        """Returns this layout without blocks that split a tensor of `shape` just as 1 does.
 
         Two normalized layouts of one spec that give every rank the same elements are equal.
 
@@ -244,27 +226,22 @@ class Layout:
             >>> layout.normalized((20, 3)).blocks, layout.normalized((24, 3)).blocks
             ((4, 1), (1, 1))
         """
-        blocks = tuple(
-            block if block == 1 else self._least_block(dim, size)
-            for dim, (size, block) in enumerate(zip(shape, self.blocks, strict=True))
-        )
-        if blocks == self.blocks:
+        if set(self.blocks) <= {1}:
             return self
-        return Layout(self.mesh, self.spec, self.partial, blocks)
-
-    def _least_block(self, dim: int, size: int) -> Blocks:
-        ranks = self.ranks(dim)
-        if math.prod(ranks) == 1:
-            return 1
-        count, block = stretches_of(self.blocks[dim])
-        return blocks_of(count, least_block(size // count, ranks, block))
+        blocks = []
+        for dim, size in enumerate(shape):
+            (count, block), ranks = stretches_of(self.blocks[dim]), self.ranks(dim)
+            chunks = chunk_sizes(size // count, ranks, block)
+            least = block_of(size // count, ranks, chunks) or 1
+            blocks.append(blocks_of(count, least) if math.prod(ranks) > 1 else 1)
+        return Layout(self.mesh, self.spec, self.partial, tuple(blocks))
 
     def ranks(self, dim: int) -> tuple[int, ...]:
-        """The number of ranks along each axis that splits `dim`, the major first."""
+        """Returns the number of ranks along each axis that splits `dim`, the major first."""
         return tuple(self.mesh.axis_size(axis) for axis in self.dim_axes(dim))
 
     def chunk_sizes(self, dim: int, size: int) -> tuple[int, ...]:
-        """The elements of `dim`, which has `size` of them, that each rank has: all ranks, in order.
+        """Returns how many of the `size` elements of `dim` each rank has: all ranks, in order.
 
         Example:
             >>> Layout(Mesh((2,), ("data",)), ("data",), blocks=(4,)).chunk_sizes(0, 20)
@@ -275,23 +252,20 @@ class Layout:
 
     @property
     def stretches(self) -> tuple[int, ...]:
-        """Per tensor dim the number of its stretches."""
+        """The number of stretches of each tensor dim."""
         return tuple(stretches_of(each)[0] for each in self.blocks)
 
     def local_shape(self, shape: Iterable[int], rank: int) -> tuple[int, ...]:
-        """The shape of what `rank` holds of a tensor of global shape `shape`.
+        """Returns the shape of what `rank` holds of a tensor of global shape `shape`.
 
         Raises:
             LayoutError: If `shape` has another number of dims than the spec.
             MeshError: If the mesh has no such rank.
         """
-        return tuple(
-            count * size
-            for count, (_, size) in zip(self.stretches, self._held(shape, rank), strict=True)
-        )
+        return tuple(size for _, size in self._held(tuple(shape), rank))
 
     def slices(self, shape: Iterable[int], rank: int) -> tuple[slice, ...]:
-        """The part of the global tensor that `rank` holds, as an index.
+        """Returns the part of the global tensor that `rank` holds, as an index.
 
         In a dim where the rank holds nothing it begins at the end of the dim, as in torch.
 
@@ -305,23 +279,18 @@ class Layout:
                 f"Layout {self} splits a dim within stretches: what a rank holds is not one piece. "
                 "Ask for the slices of stretches.without_stretches()."
             )
-        return tuple(slice(start, start + size) for start, size in self._held(shape, rank))
+        return tuple(slice(start, start + size) for start, size in self._held(tuple(shape), rank))
 
-    def _held(self, shape: Iterable[int], rank: int) -> tuple[tuple[int, int], ...]:
-        """Per dim the start and the size of what `rank` holds of the first stretch."""
-        sizes = tuple(shape)
-        if len(sizes) != self.ndim:
-            raise LayoutError(
-                f"Layout {self} is of a tensor with {self.ndim} dims, got shape {sizes}."
-            )
+    def _held(self, shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int], ...]:
+        """Returns per dim the start and the size of what `rank` holds, all stretches together."""
+        self.fitting(shape, "A tensor")
         at = dict(zip(self.mesh.axis_names, self.mesh.coordinate(rank), strict=True))
         held = []
-        for size, entry, each in zip(sizes, self.spec, self.blocks, strict=True):
-            count, block = stretches_of(each)
-            part = (0, size // count)
-            for axis in entry_axes(entry):
-                part = chunk(*part, self.mesh.axis_size(axis), at[axis], block)
-            held.append(part if part[1] else (size, 0))
+        for dim, size in enumerate(shape):
+            chunks, place = self.chunk_sizes(dim, size), 0
+            for axis in self.dim_axes(dim):
+                place = place * self.mesh.axis_size(axis) + at[axis]
+            held.append((sum(chunks[:place]) if chunks[place] else size, chunks[place]))
         return tuple(held)
 
     def __str__(self) -> str:
@@ -329,19 +298,3 @@ class Layout:
         text = f"{self.spec} with {pending}" if pending else str(self.spec)
         blocks = ", ".join(map(str, self.blocks))
         return text if set(self.blocks) <= {1} else f"{text} in blocks of ({blocks})"
-
-
-@lru_cache(maxsize=4096)
-def _reduced(layout: Layout) -> Layout:
-    return Layout(layout.mesh, layout.spec, (), layout.blocks)
-
-
-@lru_cache(maxsize=4096)
-def _replicated(mesh: Mesh, ndim: int) -> Layout:
-    return Layout(mesh, (None,) * ndim)
-
-
-def _normal_dim(dim: int, ndim: int, axis: str) -> int:
-    if not -ndim <= dim < ndim:
-        raise LayoutError(f"Axis {axis!r} shards dim {dim}, but the tensor has {ndim} dims.")
-    return dim % ndim

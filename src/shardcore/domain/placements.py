@@ -57,12 +57,6 @@ def _blocks(value: Blocks) -> Blocks:
     return index(value)
 
 
-def check_reduce_op(op: object) -> None:
-    """Raise a LayoutError unless `op` is the name of a reduction."""
-    if op not in REDUCE_OPS:
-        raise LayoutError(f"Unknown reduction {op!r}: give one of {REDUCE_OPS}.")
-
-
 @attrs.frozen
 class Replicate:
     """Every rank along the axis holds the same values."""
@@ -105,7 +99,8 @@ class Partial:
     op: ReduceOp = "sum"
 
     def __attrs_post_init__(self) -> None:
-        check_reduce_op(self.op)
+        if self.op not in REDUCE_OPS:
+            raise LayoutError(f"Unknown reduction {self.op!r}: give one of {REDUCE_OPS}.")
 
     def __str__(self) -> str:
         return f"P({self.op})"

@@ -73,7 +73,7 @@ def _check(path: str, variable: VariableFacts | None, choice: Choice, mesh: Mesh
     try:
         layout = Layout(mesh, choice.spec)
         if variable is not None:
-            layout.local_shape(variable.shape, rank=0)
+            layout.fitting(variable.shape, "It")
     except LayoutError as error:
         of_shape = "" if variable is None else f" of shape {variable.shape}"
         raise PolicyError(f"its choice for {path!r}{of_shape} does not fit: {error}") from error

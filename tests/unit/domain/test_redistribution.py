@@ -339,8 +339,8 @@ def test_every_rank_and_every_call_gets_the_same_plan():
 @pytest.mark.parametrize(
     ("source", "target", "shape", "message"),
     [
-        (("data",), (None,), (3, 3), r"\('data',\) is of a tensor with 1 dims, got shape \(3, 3\)"),
-        (("data",), (None, None), (3,), r"\(None, None\) is of a tensor with 2 dims"),
+        (("data",), (None,), (3, 3), r"shape \(3, 3\), but its layout \('data',\) is of 1 dims"),
+        (("data",), (None, None), (3,), r"\(None, None\) is of 2 dims"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_an_error(source, target, shape, message):

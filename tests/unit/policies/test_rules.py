@@ -100,7 +100,7 @@ def test_an_output_has_a_rule_where_it_is_chosen():
         ({"a/output": Choice(("expert", None), "")}, "its choice for 'a/output' does not fit"),
         ({"a/output": ("data", None)}, "gave ('data', None) for 'a/output', expected a Choice"),
         ({"b": ("model",)}, "gave ('model',) for 'b', expected a Choice"),
-        ({"k": SPLIT}, "its choice for 'k' of shape (4, 8) does not fit: Layout ('model',) is of"),
+        ({"k": SPLIT}, "its choice for 'k' of shape (4, 8) does not fit: It has shape"),
         ({"b": Choice(("expert",), "")}, "names axis 'expert', but the axes of its mesh are"),
         ({"k": Choice(("model", "model"), "")}, "uses axis 'model' twice"),
     ],
