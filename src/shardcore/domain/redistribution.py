@@ -37,7 +37,7 @@ TRANSITIONS: dict[tuple[type[Placement], type[Placement]], Kind] = {
     (Partial, Shard): "reduce_scatter",
 }
 
-# The seconds of a path; equal ones are told apart by the number of steps.
+# The seconds of a path; of equal ones the one with fewer steps goes first.
 _Cost: TypeAlias = tuple[float, int]
 
 

@@ -1,8 +1,7 @@
 """Policy `data_parallel`: every rank holds every variable, and computes on its own rows."""
 
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.axes import batch_axis
-from shardcore.policies.sizes import whole
+from shardcore.policies.splits import batch_axis, whole
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 

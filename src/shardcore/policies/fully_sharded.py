@@ -4,8 +4,7 @@ A variable is whole only where it is used: it is gathered, and its gradient is r
 """
 
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.axes import batch_axis
-from shardcore.policies.sizes import SMALL, saves, split, whole
+from shardcore.policies.splits import SMALL, batch_axis, saves, split, whole
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice
 

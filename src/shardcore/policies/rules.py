@@ -14,7 +14,7 @@ from shardcore.domain.errors import LayoutError, PolicyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.key import METACHARACTERS
-from shardcore.policies.sizes import whole
+from shardcore.policies.splits import whole
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice, Spec
 

@@ -12,10 +12,8 @@ import attrs
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.policies import tensor_parallel
-from shardcore.policies.axes import batch_axis, model_axis
-from shardcore.policies.sequence.graph import Flow
-from shardcore.policies.sequence.roles import Roles
-from shardcore.policies.sizes import SMALL
+from shardcore.policies.layers.tokens import Flow, Roles
+from shardcore.policies.splits import SMALL, batch_axis, model_axis
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
@@ -86,7 +84,7 @@ class _Edges:
                 yield self._gathered(layer, users)
 
     def _in_order(self, layer: LayerFacts) -> Iterator[tuple[str, Choice]]:
-        """Embeddings, blocks, and norms behind the blocks, in a layer whose graph nobody knows."""
+        """Embeddings, blocks, and norms behind the blocks, in a layer whose graph is not known."""
         roles = {each.name: self.roles.of(each) for each in layer.children}
         if "block" not in roles.values():
             return

@@ -1,18 +1,15 @@
 """Policy `tensor_parallel`: layers that follow one another are split so that sums are rare.
 
 What is not part of a pair, an attention or an embedding stays whole: a split would save memory and
-move activations for it. Whoever wants that edits the plan.
+move activations for it. To split it, edit the plan.
 """
 
 import attrs
 
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.axes import model_axis
-from shardcore.policies.layers.attention import attention_choices, is_attention
-from shardcore.policies.layers.blocks import block_regions
-from shardcore.policies.layers.linear import Linear
-from shardcore.policies.layers.regions import Region, graph_regions
-from shardcore.policies.sizes import SMALL, all_whole, saves, split, whole
+from shardcore.policies.layers.linear import Linear, attention_choices, is_attention
+from shardcore.policies.layers.regions import Region, block_regions, graph_regions
+from shardcore.policies.splits import SMALL, all_whole, model_axis, saves, split, whole
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice
 
@@ -113,15 +110,9 @@ class _Splitter:
         columns = ", ".join(dict.fromkeys(each.layer.name for each in region.columns))
         rows = ", ".join(dict.fromkeys(each.layer.name for each in region.rows))
         for linear in region.columns:
-            reason = f"columns: {rows} sums up (by {region.told_by})"
-            for variable, dim in ((linear.kernel, linear.out_dim), (linear.bias, -1)):
-                if variable is not None:
-                    chosen[variable.path] = Choice(split(variable, dim, self.axis), reason)
+            chosen |= linear.columns(self.axis, f"columns: {rows} sums up (by {region.told_by})")
         for linear in region.rows:
-            reason = f"rows: sums up {columns} (by {region.told_by})"
-            chosen[linear.path] = Choice(split(linear.kernel, linear.in_dim, self.axis), reason)
-            if linear.bias is not None:
-                chosen[linear.bias.path] = Choice(whole(linear.bias), "whole: added to the sum")
+            chosen |= linear.rows(self.axis, f"rows: sums up {columns} (by {region.told_by})")
         for layer in region.between:
             for each in layer.variables:
                 chosen[each.path] = Choice(split(each, 0, self.axis), f"as {columns}")

@@ -10,7 +10,7 @@ from shardcore.domain.errors import MeshError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.policies import data_parallel, fully_sharded
-from shardcore.policies.sizes import SMALL
+from shardcore.policies.splits import SMALL
 from shardcore.ports.model import LayerFacts, VariableFacts
 
 MESH = Mesh((4, 2), ("data", "model"))

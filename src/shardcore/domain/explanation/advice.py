@@ -29,7 +29,7 @@ def advise(
 ) -> tuple[Avoidable, ...]:
     """The gathers that a layout forces, each once with the rules to change.
 
-    Only what another rule spares is told: a large weight that is gathered for use is split to save
+    Only what another rule spares is named: a large weight that is gathered for use is split to save
     memory, and a pending sum is what a split kernel costs.
     """
     found: list[Avoidable] = []

@@ -16,7 +16,7 @@ Phase: TypeAlias = Literal["batch", "forward", "loss and metrics", "backward", "
 
 @attrs.frozen
 class Collective:
-    """A collective of a step, or several that are equal in all that is told here.
+    """A collective of a step, or several that are equal in all of this.
 
     Args:
         kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "broadcast".
@@ -30,7 +30,7 @@ class Collective:
         sent_bytes: The bytes that one rank sends to others by theory, of each time.
         variables: The paths of the variables, or of those whose gradients, are moved.
         shape: The global shape of what is moved, where it is one tensor that is known.
-        change: How that lies before and after, over `axes`: "S(1) -> R". Empty where not known.
+        change: Its placements before and after, over `axes`: "S(1) -> R". Empty where not known.
         reason: Why, in words.
         times: How often.
     """
@@ -92,7 +92,7 @@ class ExplainedLayer:
         calls: How often it was called.
         variables: Its own variables, and not those of layers that it calls.
         shape: The global shape of its output, the first if it has several; None without one.
-        spec: How that lies: per tensor dim the mesh axes that split it.
+        spec: Its layout: per tensor dim the mesh axes that split it.
     """
 
     path: str
@@ -119,7 +119,7 @@ def sent_bytes(kind: str, operand_bytes: int, ranks: int) -> int:
 
 
 def axes_of(mesh: Mesh, processes: Iterable[int], group: Iterable[int]) -> tuple[str, ...]:
-    """The fewest axes of `mesh` along which the processes of `group` lie; none if there are none.
+    """The fewest axes of `mesh` along which the processes of `group` are; none if there are none.
 
     Args:
         mesh: The mesh.

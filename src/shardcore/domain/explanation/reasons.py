@@ -140,7 +140,7 @@ def _output(facts: Facts) -> str:
 
 
 def _move(facts: Facts) -> str:
-    """How it lies, and what is done about it."""
+    """Returns how it is placed, and what is done about it."""
     over, after = _over(facts.axes), facts.after()
     dims = [placement.dim for placement in after if isinstance(placement, Shard)]
     for before in facts.before():

@@ -1,8 +1,13 @@
-"""Layers that multiply by a kernel, and layers that keep channels apart: what pairs are made of."""
+"""Layers that multiply by a kernel, and layers that keep channels apart: what pairs are made of.
+
+In an attention, query, key and value are split by heads, the output by the same heads.
+"""
 
 import attrs
 
+from shardcore.policies.splits import all_whole, split
 from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.ports.policy import Choice
 
 # Activations that compute each element by itself, by name in small letters. Any other, such as
 # softmax, needs all channels.
@@ -37,12 +42,14 @@ class Linear:
         kernel: Its kernel.
         in_dim: The dim of the kernel that is summed over.
         out_dim: The dim of the kernel that becomes the width of the output.
+        new_dims: The dims of the output that the kernel makes: two where it makes heads.
     """
 
     layer: LayerFacts
     kernel: VariableFacts
     in_dim: int
     out_dim: int
+    new_dims: int = 1
 
     @property
     def path(self) -> str:
@@ -69,6 +76,18 @@ class Linear:
         """Whether its activation leaves channels apart."""
         return _is_elementwise(self.layer)
 
+    def columns(self, axis: str, reason: str) -> dict[str, Choice]:
+        """Returns its variables split by the width of the output."""
+        found = {self.path: Choice(split(self.kernel, self.out_dim, axis), reason)}
+        if self.bias is not None and len(self.bias.shape) >= self.new_dims:
+            found[self.bias.path] = Choice(split(self.bias, -self.new_dims, axis), reason)
+        return found
+
+    def rows(self, axis: str, reason: str) -> dict[str, Choice]:
+        """Returns its variables split by the width that is summed over."""
+        found = {self.path: Choice(split(self.kernel, self.in_dim, axis), reason)}
+        return found | all_whole([self.bias] if self.bias else [], "added to the sum")
+
 
 def as_linear(layer: LayerFacts) -> Linear | None:
     """`layer` as a linear one, None if it is another, or if its channels are not its last dim."""
@@ -80,11 +99,18 @@ def as_linear(layer: LayerFacts) -> Linear | None:
         return Linear(layer, kernel, 0, 1)
     if layer.is_a("BaseConv") and layer.config.get("groups", 1) == 1 and _is_channels_last(layer):
         return Linear(layer, kernel, ndim - 2, ndim - 1)
-    if layer.is_a("EinsumDense") and ndim == 2:
-        summed, new = einsum_dims(layer) or ((), ())
-        if len(summed) == len(new) == 1:  # a Dense of other letters
-            return Linear(layer, kernel, summed[0], new[0])
+    if layer.is_a("EinsumDense") and ndim == 2:  # a Dense of other letters
+        return _as_einsum(layer, summed=1, new=1)
     return None
+
+
+def _as_einsum(layer: LayerFacts, summed: int, new: int) -> Linear | None:
+    """The layer, if its kernel has so many dims that are summed over, and so many new ones."""
+    kernel, dims = layer.variable("kernel"), einsum_dims(layer)
+    if kernel is None or dims is None or tuple(map(len, dims)) != (summed, new):
+        return None
+    (first_summed, *_), (first_new, *_) = dims
+    return Linear(layer, kernel, first_summed, first_new, new)
 
 
 def einsum_dims(layer: LayerFacts) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -123,3 +149,40 @@ def _is_channels_last(layer: LayerFacts) -> bool:
 
 def _is_elementwise(layer: LayerFacts) -> bool:
     return str(layer.config.get("activation", "linear")).lower() in ELEMENTWISE
+
+
+INPUTS = ("query", "key", "value")
+OUTPUT = "attention_output"
+
+
+def is_attention(layer: LayerFacts) -> bool:
+    """Whether `layer` holds projections by the names that Keras and KerasHub give them."""
+    return all(layer.child(name) is not None for name in (*INPUTS, OUTPUT))
+
+
+def attention_choices(layer: LayerFacts, axis: str, parts: int) -> dict[str, Choice]:
+    """The split by heads. A head is never cut: where they do not divide, they stay whole.
+
+    Key and value heads that do not divide (grouped queries) stay whole alone: every rank computes
+    all of them, and the query heads that it holds.
+    """
+    inputs = {
+        child.name: _as_einsum(child, summed=1, new=2)
+        for child in layer.children
+        if child.is_a("EinsumDense") and child.name != OUTPUT
+    }
+    last, query = layer.child(OUTPUT), inputs.get("query")
+    output = None if last is None else _as_einsum(last, summed=2, new=1)
+    if output is None or query is None or query.width_out != output.width_in:
+        return all_whole(layer.all_variables(), "its heads are not told by its kernels")
+    heads = query.width_out
+    if heads % parts:
+        return all_whole(layer.all_variables(), f"{heads} heads do not divide by {parts}")
+    found = output.rows(axis, f"rows: sums up {heads} heads over {axis!r}")
+    for name, projection in inputs.items():
+        if projection is not None and projection.width_out % parts:
+            why = f"{projection.width_out} {name} heads do not divide by {parts}"
+            found |= all_whole(projection.layer.variables, why)
+        elif projection is not None:
+            found |= projection.columns(axis, f"columns: {projection.width_out} {name} heads")
+    return found

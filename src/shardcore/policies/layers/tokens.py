@@ -1,15 +1,22 @@
 """What each layer is to a sequence that is split: who makes the parts, and who needs them whole.
 
-A role is told by the kinds of layers and by how `tensor_parallel` has split their variables.
+A role follows from the kinds of layers and from how `tensor_parallel` has split their variables.
+Where a model's graph is known, roles tell where its sequence is split and where it is gathered.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, TypeAlias
 
 import attrs
 
-from shardcore.policies.layers.attention import OUTPUT, is_attention
-from shardcore.policies.layers.linear import CHANNELWISE, as_linear, is_channelwise
+from shardcore.policies.layers.linear import (
+    CHANNELWISE,
+    OUTPUT,
+    as_linear,
+    is_attention,
+    is_channelwise,
+)
+from shardcore.policies.layers.regions import Graph
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
@@ -25,6 +32,10 @@ _MIXING = (
     "BatchNormalization", "SpatialDropout", "Pooling", "ZeroPadding", "Cropping", "UpSampling",
 )  # fmt: skip
 EACH = frozenset(kind for kind in CHANNELWISE if not any(each in kind for each in _MIXING))
+# What gives parts, what passes them on, what takes the whole sequence by several products.
+_SOURCES = ("tokens", "rows", "region", "block")
+_PASSING = ("each", "norm", "block")
+_REGIONS = ("columns", "region")
 
 
 @attrs.frozen
@@ -87,7 +98,7 @@ class Roles:
     def _of_parts(self, layer: LayerFacts) -> Role:
         """The role of a layer that holds others.
 
-        Where nobody knows its graph, as many norms as regions are taken for a block whose regions
+        Where its graph is not known, as many norms as regions are taken for a block whose regions
         stand behind a norm each. A wrong guess costs time, and no number.
         """
         roles = [self.of(each) for each in layer.children if not each.is_a("InputLayer")]
@@ -110,3 +121,74 @@ def _is_over_channels(norm: LayerFacts) -> bool:
     axes = axis if isinstance(axis, list | tuple) else [axis]
     last = len(norm.input_shape or ()) - 1
     return len(axes) == 1 and axes[0] in (-1, last)
+
+
+@attrs.frozen
+class Flow:
+    """What becomes of the outputs of a functional model's layers.
+
+    Args:
+        graph: Its graph.
+        roles: The roles of its layers, by name.
+    """
+
+    graph: Graph
+    roles: Mapping[str, Role]
+
+    @classmethod
+    def of(cls, model: LayerFacts, roles: Roles) -> "Flow":
+        """The flow through `model`, which has a graph."""
+        return cls(Graph.of(model), {each.name: roles.of(each) for each in model.children})
+
+    def split(self) -> list[str]:
+        """The layers whose outputs are computed in parts of the sequence.
+
+        Where a region would gather the parts for each of its products, as the norm before it feeds
+        a short cut too, all that is added up with them stays whole.
+        """
+        sources = {name for name, role in self.roles.items() if role in _SOURCES}
+        while True:
+            split = self._reached(sources)
+            costly = [name for name in split if self._is_costly(name)]
+            if not costly:
+                return [name for name in split if self._is_of_use(name)]
+            sources -= self._together(costly, split)
+
+    def is_gathered(self, name: str) -> bool:
+        """Whether the output of `name`, which is split, is gathered there: all users need that."""
+        users = self.graph.users[name]
+        is_layer = bool(self.graph.nodes[name].output_path)
+        return is_layer and bool(users) and not any(map(self._passes, users))
+
+    def _reached(self, sources: set[str]) -> list[str]:
+        """The sources, and what passes parts on; the nodes are in the order of the graph."""
+        split: dict[str, None] = {}
+        for name, role in self.roles.items():
+            is_fed = not split.keys().isdisjoint(self.graph.producers[name])
+            if name in sources or (role in ("each", "norm") and is_fed):
+                split[name] = None
+        return list(split)
+
+    def _passes(self, name: str) -> bool:
+        return self.roles[name] in _PASSING
+
+    def _is_of_use(self, name: str) -> bool:
+        """Whether a layer computes with the parts; a sum with which none does is reduced whole."""
+        return any(map(self._passes, [name, *self.graph.users[name]]))
+
+    def _is_costly(self, name: str) -> bool:
+        users = [self.roles[user] for user in self.graph.users[name]]
+        return not self.is_gathered(name) and not set(_REGIONS).isdisjoint(users)
+
+    def _together(self, names: Iterable[str], split: list[str]) -> set[str]:
+        """`names`, and what meets them without being gathered between."""
+        found: set[str] = set()
+        todo = list(names)
+        while todo:
+            name = todo.pop()
+            if name in found or name not in split:
+                continue
+            found.add(name)
+            todo += filter(self._passes, self.graph.users[name])
+            todo += self.graph.producers[name] if self._passes(name) else []
+        return found

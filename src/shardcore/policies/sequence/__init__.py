@@ -1,1 +1,0 @@
-"""What the layers of a model are to a sequence that is split."""
