@@ -1,15 +1,24 @@
 """One call of an operator: its rule, its operands on a mesh, and how its factors may be split."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import prod
 from typing import TypeAlias
 
 import attrs
 
-from shardcore.domain.chunks import chunk_sizes
+from shardcore.domain.chunks import block_of, chunk_sizes
 from shardcore.domain.cost import Costs
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
-from shardcore.domain.placements import Partial, Placement, Replicate, Shard, blocks_of
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.placements import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    blocks_of,
+    stretches_of,
+)
 from shardcore.domain.rules.rule import Operand, OperatorRule, Result, Term
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
@@ -32,6 +41,10 @@ class Placed:
     itemsize: int = 4
     weight: bool = False
     other: Layout | None = None
+
+    def is_split(self, axis: str) -> bool:
+        """Returns whether `axis` splits it."""
+        return isinstance(self.layout.placement(axis), Shard)
 
 
 @attrs.frozen
@@ -97,15 +110,16 @@ class Call:
         """Each operand of the rule with the tensor that is given for it."""
         return tuple(zip(self.rule.operands, self.operands, strict=True))
 
-    def sizes(self, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """The number of ranks along each of `axes`."""
-        mesh = self.operands[0].layout.mesh
-        return tuple(mesh.axis_size(axis) for axis in axes)
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the operands."""
+        return self.operands[0].layout.mesh
 
     def leaves_none_empty(self, factor: str, cut: Cut) -> bool:
         """Whether every rank has a step of `factor` where it is split by `cut`."""
         steps = self.extents[factor] // cut.count
-        return min(chunk_sizes(steps, self.sizes(cut.axes), cut.grain)) > 0
+        ranks = tuple(map(self.mesh.axis_size, cut.axes))
+        return min(chunk_sizes(steps, ranks, cut.grain)) > 0
 
     def placement(self, term: Term, factor: str) -> Placement:
         """The placement of an operand or a result along an axis that splits `factor`."""
@@ -130,12 +144,88 @@ class Call:
             for axis in cut.axes
             if isinstance(placement := self.placement(term, factor), Partial)
         }
-        layout = Layout(
-            self.operands[0].layout.mesh,
-            tuple(cut.axes for cut in of_dims),
-            partial,
-            tuple(blocks),
-        )
+        layout = Layout(self.mesh, tuple(cut.axes for cut in of_dims), partial, tuple(blocks))
         # A dim that no factor splits has blocks of 1, whatever its size is.
         sizes = (dim.step * self.extents.get(dim.factor or "", 1) for dim in term.dims)
         return layout.normalized(sizes)
+
+    def candidates(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
+        """Yields the factors that `axis` may split, each with the cut that it then has.
+
+        They are those by which `axis` splits an operand already.
+        """
+        found = [
+            (operand.weight, *each)
+            for term, operand in self.terms
+            if (each := self._factor_of(term, operand, axis))
+            and not (operand.weight and self._meets_its_like(axis, term, operand, each[0]))
+        ]
+        of_weights = {
+            factor for term, operand in self.terms if operand.weight for factor in term.factors
+        }
+        stay = any(not weight and factor not in of_weights for weight, factor, _ in found)
+        for weight, factor, cut in found:
+            if not (stay and weight):
+                yield from self._with_axis(axis, factor, cuts.get(factor, cut))
+
+    def other_dims(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
+        """Yields the factors of the other dims, the last first, of the activations `axis` splits.
+
+        Of the weights where there is no activation.
+        """
+        only_weights = all(operand.weight for operand in self.operands)
+        for term, operand in self.terms:
+            if operand.is_split(axis) and operand.weight == only_weights:
+                for dim in reversed(term.dims[1:]):
+                    if dim.factor is not None:
+                        yield from self._with_axis(axis, dim.factor, cuts.get(dim.factor, Cut()))
+
+    def _with_axis(self, axis: str, factor: str, cut: Cut) -> Iterator[tuple[str, Cut]]:
+        """Yields `factor` with `cut` in which `axis` splits it too, if each rank has a step then.
+
+        The axes are in the order of an operand that they split so already, else `axis` is last.
+        """
+        axes = (*cut.axes, axis)
+        orders = [
+            tuple(each for each in operand.layout.dim_axes(term.dim_of(factor)) if each in axes)
+            for term, operand in self.terms
+            if factor in term.factors
+        ]
+        for order in (*orders, axes):
+            found = Cut(order, cut.grain, cut.count)
+            if sorted(order) == sorted(axes) and self.leaves_none_empty(factor, found):
+                yield factor, found
+                return
+
+    def _meets_its_like(self, axis: str, term: Term, weight: Placed, factor: str) -> bool:
+        """Returns whether a weight is scaled by an activation of its size that is not split.
+
+        The result would have to be gathered later, which costs what gathering the weight does now.
+        """
+        return self.scales and any(
+            not operand.weight
+            and factor in other.factors
+            and not operand.is_split(axis)
+            and prod(operand.shape) <= prod(weight.shape)
+            for other, operand in self.terms
+            if other is not term
+        )
+
+    def _factor_of(self, term: Term, operand: Placed, axis: str) -> tuple[str, Cut] | None:
+        """Returns the factor by which `axis` splits an operand, with its stretches and grain."""
+        placement = operand.layout.placement(axis)
+        if not isinstance(placement, Shard) or not operand.shape[placement.dim]:
+            return None
+        dim = term.dims[placement.dim]
+        if dim.factor is None:
+            return None
+        steps, (count, block) = self.extents[dim.factor], stretches_of(placement.block)
+        left, rest = divmod(count, dim.count)
+        if rest or steps % left:
+            return dim.factor, Cut()
+        inner, ranks = steps // left, operand.layout.ranks(placement.dim)
+        wanted = chunk_sizes(inner * dim.block, ranks, block)
+        if any(size % dim.block for size in wanted):
+            return dim.factor, Cut(count=left)
+        grain = block_of(inner, ranks, tuple(size // dim.block for size in wanted))
+        return dim.factor, Cut(grain=grain or 1, count=left)

@@ -18,9 +18,7 @@ import attrs
 
 from shardcore.domain.cost import Costs
 from shardcore.domain.layout import Layout
-from shardcore.domain.placements import Shard
 from shardcore.domain.planner.call import Call, Cut, Placed, Shapes
-from shardcore.domain.planner.candidates import Candidates
 from shardcore.domain.planner.costs import SplitCosts
 from shardcore.domain.rules.rule import OperatorRule, Result
 
@@ -85,44 +83,30 @@ def choose(
         >>> str(chosen.operands[0]), str(chosen.results[0])
         ("(None, 'model')", "(None, None) with sum over 'model'")
     """
-    mesh = operands[0].layout.mesh
     call = Call(rule, operands, result_shapes, scales, costs)
-    candidates, seconds = Candidates(call), SplitCosts(call)
+    seconds, mesh = SplitCosts(call), call.mesh
     cuts: dict[str, Cut] = {}
-    idle, replicates = [], False
-    for axis in mesh.axis_names:
-        found = {each: seconds.of(axis, *each) for each in candidates.of(axis, cuts)}
-        if found:
-            factor, cut = min(found, key=found.__getitem__)
-            if found[factor, cut] <= seconds.of_all_work(axis):
-                cuts[factor] = cut
-            else:
-                replicates = True
-        elif mesh.axis_size(axis) > 1:
-            idle.append(axis)
-    for axis in tuple(idle):
-        found = {each: seconds.of(axis, *each) for each in candidates.other_dims(axis, cuts)}
-        if found:
-            factor, cut = min(found, key=found.__getitem__)
-            if found[factor, cut] <= seconds.of_gathering(axis) + seconds.of_work(axis):
-                cuts[factor] = cut
-            else:
-                replicates = True
-            idle.remove(axis)
+    left, replicates = list(mesh.axis_names), False
+    for candidates, of_all_work in (
+        (call.candidates, seconds.of_chosen_work),
+        (call.other_dims, seconds.of_all_work),
+    ):
+        for axis in tuple(left):
+            found = {each: seconds.of(axis, *each) for each in candidates(axis, cuts)}
+            if found:
+                factor, cut = min(found, key=found.__getitem__)
+                if found[factor, cut] <= of_all_work(axis):
+                    cuts[factor] = cut
+                else:
+                    replicates = True
+            if found or mesh.axis_size(axis) == 1:
+                left.remove(axis)
+    # What an axis splits that can split nothing here: activations, or weights where there are none.
+    moved = [each for each in operands if not each.weight] or operands
     return Split(
         tuple(call.layout(term, cuts) for term in rule.operands),
         tuple(call.layout(term, cuts) for term in rule.results),
         call.extents,
-        _gathers(operands, idle),
-        replicates,
-    )
-
-
-def _gathers(operands: tuple[Placed, ...], axes: list[str]) -> bool:
-    """Whether an axis of `axes` splits an activation, or where there is none, a weight."""
-    activations = [each for each in operands if not each.weight]
-    return any(
-        isinstance(each.layout.placement(axis), Shard)
-        for axis in axes
-        for each in activations or operands
+        gathers=any(each.is_split(axis) for axis in left for each in moved),
+        replicates=replicates,
     )

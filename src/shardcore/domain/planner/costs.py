@@ -16,7 +16,7 @@ from shardcore.domain.placements import (
 )
 from shardcore.domain.planner.call import Call, Cut, Placed
 from shardcore.domain.redistribution import transition
-from shardcore.domain.rules.rule import Term
+from shardcore.domain.rules.rule import Shape, Term
 
 
 @attrs.frozen
@@ -27,48 +27,45 @@ class SplitCosts:
 
     def of(self, axis: str, factor: str, cut: Cut) -> float:
         """The cost of bringing operands and results along `axis` where `cut` wants them."""
-        ranks = self.call.operands[0].layout.mesh.axis_size(axis)
         total = 0.0
         for term, operand in self.call.terms:
             source = operand.layout.placement(axis)
-            target = self._wanted(term, operand.shape, source, factor, cut, ranks)
+            target = self._wanted(term, operand.shape, source, axis, factor, cut)
             total += self._brought(operand, target, axis)
             if operand.weight and isinstance(target, Shard):
                 total += self._way_back(target, source, axis, _bytes(operand, axis))
         by_name = {term.name: operand for term, operand in self.call.terms}
         for result, shape in zip(self.call.rule.results, self.call.result_shapes, strict=False):
-            source = self.call.placement(result, factor)
-            like = source
+            source = like = self.call.placement(result, factor)
             if result.like:
                 like = by_name[result.like].layout.placement(axis)
-                source = self._wanted(result, shape, like, factor, cut, ranks)
+                source = self._wanted(result, shape, like, axis, factor, cut)
             target = Replicate() if isinstance(like, Partial) else like
             total += self._sent(source, target, axis, prod(shape) * self.call.operands[0].itemsize)
         return total
 
-    def of_gathering(self, axis: str) -> float:
-        """The cost of all-gathering along `axis` every operand that it splits."""
-        return sum(self._brought(operand, Replicate(), axis) for operand in self.call.operands)
-
     def of_all_work(self, axis: str) -> float:
-        """The cost of having each rank along `axis` do all of the work, on an all-gathered operand.
+        """The cost of all-gathering what `axis` splits, and of the work that each rank does then.
+
+        It does the work of all ranks along `axis`.
+        """
+        gathers = sum(self._brought(each, Replicate(), axis) for each in self.call.operands)
+        ranks = self.call.mesh.axis_size(axis)
+        work = self._multiplications() * (ranks - 1) / ranks / self.call.costs.multiplications
+        return work + gathers
+
+    def of_chosen_work(self, axis: str) -> float:
+        """That cost, where all the work may be chosen although `axis` can split a factor; else inf.
 
         That is for one activation beside a weight, neither of which is split otherwise: the work
         with a weight that `axis` splits is meant to be split, and so is a gradient's sum over rows.
         Of several results some may not be read, so that what they cost is not known.
         """
-        split = [
-            each for each in self.call.operands if isinstance(each.layout.placement(axis), Shard)
-        ]
+        split = [each for each in self.call.operands if each.is_split(axis)]
         with_weight = any(each.weight for each in self.call.operands)
         if len(split) != 1 or split[0].weight or not with_weight or len(self.call.rule.results) > 1:
             return inf
-        return self.of_work(axis) + self.of_gathering(axis)
-
-    def of_work(self, axis: str) -> float:
-        """The cost of the work that a rank does in addition where `axis` splits nothing."""
-        ranks = self.call.operands[0].layout.mesh.axis_size(axis)
-        return self._multiplications() * (ranks - 1) / ranks / self.call.costs.multiplications
+        return self.of_all_work(axis)
 
     def _multiplications(self) -> int:
         """How many there are at most: an element for each step of all factors, and in a window."""
@@ -81,20 +78,14 @@ class SplitCosts:
         return prod(self.call.extents.values()) * prod(never_split)
 
     def _wanted(
-        self,
-        term: Term,
-        shape: tuple[int, ...],
-        source: Placement,
-        factor: str,
-        cut: Cut,
-        ranks: int,
+        self, term: Term, shape: Shape, source: Placement, axis: str, factor: str, cut: Cut
     ) -> Placement:
         """The placement of an operand; `source` itself where that is split no other way."""
         target = self.call.placement(term, factor)
         if isinstance(target, Shard) and isinstance(source, Shard) and source.dim == target.dim:
             dim, size = term.dims[target.dim], shape[target.dim]
             wanted = blocks_of(dim.count * cut.count, dim.block * cut.grain)
-            same = _splits_alike(size, ranks, wanted, source.block)
+            same = _splits_alike(size, self.call.mesh.axis_size(axis), wanted, source.block)
             return source if same else Shard(target.dim, wanted)
         return target
 
@@ -116,7 +107,7 @@ class SplitCosts:
         """What it costs to bring `held` bytes along `axis` from one placement to another."""
         if source != target and isinstance(target, Partial):  # made of the full tensor
             target = Replicate()
-        ranks = self.call.operands[0].layout.mesh.axis_size(axis)
+        ranks = self.call.mesh.axis_size(axis)
         return self.call.costs.collective(transition(source, target), axis, ranks, held)
 
 
@@ -135,6 +126,6 @@ def _bytes(operand: Placed, axis: str) -> float:
     others = prod(
         mesh.axis_size(other)
         for other in mesh.axis_names
-        if other != axis and isinstance(operand.layout.placement(other), Shard)
+        if other != axis and operand.is_split(other)
     )
     return prod(operand.shape) * operand.itemsize / others
