@@ -88,10 +88,10 @@ class Call:
     @extents.default
     def _extents(self) -> dict[str, int]:
         extents: dict[str, int] = {}
-        for term, operand in self.terms:
+        for number, (term, operand) in enumerate(self.terms):
             if len(term.dims) != len(operand.shape):
                 raise LayoutError(
-                    f"In rule '{self.rule}', {term.name} has {len(term.dims)} dims, got shape "
+                    f"In rule '{self.rule}', operand {number} has {len(term.dims)} dims, got shape "
                     f"{operand.shape}."
                 )
             for dim, size in zip(term.dims, operand.shape, strict=True):
@@ -100,8 +100,8 @@ class Call:
                 steps, rest = divmod(size, dim.step)
                 if rest or extents.setdefault(dim.factor, steps) != steps:
                     raise LayoutError(
-                        f"In rule '{self.rule}', {term.name} has shape {operand.shape}: factor "
-                        f"{dim.factor!r} would have to be of {extents.get(dim.factor)} steps."
+                        f"In rule '{self.rule}', operand {number} has shape {operand.shape}: "
+                        f"factor {dim.factor!r} would need {extents.get(dim.factor)} steps."
                     )
         return extents
 

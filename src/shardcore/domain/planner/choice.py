@@ -74,12 +74,11 @@ def choose(
 
     Example:
         >>> from shardcore.domain.mesh import Mesh
-        >>> from shardcore.domain.rules.rule import Operand
-        >>> rule = OperatorRule((Operand("x", "n c"), Operand("w", "c o")), (Result("y", "n o"),))
+        >>> from shardcore.domain.rules.rule import rule
         >>> mesh = Mesh((2,), ("model",))
         >>> x = Placed((8, 4), Layout(mesh, (None, None)))
         >>> w = Placed((4, 6), Layout(mesh, ("model", None)), weight=True)
-        >>> chosen = choose(rule, (x, w))
+        >>> chosen = choose(rule("n c, c o -> n o"), (x, w))
         >>> str(chosen.operands[0]), str(chosen.results[0])
         ("(None, 'model')", "(None, None) with sum over 'model'")
     """

@@ -34,11 +34,10 @@ class SplitCosts:
             total += self._brought(operand, target, axis)
             if operand.weight and isinstance(target, Shard):
                 total += self._way_back(target, source, axis, _bytes(operand, axis))
-        by_name = {term.name: operand for term, operand in self.call.terms}
         for result, shape in zip(self.call.rule.results, self.call.result_shapes, strict=False):
             source = like = self.call.placement(result, factor)
-            if result.like:
-                like = by_name[result.like].layout.placement(axis)
+            if result.like is not None:
+                like = self.call.operands[result.like].layout.placement(axis)
                 source = self._wanted(result, shape, like, axis, factor, cut)
             target = Replicate() if isinstance(like, Partial) else like
             total += self._sent(source, target, axis, prod(shape) * self.call.operands[0].itemsize)

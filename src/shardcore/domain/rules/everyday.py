@@ -1,10 +1,9 @@
 """The rules of everyday operators: element by element, along some dims, reductions, norms."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from shardcore.domain.placements import ReduceOp
-from shardcore.domain.rules.rule import Operand, OperatorRule, Result, Shape, letters, rule_of
+from shardcore.domain.rules.rule import OperatorRule, Shape, letters, rule, rule_of
 
 
 def elementwise(shapes: Sequence[Shape], results: int = 1) -> OperatorRule:
@@ -21,19 +20,15 @@ def elementwise(shapes: Sequence[Shape], results: int = 1) -> OperatorRule:
     ndim = max(map(len, shapes), default=0)
     aligned = [(1,) * (ndim - len(shape)) + shape for shape in shapes]
     sizes = [max(column, key=lambda size: size != 1) for column in zip(*aligned, strict=True)]
-    dims = letters(ndim)
+    dims = list(zip(letters(ndim), sizes, strict=True))
     operands = [
         [
-            dim if size == full else "-"
-            for dim, size, full in zip(
-                dims[-len(shape) :], shape, sizes[-len(shape) :], strict=True
-            )
+            name if size == full else "-"
+            for (name, full), size in zip(dims[ndim - len(shape) :], shape, strict=True)
         ]
-        if shape
-        else []
         for shape in shapes
     ]
-    return rule_of(operands, [dims] * results)
+    return rule_of(operands, [letters(ndim)] * results)
 
 
 def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1) -> OperatorRule:
@@ -47,7 +42,6 @@ def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1)
     return rule_of([dims] * operands, [dims] * results)
 
 
-@lru_cache(maxsize=4096)
 def reduced(
     ndim: int, dims: frozenset[int], keep: bool, op: ReduceOp | None = None, results: int = 1
 ) -> OperatorRule:
@@ -67,10 +61,9 @@ def reduced(
         'a - -> a'
     """
     names = list(enumerate(letters(ndim)))
-    given = " ".join("-" if dim in dims and op is None else name for dim, name in names)
+    given = " ".join("-" if dim in dims and op is None else name for dim, name in names) or "()"
     left = " ".join("-" if dim in dims else name for dim, name in names if keep or dim not in dims)
-    found = (Result(f"result {number}", left, op=op or "sum") for number in range(results))
-    return OperatorRule((Operand("tensor", given),), tuple(found))
+    return rule(f"{given} -> {', '.join([left or '()'] * results)}", op=op or "sum")
 
 
 def layer_norm(leading: int, trailing: int, weights: int) -> OperatorRule:

@@ -3,11 +3,9 @@
 Adapters name the operators of their library that a rule is for; docs/operators.md lists the rules.
 """
 
-from functools import lru_cache
-
 import attrs
 
-from shardcore.domain.rules.rule import Operand, OperatorRule, Result, letters, rule, rule_of
+from shardcore.domain.rules.rule import OperatorRule, letters, rule, rule_of
 
 
 @attrs.frozen
@@ -58,7 +56,6 @@ def convolution(channels: Channels, spatial: int, bias: bool) -> OperatorRule:
     return rule(f"n {channels.input}{plane}, {channels.kernel}{plane}{added} -> n {output}{plane}")
 
 
-@lru_cache
 def convolution_backward(channels: Channels, spatial: int) -> OperatorRule:
     """The gradients of a convolution.
 
@@ -68,17 +65,11 @@ def convolution_backward(channels: Channels, spatial: int) -> OperatorRule:
     """
     plane = " -" * spatial
     inputs, kernel = f"n {channels.input}{plane}", f"{channels.kernel}{plane}"
-    return OperatorRule(
-        (
-            Operand("gradient", f"n {channels.output}{plane}"),
-            Operand("input", inputs),
-            Operand("kernel", kernel),
-        ),
-        (
-            Result("of input", inputs, of=("gradient", "kernel"), like="input"),
-            Result("of kernel", kernel, of=("gradient", "input"), like="kernel"),
-            Result("of bias", channels.output, of=("gradient",)),
-        ),
+    gradient = f"n {channels.output}{plane}"
+    return rule(
+        f"{gradient}, {inputs}, {kernel} -> {inputs}, {kernel}, {channels.output}",
+        of=((0, 2), (0, 1), (0,)),
+        like=(1, 2),
     )
 
 

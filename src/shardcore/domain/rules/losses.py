@@ -5,12 +5,9 @@ split as they are, tells which these are. So the losses are pending, and the cla
 they are. Each rule is made for the shapes of a call and kept. docs/operators.md lists them.
 """
 
-from functools import lru_cache
-
-from shardcore.domain.rules.rule import Operand, OperatorRule, Result, letters
+from shardcore.domain.rules.rule import OperatorRule, letters, rule
 
 
-@lru_cache
 def nll_loss(ndim: int, weight: bool, reduced: bool, split: bool = False) -> OperatorRule:
     """The loss of each sample, or their sum; and the sum of the weights of the samples.
 
@@ -28,15 +25,12 @@ def nll_loss(ndim: int, weight: bool, reduced: bool, split: bool = False) -> Ope
         >>> str(nll_loss(2, weight=True, reduced=True, split=True))
         'a b, a, b, b -> (), ()'
     """
-    inputs, target = _dims(ndim, split)
-    counted = ("target", "weight") if weight else ("target",)
-    return OperatorRule(
-        (Operand("input", inputs), Operand("target", target), *_of_classes(weight, split)),
-        (Result("loss", "" if reduced else target), Result("total weight", "", of=counted)),
-    )
+    inputs, target, classes = _terms(ndim, weight, split)
+    counted = (1, 3 if split else 2) if weight else (1,)
+    loss = "()" if reduced else target
+    return rule(f"{inputs}, {target}{classes} -> {loss}, ()", of=((), counted))
 
 
-@lru_cache
 def nll_loss_backward(ndim: int, weight: bool, reduced: bool, split: bool = False) -> OperatorRule:
     """The gradient of the input.
 
@@ -46,29 +40,19 @@ def nll_loss_backward(ndim: int, weight: bool, reduced: bool, split: bool = Fals
         >>> str(nll_loss_backward(2, weight=False, reduced=True, split=True))
         '(), a b, a, (), b -> a b'
     """
-    inputs, target = _dims(ndim, split)
-    return OperatorRule(
-        (
-            Operand("gradient", "" if reduced else target),
-            Operand("input", inputs),
-            Operand("target", target),
-            Operand("total weight", ""),
-            *_of_classes(weight, split),
-        ),
-        (Result("of input", inputs, like="input"),),
-    )
+    inputs, target, classes = _terms(ndim, weight, split)
+    loss = "()" if reduced else target
+    return rule(f"{loss}, {inputs}, {target}, (){classes} -> {inputs}", like=(1,))
 
 
-def _dims(ndim: int, split: bool) -> tuple[str, str]:
-    """Those of the input, "-" for classes that are not split, and those of the target."""
+def _terms(ndim: int, weight: bool, split: bool) -> tuple[str, str, str]:
+    """Returns the input, with "-" for classes that are not split, the target, and what follows.
+
+    That has an element for each class: their numbers, where they are split, and weights.
+    """
     classes = 0 if ndim == 1 else 1
     dims = letters(ndim)
-    rest = " ".join(dims[:classes] + dims[classes + 1 :])
+    rest = " ".join(dims[:classes] + dims[classes + 1 :]) or "()"
     dims[classes] = dims[classes] if split else "-"
-    return " ".join(dims), rest
-
-
-def _of_classes(weight: bool, split: bool) -> list[Operand]:
-    """What has an element for each class: their numbers, where they are split, and weights."""
-    numbers = [Operand("numbers", "b")] if split else []
-    return numbers + ([Operand("weight", "b" if split else "-")] if weight else [])
+    numbers = ", b" if split else ""
+    return " ".join(dims), rest, f"{numbers}, {dims[classes]}" if weight else numbers

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import gcd, prod
 
-import attrs
-
-from shardcore.domain.rules.rule import OperatorRule, Shape, letters, rule_of
+from shardcore.domain.rules.rule import Dim, OperatorRule, Shape, letters, rule_of
 
 
 def dims_moved(ndim: int, dims: Sequence[int | None], results: int = 1) -> OperatorRule:
@@ -58,7 +56,9 @@ def of_pieces(ndim: int, dim: int, count: int, given: Sequence[int]) -> Operator
 
 
 def _with_stretches(ndim: int, dim: int, count: int) -> list[str]:
-    return [_dim(count if each == dim else 1, 1, name) for each, name in enumerate(letters(ndim))]
+    names = letters(ndim)
+    names[dim] = str(Dim(names[dim], count=count))
+    return names
 
 
 def stacked(ndim: int, dim: int, count: int) -> OperatorRule:
@@ -85,31 +85,11 @@ def repeated(ndim: int, repeats: Sequence[int]) -> OperatorRule:
         'a b -> - a 3*b'
     """
     dims, new = letters(ndim), len(repeats) - ndim
-    found = [_dim(count, 1, name) for count, name in zip(repeats[new:], dims, strict=True)]
+    found = [str(Dim(name, count=count)) for count, name in zip(repeats[new:], dims, strict=True)]
     return rule_of([dims], [["-"] * new + found])
 
 
-@attrs.frozen
-class Reshape:
-    """A reshape: which dims of the operand and of the result are split together.
-
-    Args:
-        rule: Its rule.
-        pairs: For each such pair the dim of the operand, that of the result, and their sizes.
-    """
-
-    rule: OperatorRule
-    pairs: tuple[tuple[int, int, int, int], ...]
-
-    def local_shape(self, shape: Shape, part: Shape) -> Shape:
-        """The shape of the result's part, for a result of `shape` and an operand's `part`."""
-        sizes = list(shape)
-        for before, after, size, new in self.pairs:
-            sizes[after] = part[before] * new // size
-        return tuple(sizes)
-
-
-def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = ()) -> Reshape:
+def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = ()) -> OperatorRule:
     """Dims are joined and taken apart. Of joined dims one can be split.
 
     Where the sizes of both sides differ, blocks of them are split, which hold the same elements.
@@ -122,13 +102,12 @@ def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = (
             dims that are joined the first one is taken where none is split.
 
     Example:
-        >>> str(reshape((8, 6, 5), (48, 5)).rule), str(reshape((48, 5), (2, 24, 5)).rule)
+        >>> str(reshape((8, 6, 5), (48, 5))), str(reshape((48, 5), (2, 24, 5)))
         ('a - c -> 6a c', '24a b -> a - b')
-        >>> str(reshape((4, 6), (24,), ((1, 1),)).rule), str(reshape((24,), (4, 6), ((0, 4),)).rule)
+        >>> str(reshape((4, 6), (24,), ((1, 1),))), str(reshape((24,), (4, 6), ((0, 4),)))
         ('- b -> 4*b', '4*a -> - a')
     """
     before, after, names = ["-"] * len(source), ["-"] * len(target), letters(len(source))
-    pairs: list[tuple[int, int, int, int]] = []
     counts = dict(split)
     for dims, others in _groups(source, target):
         first = next((dim for dim in dims if dim in counts), dims[0])
@@ -140,16 +119,10 @@ def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = (
                 continue
             steps = gcd(source[first] // count, target[other] // left)
             if steps > 1:
-                before[first] = _dim(count, source[first] // count // steps, names[first])
-                after[other] = _dim(left, target[other] // left // steps, names[first])
-                pairs.append((first, other, source[first], target[other]))
+                before[first] = str(Dim(names[first], source[first] // count // steps, count))
+                after[other] = str(Dim(names[first], target[other] // left // steps, left))
                 break
-    return Reshape(rule_of([before], [after]), tuple(pairs))
-
-
-def _dim(count: int, block: int, name: str) -> str:
-    stretches = "" if count == 1 else f"{count}*"
-    return f"{stretches}{'' if block == 1 else block}{name}"
+    return rule_of([before], [after])
 
 
 def _groups(source: Shape, target: Shape) -> list[tuple[range, range]]:

@@ -10,6 +10,7 @@ stretches, each of which has all steps of the factor.
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import zip_longest
 
 import attrs
 
@@ -63,19 +64,18 @@ def _dim(word: str) -> Dim:
 
 @attrs.frozen
 class Term:
-    """An operand or a result: its name, and its dims as text such as "n c - -".
+    """An operand or a result, by its dims as text such as "n c - -".
 
     Raises:
         RuleError: If a dim cannot be read, or a factor is there twice.
     """
 
-    name: str
     dims: tuple[Dim, ...] = attrs.field(converter=_dims)
 
     def __attrs_post_init__(self) -> None:
         factors = [dim.factor for dim in self.dims if dim.factor]
         if len(factors) > len(set(factors)):
-            raise RuleError(f"{self.name!r} has a factor twice in '{self}': use each factor once.")
+            raise RuleError(f"There is a factor twice in '{self}': use each factor once.")
 
     @property
     def factors(self) -> frozenset[str]:
@@ -95,7 +95,6 @@ class Operand(Term):
     """A tensor that the operator reads.
 
     Args:
-        name: Its name.
         dims: Its dims, as text.
         added: Whether it is added to the result, as a bias is: where the result is a pending sum,
             one rank adds it.
@@ -112,16 +111,15 @@ class Result(Term):
     """A tensor that the operator gives.
 
     Args:
-        name: Its name.
         dims: Its dims, as text.
-        of: The names of the operands that it is a product of; all that are not added, if none.
+        of: The operands, by number, that it is a product of; all that are not added, if none.
             A factor that it lacks is summed if one of them has it.
-        like: The name of the operand that it is wanted to lie like, as a gradient is; "" for none.
+        like: The operand, by number, whose layout is wanted for it, as for a gradient.
         op: How the parts that ranks compute along a factor that it lacks are reduced.
     """
 
-    of: tuple[str, ...] = ()
-    like: str = ""
+    of: tuple[int, ...] = ()
+    like: int | None = None
     op: ReduceOp = "sum"
 
 
@@ -134,14 +132,12 @@ class OperatorRule:
         results: What it gives, in order.
 
     Raises:
-        RuleError: If a name is there twice or names nothing, a result has a factor that none of
-            its operands has, or an added operand has one that the result lacks.
+        RuleError: If there is no operand, a result has a factor that none of its operands has, or
+            an added operand has one that the result lacks.
 
     Example:
-        >>> rule = OperatorRule(
-        ...     (Operand("rows", "n c"), Operand("kernel", "c o")), (Result("output", "n o"),)
-        ... )
-        >>> str(rule), sorted(rule.sums(rule.results[0]))
+        >>> product = OperatorRule((Operand("n c"), Operand("c o")), (Result("n o"),))
+        >>> str(product), sorted(product.sums(product.results[0]))
         ('n c, c o -> n o', ['c'])
     """
 
@@ -149,66 +145,76 @@ class OperatorRule:
     results: tuple[Result, ...]
 
     def __attrs_post_init__(self) -> None:
-        names = [term.name for term in self.operands]
-        if not names or len(names) > len(set(names)):
-            raise RuleError(f"Rule '{self}' needs operands of different names, got {names}.")
+        if not self.operands:
+            raise RuleError(f"Rule '{self}' needs an operand.")
         for result in self.results:
-            self._check(result, set(names))
-
-    def _check(self, result: Result, names: set[str]) -> None:
-        unknown = {*result.of, result.like} - names - {""}
-        if unknown:
-            raise RuleError(f"Result {result.name!r} names {sorted(unknown)}: no such operand.")
-        new = result.factors - self._factors_of(result)
-        if new:
-            raise RuleError(
-                f"Result {result.name!r} of rule '{self}' has {sorted(new)}, which none of the "
-                "operands that it is a product of has."
-            )
-        for operand in self.operands:
-            if operand.added and not operand.factors <= result.factors:
+            new = result.factors - self._factors_of(result)
+            if new:
                 raise RuleError(
-                    f"Operand {operand.name!r} of rule '{self}' is added to {result.name!r}, "
-                    f"which lacks {sorted(operand.factors - result.factors)}."
+                    f"Result '{result}' of rule '{self}' has {sorted(new)}, which none of the "
+                    "operands that it is a product of has."
                 )
+            for operand in self.operands:
+                if operand.added and not operand.factors <= result.factors:
+                    raise RuleError(
+                        f"Operand '{operand}' of rule '{self}' is added to '{result}', which "
+                        f"lacks {sorted(operand.factors - result.factors)}."
+                    )
 
     def sums(self, result: Result) -> frozenset[str]:
         """The factors that are summed in `result`."""
         return self._factors_of(result) - result.factors
 
     def _factors_of(self, result: Result) -> frozenset[str]:
-        return frozenset(
-            factor
-            for operand in self.operands
-            if (operand.name in result.of if result.of else not operand.added)
-            for factor in operand.factors
-        )
+        given = [self.operands[number] for number in result.of]
+        given = given or [each for each in self.operands if not each.added]
+        return frozenset[str]().union(*(each.factors for each in given))
+
+    def local_shape(self, shape: Shape, part: Shape) -> Shape:
+        """Returns the local shape of the result, of `shape`, where `part` is that of the operand.
+
+        Both are the only ones.
+        """
+        (operand,), (result,), sizes = self.operands, self.results, list(shape)
+        for number, dim in enumerate(result.dims):
+            if dim.factor:
+                given = operand.dim_of(dim.factor)
+                sizes[number] = part[given] // operand.dims[given].step * dim.step
+        return tuple(sizes)
 
     def __str__(self) -> str:
-        return f"{_listed(self.operands)} -> {_listed(self.results)}"
-
-
-def _listed(terms: tuple[Term, ...]) -> str:
-    return ", ".join(map(str, terms))
+        operands, results = (", ".join(map(str, each)) for each in (self.operands, self.results))
+        return f"{operands} -> {results}"
 
 
 @lru_cache(maxsize=4096)
-def rule(text: str) -> OperatorRule:
+def rule(
+    text: str,
+    of: tuple[tuple[int, ...], ...] = (),
+    like: tuple[int | None, ...] = (),
+    op: ReduceOp = "sum",
+) -> OperatorRule:
     """Returns the rule that `text` says; "()" is a tensor without dims, "+" one that is added.
 
-    Each result is a product of all operands that are not added.
+    Args:
+        text: Operands and results, by their dims.
+        of: For each result the operands that it is a product of: see `Result`.
+        like: For each result the operand whose layout is wanted for it.
+        op: How the parts of the results are reduced.
 
     Example:
         >>> bias = rule("n k, k m, + m -> n m").operands[2]
-        >>> bias.name, bias.added, str(bias)
-        ('operand 2', True, '+ m')
+        >>> bias.added, str(bias)
+        (True, '+ m')
     """
     given, _, found = text.partition("->")
     operands = (
-        Operand(f"operand {number}", each.removeprefix("+"), added=each.startswith("+"))
-        for number, each in enumerate(_terms(given))
+        Operand(each.removeprefix("+"), added=each.startswith("+")) for each in _terms(given)
     )
-    results = (Result(f"result {number}", each) for number, each in enumerate(_terms(found)))
+    results = (
+        Result(dims, parents or (), model, op)
+        for dims, parents, model in zip_longest(_terms(found), of, like)
+    )
     return OperatorRule(tuple(operands), tuple(results))
 
 

@@ -49,7 +49,7 @@ def reshapes(draw):
     def run(parts):
         return [parts[0].reshape(found.local_shape(target, parts[0].shape))]
 
-    return Call(found.rule, [shape], run)
+    return Call(found, [shape], run)
 
 
 def _cut_in_pieces(draw):

@@ -74,11 +74,9 @@ def _reshaped(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     """A view of a part may be impossible where one of the whole is not: it copies there."""
     tensor, sizes = args
     target = _sizes(tensor, sizes)
-    found = movement.reshape(tensor.shape, target, _split_dims(tensor))
+    rule = movement.reshape(tensor.shape, target, _split_dims(tensor))
     return one_result(
-        found.rule,
-        tensor,
-        lambda part: part.reshape(found.local_shape(target, tuple(part.shape))),
+        rule, tensor, lambda part: part.reshape(rule.local_shape(target, tuple(part.shape)))
     )
 
 
