@@ -1,10 +1,10 @@
-"""Tensors as small blocks in a picture: split as they are, this rank's part in the axis' colour."""
+"""Tensors as small blocks in a picture: split as they are, this rank's part in the axis' colour.
+
+The style sheets follow the reader's light or dark page.
+"""
 
 from collections.abc import Sequence
 from html import escape
-from math import prod
-
-import attrs
 
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.spec import DimSpec, entry_axes
@@ -14,29 +14,15 @@ WIDTH, HEIGHT = 34, 20
 MOST_PARTS = 8
 
 
-@attrs.frozen
-class Colours:
-    """The class of each mesh axis in the style sheet of a picture.
+def colour(axis: str, mesh: Mesh | None) -> str:
+    """Returns the class of `axis` in the style sheet; that of no axis for one that is unknown.
 
     Example:
-        >>> Colours(("data", "model")).of("model")
+        >>> colour("model", Mesh((2, 2), ("data", "model")))
         'axis1'
     """
-
-    axes: tuple[str, ...]
-
-    def of(self, axis: str) -> str:
-        """The class of `axis`; that of no axis for one that is unknown."""
-        return f"axis{self.axes.index(axis) % 4}" if axis in self.axes else "whole"
-
-
-@attrs.frozen
-class _Split:
-    """How a side of a block is split: into how many parts, which is this rank's, by which axes."""
-
-    parts: int
-    own: int
-    axes: tuple[str, ...]
+    known = mesh is not None and axis in mesh.axis_names
+    return f"axis{mesh.axis_index(axis) % 4}" if mesh and known else "whole"
 
 
 def block(x: float, y: float, spec: Sequence[DimSpec], mesh: Mesh | None, rank: int) -> str:
@@ -49,38 +35,73 @@ def block(x: float, y: float, spec: Sequence[DimSpec], mesh: Mesh | None, rank: 
         mesh: The mesh, None where nothing is distributed.
         rank: The rank whose part is coloured.
     """
-    across = _split(spec[-1:], mesh, rank)
-    down = _split(spec[:-1], mesh, rank)
-    if mesh is None or not (across.axes or down.axes):
+    if mesh is None or not _axes(spec, mesh):
         return _rect(x, y, WIDTH, HEIGHT, "part whole")
-    colours = Colours(mesh.axis_names)
-    width, height = WIDTH / across.parts, HEIGHT / down.parts
-    shapes = [_rect(x, y, WIDTH, HEIGHT, "part others")]
-    left, top = x + across.own * width, y + down.own * height
-    first, *others = (*across.axes, *down.axes)
-    shapes.append(_rect(left, top, width, height, f"part {colours.of(first)}"))
+    (columns, column), (rows, row) = (_parts(dims, mesh, rank) for dims in (spec[-1:], spec[:-1]))
+    width, height = WIDTH / columns, HEIGHT / rows
+    left, top = x + column * width, y + row * height
+    first, *others = (*_axes(spec[-1:], mesh), *_axes(spec[:-1], mesh))
+    shapes = [
+        _rect(x, y, WIDTH, HEIGHT, "part others"),
+        _rect(left, top, width, height, f"part {colour(first, mesh)}"),
+    ]
     for axis in others[:1]:  # both colours, in a triangle each
         corners = f"{left:g},{top:g} {left + width:g},{top:g} {left:g},{top + height:g}"
-        shapes.append(f'<polygon points="{corners}" class="{colours.of(axis)}"/>')
-    lines = [(x + n * width, y, 0, HEIGHT) for n in range(1, across.parts)]
-    lines += [(x, y + n * height, WIDTH, 0) for n in range(1, down.parts)]
+        shapes.append(f'<polygon points="{corners}" class="{colour(axis, mesh)}"/>')
+    lines = [(x + n * width, y, 0, HEIGHT) for n in range(1, columns)]
+    lines += [(x, y + n * height, WIDTH, 0) for n in range(1, rows)]
     shapes += [f'<path d="M{a:g} {b:g}l{c:g} {d:g}" class="cut"/>' for a, b, c, d in lines]
     return "".join(shapes)
 
 
-def _split(spec: Sequence[DimSpec], mesh: Mesh | None, rank: int) -> _Split:
-    axes = tuple(axis for entry in spec for axis in entry_axes(entry))
-    if mesh is None or not axes:
-        return _Split(1, 0, ())
+def _axes(spec: Sequence[DimSpec], mesh: Mesh) -> list[str]:
+    """Returns the axes of several ranks that split a dim of `spec`."""
+    axes = (axis for entry in spec for axis in entry_axes(entry))
+    return [axis for axis in axes if mesh.axis_size(axis) > 1]
+
+
+def _parts(spec: Sequence[DimSpec], mesh: Mesh, rank: int) -> tuple[int, int]:
+    """Returns into how many parts a side of a block is split, and which of them is the rank's."""
     at = dict(zip(mesh.axis_names, mesh.coordinate(rank), strict=True))
-    parts, own = prod(mesh.axis_size(axis) for axis in axes), 0
-    for axis in axes:
-        own = own * mesh.axis_size(axis) + at[axis]
-    if parts > MOST_PARTS:
-        return _Split(MOST_PARTS, own * MOST_PARTS // parts, axes)
-    return _Split(parts, own, axes if parts > 1 else ())
+    parts, own = 1, 0
+    for axis in _axes(spec, mesh):
+        parts, own = parts * mesh.axis_size(axis), own * mesh.axis_size(axis) + at[axis]
+    return (MOST_PARTS, own * MOST_PARTS // parts) if parts > MOST_PARTS else (parts, own)
 
 
 def _rect(x: float, y: float, width: float, height: float, kind: str) -> str:
     size = f'width="{width:g}" height="{height:g}"'
     return f'<rect x="{x:g}" y="{y:g}" {size} class="{escape(kind)}"/>'
+
+
+# Per class, what is painted, and in which colours on a light and on a dark page.
+COLOURS = {
+    "text": ("fill", "#1b1f24", "#e6edf3"),
+    ".soft": ("fill", "#57606a", "#9198a1"),
+    ".bad": ("fill", "#cf222e", "#ff7b72"),
+    ".page": ("fill", "#ffffff", "#0d1117"),
+    ".band": ("fill", "#f6f8fa", "#151b23"),
+    ".whole": ("fill", "#c9d1d9", "#4b535d"),
+    ".part, .chip": ("stroke", "#d0d7de", "#3d444d"),
+    ".others, .cut": ("stroke", "#57606a", "#9198a1"),
+    ".forced": ("stroke", "#cf222e", "#ff7b72"),
+    ".axis0": ("fill", "#2f6fde", "#6ea0f5"),
+    ".axis1": ("fill", "#d97706", "#f0a94a"),
+    ".axis2": ("fill", "#2e9e5b", "#5cc98a"),
+    ".axis3": ("fill", "#9b51c9", "#c58af0"),
+}
+SHAPES = """
+text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre; }
+.head { font-weight: bold; } .title { font-weight: bold; font-size: 15px; }
+.others, .chip { fill: none; } .cut { stroke-width: 0.7; } .forced { stroke-width: 1.6; }
+"""
+LIGHT, DARK = (
+    " ".join(f"{name} {{ {what}: {pair[number]}; }}" for name, (what, *pair) in COLOURS.items())
+    for number in (0, 1)
+)
+STYLE = f"{SHAPES}{LIGHT}\n@media (prefers-color-scheme: dark) {{ {DARK} }}\n"
+PAGE_STYLE = """
+body { margin: 0; font: 13px ui-monospace, Menlo, Consolas, monospace; background: #fff; }
+svg { max-width: 100%; height: auto; } pre { padding: 16px; overflow-x: auto; color: #1b1f24; }
+@media (prefers-color-scheme: dark) { body { background: #0d1117; } pre { color: #e6edf3; } }
+"""

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from textwrap import wrap
 
 import attrs
 
 from shardcore.domain.explanation.collectives import Collective, ExplainedLayer
 from shardcore.domain.mesh import Mesh
-from shardcore.reporting.explanation_blocks import WIDTH, Colours, block
-from shardcore.reporting.explanation_style import PAGE_STYLE, STYLE
+from shardcore.reporting.explanation_blocks import PAGE_STYLE, STYLE, WIDTH, block, colour
 from shardcore.reporting.explanation_words import Explained
 from shardcore.reporting.tables import human_bytes
 
@@ -119,7 +119,7 @@ def _head(explanation: Explained) -> tuple[int, list[str]]:
     ]
     y = 54
     for advice in explanation.advice():
-        for line in _wrapped(advice, int((PAGE - 2 * LAYERS) / LETTER)):
+        for line in wrap(advice, int((PAGE - 2 * LAYERS) / LETTER)):
             lines.append(_text(LAYERS, y, line, "bad"))
             y += 18
     lines += _legend(y + 4, explanation.mesh)
@@ -131,12 +131,9 @@ def _head(explanation: Explained) -> tuple[int, list[str]]:
 
 
 def _legend(y: int, mesh: Mesh | None) -> list[str]:
-    axes = () if mesh is None else tuple(zip(mesh.axis_names, mesh.shape, strict=True))
     names = [("part whole", "whole on each rank")]
-    names += [
-        (f"part {Colours(tuple(a for a, _ in axes)).of(axis)}", f"split over {axis!r} ({size})")
-        for axis, size in axes
-    ]
+    for axis, size in zip(mesh.axis_names, mesh.shape, strict=True) if mesh else ():
+        names.append((f"part {colour(axis, mesh)}", f"split over {axis!r} ({size})"))
     shapes, x = [], LAYERS
     for kind, label in names:
         shapes.append(f'<rect x="{x}" y="{y + 6}" width="16" height="12" class="{kind}"/>')
@@ -151,10 +148,9 @@ def _legend(y: int, mesh: Mesh | None) -> list[str]:
 
 def _chip(x: int, y: int, each: Collective, mesh: Mesh | None, forced: bool) -> str:
     """A collective: its axes by colour, its kind, its bytes, how often; the reason on hovering."""
-    colours = Colours(mesh.axis_names if mesh else ())
     bars = "".join(
-        f'<rect x="{x + 5 * n}" y="{y}" width="5" height="{LINE - 6}" class="{colours.of(axis)}"/>'
-        for n, axis in enumerate(each.axes)
+        f'<rect x="{x + 5 * n}" y="{y}" width="5" height="{LINE - 6}" class="{kind}"/>'
+        for n, kind in enumerate(colour(axis, mesh) for axis in each.axes)
     )
     often = f" x{each.times}" if each.times > 1 else ""
     label = f"{each.kind} {human_bytes(each.operand_bytes)}{often}"
@@ -199,12 +195,3 @@ def _text(
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…" if most > 1 else ""
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
