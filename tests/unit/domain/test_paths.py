@@ -13,11 +13,9 @@ from shardcore.domain.errors import RuleError
 from shardcore.domain.paths import key as path_key
 from shardcore.domain.paths import report as path_report
 from shardcore.domain.paths import rules as path_rules
-from shardcore.domain.paths import spellings as path_spellings
-from shardcore.domain.paths.key import METACHARACTERS, PathKey
+from shardcore.domain.paths.key import METACHARACTERS, PathKey, spellings
 from shardcore.domain.paths.report import RulesReport
 from shardcore.domain.paths.rules import Match, PathRules
-from shardcore.domain.paths.spellings import spellings
 
 RULES_MD = Path(__file__).parents[3] / "docs" / "rules.md"
 
@@ -339,7 +337,7 @@ def test_the_documented_report_is_what_is_printed():
     assert (result.failed, result.attempted) == (0, 2)
 
 
-@pytest.mark.parametrize("module", [path_spellings, path_key, path_rules, path_report])
+@pytest.mark.parametrize("module", [path_key, path_rules, path_report])
 def test_docstring_examples_run(module):
     result = doctest.testmod(module)
     assert result.attempted > 0

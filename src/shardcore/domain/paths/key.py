@@ -1,17 +1,77 @@
-"""How one rule's key is read: as a literal name, or as a regular expression."""
+"""How one rule's key is read, as a name or as a regular expression, and how paths are spelled."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import attrs
 
 from shardcore.domain.errors import RuleError
-from shardcore.domain.paths.spellings import SEPARATORS, slashed
+
+SEPARATORS: Final = ("/", ".")
+
+# Only names that mean one thing wherever they stand. Left out: RMSNormalization's `scale` (in an
+# attention layer `scale` is no torch weight), PReLU's `alpha`, and the LSTM `kernel` as
+# `weight_ih` (a rule `.*weight_.*` would then match every kernel).
+KERAS_TO_TORCH: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "kernel": "weight",
+        "embeddings": "weight",
+        "gamma": "weight",
+        "beta": "bias",
+        "moving_mean": "running_mean",
+        "moving_variance": "running_var",
+        "recurrent_kernel": "weight_hh",
+    }
+)
+
+
+TORCH_TO_KERAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        name: tuple(keras for keras, torch in KERAS_TO_TORCH.items() if torch == name)
+        for name in KERAS_TO_TORCH.values()
+    }
+)
 
 # Every character that means something in a regular expression, except the dot.
 METACHARACTERS: Final = frozenset(r"\^$*+?{}[]()|")
 _NAMES_A_DOT: Final = re.compile(r"\\\.|\[[^\]]*\.")
+
+
+def slashed(path: str) -> str:
+    """Returns `path` with every separator written as a slash."""
+    return path.replace(".", "/")
+
+
+def dotted(path: str) -> str:
+    """Returns `path` with every separator written as a dot."""
+    return path.replace("/", ".")
+
+
+def spellings(path: str) -> tuple[str, ...]:
+    """Returns every way to write `path`, as it was given first.
+
+    The separators may be all `/` or all `.`, and the last name may be any that Keras or PyTorch
+    gives to the same variable. A path with a slash is Keras' own, so its last name is read as a
+    Keras name: `dense/bias` is a bias and never a `beta`. A path without one may be PyTorch's.
+
+    Example:
+        >>> spellings("dense/kernel")
+        ('dense/kernel', 'dense/weight', 'dense.kernel', 'dense.weight')
+        >>> spellings("norm.bias")
+        ('norm.bias', 'norm/bias', 'norm/beta', 'norm.beta')
+        >>> spellings("dense/bias")
+        ('dense/bias', 'dense.bias')
+    """
+    cut = max(path.rfind(separator) for separator in SEPARATORS) + 1
+    last = path[cut:]
+    if last in KERAS_TO_TORCH:
+        others: tuple[str, ...] = (KERAS_TO_TORCH[last],)
+    else:
+        others = () if "/" in path else TORCH_TO_KERAS.get(last, ())
+    names = [path[:cut] + each for each in (last, *others)]
+    return tuple(dict.fromkeys([path, *map(slashed, names), *map(dotted, names)]))
 
 
 def _checked_text(text: object) -> str:
@@ -81,17 +141,14 @@ class PathKey:
         """The spelling that this key equals: slashed for a name, itself for a pattern."""
         return self.text if self.is_pattern else slashed(self.text)
 
-    def fullmatches(self, spellings: Iterable[str]) -> bool:
+    def fullmatches(self, names: Iterable[str]) -> bool:
         """Whether the pattern matches one whole spelling; always False for a name."""
-        if self.pattern is None:
-            return False
-        fullmatch = self.pattern.fullmatch
-        return any(fullmatch(name) for name in spellings if self._speaks(name))
+        pattern = self.pattern
+        return pattern is not None and any(
+            pattern.fullmatch(name) for name in names if self._speaks(name)
+        )
 
     def _speaks(self, spelling: str) -> bool:
         """Whether `spelling` uses a separator that the pattern names, or the pattern names none."""
-        if len(self.separators) != 1:
-            return True
-        if self.separators[0] in spelling:
-            return True
-        return all(separator not in spelling for separator in SEPARATORS)
+        used = [separator for separator in SEPARATORS if separator in spelling]
+        return len(self.separators) != 1 or not used or self.separators[0] in used

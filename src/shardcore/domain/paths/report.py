@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 import attrs
 
 from shardcore.domain.errors import RuleError
-from shardcore.domain.paths.key import PathKey
-from shardcore.domain.paths.spellings import slashed, spellings
+from shardcore.domain.paths.key import PathKey, slashed, spellings
 
 
 @attrs.frozen

@@ -1,15 +1,13 @@
 """Rules keyed by paths: which value each variable of a model gets."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, Literal, TypeVar
 
 import attrs
 
 from shardcore.domain.errors import RuleError
-from shardcore.domain.paths.key import PathKey
+from shardcore.domain.paths.key import PathKey, dotted, spellings
 from shardcore.domain.paths.report import RulesReport, hint
-from shardcore.domain.paths.spellings import dotted, spellings
 
 T = TypeVar("T")
 
@@ -67,19 +65,11 @@ class PathRules(Mapping[str, T]):
 
     _rules: Mapping[str, T] = attrs.field(converter=_collect, default=())
     _keys: Mapping[str, PathKey] = attrs.field(init=False, repr=False)
-    _exact: Mapping[str, Sequence[str]] = attrs.field(init=False, repr=False)
     _answers: dict[str, Match[T] | None] = attrs.field(init=False, repr=False, factory=dict)
 
     @_keys.default
     def _read_keys(self) -> Mapping[str, PathKey]:
         return {key: PathKey(key) for key in self._rules}
-
-    @_exact.default
-    def _index_keys(self) -> Mapping[str, Sequence[str]]:
-        index = defaultdict(list)
-        for key in self._keys.values():
-            index[key.exact_name].append(key.text)
-        return dict(index)
 
     def __getitem__(self, key: str) -> T:
         return self._rules[key]
@@ -128,7 +118,7 @@ class PathRules(Mapping[str, T]):
 
     def _find(self, path: str) -> Match[T] | None:
         how: Literal["exact", "pattern"] = "exact"
-        keys = self._exact_keys(path, spellings(path))
+        keys = self._exact_keys(path)
         if not keys:
             how = "pattern"
             keys = self._pattern_keys(path)
@@ -136,11 +126,12 @@ class PathRules(Mapping[str, T]):
             raise _ambiguous(path, keys, how)
         return Match(keys[0], self._rules[keys[0]], how) if keys else None
 
-    def _exact_keys(self, path: str, names: Iterable[str]) -> list[str]:
+    def _exact_keys(self, path: str) -> list[str]:
         # Asked for a pattern itself, as a mapping's own iteration does, answer with that rule.
         if path in self._keys and self._keys[path].is_pattern:
             return [path]
-        return list(dict.fromkeys(key for name in names for key in self._exact.get(name, ())))
+        names = spellings(path)
+        return [key.text for key in self._keys.values() if key.exact_name in names]
 
     def _pattern_keys(self, path: str) -> list[str]:
         # What Keras itself calls the variable goes before what PyTorch would call it: rules for
