@@ -58,58 +58,44 @@ exit code: 0 if all is as it should be, 1 if not, 2 for wrong usage.
 {EXAMPLES}"""
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose texts are printed as they are."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def parser(
     commands: Mapping[str, Callable[[argparse.Namespace], int]],
 ) -> argparse.ArgumentParser:
     """Returns the parser of the command line, whose `command` is one of `commands`."""
-    raw = argparse.RawDescriptionHelpFormatter
-    found = argparse.ArgumentParser(
+    found = _Parser(
         prog="shardcore",
         description="keras.distribution for Keras 3 on PyTorch.",
         epilog=EXAMPLES,
-        formatter_class=raw,
-    )
-    as_json = argparse.ArgumentParser(add_help=False)
-    as_json.add_argument("--json", action="store_true", help="print data instead of a table")
-    common = argparse.ArgumentParser(add_help=False, parents=[as_json])
-    common.add_argument(
-        "--strategy",
-        default="auto",
-        help='"auto" (default), "dtensor", "manual", "single", or another\'s',
-    )
-    target = argparse.ArgumentParser(add_help=False)
-    target.add_argument(
-        "target",
-        metavar="FILE[:FUNCTION]",
-        help=f"a Python script, and its function that returns the model ({DEFAULT_FUNCTION})",
     )
     words = found.add_subparsers(required=True, metavar="COMMAND")
     about = "show the strategy in use, and why not the others, the devices, the versions"
-    status = words.add_parser("status", parents=[common], help=about, description=about)
-    status.set_defaults(command=commands["status"])
-    plan = words.add_parser(
-        "plan",
-        parents=[as_json, target],
-        help="show which layout a policy gives each variable of a model",
-        description=PLAN,
-        epilog=PLAN_EPILOG,
-        formatter_class=raw,
-    )
-    _add_plan_arguments(plan)
-    plan.set_defaults(command=commands["plan"])
-    verify = words.add_parser(
-        "verify",
-        parents=[common, target],
-        help="check that every rank stores its shards of a model",
-        description=VERIFY,
-        epilog=EPILOG,
-        formatter_class=raw,
-    )
-    verify.set_defaults(command=commands["verify"])
-    return found
-
-
-def _add_plan_arguments(plan: argparse.ArgumentParser) -> None:
+    status = words.add_parser("status", help=about, description=about)
+    about = "show which layout a policy gives each variable of a model"
+    plan = words.add_parser("plan", help=about, description=PLAN, epilog=PLAN_EPILOG)
+    about = "check that every rank stores its shards of a model"
+    verify = words.add_parser("verify", help=about, description=VERIFY, epilog=EPILOG)
+    for name, each in {"status": status, "plan": plan, "verify": verify}.items():
+        each.set_defaults(command=commands[name])
+        each.add_argument("--json", action="store_true", help="print data instead of a table")
+    for each in (status, verify):
+        each.add_argument(
+            "--strategy",
+            default="auto",
+            help='"auto" (default), "dtensor", "manual", "single", or another\'s',
+        )
+    for each in (plan, verify):
+        each.add_argument(
+            "target",
+            metavar="FILE[:FUNCTION]",
+            help=f"a Python script, and its function that returns the model ({DEFAULT_FUNCTION})",
+        )
     plan.add_argument("--mesh", required=True, metavar="2x4", help="how many ranks, by axes")
     plan.add_argument("--axes", metavar="NAMES", help=f"the axes' names ({','.join(AXES)})")
     plan.add_argument(
@@ -126,6 +112,7 @@ def _add_plan_arguments(plan: argparse.ArgumentParser) -> None:
         help="an option of the policy, such as small=0",
     )
     plan.add_argument("--python", action="store_true", help="print the program that makes it")
+    return found
 
 
 def parse_target(target: str) -> tuple[Path, str]:
