@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, takewhile
 from typing import TypeAlias
 
 import attrs
@@ -187,7 +187,8 @@ def _cheapest(
     source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, costs: Costs
 ) -> tuple[Step, ...]:
     """The path of least cost by A*: known cost so far plus what is missing at the least."""
-    movable = _movable(source, target)
+    moving = _leaving(source, target) | _leaving(target, source)
+    movable = [axis for axis in source.mesh.axis_names if axis in moving]
     entry = count()  # ties are taken in the order found, so that all ranks agree
     queue: list[tuple[_Cost, int, _Cost, Layout, tuple[Step, ...]]] = []
     heappush(queue, (_missing(source, target, costs), next(entry), (0.0, 0), source, ()))
@@ -249,26 +250,15 @@ def _missing(layout: Layout, target: Layout, costs: Costs) -> _Cost:
     return (sum(starts), len(leave | enter))
 
 
-def _movable(source: Layout, target: Layout) -> tuple[str, ...]:
-    moving = _leaving(source, target) | _leaving(target, source)
-    return tuple(axis for axis in source.mesh.axis_names if axis in moving)
-
-
 def _leaving(layout: Layout, target: Layout) -> set[str]:
     """The axes that must leave where they are in `layout`, because `target` has them elsewhere."""
     leaving = {axis for axis, _ in layout.partial} - {axis for axis, _ in target.partial}
     for dim in range(layout.ndim):
         have, want = layout.dim_axes(dim), target.dim_axes(dim)
-        stay = _common_prefix(have, want) if layout.blocks[dim] == target.blocks[dim] else 0
+        pairs = zip(have, want, strict=False) if layout.blocks[dim] == target.blocks[dim] else ()
+        stay = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         leaving.update(have[stay:])
     return leaving
-
-
-def _common_prefix(a: tuple[str, ...], b: tuple[str, ...]) -> int:
-    same = 0
-    while same < min(len(a), len(b)) and a[same] == b[same]:
-        same += 1
-    return same
 
 
 def _sum(a: _Cost, b: _Cost) -> _Cost:

@@ -13,6 +13,12 @@ from shardcore.domain.placements import Partial, Placement, Shard
 CauseKind: TypeAlias = Literal["output", "rule", "assign", "returned", "numpy"]
 
 
+_CAUSES: dict[CauseKind, str] = {
+    "rule": "the layer's output: rule {0!r} asks for it,",
+    "assign": "the new value of {0}:",
+    "returned": "what the step returns:",
+    "numpy": "a value that NumPy reads:",
+}
 # Reads a value on the host.
 _READS = "aten._local_scalar_dense"
 
@@ -81,7 +87,7 @@ class Facts:
 
 
 def reason(facts: Facts) -> str:
-    """Why the collective was made.
+    """Returns why the collective was made.
 
     Example:
         >>> facts = Facts("all_reduce", "backward", ("data",), reduced=("dense/kernel",))
@@ -91,7 +97,7 @@ def reason(facts: Facts) -> str:
     if facts.reduced:
         return _of_reduced(facts)
     if facts.cause is not None and facts.cause.kind != "output":
-        return _of_cause(facts, facts.cause)
+        return f"{_CAUSES[facts.cause.kind].format(facts.cause.name)} {_move(facts)}"
     if facts.fell_back:
         return f"{facts.operator} cannot be split for these operands: they are made whole"
     if facts.variable is not None and facts.kind == "all_gather":
@@ -112,18 +118,6 @@ def _of_reduced(facts: Facts) -> str:
     return f"{named}, brought into the layout that the variable is kept in"
 
 
-def _of_cause(facts: Facts, cause: Cause) -> str:
-    match cause.kind:
-        case "rule":
-            return f"the layer's output: rule {cause.name!r} asks for it, {_move(facts)}"
-        case "assign":
-            return f"the new value of {cause.name}: {_move(facts)}"
-        case "returned":
-            return f"what the step returns: {_move(facts)}"
-        case _:
-            return f"a value that NumPy reads: {_move(facts)}"
-
-
 def _what(facts: Facts) -> str:
     """What is moved, where it is neither a variable nor the gradient of one."""
     if facts.operator.startswith(_READS):
@@ -131,12 +125,9 @@ def _what(facts: Facts) -> str:
     if facts.operator:
         return "a gradient" if facts.phase == "backward" else "an operand"
     if facts.phase == "backward":
-        return f"the gradient of {_output(facts)}"
+        output = f"what {facts.layer} gives" if facts.layer else "the loss"
+        return f"the gradient of {output}"
     return "a value" if facts.cause is None else "the layer's output"
-
-
-def _output(facts: Facts) -> str:
-    return f"what {facts.layer} gives" if facts.layer else "the loss"
 
 
 def _move(facts: Facts) -> str:
