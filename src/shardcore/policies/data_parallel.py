@@ -1,7 +1,7 @@
 """Policy `data_parallel`: every rank holds every variable, and computes on its own rows."""
 
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.splits import batch_axis, whole
+from shardcore.policies.splits import all_whole, batch_axis
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
@@ -14,8 +14,7 @@ def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None) -> dict[str,
         mesh: The mesh.
         axis: The axis that splits the batch, by default the first.
     """
-    reason = f"whole: gradients are summed over {batch_axis(mesh, axis)!r}"
-    return {
-        each.path: Choice(whole(each), reason if each.trainable else "whole: not trained")
-        for each in model.all_variables()
-    }
+    reason = f"gradients are summed over {batch_axis(mesh, axis)!r}"
+    variables = model.all_variables()
+    not_trained = all_whole((each for each in variables if not each.trainable), "not trained")
+    return all_whole(variables, reason) | not_trained

@@ -9,8 +9,8 @@ import attrs
 from shardcore.domain.mesh import Mesh
 from shardcore.policies.layers.linear import Linear, attention_choices, is_attention
 from shardcore.policies.layers.regions import Region, block_regions, graph_regions
-from shardcore.policies.splits import SMALL, all_whole, model_axis, saves, split, whole
-from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.policies.splits import SMALL, all_whole, model_axis, saves, split
+from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
 Choices = dict[str, Choice]
@@ -26,6 +26,8 @@ def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int =
         small: A pair, an attention or an embedding of fewer bytes than this stays whole.
     """
     name = model_axis(mesh, axis)
+    if mesh.axis_size(name) == 1:
+        return all_whole(model.all_variables(), f"axis {name!r} has one rank")
     splitter = _Splitter(mesh, name, small)
     chosen: Choices = {}
     for layer in model.layers():
@@ -41,44 +43,31 @@ class _Splitter:
     axis: str
     small: int
 
-    @property
-    def parts(self) -> int:
-        return self.mesh.axis_size(self.axis)
-
     def choices(self, layer: LayerFacts) -> Choices:
-        own = {each.path: self._alone(layer, each) for each in layer.variables}
-        if self.parts == 1:
-            return own
+        is_norm = layer.kind.endswith("Normalization")
+        why = "a norm sees all channels" if is_norm else f"{layer.kind} is not split"
+        own = all_whole(layer.variables, why)
         if is_attention(layer):
             return own | self._attention(layer)
         if layer.is_a("Embedding"):
             return own | self._embedding(layer)
-        if layer.children:
-            return own | self._pairs(layer)
-        return own
-
-    def _alone(self, layer: LayerFacts, variable: VariableFacts) -> Choice:
-        if self.parts == 1:
-            return Choice(whole(variable), f"whole: axis {self.axis!r} has one rank")
-        if layer.kind.endswith("Normalization"):
-            return Choice(whole(variable), "whole: a norm sees all channels")
-        return Choice(whole(variable), f"whole: {layer.kind} is not split")
+        return own | self._pairs(layer)
 
     def _attention(self, layer: LayerFacts) -> Choices:
         size = sum(each.bytes for each in layer.all_variables())
         if size < self.small:
             return all_whole(layer.all_variables(), self._is_small("the attention", size))
-        return attention_choices(layer, self.axis, self.parts)
+        return attention_choices(layer, self.axis, self.mesh.axis_size(self.axis))
 
     def _embedding(self, layer: LayerFacts) -> Choices:
         table = layer.variable("embeddings")
         if table is None or len(table.shape) != 2:
             return {}
         spec = split(table, 0, self.axis)
-        if table.bytes < self.small or not saves(table, spec, self.mesh):
-            is_small = table.bytes < self.small
-            why = self._is_small("the table", table.bytes) if is_small else "it has one row"
-            return all_whole([table], why)
+        if table.bytes < self.small:
+            return all_whole([table], self._is_small("the table", table.bytes))
+        if not saves(table, spec, self.mesh):
+            return all_whole([table], "it has one row")
         reason = f"rows: a rank looks up its own {layer.name!r} rows, the sum is the output"
         return {table.path: Choice(spec, reason)}
 
@@ -99,8 +88,9 @@ class _Splitter:
     def _why_not(self, region: Region, taken: set[str]) -> str | None:
         if not taken.isdisjoint(each.path for each in region.members):
             return "a layer that it would pair with is in another pair"
-        if region.width % self.parts:
-            return f"width {region.width} does not divide by {self.parts}"
+        parts = self.mesh.axis_size(self.axis)
+        if region.width % parts:
+            return f"width {region.width} does not divide by {parts}"
         if region.bytes < self.small:
             return self._is_small("the pair", region.bytes)
         return None
