@@ -6,7 +6,7 @@ A rank may hold or want parts of several stretches, or a slice that begins anywh
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate
-from typing import Literal, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import attrs
 
@@ -52,15 +52,12 @@ class Exchange:
         ((slice(0, 1, None),), ((0, 2), (1, 1)), False)
     """
 
+    kind: ClassVar = "exchange"
+
     axis: str
     dim: int
     held: tuple[Ranges, ...]
     wanted: tuple[Ranges, ...]
-
-    @property
-    def kind(self) -> Literal["exchange"]:
-        """Names the step."""
-        return "exchange"
 
     @cached_property
     def is_local(self) -> bool:

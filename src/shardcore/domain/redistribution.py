@@ -37,9 +37,6 @@ TRANSITIONS: dict[tuple[type[Placement], type[Placement]], Kind] = {
     (Partial, Shard): "reduce_scatter",
 }
 
-# The seconds of a path; of equal ones the one with fewer steps goes first.
-_Cost: TypeAlias = tuple[float, int]
-
 
 def transition(source: Placement, target: Placement) -> Kind | None:
     """The step along one axis from one placement to another; None when they are equal.
@@ -182,19 +179,23 @@ def _check(source: Layout, target: Layout, shape: tuple[int, ...]) -> None:
             raise LayoutError(f"From {source} to {target}, axis {axis!r}: {error}") from None
 
 
+# The seconds and the number of steps of a path.
+_Cost: TypeAlias = tuple[float, int]
+
+
 @lru_cache(maxsize=4096)
 def _cheapest(
     source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, costs: Costs
 ) -> tuple[Step, ...]:
-    """The path of least cost by A*: known cost so far plus what is missing at the least."""
+    """Returns the path of least seconds by A*; of equal ones that of the fewest steps."""
     moving = _leaving(source, target) | _leaving(target, source)
     movable = [axis for axis in source.mesh.axis_names if axis in moving]
     entry = count()  # ties are taken in the order found, so that all ranks agree
-    queue: list[tuple[_Cost, int, _Cost, Layout, tuple[Step, ...]]] = []
-    heappush(queue, (_missing(source, target, costs), next(entry), (0.0, 0), source, ()))
+    queue: list[tuple[_Cost, int, float, Layout, tuple[Step, ...]]] = []
+    heappush(queue, (_missing(source, target, costs), next(entry), 0.0, source, ()))
     done: set[Layout] = set()
     while queue:
-        _, _, cost, layout, steps = heappop(queue)
+        _, _, seconds, layout, steps = heappop(queue)
         if layout == target:
             return steps
         if layout in done:
@@ -202,10 +203,11 @@ def _cheapest(
         done.add(layout)
         for axis in movable:
             for after in _moves(layout, axis, target):
-                step = Step(axis, layout, after, shape, itemsize)
-                so_far = _sum(cost, _cost(step, costs))
-                least = _sum(so_far, _missing(after, target, costs))
-                heappush(queue, (least, next(entry), so_far, after, (*steps, step)))
+                path = (*steps, Step(axis, layout, after, shape, itemsize))
+                so_far = seconds + _seconds(path[-1], costs)
+                missing, least = _missing(after, target, costs)
+                estimate = (so_far + missing, len(path) + least)
+                heappush(queue, (estimate, next(entry), so_far, after, path))
     raise AssertionError("an axis can always be gathered or reduced, then sliced")
 
 
@@ -215,36 +217,26 @@ def _moves(layout: Layout, axis: str, target: Layout) -> Iterator[Layout]:
     if isinstance(before, Shard) and layout.dim_axes(before.dim)[-1] != axis:
         return
     without = layout.without(axis)
-    kept = (
-        b if e else t for e, b, t in zip(without.spec, layout.blocks, target.blocks, strict=True)
-    )
-    shards = (Shard(dim, block) for dim, block in enumerate(kept))
-    afters: list[Replicate | Shard] = [Replicate(), *shards]
-    for after in afters:
-        if after != before:
-            yield _moved(without, axis, after)
+    pending = tuple((a, op) for a, op in layout.partial if a != axis)
+    if before != Replicate():
+        yield Layout(layout.mesh, without.spec, pending, without.blocks)
+    for dim, entry in enumerate(without.spec):
+        block = without.blocks[dim] if entry else target.blocks[dim]
+        if before != Shard(dim, block):
+            spec, blocks = list(without.spec), list(without.blocks)
+            spec[dim], blocks[dim] = (*without.dim_axes(dim), axis), block
+            yield Layout(layout.mesh, tuple(spec), pending, tuple(blocks))
 
 
-def _moved(without: Layout, axis: str, after: Replicate | Shard) -> Layout:
-    """`without`, in which `axis` splits nothing, with `axis` splitting its new dim last."""
-    split, blocks = list(without.spec), list(without.blocks)
-    if isinstance(after, Shard):
-        split[after.dim] = (*without.dim_axes(after.dim), axis)
-        blocks[after.dim] = after.block
-    pending = tuple((a, op) for a, op in without.partial if a != axis)
-    return Layout(without.mesh, tuple(split), pending, tuple(blocks))
-
-
-def _cost(step: Step, costs: Costs) -> _Cost:
-    """The seconds of the step if all shards were even."""
+def _seconds(step: Step, costs: Costs) -> float:
+    """Returns the seconds of the step if all shards were even."""
     ranks = step.source.mesh.axis_size(step.axis)
     together = step.source.without(step.axis).local_shape(step.shape, rank=0)
-    held = math.prod(together) * step.itemsize
-    return (costs.collective(step.kind, step.axis, ranks, held), 1)
+    return costs.collective(step.kind, step.axis, ranks, math.prod(together) * step.itemsize)
 
 
 def _missing(layout: Layout, target: Layout, costs: Costs) -> _Cost:
-    """What any path from `layout` to `target` costs at the least."""
+    """Returns what any path from `layout` to `target` costs at the least."""
     leave, enter = _leaving(layout, target), _leaving(target, layout)
     starts = (costs.link(axis).latency for axis in sorted(leave) if layout.mesh.axis_size(axis) > 1)
     return (sum(starts), len(leave | enter))
@@ -259,10 +251,6 @@ def _leaving(layout: Layout, target: Layout) -> set[str]:
         stay = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         leaving.update(have[stay:])
     return leaving
-
-
-def _sum(a: _Cost, b: _Cost) -> _Cost:
-    return (a[0] + b[0], a[1] + b[1])
 
 
 def _overlap(mine: slice, needed: slice) -> slice:
