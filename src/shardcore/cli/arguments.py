@@ -116,7 +116,7 @@ def parser(
 
 
 def parse_target(target: str) -> tuple[Path, str]:
-    """The file and the function that `FILE[:FUNCTION]` names.
+    """Returns the file and the function that `FILE[:FUNCTION]` names.
 
     Raises:
         UsageError: If there is no such file, or the function has no name.
@@ -137,7 +137,7 @@ def parse_target(target: str) -> tuple[Path, str]:
 
 
 def parse_mesh(shape: str, names: str | None) -> Mesh:
-    """The mesh of a shape and of the names of its axes.
+    """Returns the mesh of a shape and of the names of its axes.
 
     Raises:
         UsageError: If the shape is not written as 8, 2x4 or 2x2x2.
@@ -154,7 +154,7 @@ def parse_mesh(shape: str, names: str | None) -> Mesh:
 
 
 def parse_option(text: str) -> tuple[str, Any]:
-    """The name and the value of an option: a Python literal, or else text.
+    """Returns the name and the value of an option: a Python literal, or else text.
 
     Raises:
         UsageError: If it is not written as NAME=VALUE.

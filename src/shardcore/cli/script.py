@@ -33,7 +33,7 @@ def load(file: Path) -> ModuleType:
 
 
 def find_function(module: ModuleType, name: str) -> Callable[[], Any]:
-    """The function `name` of the module.
+    """Returns the function `name` of the module.
 
     Raises:
         UsageError: If there is none.
@@ -50,7 +50,7 @@ def find_function(module: ModuleType, name: str) -> Callable[[], Any]:
 
 
 def build_model(module: ModuleType, name: str) -> Any:
-    """The Keras model that the function `name` of the module returns.
+    """Returns the Keras model that the function `name` of the module returns.
 
     Raises:
         UsageError: If there is no such function, or it returns anything else.

@@ -7,7 +7,7 @@ from math import isqrt
 
 @lru_cache(maxsize=4096)
 def chunk_sizes(size: int, ranks: tuple[int, ...], block: int) -> tuple[int, ...]:
-    """The sizes of all chunks of a dim of `size` elements, in order.
+    """Returns the sizes of all chunks of a dim of `size` elements, in order.
 
     Args:
         size: The elements of the dim.
@@ -31,7 +31,7 @@ def _cut(size: int, count: int, block: int) -> Iterator[int]:
 
 @lru_cache(maxsize=4096)
 def block_of(size: int, ranks: tuple[int, ...], chunks: tuple[int, ...]) -> int | None:
-    """The block by which `size` elements are split into `chunks`, None if there is none.
+    """Returns the block by which `size` elements are split into `chunks`, None if there is none.
 
     It is the least one that divides `size`, else the least one. Any such block divides the first
     chunk.

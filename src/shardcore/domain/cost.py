@@ -42,7 +42,7 @@ class Link:
                 )
 
     def seconds(self, sent: float) -> float:
-        """The seconds of a collective in which each rank sends `sent` bytes."""
+        """Returns the seconds of a collective in which each rank sends `sent` bytes."""
         return self.latency + sent / self.bandwidth
 
 
@@ -75,11 +75,11 @@ class Costs:
     multiplications: float = 13e12
 
     def link(self, axis: str) -> Link:
-        """The link of `axis`."""
+        """Returns the link of `axis`."""
         return dict(self.links).get(axis, WITHIN_A_HOST)
 
     def collective(self, kind: Kind | None, axis: str, ranks: int, held: float) -> float:
-        """The seconds of a step along an axis, 0 where nothing is sent.
+        """Returns the seconds of a step along an axis, 0 where nothing is sent.
 
         Args:
             kind: What the ranks do; None for nothing.
@@ -93,7 +93,7 @@ class Costs:
 
 
 def bytes_sent(kind: str, ranks: int, held: float) -> float:
-    """The bytes that each of `ranks` sends of `held` in all, where shards are even.
+    """Returns the bytes that each of `ranks` sends of `held` in all, where shards are even.
 
     Example:
         >>> [bytes_sent(kind, 4, 1600) for kind in ("all_gather", "all_to_all", "all_reduce")]
@@ -108,7 +108,7 @@ def links_of(
     hosts: tuple[str, ...],
     given: Mapping[str, Link],
 ) -> tuple[tuple[str, Link], ...]:
-    """The link of each mesh axis: the given one, else by whether its ranks share a host.
+    """Returns the link of each mesh axis: the given one, else by whether its ranks share a host.
 
     Args:
         groups: Per axis the groups of processes along it.

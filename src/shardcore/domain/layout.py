@@ -145,7 +145,7 @@ class Layout:
         return not any(self.spec) and not self.partial
 
     def fitting(self, shape: Iterable[int], what: str) -> "Layout":
-        """This layout, if it is of a tensor of as many dims as `shape`.
+        """Returns this layout, if it is of a tensor of as many dims as `shape`.
 
         Args:
             shape: The global shape.
@@ -163,11 +163,11 @@ class Layout:
         return self
 
     def dim_axes(self, dim: int) -> tuple[str, ...]:
-        """The axes that split tensor dim `dim`, the major first."""
+        """Returns the axes that split tensor dim `dim`, the major first."""
         return entry_axes(self.spec[dim])
 
     def placement(self, axis: str) -> Placement:
-        """What `axis` does to the tensor.
+        """Returns what `axis` does to the tensor.
 
         Raises:
             MeshError: If the mesh has no such axis.
@@ -193,7 +193,7 @@ class Layout:
         return self.spec == Layout.from_placements(self.mesh, self.placements, self.ndim).spec
 
     def without(self, *axes: str) -> "Layout":
-        """This layout with `axes` splitting no dim.
+        """Returns this layout with `axes` splitting no dim.
 
         The compute layout is the storage layout without the batch axis.
 

@@ -80,7 +80,7 @@ class Mesh:
         return len(self.shape)
 
     def axis_index(self, axis: str) -> int:
-        """The position of `axis` among the axes.
+        """Returns the position of `axis` among the axes.
 
         Raises:
             MeshError: If the mesh has no such axis.
@@ -90,11 +90,11 @@ class Mesh:
         return self.axis_names.index(axis)
 
     def axis_size(self, axis: str) -> int:
-        """The number of ranks along `axis`."""
+        """Returns the number of ranks along `axis`."""
         return self.shape[self.axis_index(axis)]
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
-        """Where `rank` is along each axis.
+        """Returns where `rank` is along each axis.
 
         Raises:
             MeshError: If the mesh has no such rank.
@@ -110,7 +110,7 @@ class Mesh:
         return tuple(reversed(coordinate))
 
     def rank(self, coordinate: Iterable[int]) -> int:
-        """The rank at `coordinate`, one position per axis.
+        """Returns the rank at `coordinate`, one position per axis.
 
         Raises:
             MeshError: If the mesh has no such coordinate.
@@ -125,13 +125,13 @@ class Mesh:
         return rank
 
     def axis_group(self, axis: str, rank: int) -> tuple[int, ...]:
-        """The ranks that differ from `rank` only along `axis`, itself included, in axis order."""
+        """Returns the ranks that differ from `rank` only along `axis`, and itself, in order."""
         i = self.axis_index(axis)
         at = self.coordinate(rank)
         return tuple(self.rank((*at[:i], p, *at[i + 1 :])) for p in range(self.shape[i]))
 
     def axis_groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
-        """All the groups along `axis`, ordered by their first rank."""
+        """Returns all the groups along `axis`, ordered by their first rank."""
         i = self.axis_index(axis)
         positions = [range(1 if j == i else size) for j, size in enumerate(self.shape)]
         return tuple(self.axis_group(axis, self.rank(at)) for at in product(*positions))

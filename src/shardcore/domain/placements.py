@@ -40,12 +40,12 @@ Blocks: TypeAlias = int | Stretches
 
 
 def blocks_of(count: int, block: int) -> Blocks:
-    """A dim of `count` stretches in blocks of `block` elements."""
+    """Returns the blocks of a dim of `count` stretches in blocks of `block` elements."""
     return block if count == 1 else Stretches(count, block)
 
 
 def stretches_of(blocks: Blocks) -> tuple[int, int]:
-    """The number of stretches, and the elements of a block."""
+    """Returns the number of stretches, and the elements of a block."""
     return (1, blocks) if isinstance(blocks, int) else (blocks.count, blocks.block)
 
 

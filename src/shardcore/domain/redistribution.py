@@ -39,7 +39,7 @@ TRANSITIONS: dict[tuple[type[Placement], type[Placement]], Kind] = {
 
 
 def transition(source: Placement, target: Placement) -> Kind | None:
-    """The step along one axis from one placement to another; None when they are equal.
+    """Returns the step along one axis from one placement to another; None when they are equal.
 
     Raises:
         LayoutError: If no step leads there: nothing becomes partial, or partial with another op.
@@ -101,7 +101,7 @@ class Step:
         return before.op if isinstance(before, Partial) else None
 
     def part(self, rank: int, peer: int) -> tuple[slice, ...]:
-        """The part of what `rank` holds before, that `peer` holds after, as a local index.
+        """Returns the part of what `rank` holds before, that `peer` holds after, as a local index.
 
         Both are in one axis group; they may be the same rank.
         """
@@ -110,7 +110,7 @@ class Step:
         return tuple(_overlap(a, b) for a, b in zip(mine, needed, strict=True))
 
     def bytes_sent(self, rank: int) -> int:
-        """The bytes that `rank` sends to other ranks."""
+        """Returns the bytes that `rank` sends to other ranks."""
         ranks = self.source.mesh.axis_size(self.axis)
         held = math.prod(self.source.local_shape(self.shape, rank))
         match self.kind:
@@ -137,7 +137,7 @@ def plan(
     itemsize: int,
     costs: Costs = Costs(),  # noqa: B008 - it is frozen
 ) -> tuple[Step, ...]:
-    """The steps that take a tensor from one layout to another.
+    """Returns the steps that take a tensor from one layout to another.
 
     Args:
         source: The layout the tensor has.
@@ -212,7 +212,7 @@ def _cheapest(
 
 
 def _moves(layout: Layout, axis: str, target: Layout) -> Iterator[Layout]:
-    """The layouts that one step along `axis` gives, in blocks of `target` where it is free."""
+    """Yields the layouts that one step along `axis` gives, if possible in blocks of `target`."""
     before = layout.placement(axis)
     if isinstance(before, Shard) and layout.dim_axes(before.dim)[-1] != axis:
         return
@@ -243,7 +243,7 @@ def _missing(layout: Layout, target: Layout, costs: Costs) -> _Cost:
 
 
 def _leaving(layout: Layout, target: Layout) -> set[str]:
-    """The axes that must leave where they are in `layout`, because `target` has them elsewhere."""
+    """Returns the axes that must leave their dim of `layout`, as `target` has them elsewhere."""
     leaving = {axis for axis, _ in layout.partial} - {axis for axis, _ in target.partial}
     for dim in range(layout.ndim):
         have, want = layout.dim_axes(dim), target.dim_axes(dim)

@@ -10,7 +10,7 @@ DimSpec: TypeAlias = str | tuple[str, ...] | None
 
 
 def dim_spec(entry: object) -> DimSpec:
-    """The entry of a spec for no axis, one, or a sequence of axes."""
+    """Returns the entry of a spec for no axis, one, or a sequence of axes."""
     axes = tuple(entry) if isinstance(entry, list | tuple) else (entry,)
     if axes in ((), (None,)):
         return None
@@ -23,14 +23,14 @@ def dim_spec(entry: object) -> DimSpec:
 
 
 def spec_of(value: Iterable[object]) -> tuple[DimSpec, ...]:
-    """The spec of a list or a tuple of entries, one per tensor dim."""
+    """Returns the spec of a list or a tuple of entries, one per tensor dim."""
     if not isinstance(value, list | tuple):
         raise LayoutError(f"A spec is a tuple with one entry per tensor dim, got {value!r}.")
     return tuple(dim_spec(entry) for entry in value)
 
 
 def entry_axes(entry: DimSpec) -> tuple[str, ...]:
-    """The axes of an entry of a spec, the major first."""
+    """Returns the axes of an entry of a spec, the major first."""
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else entry
@@ -66,7 +66,7 @@ def check_spec(
 
 
 def without_axes(spec: Iterable[DimSpec], *axes: str) -> tuple[DimSpec, ...]:
-    """`spec` with `axes` splitting no dim.
+    """Returns `spec` with `axes` splitting no dim.
 
     Example:
         >>> without_axes((("data", "model"), "data"), "data")

@@ -11,7 +11,7 @@ from shardcore.domain.spec import DimSpec
 def without_stretches(
     layout: Layout, shape: Iterable[int], counts: tuple[int, ...] = ()
 ) -> tuple[tuple[int, ...], Layout]:
-    """The shape and the layout with a dim of its own for the stretches of each dim.
+    """Returns the shape and the layout with a dim of its own for the stretches of each dim.
 
     Args:
         layout: The layout.
@@ -47,7 +47,7 @@ def without_stretches(
 
 
 def has_stretches(layout: Layout, shape: Iterable[int], counts: tuple[int, ...]) -> bool:
-    """Whether each dim is split within its stretches, or between them.
+    """Returns whether each dim is split within its stretches, or between them.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh
@@ -64,7 +64,7 @@ def has_stretches(layout: Layout, shape: Iterable[int], counts: tuple[int, ...])
 
 
 def _block_of_stretches(layout: Layout, dim: int, size: int, count: int) -> int | None:
-    """The block in which `dim` is split between `count` stretches; None if it splits one."""
+    """Returns the block in which `dim` is split between `count` stretches; None if within one."""
     inner, chunks = size // count, layout.chunk_sizes(dim, size)
     if not inner or any(chunk % inner for chunk in chunks):
         return None

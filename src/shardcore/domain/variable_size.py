@@ -39,7 +39,7 @@ class VariableSize:
         return prod(self.shape) * self.itemsize
 
     def bytes_here(self, spec: tuple[DimSpec, ...], mesh: Mesh) -> int:
-        """The bytes on the fullest rank. Shards are cut as by `torch.chunk`: the first is that.
+        """Returns the bytes on the fullest rank: shards are cut as by `torch.chunk`, so the first.
 
         Raises:
             LayoutError: If `spec` does not fit the variable or the mesh.

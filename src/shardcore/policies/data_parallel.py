@@ -7,7 +7,7 @@ from shardcore.ports.policy import Choice
 
 
 def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None) -> dict[str, Choice]:
-    """Everything whole.
+    """Keeps every variable whole.
 
     Args:
         model: The model.

@@ -12,7 +12,7 @@ from shardcore.ports.policy import Choice
 def plan(
     model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int = SMALL
 ) -> dict[str, Choice]:
-    """Every variable split over the batch axis, where that pays.
+    """Splits every variable over the batch axis, where that pays.
 
     Args:
         model: The model.
@@ -38,7 +38,7 @@ def _choice(variable: VariableFacts, mesh: Mesh, axis: str, small: int) -> Choic
 
 
 def _best_dim(shape: tuple[int, ...], parts: int) -> int | None:
-    """The largest dim that `parts` divides, else the largest; of equal ones the first.
+    """Returns the largest dim that `parts` divides, else the largest; of equal ones the first.
 
     A dim that is shorter than `parts` would leave ranks with nothing: it is not split.
 

@@ -37,7 +37,7 @@ class Rule:
 
 
 def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> dict[str, Choice]:
-    """The choices, checked, and with those that a policy has left out.
+    """Returns the choices, checked, and with those that a policy has left out.
 
     A path that variables of several shapes have gets none: no rule could fit them all.
 
@@ -67,7 +67,7 @@ def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> di
 
 
 def _check(path: str, variable: VariableFacts | None, choice: Choice, mesh: Mesh) -> None:
-    """Of an output no shape is known, but the axes must be those of the mesh."""
+    """Checks a choice. Of an output no shape is known, but its axes must be those of the mesh."""
     if not isinstance(choice, Choice):
         raise PolicyError(f"it gave {choice!r} for {path!r}, expected a Choice")
     try:
@@ -80,7 +80,7 @@ def _check(path: str, variable: VariableFacts | None, choice: Choice, mesh: Mesh
 
 
 def rules(choices: Mapping[str, Choice]) -> tuple[Rule, ...]:
-    r"""One rule for each form of path whose choices agree, else one for each path.
+    r"""Returns one rule for each form of path whose choices agree, else one for each path.
 
     Example:
         >>> split, plain = Choice((None, "model"), "columns"), Choice((None,), "norm")
@@ -105,12 +105,12 @@ def _rules(form: str, paths: list[str], choices: Mapping[str, Choice]) -> list[R
 
 
 def _form(path: str) -> str:
-    """`path` with its numbers left out."""
+    """Returns `path` with its numbers left out."""
     return _NUMBER.sub("#", path)
 
 
 def _pattern(paths: list[str]) -> str:
-    """What the paths, which are of one form, have in common: numbers that differ are left open."""
+    """Returns what paths of one form have in common: numbers that differ are left open."""
     texts = _NUMBER.split(paths[0])
     numbers = zip(*map(_NUMBER.findall, paths), strict=True)
     common = [each[0] if len(set(each)) == 1 else r"\d+" for each in numbers]

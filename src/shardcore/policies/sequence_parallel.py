@@ -26,7 +26,7 @@ def plan(
     batch: str | None = None,
     small: int = SMALL,
 ) -> dict[str, Choice]:
-    """The variables as `tensor_parallel`, and the outputs at the edges of its regions.
+    """Lays out variables as `tensor_parallel` does, and the outputs at the edges of its regions.
 
     Args:
         model: The model.
@@ -59,7 +59,7 @@ class _Edges:
     axis: str
 
     def choices(self, layer: LayerFacts) -> Iterator[tuple[str, Choice]]:
-        """Those in `layer`, and those in what it holds."""
+        """Yields the choices in `layer`, and those in the layers that it holds."""
         if layer.feeds is not None:
             yield from self._in_graph(layer)
         elif self.roles.of(layer) == "block":

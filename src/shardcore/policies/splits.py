@@ -13,22 +13,22 @@ SMALL = 64 * 1024
 
 
 def saves(variable: VariableFacts, spec: Spec, mesh: Mesh) -> int:
-    """The bytes that every rank is spared, at the least."""
+    """Returns the bytes that every rank is spared, at the least."""
     return variable.bytes - variable.bytes_here(spec, mesh)
 
 
 def whole(variable: VariableFacts) -> Spec:
-    """The spec that splits nothing."""
+    """Returns the spec that splits nothing."""
     return (None,) * len(variable.shape)
 
 
 def all_whole(variables: Iterable[VariableFacts], why: str) -> dict[str, Choice]:
-    """The choices that split none of `variables`."""
+    """Returns the choices that split none of `variables`."""
     return {each.path: Choice(whole(each), f"whole: {why}") for each in variables}
 
 
 def split(variable: VariableFacts, dim: int, axis: str) -> Spec:
-    """The spec that splits one dim.
+    """Returns the spec that splits one dim.
 
     Example:
         >>> split(VariableFacts("kernel", (4, 8)), -1, "model")
@@ -40,7 +40,7 @@ def split(variable: VariableFacts, dim: int, axis: str) -> Spec:
 
 
 def batch_axis(mesh: Mesh, axis: str | None = None) -> str:
-    """`axis`, by default the first one, as `ModelParallel` has it.
+    """Returns `axis`, by default the first one, as `ModelParallel` has it.
 
     Raises:
         MeshError: If the mesh has no such axis.
@@ -51,7 +51,7 @@ def batch_axis(mesh: Mesh, axis: str | None = None) -> str:
 
 
 def model_axis(mesh: Mesh, axis: str | None = None) -> str:
-    """`axis`, by default the last one.
+    """Returns `axis`, by default the last one.
 
     Raises:
         MeshError: If the mesh has no such axis.

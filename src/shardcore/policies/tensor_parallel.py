@@ -17,7 +17,7 @@ Choices = dict[str, Choice]
 
 
 def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int = SMALL) -> Choices:
-    """Column and row pairs, attention heads and embeddings split over the model axis.
+    """Splits column and row pairs, attention heads and embeddings over the model axis.
 
     Args:
         model: The model.
@@ -72,7 +72,7 @@ class _Splitter:
         return {table.path: Choice(spec, reason)}
 
     def _pairs(self, layer: LayerFacts) -> Choices:
-        """The regions that save most first; a layer is part of one."""
+        """Splits the regions that save most first; a layer is part of one."""
         regions, alone = (block_regions if layer.feeds is None else graph_regions)(layer)
         chosen = _all_whole(alone)
         taken: set[str] = set()

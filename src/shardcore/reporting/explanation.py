@@ -22,7 +22,7 @@ class Explanation(Explained, Shown):
     """What one step of a model moves between ranks, as this rank saw it."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, fit for JSON."""
+        """Returns the same as plain data, fit for JSON."""
         found = attrs.asdict(self)
         found["mesh"] = None if self.mesh is None else str(self.mesh)
         found["calls"], found["operand_bytes"] = dict(self.calls), dict(self.operand_bytes)

@@ -18,7 +18,7 @@ LINE, LETTER = 26, 7.3
 
 
 def svg(explanation: Explained) -> str:
-    """The picture, complete in itself."""
+    """Returns the picture, complete in itself."""
     top, head = _head(explanation)
     rows = list(_rows(explanation))
     shapes, y = [*head], top
@@ -60,7 +60,7 @@ class _Row:
         return LINE * max(1, variables, len(self.forward), len(self.backward)) + 4
 
     def drawn(self, y: int, explanation: Explained) -> Iterator[str]:
-        """The row, from `y` down."""
+        """Yields the row, from `y` down."""
         for x, collectives in ((FORWARD, self.forward), (BACKWARD, self.backward)):
             for number, each in enumerate(collectives):
                 forced = explanation.is_avoidable(each)
@@ -72,7 +72,7 @@ class _Row:
 
 
 def _layer(name: str, layer: ExplainedLayer, y: int, explanation: Explained) -> Iterator[str]:
-    """The layer's name, its variables and its output."""
+    """Yields the layer's name, its variables and its output."""
     mesh, rank = explanation.mesh, explanation.rank
     indent = LAYERS + 12 * layer.depth
     often = f" x{layer.calls}" if layer.calls > 1 else ""
@@ -112,7 +112,7 @@ def _outside(collectives: Iterable[Collective], phases: Sequence[str]) -> Iterat
 
 
 def _head(explanation: Explained) -> tuple[int, list[str]]:
-    """Where the rows begin, and what stands above them."""
+    """Returns where the rows begin, and what stands above them."""
     lines = [
         _text(LAYERS, 6, explanation.title(), "title"),
         _text(LAYERS, 30, explanation.summary()),
@@ -164,7 +164,7 @@ def _chip(x: int, y: int, each: Collective, mesh: Mesh | None, forced: bool) -> 
 
 
 def _of_what(each: Collective) -> str:
-    """The variables, or the operator, in short."""
+    """Returns the variables, or the operator, in short."""
     first, *others = each.variables or (
         each.operator.removeprefix("aten.").removesuffix(".default"),
     )
@@ -172,7 +172,7 @@ def _of_what(each: Collective) -> str:
 
 
 def _label(x: int, y: int, text: str, end: int) -> str:
-    """What stands beside a block at `x`, up to `end`."""
+    """Returns what stands beside a block at `x`, up to `end`."""
     return _text(x + WIDTH + 8, y, text, room=end - x - WIDTH - 8)
 
 

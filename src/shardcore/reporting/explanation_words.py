@@ -52,12 +52,12 @@ class Explained:
         return total
 
     def is_avoidable(self, collective: Collective) -> bool:
-        """Whether another rule would spare `collective`."""
+        """Returns whether another rule would spare `collective`."""
         once = attrs.evolve(collective, times=1)
         return any(each.collective == once for each in self.avoidable)
 
     def title(self) -> str:
-        """The model, the step and where it ran, in one line."""
+        """Returns the model, the step and where it ran, in one line."""
         where = "no distribution is set"
         if self.mesh is not None:
             where = f"strategy {self.strategy}, mesh {self.mesh}, rank {self.rank}"

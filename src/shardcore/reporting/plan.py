@@ -65,7 +65,7 @@ class PlanReport(Shown):
         return sum(each.bytes_whole for each in self.rules)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, fit for JSON."""
+        """Returns the same as plain data, fit for JSON."""
         return {
             **attrs.asdict(self), "bytes_here": self.bytes_here, "bytes_whole": self.bytes_whole
         }  # fmt: skip
@@ -101,7 +101,7 @@ def plan_report(
     rules: PathRules[tuple[DimSpec, ...]],
     reasons: Mapping[str, str],
 ) -> PlanReport:
-    """What the rules do to the variables and outputs.
+    """Returns what the rules do to the variables and outputs.
 
     Args:
         policy: The policy's name.
@@ -141,7 +141,7 @@ def plan_report(
 def _bytes_here(
     variable: VariableSize, key: str, rules: PathRules[tuple[DimSpec, ...]], mesh: Mesh
 ) -> int:
-    """The bytes of `variable` on the fullest rank, by the rule `key`; empty for no rule."""
+    """Returns the bytes of `variable` on the fullest rank, by the rule `key`; empty for no rule."""
     try:
         return variable.bytes_here(rules[key], mesh) if key else variable.bytes
     except LayoutError as error:

@@ -35,11 +35,11 @@ class Status(Shown):
     versions: dict[str, str | None]
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, fit for JSON."""
+        """Returns the same as plain data, fit for JSON."""
         return attrs.asdict(self)
 
     def table(self) -> Table:
-        """The same as a table of two columns."""
+        """Returns the same as a table of two columns."""
         table = Table("what", "value", title="shardcore")
         table.add_row("strategy", self.strategy or "none: call shardcore.install()")
         for name, reason in self.passed_over.items():

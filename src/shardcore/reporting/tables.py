@@ -14,7 +14,7 @@ class Shown(ABC):
 
     @abstractmethod
     def table(self) -> Table:
-        """The result as a table."""
+        """Returns the result as a table."""
 
     def __rich__(self) -> Table:
         return self.table()
@@ -24,7 +24,7 @@ class Shown(ABC):
 
 
 def render(table: Table) -> str:
-    """`table` as text, without colours, as wide as it needs to be.
+    """Returns `table` as text, without colours, as wide as it needs to be.
 
     Example:
         >>> print(render(Table("a", "b")).splitlines()[0][:1])

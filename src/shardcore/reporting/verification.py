@@ -78,7 +78,7 @@ class Verification(Shown):
         return sum(check.bytes_whole for check in self.variables)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, fit for JSON."""
+        """Returns the same as plain data, fit for JSON."""
         return {**attrs.asdict(self), "ok": self.ok}
 
     def table(self) -> Table:

@@ -16,18 +16,18 @@ class ShardedStrategy:
 
     The library knows every tensor's layout and moves what an operator needs. What is left to
     decide is when: variables are cut at creation, gradients brought into the storage layout once,
-    and sums left pending by a layer are reduced at its edge, so that the choice is not made anew,
-    and paid for again, by every later operator.
+    and sums left pending by a layer are reduced at its edge, so that the choice is not made
+    again, and paid for again, by every later operator.
     """
 
     tensors: ShardedTensors
 
     def storage(self, variable: NewVariable) -> Layout:
-        """As the distribution says."""
+        """Returns the layout that the distribution gives."""
         return variable.layout
 
     def create(self, value: Any, storage: Layout) -> Any:
-        """This rank's part of `value`."""
+        """Returns this rank's part of `value`."""
         return self.tensors.keep(self.tensors.shard(value, storage))
 
     def track(self, stored: Any, storage: Layout) -> None:
@@ -35,15 +35,15 @@ class ShardedStrategy:
         self.tensors.on_gradient(stored, storage)
 
     def assign(self, stored: Any, value: Any) -> None:
-        """The value in the variable's layout, in place."""
+        """Overwrites `stored` in place, in its own layout."""
         self.tensors.copy_into(stored, value)
 
     def join(self, part: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
-        """The parts as they are: no communication."""
+        """Returns the parts as they are: no communication."""
         return self.tensors.join(part, layout, shape)
 
     def activation(self, tensor: Any, layout: Layout | None) -> Any:
-        """Relaid where a rule asks for it, else with its pending sums done."""
+        """Returns it in the layout that a rule asks for, else with its pending sums reduced."""
         if layout is None:
             return self.tensors.settle(tensor)
         if self.tensors.owns(tensor):
@@ -51,21 +51,21 @@ class ShardedStrategy:
         return self.tensors.shard(tensor, layout)
 
     def whole(self, tensor: Any) -> Any:
-        """The whole value on every rank."""
+        """Returns the whole value on every rank."""
         return self.tensors.whole(tensor)
 
     def local(self, tensor: Any) -> Any:
-        """What this rank stores."""
+        """Returns what this rank stores."""
         return self.tensors.local(tensor)
 
     def owns(self, tensor: Any) -> bool:
-        """Whether `tensor` is sharded over this mesh."""
+        """Returns whether `tensor` is sharded over this mesh."""
         return self.tensors.owns(tensor)
 
     def layout(self, tensor: Any) -> Layout | None:
-        """The layout of `tensor`, or None if it is plain."""
+        """Returns the layout of `tensor`, or None if it is plain."""
         return self.tensors.layout(tensor)
 
     def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
-        """Plain tensors count as replicated in it."""
+        """Returns the scope in which plain tensors count as replicated."""
         return self.tensors.scope(visiting)

@@ -30,44 +30,44 @@ class SingleDeviceStrategy:
             )
 
     def storage(self, variable: NewVariable) -> Layout:
-        """As the distribution says."""
+        """Returns the layout that the distribution gives."""
         return variable.layout
 
     def create(self, value: Any, storage: Layout) -> Any:
-        """The value itself."""
+        """Returns the value itself."""
         return value
 
     def track(self, stored: Any, storage: Layout) -> None:
-        """Nothing: a gradient is whole."""
+        """Does nothing: a gradient is whole."""
 
     def assign(self, stored: Any, value: Any) -> None:
-        """In place."""
+        """Overwrites `stored` in place."""
         stored.copy_(value)
 
     def join(self, part: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
-        """The part is the tensor."""
+        """Returns the part, which is the full tensor."""
         return part
 
     def activation(self, tensor: Any, layout: Layout | None) -> Any:
-        """The activation itself."""
+        """Returns the activation itself."""
         return tensor
 
     def whole(self, tensor: Any) -> Any:
-        """The tensor itself, detached."""
+        """Returns the tensor itself, detached."""
         return tensor.detach()
 
     def local(self, tensor: Any) -> Any:
-        """The tensor itself."""
+        """Returns the tensor itself."""
         return tensor
 
     def owns(self, tensor: Any) -> bool:
-        """No: every tensor is plain."""
+        """Returns False: every tensor is plain."""
         return False
 
     def layout(self, tensor: Any) -> Layout | None:
-        """None: every tensor is plain."""
+        """Returns None: every tensor is plain."""
         return None
 
     def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
-        """Nothing to enter."""
+        """Returns a scope that changes nothing."""
         return nullcontext()

@@ -57,7 +57,7 @@ class _Case:
     init: bool
 
     def stacks(self, rank: int) -> Path:
-        """The file to which the rank writes where it is, when it is asked to."""
+        """Returns the file to which the rank writes where it is, when it is asked to."""
         return self.folder / f"stacks-{rank}"
 
 

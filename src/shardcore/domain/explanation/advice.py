@@ -27,7 +27,7 @@ MOST_SAID = 4
 def advise(
     moved: Sequence[tuple[Facts, Collective]], layers: Sequence[ExplainedLayer]
 ) -> tuple[Avoidable, ...]:
-    """The gathers that a layout forces, each once with the rules to change.
+    """Returns the gathers that a layout forces, each once with the rules to change.
 
     Only what another rule spares is named: a large weight that is gathered for use is split to save
     memory, and a pending sum is what a split kernel costs.
@@ -112,7 +112,7 @@ def _by_rows(
 def _whole_producer(
     facts: Facts, collective: Collective, layers: Sequence[ExplainedLayer]
 ) -> Avoidable | None:
-    """The layer whose output is split as this one cannot use it: the last before it."""
+    """Returns the layer whose output is split as this one cannot use it: the last before it."""
     axis = facts.axes[0]
     paths = [layer.path for layer in layers]
     upto = paths.index(facts.layer) if facts.layer in paths else len(layers)
@@ -130,13 +130,13 @@ def _whole_producer(
 
 
 def _gathers_tokens(facts: Facts) -> bool:
-    """Whether it is a dim between the batch and the features, as policy `sequence_parallel` has."""
+    """Returns whether a dim between batch and features is gathered, as in `sequence_parallel`."""
     inner = range(1, len(facts.shape or ()) - 1)
     return any(isinstance(each, Shard) and each.dim in inner for each in facts.before())
 
 
 def _features(facts: Facts) -> int | None:
-    """The size of the last dim, if that is what is gathered."""
+    """Returns the size of the last dim, if that is what is gathered."""
     if facts.shape is None or facts.source is None or not facts.shape:
         return None
     last = len(facts.shape) - 1
@@ -155,7 +155,7 @@ def _has(spec: Iterable[DimSpec], axis: str) -> bool:
 
 
 def said(rules: Rules) -> str:
-    """The rules as the lines that write them; of many the first.
+    """Returns the rules as the lines that write them; of many the first.
 
     Example:
         >>> said({"down/kernel": ("model", None), "down/output": None})

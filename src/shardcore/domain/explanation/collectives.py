@@ -105,7 +105,7 @@ class ExplainedLayer:
 
 
 def sent_bytes(kind: str, operand_bytes: int, ranks: int) -> int:
-    """The bytes that one rank sends by theory, when all ranks have operands of one size.
+    """Returns the bytes that one rank sends by theory, when all ranks have operands of one size.
 
     Those of `Step.bytes_sent` for an even split.
 
@@ -119,7 +119,7 @@ def sent_bytes(kind: str, operand_bytes: int, ranks: int) -> int:
 
 
 def axes_of(mesh: Mesh, processes: Iterable[int], group: Iterable[int]) -> tuple[str, ...]:
-    """The fewest axes of `mesh` along which the processes of `group` are; none if there are none.
+    """Returns the fewest axes of `mesh` along which the processes of `group` are, or none.
 
     Args:
         mesh: The mesh.
@@ -145,7 +145,7 @@ def axes_of(mesh: Mesh, processes: Iterable[int], group: Iterable[int]) -> tuple
 
 
 def counted(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Equal ones as one, with how often, in the order of the first."""
+    """Returns equal collectives as one, with how often, in the order of the first."""
     times: dict[Collective, int] = {}
     for each in collectives:
         once = attrs.evolve(each, times=1)

@@ -72,11 +72,11 @@ class Facts:
     batch_axis: str = ""
 
     def before(self) -> tuple[Placement, ...]:
-        """What the axes do to the tensor before."""
+        """Returns what the axes do to the tensor before."""
         return () if self.source is None else tuple(map(self.source.placement, self.axes))
 
     def after(self) -> tuple[Placement, ...]:
-        """What the axes do to the tensor after."""
+        """Returns what the axes do to the tensor after."""
         return () if self.target is None else tuple(map(self.target.placement, self.axes))
 
     @property
@@ -119,7 +119,7 @@ def _of_reduced(facts: Facts) -> str:
 
 
 def _what(facts: Facts) -> str:
-    """What is moved, where it is neither a variable nor the gradient of one."""
+    """Returns what is moved, where it is neither a variable nor the gradient of one."""
     if facts.operator.startswith(_READS):
         return "a value that is read on the host"
     if facts.operator:

@@ -142,13 +142,13 @@ class PathKey:
         return self.text if self.is_pattern else slashed(self.text)
 
     def fullmatches(self, names: Iterable[str]) -> bool:
-        """Whether the pattern matches one whole spelling; always False for a name."""
+        """Returns whether the pattern matches one whole spelling; always False for a name."""
         pattern = self.pattern
         return pattern is not None and any(
             pattern.fullmatch(name) for name in names if self._speaks(name)
         )
 
     def _speaks(self, spelling: str) -> bool:
-        """Whether `spelling` uses a separator that the pattern names, or the pattern names none."""
+        """Returns whether `spelling` uses a separator that the pattern names, if it names any."""
         used = [separator for separator in SEPARATORS if separator in spelling]
         return len(self.separators) != 1 or not used or self.separators[0] in used

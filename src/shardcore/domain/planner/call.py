@@ -116,13 +116,13 @@ class Call:
         return self.operands[0].layout.mesh
 
     def leaves_none_empty(self, factor: str, cut: Cut) -> bool:
-        """Whether every rank has a step of `factor` where it is split by `cut`."""
+        """Returns whether every rank has a step of `factor` where it is split by `cut`."""
         steps = self.extents[factor] // cut.count
         ranks = tuple(map(self.mesh.axis_size, cut.axes))
         return min(chunk_sizes(steps, ranks, cut.grain)) > 0
 
     def placement(self, term: Term, factor: str) -> Placement:
-        """The placement of an operand or a result along an axis that splits `factor`."""
+        """Returns the placement of an operand or a result along an axis that splits `factor`."""
         if factor in term.factors:
             return Shard(term.dim_of(factor))
         if isinstance(term, Result):
@@ -132,7 +132,7 @@ class Call:
         return Partial("sum") if added and summed else Replicate()
 
     def layout(self, term: Term, cuts: Mapping[str, Cut]) -> Layout:
-        """The layout that an operand or a result has where factors are split by `cuts`."""
+        """Returns the layout that an operand or a result has where factors are split by `cuts`."""
         of_dims = [cuts.get(dim.factor or "", Cut()) for dim in term.dims]
         blocks = (
             blocks_of(dim.count * cut.count, dim.block * cut.grain) if cut.axes else 1

@@ -43,7 +43,7 @@ class Split:
     replicates: bool = False
 
     def global_shape(self, result: Result, local: tuple[int, ...]) -> tuple[int, ...]:
-        """The global shape of `result`, of which a rank has a shard of shape `local`."""
+        """Returns the global shape of `result`, of which a rank has a shard of shape `local`."""
         return tuple(
             size if dim.factor is None else self.extents[dim.factor] * dim.step
             for dim, size in zip(result.dims, local, strict=True)
@@ -58,7 +58,7 @@ def choose(
     scales: bool = False,
     costs: Costs = Costs(),  # noqa: B008 - it is frozen
 ) -> Split:
-    """The cheapest split of an operator.
+    """Returns the cheapest split of an operator.
 
     Args:
         rule: The rule of the operator.

@@ -26,7 +26,7 @@ class SplitCosts:
     call: Call
 
     def of(self, axis: str, factor: str, cut: Cut) -> float:
-        """The cost of bringing operands and results along `axis` where `cut` wants them."""
+        """Returns the cost of bringing operands and results along `axis` where `cut` wants them."""
         total = 0.0
         for term, operand in self.call.terms:
             source = operand.layout.placement(axis)
@@ -44,7 +44,7 @@ class SplitCosts:
         return total
 
     def of_all_work(self, axis: str) -> float:
-        """The cost of all-gathering what `axis` splits, and of the work that each rank does then.
+        """Returns the cost of all-gathering what `axis` splits, and of the work of each rank then.
 
         It does the work of all ranks along `axis`.
         """
@@ -54,7 +54,7 @@ class SplitCosts:
         return work + gathers
 
     def of_chosen_work(self, axis: str) -> float:
-        """That cost, where all the work may be chosen although `axis` can split a factor; else inf.
+        """Returns that cost where it may be chosen although `axis` can split a factor; else inf.
 
         That is for one activation beside a weight, neither of which is split otherwise: the work
         with a weight that `axis` splits is meant to be split, and so is a gradient's sum over rows.
@@ -67,7 +67,7 @@ class SplitCosts:
         return self.of_all_work(axis)
 
     def _multiplications(self) -> int:
-        """How many there are at most: an element for each step of all factors, and in a window."""
+        """Returns their number at most: one for each step of all factors, and in a window."""
         never_split = (
             size
             for term, operand in self.call.terms
@@ -79,7 +79,7 @@ class SplitCosts:
     def _wanted(
         self, term: Term, shape: Shape, source: Placement, axis: str, factor: str, cut: Cut
     ) -> Placement:
-        """The placement of an operand; `source` itself where that is split no other way."""
+        """Returns the placement of an operand; `source` itself where that is split no other way."""
         target = self.call.placement(term, factor)
         if isinstance(target, Shard) and isinstance(source, Shard) and source.dim == target.dim:
             dim, size = term.dims[target.dim], shape[target.dim]
@@ -89,13 +89,13 @@ class SplitCosts:
         return target
 
     def _brought(self, operand: Placed, target: Placement, axis: str) -> float:
-        """What it costs to bring an operand along `axis` to `target`, from where it costs least."""
+        """Returns the cost of bringing an operand along `axis` to `target` from its best layout."""
         layouts = [operand.layout, operand.other] if operand.other else [operand.layout]
         held = _bytes(operand, axis)
         return min(self._sent(each.placement(axis), target, axis, held) for each in layouts)
 
     def _way_back(self, source: Placement, target: Placement, axis: str, held: float) -> float:
-        """The cost of bringing the gradient of a weight to where that is: its bytes alone.
+        """Returns the cost of bringing the gradient of a weight to where that is: its bytes alone.
 
         Its start is not counted, as what is small would else be gathered in the forward pass, which
         sends more: the rows of a batch are more than the results of a last layer.
@@ -103,7 +103,7 @@ class SplitCosts:
         return self._sent(source, target, axis, held) - self._sent(source, target, axis, 0)
 
     def _sent(self, source: Placement, target: Placement, axis: str, held: float) -> float:
-        """What it costs to bring `held` bytes along `axis` from one placement to another."""
+        """Returns the cost of bringing `held` bytes along `axis` from one placement to another."""
         if source != target and isinstance(target, Partial):  # made of the full tensor
             target = Replicate()
         ranks = self.call.mesh.axis_size(axis)
@@ -111,7 +111,7 @@ class SplitCosts:
 
 
 def _splits_alike(size: int, ranks: int, one: Blocks, other: Blocks) -> bool:
-    """Whether both split a dim of `size` elements into the same shards."""
+    """Returns whether both split a dim of `size` elements into the same shards."""
     (count, block), (other_count, other_block) = stretches_of(one), stretches_of(other)
     return count == other_count and (
         chunk_sizes(size // count, (ranks,), block)
@@ -120,7 +120,7 @@ def _splits_alike(size: int, ranks: int, one: Blocks, other: Blocks) -> bool:
 
 
 def _bytes(operand: Placed, axis: str) -> float:
-    """The bytes that the ranks of one group along `axis` hold together."""
+    """Returns the bytes that the ranks of one group along `axis` hold together."""
     mesh = operand.layout.mesh
     others = prod(
         mesh.axis_size(other)

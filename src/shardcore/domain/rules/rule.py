@@ -83,7 +83,7 @@ class Term:
         return frozenset(dim.factor for dim in self.dims if dim.factor)
 
     def dim_of(self, factor: str) -> int:
-        """The number of the dim that has `factor`."""
+        """Returns the number of the dim that has `factor`."""
         return next(number for number, dim in enumerate(self.dims) if dim.factor == factor)
 
     def __str__(self) -> str:
@@ -162,7 +162,7 @@ class OperatorRule:
                     )
 
     def sums(self, result: Result) -> frozenset[str]:
-        """The factors that are summed in `result`."""
+        """Returns the factors that are summed in `result`."""
         return self._factors_of(result) - result.factors
 
     def _factors_of(self, result: Result) -> frozenset[str]:

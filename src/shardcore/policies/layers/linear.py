@@ -90,7 +90,7 @@ class Linear:
 
 
 def as_linear(layer: LayerFacts) -> Linear | None:
-    """`layer` as a linear one, None if it is another, or if its channels are not its last dim."""
+    """Returns `layer` as a linear one, None if it is none or its channels are not its last dim."""
     kernel = layer.variable("kernel")
     if kernel is None:
         return None
@@ -105,7 +105,7 @@ def as_linear(layer: LayerFacts) -> Linear | None:
 
 
 def _as_einsum(layer: LayerFacts, summed: int, new: int) -> Linear | None:
-    """The layer, if its kernel has so many dims that are summed over, and so many new ones."""
+    """Returns the layer, if its kernel has so many summed dims, and so many new ones."""
     kernel, dims = layer.variable("kernel"), einsum_dims(layer)
     if kernel is None or dims is None or tuple(map(len, dims)) != (summed, new):
         return None
@@ -114,7 +114,7 @@ def _as_einsum(layer: LayerFacts, summed: int, new: int) -> Linear | None:
 
 
 def einsum_dims(layer: LayerFacts) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The kernel's dims that are summed over, as the input has them, and those that are new.
+    """Returns the kernel's dims that are summed over, as in the input, and those that are new.
 
     None if the equation is not known, or a dim of the kernel is neither.
 
@@ -135,7 +135,7 @@ def einsum_dims(layer: LayerFacts) -> tuple[tuple[int, ...], tuple[int, ...]] | 
 
 
 def is_channelwise(layer: LayerFacts) -> bool:
-    """Whether `layer` computes each channel, of the last dim, by itself."""
+    """Returns whether `layer` computes each channel, of the last dim, by itself."""
     if not layer.is_a(*CHANNELWISE) or not _is_channels_last(layer):
         return False
     if layer.is_a("BatchNormalization"):
@@ -156,12 +156,12 @@ OUTPUT = "attention_output"
 
 
 def is_attention(layer: LayerFacts) -> bool:
-    """Whether `layer` holds projections by the names that Keras and KerasHub give them."""
+    """Returns whether `layer` holds projections by the names that Keras and KerasHub give them."""
     return all(layer.child(name) is not None for name in (*INPUTS, OUTPUT))
 
 
 def attention_choices(layer: LayerFacts, axis: str, parts: int) -> dict[str, Choice]:
-    """The split by heads. A head is never cut: where they do not divide, they stay whole.
+    """Returns the split by heads. A head is never cut: where they do not divide, they stay whole.
 
     Key and value heads that do not divide (grouped queries) stay whole alone: every rank computes
     all of them, and the query heads that it holds.

@@ -62,7 +62,7 @@ class Graph:
 
     @classmethod
     def of(cls, model: LayerFacts) -> "Graph":
-        """The graph of `model`, which has one."""
+        """Returns the graph of `model`, which has one."""
         producers, users = defaultdict(list), defaultdict(list)
         for producer, user in model.feeds or ():
             producers[user].append(producer)
@@ -71,7 +71,7 @@ class Graph:
         return cls(nodes, producers, users, frozenset(model.outputs))
 
     def region(self, start: str) -> Region:
-        """The layers that are split together with the output of the linear layer `start`.
+        """Returns the layers that are split together with the output of the linear layer `start`.
 
         Raises:
             NoRegionError: If a layer needs that output whole.
@@ -93,7 +93,7 @@ class Graph:
         return self._checked(split, rows)
 
     def _split_with(self, name: str) -> list[str]:
-        """The producers whose outputs are split if that of `name` is."""
+        """Returns the producers whose outputs are split if that of `name` is."""
         node = self.nodes[name]
         if name in self.outputs:
             raise NoRegionError("its output is one of the model's")
@@ -132,7 +132,7 @@ Found = tuple[list[Region], list[tuple[Linear, str]]]
 
 
 def graph_regions(model: LayerFacts) -> Found:
-    """The regions of a model with a graph; and the linear layers that begin none, with why."""
+    """Returns the regions of a model with a graph, and the linear layers without one, with why."""
     graph = Graph.of(model)
     regions: dict[frozenset[str], Region] = {}
     alone: list[tuple[Linear, str]] = []
@@ -150,7 +150,7 @@ def graph_regions(model: LayerFacts) -> Found:
 
 
 def block_regions(block: LayerFacts) -> Found:
-    """The regions of a block; and the linear layers that are in none, with why.
+    """Returns the regions of a block; and the linear layers that are in none, with why.
 
     Linear layers of one shape (d, f) that are defined one after another are taken for the columns;
     batch normalizations of width f may follow; the next layer is taken for the rows if it is
@@ -178,13 +178,13 @@ def block_regions(block: LayerFacts) -> Found:
 
 
 def _counts(layer: LayerFacts) -> bool:
-    """Whether the layer has weights: a dropout has a seed only."""
+    """Returns whether the layer has weights: a dropout has a seed only."""
     is_norm = layer.is_a("BatchNormalization")
     return bool(layer.all_variables()) and (is_norm or not is_channelwise(layer))
 
 
 def _same_shape(layers: list[LayerFacts]) -> list[Linear]:
-    """The linear layers at the beginning of `layers` that have one shape."""
+    """Returns the linear layers at the beginning of `layers` that have one shape."""
     found: list[Linear] = []
     for layer in layers:
         linear = as_linear(layer)

@@ -51,7 +51,7 @@ class Roles:
     axis: str
 
     def of(self, layer: LayerFacts) -> Role:
-        """The role of `layer`."""
+        """Returns the role of `layer`."""
         if is_attention(layer):
             return "region" if self._splits(layer.child(OUTPUT), 0) else "other"
         linear = as_linear(layer)
@@ -67,7 +67,7 @@ class Roles:
         return self._of_parts(layer)
 
     def ends(self, layer: LayerFacts) -> Iterator[LayerFacts]:
-        """The layers in it, or itself, whose outputs are the parts that it gives."""
+        """Yields the layers in it, or itself, whose outputs are the parts that it gives."""
         if is_attention(layer):
             yield from (each for each in layer.children if each.name == OUTPUT)
         elif self.of(layer) in ("rows", "tokens") and not layer.children:
@@ -78,7 +78,7 @@ class Roles:
                     yield from self.ends(child)
 
     def entries(self, block: LayerFacts) -> Iterator[LayerFacts]:
-        """The norms of a block, behind which a region takes the whole sequence."""
+        """Yields the norms of a block, behind which a region takes the whole sequence."""
         for child in block.children:
             if self.of(child) == "norm":
                 yield child
@@ -96,7 +96,7 @@ class Roles:
         return kernel is not None and self.chosen[kernel.path].spec[dim] == self.axis
 
     def _of_parts(self, layer: LayerFacts) -> Role:
-        """The role of a layer that holds others.
+        """Returns the role of a layer that holds others.
 
         Where its graph is not known, as many norms as regions are taken for a block whose regions
         stand behind a norm each. A wrong guess costs time, and no number.
@@ -116,7 +116,7 @@ class Roles:
 
 
 def _is_over_channels(norm: LayerFacts) -> bool:
-    """Whether it looks at one token at a time: at the last dim alone."""
+    """Returns whether it looks at one token at a time: at the last dim alone."""
     axis = norm.config.get("axis", -1)
     axes = axis if isinstance(axis, list | tuple) else [axis]
     last = len(norm.input_shape or ()) - 1
@@ -137,11 +137,11 @@ class Flow:
 
     @classmethod
     def of(cls, model: LayerFacts, roles: Roles) -> "Flow":
-        """The flow through `model`, which has a graph."""
+        """Returns the flow through `model`, which has a graph."""
         return cls(Graph.of(model), {each.name: roles.of(each) for each in model.children})
 
     def split(self) -> list[str]:
-        """The layers whose outputs are computed in parts of the sequence.
+        """Returns the layers whose outputs are computed in parts of the sequence.
 
         Where a region would gather the parts for each of its products, as the norm before it feeds
         a short cut too, all that is added up with them stays whole.

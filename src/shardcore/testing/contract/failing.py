@@ -56,7 +56,7 @@ def _is_refused(rank: int, strategy: str) -> bool:
 
 
 def _run(strategy: str) -> tuple[list[Any], list[str]]:
-    """The exit codes and the standard error of two ranks, started by hand."""
+    """Returns the exit codes and the standard error of two ranks, started by hand."""
     address = f"127.0.0.1:{free_port()}"
     ranks = [_start(strategy, rank, address) for rank in range(2)]
     try:

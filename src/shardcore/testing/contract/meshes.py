@@ -28,7 +28,7 @@ class OnMeshes:
     several_ranks: ClassVar[bool] = True
 
     def entry(self) -> StrategyEntry:
-        """The strategy as its package offers it."""
+        """Returns the strategy as its package offers it."""
         return plugins.choose(self.strategy, plugins.offered(plugins.STRATEGIES))[0]
 
     def on_mesh(self, shape: Shape, promise: Callable[[Strategy, World], None]) -> None:
@@ -45,7 +45,7 @@ class OnMeshes:
             run_ranks(on_rank, math.prod(shape))
 
     def serves(self, shape: Shape) -> bool:
-        """Whether the mesh is served; if not, the strategy must say so when it is opened.
+        """Returns whether the mesh is served; if not, the strategy must say so when it is opened.
 
         Raises:
             AssertionError: If a mesh that is not served is not refused.

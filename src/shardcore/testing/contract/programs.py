@@ -49,7 +49,7 @@ def model(dropout: float = 0.2) -> Any:
 
 
 def losses(trained: Any, epochs: int) -> list[float]:
-    """The losses of further epochs."""
+    """Returns the losses of further epochs."""
     options = {"batch_size": 4, "epochs": epochs, "shuffle": False, "verbose": 0}
     history = trained.fit(X, Y, sample_weight=WEIGHTS, **options).history
     return [float(loss) for loss in history["loss"]]
@@ -118,6 +118,6 @@ def save(rank: int, strategy: str, shape: Shape, folder: Path) -> tuple[Any, Any
 
 
 def load(rank: int, folder: Path) -> tuple[Any, Any]:
-    """What plain Keras finds in the file, and how it trains on."""
+    """Returns what plain Keras finds in the file, and how it trains on."""
     loaded = keras.saving.load_model(folder / "mesh.keras")
     return values_of(loaded), losses(loaded, 1)

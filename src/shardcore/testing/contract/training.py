@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 
 @cache
 def one_device(program: Any) -> dict[str, Any]:
-    """What `program` gives in plain Keras."""
+    """Returns what `program` gives in plain Keras."""
     (found,) = run_ranks(program, 1, None, (1, 1))
     assert isinstance(found, dict)
     return found

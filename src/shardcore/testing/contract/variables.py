@@ -43,11 +43,11 @@ class Case:
     layout: Layout
 
     def stored(self) -> torch.nn.Parameter:
-        """What the variable holds, made of a copy of the value."""
+        """Returns what the variable holds, made of a copy of the value."""
         return torch.nn.Parameter(self.strategy.create(self.whole.clone(), self.layout))
 
     def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """What this rank must store of a whole value, by arithmetic alone."""
+        """Returns what this rank must store of a whole value, by arithmetic alone."""
         return whole[self.layout.slices(whole.shape, self.world.position)]
 
     def check(self, tensor: torch.Tensor, whole: torch.Tensor) -> None:
