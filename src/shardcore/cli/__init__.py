@@ -30,15 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         words.exit(2, f"{words.prog}: error: {error}\n")
     except ShardcoreError as error:
-        if _world_size() > 1:
+        if bootstrap.is_installed() and bootstrap.installation().processes.world_size > 1:
             raise  # an uncaught error is what ends the other ranks
         words.exit(1, f"{words.prog}: {error}\n")
-
-
-def _world_size() -> int:
-    if not bootstrap.is_installed():
-        return 1
-    return int(bootstrap.installation().processes.world_size)
 
 
 def _status(options: argparse.Namespace) -> int:

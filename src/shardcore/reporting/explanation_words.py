@@ -66,15 +66,13 @@ class Explained:
     def summary(self) -> str:
         """How much is moved, in one line."""
         if not self.collectives:
-            return f"Nothing is moved between ranks{self._why_nothing()}."
+            why = ": no distribution is set" if self.mesh is None else ""
+            if self.mesh is not None and self.mesh.size == 1:
+                why = ": the mesh is of one device"
+            return f"Nothing is moved between ranks{why}."
         calls, size = sum(self.calls.values()), sum(self.operand_bytes.values())
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.calls.items())
         return f"{calls} collectives ({kinds}) on {human_bytes(size)} of this rank."
-
-    def _why_nothing(self) -> str:
-        if self.mesh is None:
-            return ": no distribution is set"
-        return ": the mesh is of one device" if self.mesh.size == 1 else ""
 
     def advice(self) -> tuple[str, ...]:
         """One line for each avoidable collective."""

@@ -4,16 +4,8 @@ from math import inf, prod
 
 import attrs
 
-from shardcore.domain.chunks import chunk_sizes
-from shardcore.domain.placements import (
-    Blocks,
-    Partial,
-    Placement,
-    Replicate,
-    Shard,
-    blocks_of,
-    stretches_of,
-)
+from shardcore.domain.layout import Layout
+from shardcore.domain.placements import Partial, Placement, Replicate, Shard, blocks_of
 from shardcore.domain.planner.call import Call, Cut, Placed
 from shardcore.domain.redistribution import transition
 from shardcore.domain.rules.rule import Shape, Term
@@ -84,8 +76,11 @@ class SplitCosts:
         if isinstance(target, Shard) and isinstance(source, Shard) and source.dim == target.dim:
             dim, size = term.dims[target.dim], shape[target.dim]
             wanted = blocks_of(dim.count * cut.count, dim.block * cut.grain)
-            same = _splits_alike(size, self.call.mesh.axis_size(axis), wanted, source.block)
-            return source if same else Shard(target.dim, wanted)
+            found, needed = (
+                Layout(self.call.mesh, (axis,), blocks=(blocks,)).normalized((size,))
+                for blocks in (source.block, wanted)
+            )
+            return source if found == needed else Shard(target.dim, wanted)
         return target
 
     def _brought(self, operand: Placed, target: Placement, axis: str) -> float:
@@ -108,15 +103,6 @@ class SplitCosts:
             target = Replicate()
         ranks = self.call.mesh.axis_size(axis)
         return self.call.costs.collective(transition(source, target), axis, ranks, held)
-
-
-def _splits_alike(size: int, ranks: int, one: Blocks, other: Blocks) -> bool:
-    """Returns whether both split a dim of `size` elements into the same shards."""
-    (count, block), (other_count, other_block) = stretches_of(one), stretches_of(other)
-    return count == other_count and (
-        chunk_sizes(size // count, (ranks,), block)
-        == chunk_sizes(size // count, (ranks,), other_block)
-    )
 
 
 def _bytes(operand: Placed, axis: str) -> float:

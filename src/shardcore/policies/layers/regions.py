@@ -210,10 +210,7 @@ def _why_no_pair(
     others = [each for each in all_norms if each not in norms]
     if any(v.shape == (width,) for each in others for v in each.variables):
         return "a norm of its width may stand behind it"
-    if not all(is_channelwise(each) and _has_shape(each, width) for each in norms):
+    shapes = {variable.shape for each in norms for variable in each.variables}
+    if not shapes <= {(width,)} or not all(map(is_channelwise, norms)):
         return "the norm behind it is not of its channels"
     return None
-
-
-def _has_shape(layer: LayerFacts, width: int) -> bool:
-    return all(each.shape == (width,) for each in layer.variables)

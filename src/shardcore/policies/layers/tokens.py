@@ -56,7 +56,10 @@ class Roles:
             return "region" if self._splits(layer.child(OUTPUT), 0) else "other"
         linear = as_linear(layer)
         if linear is not None:
-            return self._of_linear(layer, linear.in_dim, linear.out_dim)
+            if self._splits(layer, linear.out_dim):
+                return "columns"
+            is_rows = self._splits(layer, linear.in_dim) and len(layer.input_shape or ()) == 3
+            return "rows" if is_rows else "other"
         if layer.is_a("Embedding"):
             shape = layer.input_shape or ()
             return "tokens" if len(shape) == 2 and shape[0] != 1 else "table"
@@ -84,12 +87,6 @@ class Roles:
                 yield child
             elif self.of(child) == "block":
                 yield from self.entries(child)
-
-    def _of_linear(self, layer: LayerFacts, in_dim: int, out_dim: int) -> Role:
-        if self._splits(layer, out_dim):
-            return "columns"
-        is_rows = self._splits(layer, in_dim) and len(layer.input_shape or ()) == 3
-        return "rows" if is_rows else "other"
 
     def _splits(self, layer: LayerFacts | None, dim: int) -> bool:
         kernel = None if layer is None else layer.variable("kernel")
