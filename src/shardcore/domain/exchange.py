@@ -35,7 +35,7 @@ def ranges_of(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:
     )
 
 
-@attrs.frozen(slots=False)
+@attrs.frozen
 class Exchange:
     """A step in which each rank along an axis gets elements of a dim from the ranks that hold them.
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import product
 from operator import index
 
@@ -79,6 +80,10 @@ class Mesh:
         """The number of axes."""
         return len(self.shape)
 
+    @cached_property
+    def _coordinates(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(product(*map(range, self.shape)))
+
     def axis_index(self, axis: str) -> int:
         """Returns the position of `axis` among the axes.
 
@@ -103,11 +108,7 @@ class Mesh:
             raise MeshError(f"A rank is an integer, got {rank!r}.")
         if not 0 <= rank < self.size:
             raise MeshError(f"Mesh {self} has ranks 0 to {self.size - 1}, got {rank}.")
-        coordinate = []
-        for size in reversed(self.shape):
-            rank, position = divmod(rank, size)
-            coordinate.append(position)
-        return tuple(reversed(coordinate))
+        return self._coordinates[rank]
 
     def rank(self, coordinate: Iterable[int]) -> int:
         """Returns the rank at `coordinate`, one position per axis.
@@ -116,13 +117,9 @@ class Mesh:
             MeshError: If the mesh has no such coordinate.
         """
         positions = tuple(coordinate)
-        fits = len(positions) == self.ndim
-        if not fits or not all(0 <= p < n for p, n in zip(positions, self.shape, strict=True)):
+        if positions not in self._coordinates:
             raise MeshError(f"Mesh {self} has no coordinate {positions}.")
-        rank = 0
-        for position, size in zip(positions, self.shape, strict=True):
-            rank = rank * size + position
-        return rank
+        return self._coordinates.index(positions)
 
     def axis_group(self, axis: str, rank: int) -> tuple[int, ...]:
         """Returns the ranks that differ from `rank` only along `axis`, and itself, in order."""
@@ -132,9 +129,7 @@ class Mesh:
 
     def axis_groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """Returns all the groups along `axis`, ordered by their first rank."""
-        i = self.axis_index(axis)
-        positions = [range(1 if j == i else size) for j, size in enumerate(self.shape)]
-        return tuple(self.axis_group(axis, self.rank(at)) for at in product(*positions))
+        return tuple(dict.fromkeys(self.axis_group(axis, rank) for rank in range(self.size)))
 
     def __str__(self) -> str:
         axes = zip(self.axis_names, self.shape, strict=True)

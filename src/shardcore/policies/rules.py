@@ -92,7 +92,7 @@ def rules(choices: Mapping[str, Choice]) -> tuple[Rule, ...]:
     """
     forms: dict[str, list[str]] = defaultdict(list)
     for path in choices:
-        forms[_form(path)].append(path)
+        forms[_NUMBER.sub("#", path)].append(path)
     return tuple(rule for form, paths in forms.items() for rule in _rules(form, paths, choices))
 
 
@@ -102,11 +102,6 @@ def _rules(form: str, paths: list[str], choices: Mapping[str, Choice]) -> list[R
         return [Rule(_exact(path), choices[path].spec, choices[path].reason) for path in paths]
     reasons = dict.fromkeys(choices[path].reason for path in paths)
     return [Rule(_pattern(paths), specs.pop(), "; ".join(reasons))]
-
-
-def _form(path: str) -> str:
-    """Returns `path` with its numbers left out."""
-    return _NUMBER.sub("#", path)
 
 
 def _pattern(paths: list[str]) -> str:

@@ -1,6 +1,7 @@
 """What `shardcore.explain()` tells, as a table, as data, and as a file with the picture."""
 
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,10 @@ class Explanation(Explained, Shown):
         for name in NUMBERS:
             table.add_column(name, justify="right")
         table.add_column("reason")
-        for before, each in zip((None, *self.collectives), self.collectives, strict=False):
-            if before is not None and before.phase != each.phase:
-                table.add_section()
-            table.add_row(*_row(each))
-        table.add_section()
+        for _, of_phase in groupby(self.collectives, key=lambda each: each.phase):
+            for each in of_phase:
+                table.add_row(*_row(each))
+            table.add_section()
         for sums in _totals(self.collectives):
             table.add_row(*sums)
         return table

@@ -14,22 +14,8 @@ VARIABLE = "SHARDCORE_LOG"
 LEVELS = ("debug", "info", "warning", "error")
 
 
-class _RankFilter(logging.Filter):
-    """Passes what rank 0 says, or every rank; puts the rank into the record."""
-
-    def __init__(self, rank: Callable[[], int], *, all_ranks: bool) -> None:
-        super().__init__()
-        self._rank = rank
-        self._all_ranks = all_ranks
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        rank = self._rank()
-        record.__dict__["rank"] = rank
-        return self._all_ranks or rank == 0
-
-
 def configure(rank: Callable[[], int]) -> Callable[[], None]:
-    """Show the log on standard error, as `SHARDCORE_LOG` says; by default from "info" on rank 0.
+    """Shows the log on standard error, as `SHARDCORE_LOG` asks; by default "info" on rank 0.
 
     Does nothing where the program has set the log up by the logging module.
 
@@ -45,7 +31,13 @@ def configure(rank: Callable[[], int]) -> Callable[[], None]:
         return lambda: None
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("[shardcore rank %(rank)s] %(message)s"))
-    handler.addFilter(_RankFilter(rank, all_ranks="all-ranks" in words))
+
+    def passes(record: logging.LogRecord) -> bool:
+        own = rank()
+        record.__dict__["rank"] = own
+        return own == 0 or "all-ranks" in words
+
+    handler.addFilter(passes)
     root.addHandler(handler)
     root.propagate = False
     subjects = [each for each in words if each and each not in (*LEVELS, "all-ranks")]

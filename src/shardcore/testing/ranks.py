@@ -223,7 +223,8 @@ def _collect(case: _Case, ranks: list[_Rank]) -> list[Any]:
                 failures.append(value)
                 deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
     if failures:
-        raise _first(failures)
+        failures.sort(key=lambda failure: failure.at)
+        raise RankFailed(failures[0].rank, "\n".join(failure.report for failure in failures))
     if waiting:
         raise _timed_out(case, list(waiting.values()))
     return [results[rank] for rank in range(len(ranks))]
@@ -238,11 +239,6 @@ def _receive(each: _Rank) -> tuple[str, Any]:
         report = f"rank {each.rank} ended without a result, exit code {each.process.exitcode}\n"
         # Time 0: what the other ranks then raise is a consequence.
         return "failure", _Failure(each.rank, 0.0, report)
-
-
-def _first(failures: list[_Failure]) -> RankFailed:
-    ordered = sorted(failures, key=lambda failure: failure.at)
-    return RankFailed(ordered[0].rank, "\n".join(failure.report for failure in ordered))
 
 
 def _timed_out(case: _Case, late: list[_Rank]) -> RankFailed:
