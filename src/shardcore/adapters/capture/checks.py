@@ -71,7 +71,10 @@ def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback | None":
     )
     if (size := sum(each.nbytes for each in written)) > _MOST_BYTES:
         line = tape.calls[places[-1]].line
-        raise NotCaptured(f"after it has written {size} bytes it reads values on the host: {line}")
+        raise NotCaptured(
+            f"after it has written {size} bytes it reads values on the host: {line}: read them "
+            "earlier in the step"
+        )
     draws = any(torch_compat.draws(call.operator) for call in before)
     return Rollback(inputs, written, draws)
 

@@ -29,7 +29,7 @@ def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
         if kept is None or not _are_equal(first.found.get(number, before), kept):
             raise NotCaptured(
                 f"{_reader(second, number)} reads what Python made anew, with other values, in "
-                "each step"
+                "each step: pass it in the batch, or keep it in a variable"
             )
         found[number] = kept
     return found

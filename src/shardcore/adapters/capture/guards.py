@@ -53,7 +53,10 @@ def guards_of(tape: Tape, literals: Literals) -> tuple[tuple[Guard, ...], tuple[
         if tape.memory[read.value.number] not in varying:
             continue
         if read.number is None:
-            raise NotCaptured(f"the step reads values on the host: {read.line}")
+            raise NotCaptured(
+                f"the step reads values on the host: {read.line}: compute with keras.ops, or read "
+                "one number, as by float(x)"
+            )
         way = _way_to(read, tape, literals)
         if way is None:
             others.append(read)

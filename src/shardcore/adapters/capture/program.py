@@ -58,7 +58,10 @@ class TapeCapture:
                 raise RecordingsDiffer(differs)
             literals = constants.literals(earlier, tape)
         if tape.draws_on_host:
-            raise NotCaptured("Python or NumPy draws random numbers in it")
+            raise NotCaptured(
+                "Python or NumPy draws random numbers in it: draw by keras.random, with a "
+                "SeedGenerator of the layer"
+            )
         alike = most_bytes is not None
         if most_bytes is not None:
             tape = _with_bytes(tape, most_bytes)

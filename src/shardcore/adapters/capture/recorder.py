@@ -16,6 +16,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.functions import NUMBERS, FunctionListener
 from shardcore.adapters.capture.tape import Call, Form, Number, Read, Tape, Value
+from shardcore.ports.whereabouts import current_layer
 
 _PACKAGES = tuple(
     str(Path(sys.modules[name].__file__ or "").parent) for name in ("torch", "shardcore")
@@ -63,12 +64,20 @@ class Recorder:
     def _check_generator(self) -> None:
         """Torch's generator is moved by draws alone: of what sets it, no operator tells."""
         if self._drawn is not None and not torch.equal(self._drawn, torch.get_rng_state()):
-            self.refuse("the state of torch's random generator is set in the step")
+            self.refuse(
+                "the state of torch's random generator is set in the step",
+                _DRAW,
+            )
 
-    def refuse(self, why: str) -> None:
-        """Note that the step cannot be run from its tape; the first reason counts."""
+    def refuse(self, why: str, remedy: str) -> None:
+        """Notes that the step cannot be run from its tape; the first reason counts.
+
+        Args:
+            why: The reason, to which the place in the model and in its Python is added.
+            remedy: What to do.
+        """
         if not self.tape.refusal:
-            self.tape.refusal = f"{why}, at {_line()}"
+            self.tape.refusal = f"{why}, at {_place()}: {remedy}"
 
     @contextmanager
     def numbers(self) -> Iterator[None]:
@@ -88,9 +97,9 @@ class Recorder:
         if self._busy or self.tape.refusal:
             return
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            self.refuse(f"{how} reads the values of a sharded tensor on the host")
+            self.refuse(f"{how} reads the values of a sharded tensor on the host", _COMPUTE)
             return
-        place, line = len(self.tape.calls), f"{how} at {_line()}"
+        place, line = len(self.tape.calls), f"{how} at {_place()}"
         self.tape.reads.append(Read(self._value(tensor), number, place, line))
 
     def _begin(
@@ -105,7 +114,7 @@ class Recorder:
         if torch_compat.draws(operator):
             self._check_generator()
             if kwargs.get("generator") is not None and self._known(kwargs["generator"]) is None:
-                self.refuse("it draws from a torch.Generator of its own")
+                self.refuse("it draws from a torch.Generator of its own", _DRAW)
         references = self._referred(args), self._referred(kwargs)
         return None if self.tape.refusal else references
 
@@ -234,7 +243,7 @@ class Recorder:
     def _has_memory(self, tensor: torch.Tensor) -> bool:
         """Whether the memory of `tensor` can be told from that of others."""
         if tensor.layout is not torch.strided:
-            self.refuse("it computes with a sparse tensor")
+            self.refuse("it computes with a sparse tensor", "make it dense: tensor.to_dense()")
             return False
         return True
 
@@ -287,6 +296,16 @@ def _host_generators() -> Any:
     """The state of the generators of Python and NumPy."""
     state: Any = np.random.get_state(legacy=False)
     return random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"]
+
+
+_COMPUTE = "compute with keras.ops, which keeps values in tensors"
+_DRAW = "draw by keras.random, with a SeedGenerator of the layer"
+
+
+def _place() -> str:
+    """The line of Python that is being run, and the layer."""
+    layer = current_layer()
+    return f"{_line()}, in layer {layer!r}" if layer else _line()
 
 
 def _line() -> str:

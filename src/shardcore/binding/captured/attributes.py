@@ -97,7 +97,7 @@ class _Walk:
             if code.co_freevars and id(code) not in within:  # those were made in the step
                 raise NotCaptured(
                     f"it calls {code.co_qualname} of {module.__name__}, a function with a closure "
-                    "that no layer, variable or function of the model holds"
+                    "that nothing of the model holds: make it an attribute of the layer"
                 )
         if self.called.has_called(os.getenv.__code__):
             yield GuardedAttribute({"environ": os.environ}, "environ", "os.environ")
@@ -239,7 +239,7 @@ def _check_guarded(function: Any, names: Names) -> None:
     if isinstance(function, BuiltinFunctionType) and function in UNGUARDED:
         raise NotCaptured(
             f"{names.place} calls {function.__qualname__}(), which may return something else in "
-            "each step"
+            "each step: pass that in the batch, or keep it in a variable"
         )
 
 

@@ -33,6 +33,7 @@ from shardcore.ports.capture import Pattern, Program, Recording, StepCapture
 
 logger = logging.getLogger("shardcore.capture")
 
+_KEEP = "keep it in a variable (add_weight of the layer, or keras.Variable)"
 # Batches by their shapes, for which one function keeps programs.
 _MOST_SIGNATURES = 32
 # Programs and recordings of one signature, by the numbers that the step reads on the host.
@@ -103,7 +104,7 @@ class CapturedStep:
         entry = self._entries.get(signature)
         if entry is None:
             if len(self._entries) == _MOST_SIGNATURES:
-                self._warn(f"batches came in more than {_MOST_SIGNATURES} shapes")
+                self._warn(f"batches came in more than {_MOST_SIGNATURES} shapes: pad them")
                 return None
             state = State.DEFERRED if self._programs(signature.kind) else State.NEW
             entry = self._entries[signature] = CacheEntry(signature, Progress(state))
@@ -124,7 +125,7 @@ class CapturedStep:
         logger.debug("%s of %r: %s has changed", self.name, self.trainer.name, change)
         entry.after(Event.CHANGED)
         if entry.progress.is_unstable:
-            self._refuse(entry, f"{change} changes again and again")
+            self._refuse(entry, f"{change} changes again and again: {_KEEP}")
 
     def _record(
         self, entry: CacheEntry, step: Callable[[], Any], data: Any, session: Session | None
@@ -159,17 +160,17 @@ class CapturedStep:
         if recording.refusal:
             return recording.refusal
         if entry.guard is not None and (change := entry.guard.change()):
-            return f"{change} is changed by the step"
+            return f"{change} is changed by the step: {_KEEP}"
         local = _itself if session is None else session.strategy.local
         try:
             entry.guard = PythonGuard.of(self.trainer, self._called, local)
         except NotCaptured as refusal:
             return str(refusal)
         if hook := seams.hook_of(self.trainer, self.capture.hooks_of):
-            return f"{hook} has a hook, which a captured step would not call"
+            return f"{hook} has a hook, which a captured step would not call: call it in the layer"
         known = len(entry.recordings) + len(entry.programs)
         if recording.numbers not in entry.recordings and known == _MOST_SPECIALIZATIONS:
-            return f"it reads other values on the host each time: {recording.last_read}"
+            return f"it reads other values on the host each time: {recording.last_read}: {_KEEP}"
         return ""
 
     def _made(
@@ -194,7 +195,7 @@ class CapturedStep:
             _check_held(program, entry.guard)
         except RecordingsDiffer as difference:
             if entry.progress.after(Event.DIFFERED).is_unstable:
-                return Outcome(Event.REFUSED, reason=str(difference))
+                return Outcome(Event.REFUSED, reason=f"{difference}: {_KEEP}")
             return Outcome(Event.DIFFERED)
         except NotCaptured as refusal:
             return Outcome(Event.REFUSED, reason=str(refusal))
@@ -264,7 +265,7 @@ def _check_held(program: Program, guard: PythonGuard | None) -> None:
             )
         raise NotCaptured(
             f"it reads a tensor of shape {tuple(tensor.shape)} that no variable, torch module or "
-            "attribute of a layer holds"
+            "attribute of a layer holds: make it an attribute of the layer"
         )
 
 
