@@ -280,7 +280,7 @@ def ensure_dtensor_input(data: Any) -> Any:
 
 
 def parallelize_torch_module(module: Any, mesh: Any, rules: Any) -> Any:
-    """Lay a plain torch module out by rules, in place, by torch's `parallelize_module`.
+    """Lay a plain torch module out by rules, in place, as torch's `parallelize_module` does.
 
     A rule's key is matched with the module's own names ("encoder.0.weight"), read as a layout
     map's keys are; parameters without a rule, and buffers, are replicated. At the edge of every

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ParallelStyle
 
 # Names with an underscore that Python, attrs and pluggy document.
 DOCUMENTED = {"_fields", "_make", "_asdict", "_replace", "_getframe"}
@@ -20,7 +19,7 @@ def _members() -> set[str]:
     """The private members of the objects of torch that shardcore handles."""
     operator = torch.ops.aten.add.Tensor
     kinds = [
-        *(DTensor, ParallelStyle, torch.Generator, torch.UntypedStorage, torch.autograd.Function),
+        *(DTensor, torch.Generator, torch.UntypedStorage, torch.autograd.Function),
         *(torch.autograd.graph.Node, torch.distributed.ProcessGroup, torch.fx.GraphModule),
         *(torch.nn.Parameter, torch.optim.Optimizer, type(operator), type(torch.ops.aten.add)),
     ]

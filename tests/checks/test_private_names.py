@@ -25,7 +25,7 @@ ENTRY = {"why", "known", "until"}
 # Of all private names, and of those of torch.distributed.tensor.
 MOST = 60
 MOST_OF_DTENSOR = 8
-OF_DTENSOR = {"_apply", "_dtensor", "_local_tensor", "_spec"}
+OF_DTENSOR = {"_dtensor", "_local_tensor", "_spec"}
 
 
 def entries() -> dict[str, dict[str, Any]]:

@@ -25,26 +25,10 @@ def parallelize(module: Any, mesh: Any, rules: Any, sessions: Sessions) -> Any:
     if session.mesh.size == 1:
         return module
     torch_state.agree(module, session)
-    mesh_of_torch = _torch_mesh(session)
-    if mesh_of_torch is None:
-        for each in module.modules():
-            plan.lay_out(each)
-    else:
-        _by_styles(module, mesh_of_torch, plan)
+    for each in module.modules():
+        plan.lay_out(each)
     torch_state.replace_tensors(module, plan.stored)
     return module
-
-
-def _by_styles(module: torch.nn.Module, mesh: Any, plan: "_Plan") -> None:
-    """By torch's own `parallelize_module`, which is there where DTensor is."""
-    from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
-
-    class Style(ParallelStyle):
-        def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
-            plan.lay_out(module)
-            return module
-
-    parallelize_module(module, mesh, {name: Style() for name, _ in module.named_modules()})
 
 
 @attrs.frozen(eq=False)
@@ -168,9 +152,3 @@ def _check_mesh(mesh: Any, session: Session) -> None:
             f"parallelize_torch_module was given mesh {mesh}, but the distribution that is set is "
             f"over {session.mesh} of processes {session.world.processes}: give that mesh."
         )
-
-
-def _torch_mesh(session: Session) -> Any:
-    """The mesh as torch knows it, if the strategy's tensors carry one."""
-    scalar = session.strategy.create(torch.zeros(()), Layout.replicated(session.mesh, 0))
-    return getattr(scalar, "device_mesh", None)
