@@ -306,7 +306,7 @@ def test_of_modes_that_write_only_rank_0s_reach_the_file(tmp_path):
     def program(rank):
         distribute((2, 1))
         path = str(tmp_path / "log")
-        files = OneWriter(keras.src.utils.file_utils, bootstrap.installation().binding.sessions)
+        files = OneWriter(bootstrap.installation().binding.sessions, keras.src.utils.file_utils)
         processes = bootstrap.installation().processes
         read = []
         for mode, content in [("w", "old"), ("r+", "NEW"), ("a", "+"), ("r+b", b"n"), ("a+", "+")]:

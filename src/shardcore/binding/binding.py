@@ -1,31 +1,31 @@
 """Puts every seam in place, and takes every one back."""
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import attrs
 
-from shardcore.binding import layout_map, sample_weights, seams
+from shardcore.binding import (
+    callback_files,
+    layers,
+    layout_map,
+    operations,
+    sample_weights,
+    saving,
+    seams,
+    torch_modules,
+    variable,
+)
 from shardcore.binding.backend_library import BackendLibrary
-from shardcore.binding.callback_files import OneWriter, one_summary, refuse_orbax, send_once
 from shardcore.binding.data_adapters import OneProcess, array_loader
-from shardcore.binding.exporting import export
-from shardcore.binding.layers import LayerEdges, initial_states, layer_call
-from shardcore.binding.operations import one_sample_a_row, scatter_at_once
 from shardcore.binding.optimizers import NumbersOfNadam, fused_update
-from shardcore.binding.packed_kernels import int4_build
-from shardcore.binding.random_generators import draw, generator
-from shardcore.binding.reading import to_numpy
-from shardcore.binding.saving import Saving
 from shardcore.binding.session import Sessions
 from shardcore.binding.steps import Steps
-from shardcore.binding.torch_modules import TorchModules
 from shardcore.binding.unread import results_of_epoch
-from shardcore.binding.variable import VariableSeam
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.capture import StepCapture
 from shardcore.ports.processes import Processes
@@ -86,90 +86,102 @@ class Binding:
         self.sessions.close()
 
     def _replacements(self) -> dict[str, Callable[[Any], Any]]:
-        variable = VariableSeam(self.sessions)
-        steps = Steps(self.sessions, self.capture)
-        saving = Saving(self.sessions)
-        torch_modules = TorchModules(self.sessions)
-        return {
+        """What makes the new value of each name from its own one, by the keys of the seam table."""
+        sessions, capture = self.sessions, self.capture
+        steps = Steps(sessions, capture)
+        values: dict[str, Callable[[Any], Any]] = {
             "backend library": lambda _: self.library,
             "distribution library": lambda _: self.library,
+            "layer edges": lambda _: layers.LayerEdges(sessions),
+            "data adapters": lambda _: OneProcess(),
+            "numbers of Nadam": lambda core: NumbersOfNadam(core, capture),
+            "results of an epoch": results_of_epoch,
+            "summaries": partial(callback_files.one_summary, sessions),
+            **{
+                f"files of {name}": partial(callback_files.OneWriter, sessions)
+                for name in seams.CALLBACKS_WITH_FILES
+            },
+        }
+        # Each is called with the function that it replaces, and with the arguments of that.
+        functions: dict[str, Callable[..., Any]] = {
             "distribution attribute": self._set_global_attribute,
             "clear_session": self._clear_session,
             "layout axes": layout_map.validate_axes,
             "layout map lookup": layout_map.lookup,
             "layout map rule": layout_map.add_rule,
-            "variable initialize": variable.initialize,
-            "variable assign": variable.assign,
+            "variable assign": partial(variable.assign, sessions),
             "variable repr": variable.represent,
-            "convert_to_numpy": lambda original: to_numpy(original, self.sessions),
-            "layer call": lambda original: layer_call(original, self.sessions),
-            "layer edges": lambda _: LayerEdges(self.sessions),
-            "torch module parameters": torch_modules.track,
-            "torch module config": torch_modules.config,
-            "packed kernel": lambda original: int4_build(original, self.sessions),
-            "data adapters": lambda _: OneProcess(),
-            "array batches": lambda original: array_loader(original, self.sessions),
+            "convert_to_numpy": partial(variable.to_numpy, sessions),
+            "layer call": partial(layers.layer_call, sessions),
+            "torch module parameters": partial(torch_modules.track, sessions),
+            "torch module config": partial(torch_modules.config, sessions),
             **{f"scope of {name}": steps.within_scope for name in seams.RUNS},
+            **{f"{kind} step": partial(steps.make, kind) for kind in seams.STEPS},
+            **{
+                f"callbacks of {phase} steps": partial(steps.callbacks, phase)
+                for phase in seams.PHASES
+            },
+            "automatic compilation": lambda original, trainer: seams.AUTO,
+            "metric results": sessions.sums.results,
+            "compilation": steps.compilation,
+            "random generator": partial(operations.generator, sessions, capture),
+            **{
+                f"draws of {name}": partial(operations.draw, sessions, capture)
+                for name in seams.DRAWS
+            },
+            "update of Adam": partial(fused_update, sessions),
+            "scatter": operations.scatter,
+            "classes of a loss": partial(operations.sparse_crossentropy, sessions),
+            "export": partial(saving.export, sessions),
+            "save model": partial(saving.save_model, sessions),
+            "save weights": partial(saving.save_weights, sessions),
+            "remote monitor": partial(callback_files.send_once, sessions),
+            "messages": partial(callback_files.print_once, sessions),
+            "progress bar": partial(callback_files.show_once, sessions),
+        }
+        # Likewise, with the session first; without a session the function that they replace runs.
+        in_session: dict[str, Callable[..., Any]] = {
+            "variable initialize": variable.initialize,
+            "packed kernel": layers.int4_build,
+            "array batches": array_loader,
             "beginning of an epoch": steps.begin,
             "epoch": steps.epoch,
-            **{f"{kind} step": steps.maker(kind) for kind in seams.STEPS},
-            "automatic compilation": lambda _: lambda trainer: seams.AUTO,
-            "metric results": self.sessions.sums.before,
-            "results of an epoch": results_of_epoch,
-            "callbacks of train steps": lambda original: steps.callbacks(original, "train"),
-            "callbacks of test steps": lambda original: steps.callbacks(original, "test"),
-            "compilation": steps.compilation,
-            "random generator": lambda original: generator(original, self.sessions, self.capture),
-            **{
-                name: lambda original: draw(original, self.sessions, self.capture)
-                for name in seams.SEAMS
-                if name.startswith("draws of ")
-            },
-            "update of Adam": lambda original: fused_update(original, self.sessions),
-            "numbers of Nadam": lambda core: NumbersOfNadam(core, self.capture),
-            "scatter": scatter_at_once,
-            "classes of a loss": lambda original: one_sample_a_row(original, self.sessions),
-            "initial states": lambda original: initial_states(original, self.sessions),
-            "mask of a loss": lambda original: sample_weights.mask(original, self.sessions),
-            "export": lambda original: export(original, self.sessions),
-            "save model": saving.save_model,
-            "save weights": saving.save_weights,
+            "initial states": layers.initial_states,
+            "mask of a loss": sample_weights.mask,
             "overwrite question": saving.ask,
-            **{
-                name: lambda file_utils: OneWriter(file_utils, self.sessions)
-                for name in seams.SEAMS
-                if name.startswith("files of ")
-            },
-            "summaries": lambda original: one_summary(original, self.sessions),
-            "remote monitor": lambda original: send_once(original, self.sessions),
-            "orbax": lambda original: refuse_orbax(original, self.sessions),
-            "messages": saving.message,
-            "progress bar": steps.progress,
+            "orbax": callback_files.refuse_orbax,
         }
+        functions |= {name: partial(self._in_session, each) for name, each in in_session.items()}
+        return values | {name: seams.around(each) for name, each in functions.items()}
 
-    def _set_global_attribute(self, original: Callable[..., None]) -> Callable[..., None]:
-        def set_global_attribute(name: str, value: Any) -> None:
-            if name != seams.CURRENT_DISTRIBUTION:
-                original(name, value)
-                return
-            before = seams.current_distribution()
+    def _in_session(
+        self,
+        replacement: Callable[..., Any],
+        original: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        session = self.sessions.current()
+        if session is None:
+            return original(*args, **kwargs)
+        return replacement(session, original, *args, **kwargs)
+
+    def _set_global_attribute(self, original: Callable[..., None], name: str, value: Any) -> None:
+        if name != seams.CURRENT_DISTRIBUTION:
             original(name, value)
-            try:
-                self.follow_distribution()
-            except BaseException:
-                original(name, before)
-                self.follow_distribution()
-                raise
-
-        return set_global_attribute
-
-    def _clear_session(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def clear_session(free_memory: bool = True) -> None:
-            original(free_memory)
+            return
+        before = seams.current_distribution()
+        original(name, value)
+        try:
             self.follow_distribution()
+        except BaseException:
+            original(name, before)
+            self.follow_distribution()
+            raise
 
-        return clear_session
+    def _clear_session(self, original: Callable[..., None], free_memory: bool = True) -> None:
+        original(free_memory)
+        self.follow_distribution()
 
     def follow_distribution(self) -> None:
         """Be in the scope of the distribution that is set on this thread, and in no other."""

@@ -1,4 +1,4 @@
-"""Seam: what callbacks write and send. Every rank reads files, rank 0 writes and sends."""
+"""Seams: what callbacks write, send and show. Every rank reads files, rank 0 does the rest."""
 
 import io
 import os
@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from shardcore.binding import seams
-from shardcore.binding.session import Sessions
+from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
 
 # The functions of `keras.src.utils.file_utils` that change a file system, as callbacks use them.
@@ -21,12 +21,12 @@ class OneWriter:
     """What stands in for the module `file_utils` inside the callbacks that keep files.
 
     Args:
-        file_utils: The module.
         sessions: Where the session of the distribution is found.
+        file_utils: The module.
     """
 
-    file_utils: Any
     sessions: Sessions
+    file_utils: Any
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self.file_utils, name)
@@ -49,7 +49,7 @@ class OneWriter:
         return lambda *args: None if self._is_reader() else function(*args)
 
 
-def one_summary(original: property, sessions: Sessions) -> property:
+def one_summary(sessions: Sessions, original: property) -> property:
     """`TensorBoard.summary`, TensorFlow's module: other ranks than 0 write what nobody reads."""
 
     def summary(callback: Any) -> Any:
@@ -80,30 +80,36 @@ class _Unread:
         return writer
 
 
-def send_once(original: Callable[..., None], sessions: Sessions) -> Callable[..., None]:
+def send_once(sessions: Sessions, original: Callable[..., None], *args: Any, **logs: Any) -> None:
     """`RemoteMonitor.on_epoch_end`: rank 0 sends; where nobody can, every rank says so."""
-
-    def on_epoch_end(monitor: Any, epoch: int, logs: Any = None) -> None:
-        if not (seams.can_send() and _is_other_rank(sessions)):
-            original(monitor, epoch, logs)
-
-    return on_epoch_end
+    if not (seams.can_send() and _is_other_rank(sessions)):
+        original(*args, **logs)
 
 
-def refuse_orbax(original: Callable[..., None], sessions: Sessions) -> Callable[..., None]:
+def refuse_orbax(
+    session: Session, original: Callable[..., None], callback: Any, model: Any
+) -> None:
     """`OrbaxCheckpoint.set_model`: every rank would write whole values into one folder."""
+    if session.mesh.size > 1:
+        raise StrategyError(
+            f"OrbaxCheckpoint would write the same folder from each of {session.mesh.size} "
+            "ranks: Keras knows how to share it on JAX only. Use ModelCheckpoint, whose file "
+            "one rank writes."
+        )
+    original(callback, model)
 
-    def set_model(callback: Any, model: Any) -> None:
-        session = sessions.current()
-        if session is not None and session.mesh.size > 1:
-            raise StrategyError(
-                f"OrbaxCheckpoint would write the same folder from each of {session.mesh.size} "
-                "ranks: Keras knows how to share it on JAX only. Use ModelCheckpoint, whose file "
-                "one rank writes."
-            )
-        original(callback, model)
 
-    return set_model
+def print_once(sessions: Sessions, original: Callable[..., None], *args: Any, **line: Any) -> None:
+    """`print_msg`: rank 0 prints."""
+    if not _is_other_rank(sessions):
+        original(*args, **line)
+
+
+def show_once(sessions: Sessions, original: Callable[..., None], bar: Any, params: Any) -> None:
+    """`ProgbarLogger.set_params`: rank 0 shows progress."""
+    original(bar, params)
+    if _is_other_rank(sessions):
+        bar.verbose = 0
 
 
 def _is_other_rank(sessions: Sessions) -> bool:

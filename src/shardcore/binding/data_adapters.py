@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from shardcore.binding import agreement, batches, seams
-from shardcore.binding.session import Session, Sessions
+from shardcore.binding.session import Session
 
 
 class OneProcess:
@@ -25,24 +25,19 @@ class OneProcess:
         return
 
 
-def array_loader(original: Callable[[Any], Any], sessions: Sessions) -> Callable[[Any], Any]:
+def array_loader(session: Session, original: Callable[..., Any], adapter: Any) -> Any:
     """`ArrayDataAdapter.get_torch_dataloader`: of each batch, this rank's rows are read.
 
     The order of all rows is drawn on every rank, from one seed.
     """
-
-    def get_torch_dataloader(adapter: Any) -> Any:
-        loader = original(adapter)
-        session = sessions.current()
-        if session is None or not session.splits_batches:
-            return loader
-        return torch.utils.data.DataLoader(
-            _OwnRows(loader.dataset, session),
-            batch_sampler=loader.batch_sampler,
-            collate_fn=loader.collate_fn,
-        )
-
-    return get_torch_dataloader
+    loader = original(adapter)
+    if not session.splits_batches:
+        return loader
+    return torch.utils.data.DataLoader(
+        _OwnRows(loader.dataset, session),
+        batch_sampler=loader.batch_sampler,
+        collate_fn=loader.collate_fn,
+    )
 
 
 @attrs.frozen

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 import attrs
@@ -48,10 +47,10 @@ class Calls:
         """Calls, outputs, assignments and readings are followed inside."""
         rebinding = seams.Rebinding()
         try:
-            rebinding.replace(seams.SEAMS["layer call"], self._layer_call)
+            rebinding.replace(seams.SEAMS["layer call"], seams.around(self._layer_call))
             rebinding.replace(seams.SEAMS["layer edges"], lambda edges: _Edges(edges, self))
-            rebinding.replace(seams.SEAMS["variable assign"], self._assign)
-            rebinding.replace(seams.SEAMS["convert_to_numpy"], self._to_numpy)
+            rebinding.replace(seams.SEAMS["variable assign"], seams.around(self._assign))
+            rebinding.replace(seams.SEAMS["convert_to_numpy"], seams.around(self._to_numpy))
             yield
         finally:
             rebinding.restore()
@@ -65,17 +64,15 @@ class Calls:
         finally:
             self.cause = before
 
-    def _layer_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            if seams.is_symbolic():
-                return original(layer, *args, **kwargs)
-            with self._inside(layer) as called:
-                outputs = original(layer, *args, **kwargs)
-                called.output = self._output(outputs)
-                return outputs
-
-        return __call__
+    def _layer_call(
+        self, original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if seams.is_symbolic():
+            return original(layer, *args, **kwargs)
+        with self._inside(layer) as called:
+            outputs = original(layer, *args, **kwargs)
+            called.output = self._output(outputs)
+            return outputs
 
     @contextmanager
     def _inside(self, layer: Any) -> Iterator[_Called]:
@@ -92,20 +89,13 @@ class Calls:
         finally:
             self._open.pop()
 
-    def _assign(self, original: Callable[..., None]) -> Callable[..., None]:
-        def _direct_assign(variable: Any, value: Any) -> None:
-            with self.because(Cause("assign", variable.path)):
-                original(variable, value)
+    def _assign(self, original: Callable[..., None], variable: Any, value: Any) -> None:
+        with self.because(Cause("assign", variable.path)):
+            original(variable, value)
 
-        return _direct_assign
-
-    def _to_numpy(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def convert_to_numpy(*args: Any, **kwargs: Any) -> Any:
-            with self.because(Cause("numpy")):
-                return original(*args, **kwargs)
-
-        return convert_to_numpy
+    def _to_numpy(self, original: Callable[..., Any], x: Any) -> Any:
+        with self.because(Cause("numpy")):
+            return original(x)
 
     def _output(self, outputs: Any) -> Any:
         """The shape of the first output, and its layout if it has one."""
@@ -142,10 +132,10 @@ class _Edges:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.edges, name)
 
-    def distribute_tensor(self, outputs: Any, edge: Any) -> Any:
+    def distribute_tensor(self, outputs: Any, path: str) -> Any:
         """The outputs of a layer, each in its layout."""
-        with self.calls.because(self._cause(getattr(edge, "path", ""))):
-            return self.edges.distribute_tensor(outputs, edge)
+        with self.calls.because(self._cause(path)):
+            return self.edges.distribute_tensor(outputs, path)
 
     def _cause(self, path: str) -> Cause:
         """The rule for the output at `path`, or that it is one."""

@@ -20,44 +20,30 @@ def rules_of(layout_map: Any) -> PathRules[Any]:
     return cached
 
 
-def lookup(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+def lookup(_original: Callable[..., Any], layout_map: Any, key: str) -> Any:
     """`LayoutMap.__getitem__`: exact, then pattern; None if no rule matches."""
-
-    def __getitem__(layout_map: Any, key: str) -> Any:
-        match = rules_of(layout_map).match(key)
-        return None if match is None else match.value
-
-    __getitem__.__doc__ = original.__doc__
-    return __getitem__
+    match = rules_of(layout_map).match(key)
+    return None if match is None else match.value
 
 
-def add_rule(original: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
+def add_rule(original: Callable[..., None], layout_map: Any, key: str, layout: Any) -> None:
     """`LayoutMap.__setitem__`: a key that cannot be read is refused, and the map is as before."""
-
-    def __setitem__(layout_map: Any, key: str, layout: Any) -> None:
-        PathKey(key)
-        try:
-            original(layout_map, key, layout)
-        except LayoutError as error:
-            raise LayoutError(f"Rule {key!r}: {error}") from None
-        layout_map._shardcore_rules = None
-
-    __setitem__.__doc__ = original.__doc__
-    return __setitem__
+    PathKey(key)
+    try:
+        original(layout_map, key, layout)
+    except LayoutError as error:
+        raise LayoutError(f"Rule {key!r}: {error}") from None
+    layout_map._shardcore_rules = None
 
 
-def validate_axes(_original: Callable[[Any], None]) -> Callable[[Any], None]:
+def validate_axes(_original: Callable[..., None], tensor_layout: Any) -> None:
     """`TensorLayout._validate_axes`: several axes may split one dim, each axis once."""
-
-    def _validate_axes(tensor_layout: Any) -> None:
-        device_mesh = tensor_layout.device_mesh
-        if device_mesh is None:
-            return
-        mesh = Mesh(device_mesh.shape, device_mesh.axis_names)
-        try:
-            Layout(mesh, tensor_layout.axes)
-        except LayoutError as error:
-            # The words by which Keras' own error is known.
-            raise LayoutError(f"Invalid axis names for Layout. {error}") from None
-
-    return _validate_axes
+    device_mesh = tensor_layout.device_mesh
+    if device_mesh is None:
+        return
+    mesh = Mesh(device_mesh.shape, device_mesh.axis_names)
+    try:
+        Layout(mesh, tensor_layout.axes)
+    except LayoutError as error:
+        # The words by which Keras' own error is known.
+        raise LayoutError(f"Invalid axis names for Layout. {error}") from None

@@ -5,7 +5,6 @@ Without it, each state of each metric is reduced by itself, at every step.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 import attrs
@@ -148,17 +147,12 @@ class MetricSums:
     def _is_unread(self, variable: Any) -> bool:
         return self._unread is not None and variable in self._unread
 
-    def before(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def results(self, original: Callable[..., Any], trainer: Any) -> Any:
         """`Trainer.get_metrics_result`: it asks every metric for its result."""
-
-        @wraps(original)
-        def get_metrics_result(trainer: Any) -> Any:
-            if self._unread is not None and self._unread.trainer is trainer:
-                return NoLogs()
-            self.reduce()
-            return original(trainer)
-
-        return get_metrics_result
+        if self._unread is not None and self._unread.trainer is trainer:
+            return NoLogs()
+        self.reduce()
+        return original(trainer)
 
 
 def _is_sum(value: Any, strategy: Strategy) -> bool:

@@ -1,8 +1,8 @@
-"""Seams: operations of Keras. `scatter` in one call; the cross entropy of sequences by rows."""
+"""Seams: operations of Keras: random draws, `scatter`, the cross entropy of sequences."""
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any
 
 import keras
@@ -11,19 +11,59 @@ import torch
 from shardcore.binding import seams
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.layout import Layout
+from shardcore.ports.capture import StepCapture
 
 
-def scatter_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`scatter`: Keras adds value by value, and reads each index on the host."""
+def generator(
+    sessions: Sessions, capture: StepCapture, original: Callable[..., Any], seed: Any
+) -> Any:
+    """`torch_seed_generator`: Keras' own, but in a step that is being recorded."""
+    if not capture.is_recording() or seams.is_symbolic():
+        return original(seed)
+    return capture.generator(_next_seed(seed, sessions))
 
-    @wraps(original)
-    def scatter(indices: Any, values: Any, shape: Sequence[int]) -> Any:
-        indices = keras.ops.convert_to_tensor(indices)
-        if indices.is_floating_point() or indices.dtype is torch.bool:
-            return original(indices, values, shape)
-        return _added(indices.long(), keras.ops.convert_to_tensor(values), tuple(shape))
 
-    return scatter
+def draw(
+    sessions: Sessions,
+    capture: StepCapture,
+    original: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`beta`, `binomial` and `gamma`: Keras' own, but in a step that is being recorded.
+
+    They set the generators of all devices, and put back that of the CPU.
+    """
+    operands = inspect.signature(original).bind(*args, **kwargs).arguments
+    seed = operands.pop("seed", None)
+    alone = not torch.cuda.is_available() and all(map(_is_plain, seams.leaves(operands)))
+    if not capture.is_recording() or seams.is_symbolic() or not alone:
+        return original(*args, **kwargs)
+    return capture.drawn(original, _next_seed(seed, sessions), operands)
+
+
+_PLAIN = (torch.Tensor, torch.Size, torch.dtype, bool, int, float, str, type(None))
+
+
+def _is_plain(operand: Any) -> bool:
+    """Whether a recording can hold it: no sharded tensor, and no array of NumPy."""
+    return type(operand) in _PLAIN
+
+
+def _next_seed(seed: Any, sessions: Sessions) -> Any:
+    """The next seed of `seed`, as a plain tensor of one number."""
+    first, second = seams.draw_seed(seed)
+    total = first + second
+    strategy = sessions.keeper(total)
+    return total if strategy is None else strategy.whole(total)
+
+
+def scatter(original: Callable[..., Any], indices: Any, values: Any, shape: Sequence[int]) -> Any:
+    """`scatter`, in one call: Keras adds value by value, and reads each index on the host."""
+    indices = keras.ops.convert_to_tensor(indices)
+    if indices.is_floating_point() or indices.dtype is torch.bool:
+        return original(indices, values, shape)
+    return _added(indices.long(), keras.ops.convert_to_tensor(values), tuple(shape))
 
 
 def _added(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -41,29 +81,27 @@ def _added(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) 
     return torch.index_put(zeros, numbers, rows.to(in_turn), accumulate=True).to(values.dtype)
 
 
-def one_sample_a_row(original: Callable[..., Any], sessions: Sessions) -> Callable[..., Any]:
+def sparse_crossentropy(
+    sessions: Sessions,
+    original: Callable[..., Any],
+    target: Any,
+    output: Any,
+    from_logits: bool = False,
+    axis: int = -1,
+) -> Any:
     """`sparse_categorical_crossentropy`: of rows of samples, as of so many rows of one.
 
     Keras puts the classes first, as `torch.nn.functional.cross_entropy` has them: torch copies all
     logits, and their gradient, and adds up over a dim that is not the last one. Of rows of one
     sample nothing is copied. The sum is rounded otherwise.
     """
-
-    @wraps(original)
-    def sparse_categorical_crossentropy(
-        target: Any, output: Any, from_logits: bool = False, axis: int = -1
-    ) -> Any:
-        if not sessions.are_served():
-            return original(target, output, from_logits=from_logits, axis=axis)
+    if sessions.are_served():
         target, output = map(keras.ops.convert_to_tensor, (target, output))
-        if not _can_be_rows(target, output, axis, sessions.current()):
-            return original(target, output, from_logits=from_logits, axis=axis)
-        rows = output.reshape(-1, output.shape[-1])
-        return original(target.reshape(-1), rows, from_logits=from_logits).reshape(
-            output.shape[:-1]
-        )
-
-    return sparse_categorical_crossentropy
+        if _can_be_rows(target, output, axis, sessions.current()):
+            rows = output.reshape(-1, output.shape[-1])
+            losses = original(target.reshape(-1), rows, from_logits=from_logits)
+            return losses.reshape(output.shape[:-1])
+    return original(target, output, from_logits=from_logits, axis=axis)
 
 
 def _can_be_rows(target: Any, output: Any, axis: int, session: Session | None) -> bool:

@@ -13,44 +13,45 @@ from shardcore.binding.session import Sessions
 from shardcore.ports.capture import StepCapture
 
 
-def fused_update(original: Callable[..., None], sessions: Sessions) -> Callable[..., None]:
+def fused_update(
+    sessions: Sessions,
+    original: Callable[..., None],
+    optimizer: Any,
+    grads: list[Any],
+    variables: list[Any],
+    learning_rate: Any,
+) -> None:
     """`Adam._parallel_update_step`: torch's fused update, which goes once over all tensors.
 
     It looks at no strides, so all must be contiguous, and the moments of a variable must have its
     layout: a strategy may shard them further. Inductor gets Keras' own operators, which it
     fuses: it does not know this one.
     """
-
-    def _parallel_update_step(
-        optimizer: Any, grads: list[Any], variables: list[Any], learning_rate: Any
-    ) -> None:
-        values = [each.value for each in variables]
-        moments = seams.moments_of(optimizer, variables)
-        fits = _lie_alike(sessions, values, moments)
-        if not _is_at_work(sessions) or _is_compiled(sessions) or not fits:
-            original(optimizer, grads, variables, learning_rate)
-            return
-        # After endless steps torch corrects nothing: Keras has that in the learning rate.
-        endless = torch.full((), torch.inf, device=values[0].device)
-        first, second, largest = moments
-        adam(
-            values,
-            [each if each.is_contiguous() else each.contiguous() for each in grads],
-            first,
-            second,
-            largest,
-            [endless] * len(values),
-            fused=True,
-            amsgrad=optimizer.amsgrad,
-            beta1=optimizer.beta_1,
-            beta2=optimizer.beta_2,
-            lr=_corrected_rate(optimizer, learning_rate, values[0].dtype),
-            weight_decay=0.0,
-            eps=optimizer.epsilon,
-            maximize=False,
-        )
-
-    return _parallel_update_step
+    values = [each.value for each in variables]
+    moments = seams.moments_of(optimizer, variables)
+    fits = _lie_alike(sessions, values, moments)
+    if not sessions.are_served() or _is_compiled(sessions) or not fits:
+        original(optimizer, grads, variables, learning_rate)
+        return
+    # After endless steps torch corrects nothing: Keras has that in the learning rate.
+    endless = torch.full((), torch.inf, device=values[0].device)
+    first, second, largest = moments
+    adam(
+        values,
+        [each if each.is_contiguous() else each.contiguous() for each in grads],
+        first,
+        second,
+        largest,
+        [endless] * len(values),
+        fused=True,
+        amsgrad=optimizer.amsgrad,
+        beta1=optimizer.beta_1,
+        beta2=optimizer.beta_2,
+        lr=_corrected_rate(optimizer, learning_rate, values[0].dtype),
+        weight_decay=0.0,
+        eps=optimizer.epsilon,
+        maximize=False,
+    )
 
 
 def _lie_alike(sessions: Sessions, values: list[Any], moments: tuple[list[Any], ...]) -> bool:
@@ -62,10 +63,6 @@ def _lie_alike(sessions: Sessions, values: list[Any], moments: tuple[list[Any], 
         return True
     layouts = [list(map(session.strategy.layout, each)) for each in (values, *moments) if each]
     return all(each == layouts[0] for each in layouts)
-
-
-def _is_at_work(sessions: Sessions) -> bool:
-    return sessions.current() is not None or sessions.entry.serves_one_device
 
 
 def _is_compiled(sessions: Sessions) -> bool:

@@ -1,13 +1,16 @@
 """`parallelize_torch_module`: a plain torch module, laid out by rules as a layout map's."""
 
+from collections import defaultdict
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
 import torch
 
-from shardcore.binding import torch_state
+from shardcore.binding import seams, torch_state
+from shardcore.binding.layers import lay_out
 from shardcore.binding.layout_map import rules_of
-from shardcore.binding.module_edges import ModuleEdge
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import LayoutError, MeshError, RuleError, StrategyError
 from shardcore.domain.layout import Layout
@@ -29,6 +32,69 @@ def parallelize(module: Any, mesh: Any, rules: Any, sessions: Sessions) -> Any:
         plan.lay_out(each)
     torch_state.replace_tensors(module, plan.stored)
     return module
+
+
+@attrs.define(eq=False)
+class ModuleEdge:
+    """What `binding.layers` does for a Keras layer, for a torch module, by its hooks.
+
+    Args:
+        session: Whose strategy lays tensors out.
+        edges: Where those of all modules are noted.
+        output: The layout that a rule gives the output, if any.
+    """
+
+    session: Session
+    edges: MutableMapping[torch.nn.Module, "ModuleEdge"]
+    output: Layout | None
+    _handles: list[Any] = attrs.field(factory=list, init=False)
+
+    def attach(self, module: torch.nn.Module) -> None:
+        """Go to work on `module`."""
+        self.edges[module] = self
+        enter = module.register_forward_pre_hook(self._enter, with_kwargs=True)
+        self._handles = [enter, module.register_forward_hook(self._leave)]
+
+    def detach(self) -> None:
+        """Leave the module as it was."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _enter(self, _module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if seams.is_symbolic():
+            return args, kwargs
+        entered: tuple[Any, Any] = seams.map_tensors(self._promoted, (args, kwargs))
+        return entered
+
+    def _leave(self, _module: Any, _args: Any, outputs: Any) -> Any:
+        if seams.is_symbolic():
+            return outputs
+        what = "The output of a module that a rule names"
+        return seams.map_tensors(
+            lambda each: lay_out(each, self.output, what, self.session), outputs
+        )
+
+    def _promoted(self, tensor: Any) -> Any:
+        """A plain tensor as a replicated one; the gradient of any comes out without a sum."""
+        if not self.session.strategy.owns(tensor):
+            replicated = Layout.replicated(self.session.mesh, tensor.ndim)
+            return self.session.strategy.activation(tensor, replicated)
+        return self.session.strategy.activation(tensor, None)
+
+
+@contextmanager
+def without_edges(
+    module: torch.nn.Module, noted: MutableMapping[torch.nn.Module, ModuleEdge]
+) -> Iterator[None]:
+    """`module` without its edges, as a file should have it."""
+    edges = {each: noted[each] for each in module.modules() if each in noted}
+    for edge in edges.values():
+        edge.detach()
+    try:
+        yield
+    finally:
+        for each, edge in edges.items():
+            edge.attach(each)
 
 
 @attrs.frozen(eq=False)
@@ -60,7 +126,9 @@ class _Plan:
     stored: dict[int, torch.Tensor] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
-        names = torch_state.names_of(self.module)
+        names: dict[int, list[str]] = defaultdict(list)  # a tied parameter has several
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            names[id(parameter)].append(name)
         for parameter in self.module.parameters():
             key = self._key(names[id(parameter)])
             if key is not None:

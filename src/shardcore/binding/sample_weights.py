@@ -6,13 +6,12 @@ the user gave is not written to, as a rank would change its own rows only.
 """
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
 
 from shardcore.binding import seams
-from shardcore.binding.session import Session, Sessions
+from shardcore.binding.session import Session
 
 
 def own_weights(data: list[Any]) -> list[Any]:
@@ -37,17 +36,13 @@ def remember_arrays(given: list[Any], distributed: list[Any], session: Session) 
                     session.arrays.add(_memory(tensor))
 
 
-def mask(original: Callable[..., Any], sessions: Sessions) -> Callable[..., Any]:
+def mask(
+    session: Session, original: Callable[..., Any], sample_weight: Any, *args: Any, **kwargs: Any
+) -> Any:
     """`apply_mask`: weights that were an array are not changed by it."""
-
-    @wraps(original)
-    def apply_mask(sample_weight: Any, *args: Any, **kwargs: Any) -> Any:
-        session = sessions.current()
-        if session is not None and _was_array(sample_weight, session):
-            sample_weight = sample_weight.clone()
-        return original(sample_weight, *args, **kwargs)
-
-    return apply_mask
+    if _was_array(sample_weight, session):
+        sample_weight = sample_weight.clone()
+    return original(sample_weight, *args, **kwargs)
 
 
 def _was_array(weights: Any, session: Session) -> bool:

@@ -1,111 +1,137 @@
-"""Seam: files. One rank writes, all ranks bring their shards, one variable at a time."""
+"""Seams: files. One rank writes, all ranks bring their shards, one variable at a time."""
 
 import io
 import os
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import attrs
+import keras
+import torch
 
-from shardcore.binding import seams
+from shardcore.binding import seams, torch_state
 from shardcore.binding.collective_errors import raise_on_all_ranks
-from shardcore.binding.session import Sessions
+from shardcore.binding.session import Session, Sessions
+
+# Formats of one file, which can be renamed when it is complete.
+_ONE_FILE = ("litert", "onnx", "torch")
 
 
-@attrs.frozen
-class Saving:
-    """The functions of `keras.src.saving.saving_lib` that write, called on every rank."""
+def save_model(
+    sessions: Sessions,
+    original: Callable[..., None],
+    model: Any,
+    filepath: Any,
+    weights_format: str = "h5",
+    zipped: bool = True,
+) -> None:
+    """`saving_lib.save_model`, called on every rank."""
 
-    sessions: Sessions
+    def write(path: Any) -> None:
+        original(model, path, weights_format=weights_format, zipped=zipped)
 
-    def save_model(self, original: Callable[..., None]) -> Callable[..., None]:
-        """`save_model(model, filepath, weights_format, zipped)`."""
+    _save(sessions, model, filepath, write, lambda: seams.gather_model(model), zipped)
 
-        @wraps(original)
-        def save_model(
-            model: Any, filepath: Any, weights_format: str = "h5", zipped: bool = True
-        ) -> None:
-            def write(path: Any) -> None:
-                original(model, path, weights_format=weights_format, zipped=zipped)
 
-            self._save(model, filepath, write, lambda: seams.gather_model(model), zipped)
+def save_weights(
+    sessions: Sessions,
+    original: Callable[..., None],
+    model: Any,
+    filepath: Any,
+    max_shard_size: Any = None,
+    objects_to_skip: Any = None,
+) -> None:
+    """`saving_lib.save_weights_only`, called on every rank."""
 
-        return save_model
+    def write(path: Any) -> None:
+        original(model, path, max_shard_size, objects_to_skip)
 
-    def save_weights(self, original: Callable[..., None]) -> Callable[..., None]:
-        """`save_weights_only(model, filepath, max_shard_size, objects_to_skip)`."""
+    def attend() -> None:
+        seams.gather_state(model, objects_to_skip)
 
-        @wraps(original)
-        def save_weights_only(
-            model: Any, filepath: Any, max_shard_size: Any = None, objects_to_skip: Any = None
-        ) -> None:
-            def write(path: Any) -> None:
-                original(model, path, max_shard_size, objects_to_skip)
+    _save(sessions, model, filepath, write, attend, one_file=max_shard_size is None)
 
-            def attend() -> None:
-                seams.gather_state(model, objects_to_skip)
 
-            self._save(model, filepath, write, attend, one_file=max_shard_size is None)
+def ask(session: Session, original: Callable[..., bool], filepath: Any) -> bool:
+    """`ask_to_proceed_with_overwrite`: rank 0 asks, its answer counts on all ranks."""
+    session.processes.meet(f"the question whether to overwrite {filepath}")
+    answer = original(filepath) if session.processes.rank == 0 else None
+    return bool(session.processes.gather(answer)[0])
 
-        return save_weights_only
 
-    def ask(self, original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        """`ask_to_proceed_with_overwrite`: rank 0 asks, its answer counts on all ranks."""
+def _save(
+    sessions: Sessions,
+    model: Any,
+    filepath: Any,
+    write: Callable[[Any], None],
+    attend: Callable[[], None],
+    one_file: bool,
+) -> None:
+    """Write on rank 0 while the others attend; go on when it is there, or fail together.
 
-        def ask_to_proceed_with_overwrite(filepath: Any) -> bool:
-            session = self.sessions.current()
-            if session is None:
-                return original(filepath)
-            session.processes.meet(f"the question whether to overwrite {filepath}")
-            answer = original(filepath) if session.processes.rank == 0 else None
-            return bool(session.processes.gather(answer)[0])
+    Each rank writes where nothing is sharded, or into a buffer of its own.
+    """
+    session = _sharding(model, sessions)
+    if session is None or isinstance(filepath, io.IOBase):
+        write(filepath)
+        return
+    path, rank = str(filepath), session.processes.rank
 
-        return ask_to_proceed_with_overwrite
+    def work() -> None:
+        if rank != 0:
+            attend()
+        elif one_file and not seams.is_remote(path):
+            _write_then_rename(path, write)
+        else:
+            write(path)
 
-    def message(self, original: Callable[..., None]) -> Callable[..., None]:
-        """`print_msg`: rank 0 prints."""
+    session.processes.meet(f"saving {path!r}")
+    raise_on_all_ranks(work, f"save {path!r}", session, sessions)
 
-        @wraps(original)
-        def print_msg(message: Any, line_break: bool = True) -> None:
-            session = self.sessions.current()
-            if session is None or session.processes.rank == 0:
-                original(message, line_break)
 
-        return print_msg
+def export(
+    sessions: Sessions,
+    original: Callable[..., None],
+    model: Any,
+    filepath: Any,
+    format: str = "tf_saved_model",
+    verbose: Any = None,
+    **options: Any,
+) -> None:
+    """`Model.export`, called on every rank: rank 0 writes, from a whole model."""
 
-    def _save(
-        self,
-        model: Any,
-        filepath: Any,
-        write: Callable[[Any], None],
-        attend: Callable[[], None],
-        one_file: bool,
-    ) -> None:
-        """Write on rank 0 while the others attend; go on when it is there, or fail together.
+    def write(path: Any, verbose: Any = verbose) -> None:
+        original(model, path, format=format, verbose=verbose, **options)
 
-        Each rank writes where nothing is sharded, or into a buffer of its own.
-        """
-        session = self.sessions.current() or self.sessions.keeping(model)
-        if session is None or session.mesh.size == 1 or isinstance(filepath, io.IOBase):
-            write(filepath)
+    session = _sharding(model, sessions)
+    if session is None:
+        write(filepath)
+        return
+    path, rank = str(filepath), session.processes.rank
+
+    def work() -> None:
+        if rank != 0:
             return
-        path, rank = str(filepath), session.processes.rank
+        if format not in _ONE_FILE or seams.is_remote(path):
+            write(path)
+            return
+        _write_then_rename(path, lambda unfinished: write(unfinished, verbose=False))
+        if verbose is None or verbose:
+            seams.print_message(f"Saved the exported model at '{path}'.")
 
-        def work() -> None:
-            if rank != 0:
-                attend()
-            elif one_file and not seams.is_remote(path):
-                write_then_rename(path, write)
-            else:
-                write(path)
-
-        session.processes.meet(f"saving {path!r}")
-        raise_on_all_ranks(work, f"save {path!r}", session, self.sessions)
+    session.processes.meet(f"exporting {path!r}")
+    with _whole(model, session):
+        raise_on_all_ranks(work, f"export {path!r}", session, sessions)
 
 
-def write_then_rename(path: str, write: Callable[[Any], None]) -> None:
+def _sharding(model: Any, sessions: Sessions) -> Session | None:
+    """The session in which `model` is sharded, None where each rank has all of it."""
+    session = sessions.current() or sessions.keeping(model)
+    return None if session is None or session.mesh.size == 1 else session
+
+
+def _write_then_rename(path: str, write: Callable[[Any], None]) -> None:
     """A reader finds the old file or the new one, never a part."""
     target = Path(path)
     unfinished = target.with_name(f".unfinished-{target.name}")  # keeps the ending, which counts
@@ -114,3 +140,28 @@ def write_then_rename(path: str, write: Callable[[Any], None]) -> None:
         os.replace(unfinished, target)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def _whole(model: Any, session: Session) -> Iterator[None]:
+    """Rank 0 holds `model` whole, as if it had been built without a distribution. A collective."""
+    swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
+    sharded: list[tuple[Any, torch.Tensor]] = []
+    for variable in model.variables:
+        value = session.strategy.whole(variable._value)
+        if session.processes.rank == 0:
+            plain = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)
+            swapped.append((variable._value, plain))
+            sharded.append((variable, variable._value))
+            variable._value = plain
+    distribution = seams.current_distribution()
+    try:
+        with torch_state.holding(model, swapped):
+            seams.forget_distribution()
+            try:
+                yield
+            finally:
+                keras.distribution.set_distribution(distribution)
+    finally:
+        for variable, value in sharded:
+            variable._value = value

@@ -4,7 +4,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import wraps
 from typing import Any
 
 import attrs
@@ -25,109 +24,72 @@ class Steps:
     sessions: Sessions
     capture: StepCapture
 
-    def maker(self, kind: str) -> Callable[[Any], Callable[..., Any]]:
-        """A replacement for `make_train_function` and its kind.
+    def make(
+        self, kind: str, original: Callable[..., Any], trainer: Any, force: bool = False
+    ) -> Any:
+        """`make_train_function`, `make_test_function` and `make_predict_function`.
 
         Args:
             kind: The kind of step: "train", "test" or "predict".
+            original: The method of the trainer.
+            trainer: The model.
+            force: Whether a step that was made before is made again.
         """
         function_name = f"{kind}_function"  # where the trainer keeps what it makes
+        kept = getattr(trainer, function_name)
+        is_old = isinstance(kept, _Step) and kept.sessions is not self.sessions
+        result = original(trainer, force=force or is_old)
+        made = getattr(trainer, function_name)
+        if made is not kept:
+            captured = CapturedStep(trainer, f"{kind}_step", self.capture)
+            setattr(trainer, function_name, _Step(self.sessions, trainer, made, captured))
+        return result
 
-        def replace(original: Callable[..., Any]) -> Callable[..., Any]:
-            def make(trainer: Any, force: bool = False) -> Any:
-                kept = getattr(trainer, function_name)
-                is_old = isinstance(kept, _Step) and kept.sessions is not self.sessions
-                result = original(trainer, force=force or is_old)
-                made = getattr(trainer, function_name)
-                if made is not kept:
-                    captured = CapturedStep(trainer, f"{kind}_step", self.capture)
-                    setattr(trainer, function_name, _Step(self.sessions, trainer, made, captured))
-                return result
-
-            return make
-
-        return replace
-
-    def within_scope(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def within_scope(
+        self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """`fit` and its kind, of a sharded model that has outlived its scope: in it once more.
 
         Data, callbacks and files ask for the distribution, not only the steps.
         """
+        session = None
+        if self.sessions.current() is None and _on_main_thread():
+            session = self.sessions.keeping(trainer)
+        scope = nullcontext() if session is None else session.distribution.scope()
+        with scope, self.sessions.working(trainer):
+            return original(trainer, *args, **kwargs)
 
-        @wraps(original)
-        def run(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            session = None
-            if self.sessions.current() is None and _on_main_thread():
-                session = self.sessions.keeping(trainer)
-            scope = nullcontext() if session is None else session.distribution.scope()
-            with scope, self.sessions.working(trainer):
-                return original(trainer, *args, **kwargs)
-
-        return run
-
-    def compilation(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def compilation(self, original: Callable[..., Any], trainer: Any) -> Any:
         """`_should_torch_compile`: a step that is captured is compiled from its recording."""
+        return False if self.sessions.are_served() else original(trainer)
 
-        def _should_torch_compile(trainer: Any) -> Any:
-            return False if self.sessions.are_served() else original(trainer)
-
-        return _should_torch_compile
-
-    def begin(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def begin(self, session: Session, original: Callable[..., Any], iterator: Any) -> Any:
         """`EpochIterator.__iter__`: ranks that have come apart since the last epoch are found."""
-
-        def __iter__(iterator: Any) -> Any:
-            session = self.sessions.current()
-            if session is not None and session.mesh.size > 1:
-                facts = agreement.generators(session)
-                run = self.sessions.run()
-                if run is not None and run.trainer in session.agreed:
-                    # before its first step, that compares more
-                    facts |= agreement.copies(run.trainer, session)
-                readers = agreement.compare(facts, session, run is None or run.is_read())
-                if run is not None:
-                    run.agree(any(readers))
-            return original(iterator)
-
-        return __iter__
-
-    def epoch(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """`TorchEpochIterator._get_iterator`: every process makes the same steps."""
-
-        def _get_iterator(iterator: Any) -> Any:
-            session = self.sessions.current()
-            if session is None:
-                return original(iterator)
-            facts = {"steps per epoch": str(iterator.num_batches)}
-            agreement.compare(facts | epoch_facts(iterator.data_adapter, session), session)
-            return together(iterator.data_adapter, original(iterator), session)
-
-        return _get_iterator
-
-    def callbacks(self, original: Callable[..., None], phase: str) -> Callable[..., None]:
-        """`CallbackList.on_train_begin` and `on_test_begin`: the steps of a run begin."""
-
-        @wraps(original)
-        def on_begin(callbacks: Any, logs: Any = None) -> None:
+        if session.mesh.size > 1:
+            facts = agreement.generators(session)
             run = self.sessions.run()
+            if run is not None and run.trainer in session.agreed:
+                # before its first step, that compares more
+                facts |= agreement.copies(run.trainer, session)
+            readers = agreement.compare(facts, session, run is None or run.is_read())
             if run is not None:
-                run.callbacks, run.phase = callbacks, phase
-            original(callbacks, logs)
+                run.agree(any(readers))
+        return original(iterator)
 
-        return on_begin
+    def epoch(self, session: Session, original: Callable[..., Any], iterator: Any) -> Any:
+        """`TorchEpochIterator._get_iterator`: every process makes the same steps."""
+        facts = {"steps per epoch": str(iterator.num_batches)}
+        agreement.compare(facts | epoch_facts(iterator.data_adapter, session), session)
+        return together(iterator.data_adapter, original(iterator), session)
 
-    def progress(
-        self, original: Callable[[Any, dict[str, Any]], None]
-    ) -> Callable[[Any, dict[str, Any]], None]:
-        """`ProgbarLogger.set_params`: shown by rank 0."""
-
-        def set_params(logger: Any, params: dict[str, Any]) -> None:
-            original(logger, params)
-            session = self.sessions.current()
-            if session is not None and session.processes.rank != 0:
-                logger.verbose = 0
-
-        return set_params
+    def callbacks(
+        self, phase: str, original: Callable[..., None], callbacks: Any, logs: Any = None
+    ) -> None:
+        """`CallbackList.on_train_begin` and `on_test_begin`: the steps of a run begin."""
+        run = self.sessions.run()
+        if run is not None:
+            run.callbacks, run.phase = callbacks, phase
+        original(callbacks, logs)
 
 
 @attrs.frozen(eq=False)

@@ -1,51 +1,41 @@
 """Seam: `TorchModuleWrapper`. Keras and the torch module hold the same parameters, laid out."""
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
-import attrs
 import keras
 import torch
 
-from shardcore.binding import reading, torch_state
-from shardcore.binding.module_edges import without_edges
+from shardcore.binding import torch_state
+from shardcore.binding.parallelize import without_edges
 from shardcore.binding.session import Session, Sessions
+from shardcore.binding.variable import whole
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 
 
-@attrs.frozen
-class TorchModules:
-    """The members of `TorchModuleWrapper` that shardcore replaces."""
+def track(sessions: Sessions, original: Callable[..., None], wrapper: Any) -> None:
+    """`_track_module_parameters`: the module's parameters become Keras variables."""
+    session = sessions.current()
+    if session is None:
+        original(wrapper)
+    else:
+        _track(wrapper, session)
+        wrapper.built = True
+    for variable in wrapper.variables:
+        variable._shardcore_module = weakref.ref(wrapper.module)
 
-    sessions: Sessions
 
-    def track(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        """`_track_module_parameters`: the module's parameters become Keras variables."""
-
-        def _track_module_parameters(wrapper: Any) -> None:
-            session = self.sessions.current()
-            if session is None:
-                original(wrapper)
-            else:
-                _track(wrapper, session)
-                wrapper.built = True
-            for variable in wrapper.variables:
-                variable._shardcore_module = weakref.ref(wrapper.module)
-
-        return _track_module_parameters
-
-    def config(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """`get_config`: it pickles the module, which must hold whole plain tensors then."""
-
-        def get_config(wrapper: Any) -> Any:
-            edges = without_edges(wrapper.module, self.sessions.edges)
-            with edges, _holding_whole(wrapper.module, self.sessions):
-                return original(wrapper)
-
-        return get_config
+def config(sessions: Sessions, original: Callable[..., Any], wrapper: Any) -> Any:
+    """`get_config`: it pickles the module, which must hold whole plain tensors then."""
+    module = wrapper.module
+    with (
+        without_edges(module, sessions.edges),
+        torch_state.holding(module, _whole(module, sessions)),
+    ):
+        return original(wrapper)
 
 
 def follow(variable: Any, parameter: torch.Tensor) -> None:
@@ -109,20 +99,14 @@ def _refuse_another_layout(variable: Any, layout: Layout, session: Session) -> N
         )
 
 
-@contextmanager
-def _holding_whole(module: torch.nn.Module, sessions: Sessions) -> Iterator[None]:
-    """Let `module` hold whole plain tensors. A collective."""
-    whole: dict[int, torch.Tensor] = {}
-    sharded: dict[int, torch.Tensor] = {}
+def _whole(module: torch.nn.Module, sessions: Sessions) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The sharded tensors of `module`, each with its whole value. A collective."""
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
     for tensor in [*module.parameters(), *module.buffers()]:
         if sessions.keeper(tensor) is None:
             continue
-        value = reading.whole(tensor, sessions)
+        value = whole(tensor, sessions)
         if isinstance(tensor, torch.nn.Parameter):
             value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
-        whole[id(tensor)], sharded[id(value)] = value, tensor
-    torch_state.replace_tensors(module, whole)
-    try:
-        yield
-    finally:
-        torch_state.replace_tensors(module, sharded)
+        found.append((tensor, value))
+    return found

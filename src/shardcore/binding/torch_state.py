@@ -1,7 +1,7 @@
 """The tensors of a torch module: their names, where it holds them, and how they are laid out."""
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,14 +10,6 @@ from shardcore.binding.agreement import digest
 from shardcore.binding.session import Session
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
-
-
-def names_of(module: torch.nn.Module) -> dict[int, list[str]]:
-    """The names of each parameter, by its `id`; a tied one has several."""
-    names: dict[int, list[str]] = defaultdict(list)
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names[id(parameter)].append(name)
-    return dict(names)
 
 
 def stored(tensor: torch.Tensor, layout: Layout | None, session: Session) -> torch.Tensor:
@@ -78,6 +70,18 @@ def replace_tensors(module: torch.nn.Module, replacements: Mapping[int, torch.Te
                 "does not keep it in its attributes, as a TorchScript module. Give the module that "
                 "it was made from."
             )
+
+
+@contextmanager
+def holding(
+    module: torch.nn.Module, swapped: list[tuple[torch.Tensor, torch.Tensor]]
+) -> Iterator[None]:
+    """Let `module` hold the second tensor of each pair in the place of the first, for a while."""
+    replace_tensors(module, {id(old): new for old, new in swapped})
+    try:
+        yield
+    finally:
+        replace_tensors(module, {id(new): old for old, new in swapped})
 
 
 def _replace_in(held: dict[Any, Any], replacements: Mapping[int, torch.Tensor]) -> None:

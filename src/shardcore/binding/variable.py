@@ -1,14 +1,14 @@
-"""Seam: the torch `Variable`. Under a distribution its value is kept by the strategy."""
+"""Seams: the torch `Variable`, whose value the strategy keeps, and NumPy, which gets it whole."""
 
 import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import torch
 
 from shardcore.binding import seams
+from shardcore.binding.collective_errors import check_other_ranks
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
@@ -17,71 +17,69 @@ from shardcore.ports import contract
 logger = logging.getLogger("shardcore.variables")
 
 
-@attrs.frozen
-class VariableSeam:
-    """The members of `keras.src.backend.torch.core.Variable` that shardcore replaces.
+def initialize(session: Session, original: Callable[..., None], variable: Any, value: Any) -> None:
+    """`Variable._initialize`: the value is whole here and nowhere else."""
+    if isinstance(value, torch.nn.Parameter) and session.mesh.size > 1:
+        raise _foreign_parameter(variable, session)
+    original(variable, value)
+    place(variable, session)
 
-    Args:
-        sessions: Where the session of the distribution is found.
+
+def assign(sessions: Sessions, original: Callable[..., None], variable: Any, value: Any) -> None:
+    """`Variable._direct_assign`: the value is brought into the variable's layout."""
+    strategy = strategy_of(variable, sessions)
+    if strategy is None:
+        original(variable, value)
+        return
+    _check_thread(variable, sessions)
+    if sessions.sums.defer(variable, value, strategy):
+        return
+    with torch.no_grad():
+        strategy.assign(variable._value, value)
+
+
+def _check_thread(variable: Any, sessions: Sessions) -> None:
+    """Refuses a write on a thread that comes between other steps of the main one on each rank.
+
+    A random generator's state may be written there: it counts the draws, which are as many on
+    all ranks, whenever they are made.
     """
+    if threading.current_thread() is threading.main_thread() or seams.is_seed(variable):
+        return
+    if variable._shardcore_world.mesh.size > 1 and sessions.current() is None:
+        raise _no_order(variable)
 
-    sessions: Sessions
 
-    def initialize(self, original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        """`_initialize`: the value is whole here and nowhere else."""
+def represent(original: Callable[..., str], variable: Any) -> str:
+    """`Variable.__repr__`: the layout in place of a value that this rank does not have whole."""
+    layout = storage_layout(variable)
+    if layout is None or layout.is_replicated or layout.mesh.size == 1:
+        return original(variable)
+    return (
+        f"<Variable path={variable.path}, shape={tuple(variable.shape)}, "
+        f"dtype={variable.dtype}, layout={layout} on mesh {layout.mesh}>"
+    )
 
-        def _initialize(variable: Any, value: Any) -> None:
-            session = self.sessions.current()
-            if session is None:
-                original(variable, value)
-                return
-            if isinstance(value, torch.nn.Parameter) and session.mesh.size > 1:
-                raise _foreign_parameter(variable, session)
-            original(variable, value)
-            place(variable, session)
 
-        return _initialize
+def to_numpy(sessions: Sessions, original: Callable[..., Any], x: Any) -> Any:
+    """`convert_to_numpy`: sharded tensors, alone or in a list, are gathered first."""
+    value = getattr(x, "value", x)  # a Keras variable
+    if isinstance(value, list | tuple):
+        return original([whole(getattr(each, "value", each), sessions) for each in value])
+    return original(whole(value, sessions))
 
-    def assign(self, original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        """`_direct_assign`: the value is brought into the variable's layout."""
 
-        def _direct_assign(variable: Any, value: Any) -> None:
-            strategy = strategy_of(variable, self.sessions)
-            if strategy is None:
-                original(variable, value)
-                return
-            self._check_thread(variable)
-            if self.sessions.sums.defer(variable, value, strategy):
-                return
-            with torch.no_grad():
-                strategy.assign(variable._value, value)
+def whole(tensor: Any, sessions: Sessions) -> Any:
+    """Returns the whole value of `tensor`, gathered if it is sharded."""
+    strategy = sessions.keeper(tensor) if isinstance(tensor, torch.Tensor) else None
+    if strategy is None:
+        return tensor
+    check_other_ranks(lambda: _is_split(strategy.layout(tensor)), sessions)
+    return strategy.whole(tensor)
 
-        return _direct_assign
 
-    def _check_thread(self, variable: Any) -> None:
-        """Refuse a write on a thread that comes between other steps of the main one on each rank.
-
-        A random generator's state may be written there: it counts the draws, which are as many on
-        all ranks, whenever they are made.
-        """
-        if threading.current_thread() is threading.main_thread() or seams.is_seed(variable):
-            return
-        if variable._shardcore_world.mesh.size > 1 and self.sessions.current() is None:
-            raise _no_order(variable)
-
-    def represent(self, original: Callable[[Any], str]) -> Callable[[Any], str]:
-        """`__repr__`: the layout in place of a value that this rank does not have whole."""
-
-        def __repr__(variable: Any) -> str:
-            layout = getattr(variable, "_shardcore_layout", None)
-            if layout is None or layout.is_replicated or layout.mesh.size == 1:
-                return original(variable)
-            return (
-                f"<Variable path={variable.path}, shape={tuple(variable.shape)}, "
-                f"dtype={variable.dtype}, layout={layout} on mesh {layout.mesh}>"
-            )
-
-        return __repr__
+def _is_split(layout: Layout | None) -> bool:
+    return layout is not None and not layout.is_replicated
 
 
 def strategy_of(variable: Any, sessions: Sessions) -> Any:

@@ -29,10 +29,14 @@ from shardcore.binding.seams.models import modules_of as modules_of
 from shardcore.binding.seams.models import parts_of as parts_of
 from shardcore.binding.seams.optimizers import moments_of as moments_of
 from shardcore.binding.seams.rebinding import Rebinding as Rebinding
+from shardcore.binding.seams.rebinding import around as around
 from shardcore.binding.seams.structures import copy_mask as copy_mask
 from shardcore.binding.seams.structures import leaves as leaves
 from shardcore.binding.seams.structures import map_leaves as map_leaves
 from shardcore.binding.seams.structures import map_tensors as map_tensors
+from shardcore.binding.seams.table import CALLBACKS_WITH_FILES as CALLBACKS_WITH_FILES
+from shardcore.binding.seams.table import DRAWS as DRAWS
+from shardcore.binding.seams.table import PHASES as PHASES
 from shardcore.binding.seams.table import RUNS as RUNS
 from shardcore.binding.seams.table import SEAMS as SEAMS
 from shardcore.binding.seams.table import STEPS as STEPS

@@ -1,14 +1,28 @@
 """Names that are replaced, and put back."""
 
-import importlib
+import pkgutil
 import sys
 from collections.abc import Callable
+from functools import wraps
 from types import ModuleType
 from typing import Any
 
 import attrs
 
 from shardcore.binding.seams.table import Seam
+
+
+def around(replacement: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns what makes a function of Keras call `replacement`, with itself as first argument."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return replacement(original, *args, **kwargs)
+
+        return call
+
+    return replace
 
 
 @attrs.define
@@ -18,7 +32,7 @@ class Rebinding:
     _undo: list[Callable[[], None]] = attrs.field(factory=list, init=False)
 
     def replace(self, seam: Seam, make: Callable[[Any], Any]) -> None:
-        """Give `seam` the value `make(original)`."""
+        """Gives `seam` the value `make(original)`."""
         holder, name = _holder(seam)
         original = vars(holder)[name]
         value = make(original)
@@ -30,18 +44,16 @@ class Rebinding:
         self._undo.append(lambda: setattr(holder, name, original))
 
     def restore(self) -> None:
-        """Put every name back, the last one first."""
+        """Puts every name back, the last one first."""
         while self._undo:
             self._undo.pop()()
 
 
 def _holder(seam: Seam) -> tuple[Any, str]:
     """The module or class that holds the name, and the name in it."""
-    holder: Any = importlib.import_module(seam.module)
-    *classes, name = seam.name.split(".")
-    for each in classes:
-        holder = getattr(holder, each)
-    return holder, name
+    module, _, path = seam.name.partition(":")
+    within, _, name = path.rpartition(".")
+    return pkgutil.resolve_name(f"{module}:{within}"), name
 
 
 def _importers(original: Any) -> list[ModuleType]:
