@@ -1,9 +1,7 @@
 """The functions of `shardcore`: each finds what is installed and hands on."""
 
-import platform
 from typing import Any
 
-import shardcore
 from shardcore import bootstrap
 from shardcore.bootstrap import environment, planning
 from shardcore.domain.paths.report import RulesReport
@@ -11,8 +9,6 @@ from shardcore.domain.placements import ReduceOp
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
-
-PACKAGES = ("keras", "torch", "numpy")
 
 
 def install(strategy: str = "auto", **options: Any) -> Status:
@@ -45,7 +41,7 @@ def install(strategy: str = "auto", **options: Any) -> Status:
         >>> shardcore.uninstall()
     """
     bootstrap.install(strategy, options)
-    return status()
+    return bootstrap.status()
 
 
 def uninstall() -> None:
@@ -63,24 +59,7 @@ def status() -> Status:
     It does not join the job: before `keras.distribution.initialize()`, which `list_devices()` and
     every distribution call, this process is one of one.
     """
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    versions["shardcore"] = shardcore.__version__
-    versions |= {package: environment.package_version(package) for package in PACKAGES}
-    if not bootstrap.is_installed():
-        return Status(False, None, {}, None, None, (), 0, 1, versions)
-    installed = bootstrap.installation()
-    session = installed.binding.sessions.current()
-    return Status(
-        installed=True,
-        strategy=installed.entry.name,
-        passed_over=dict(installed.passed_over),
-        mesh_shape=session.mesh.shape if session else None,
-        axis_names=session.mesh.axis_names if session else None,
-        devices=tuple(installed.binding.library.joined_devices()),
-        rank=installed.processes.rank,
-        world_size=installed.processes.world_size,
-        versions=versions,
-    )
+    return bootstrap.status()
 
 
 def verify(model: Any, batch: Any = None) -> Verification:
@@ -104,7 +83,7 @@ def verify(model: Any, batch: Any = None) -> Verification:
     """
     from shardcore.binding.verification import verify_model
 
-    return verify_model(model, batch, bootstrap.installation().binding.sessions)
+    return verify_model(model, batch, _binding().sessions)
 
 
 def explain(model: Any, batch: Any, step: str = "train") -> Explanation:
@@ -131,8 +110,7 @@ def explain(model: Any, batch: Any, step: str = "train") -> Explanation:
     from shardcore.adapters.explaining import StepWitness
     from shardcore.binding.explaining import explain_model
 
-    sessions = bootstrap.installation().binding.sessions
-    return explain_model(model, batch, step, sessions, StepWitness.of)
+    return explain_model(model, batch, step, _binding().sessions, StepWitness.of)
 
 
 def plan(model: Any, mesh: Any, policy: str = "tensor_parallel", **options: Any) -> Any:
@@ -187,9 +165,9 @@ def rules_report(model: Any) -> RulesReport | None:
         EnvironmentProblem: If shardcore is not installed.
         StrategyError: If no distribution is set.
     """
-    from shardcore.binding.rules import rules_report as report
+    from shardcore.binding import rules
 
-    return report(model, bootstrap.installation().binding.sessions.required())
+    return rules.rules_report(model, _binding().sessions.required())
 
 
 def distribute_variable(variable: Any, layout: Any = None) -> Any:
@@ -205,9 +183,7 @@ def distribute_variable(variable: Any, layout: Any = None) -> Any:
     Returns:
         The variable.
     """
-    from shardcore.binding import functions
-
-    return functions.distribute_variable(variable, layout, _sessions())
+    return _binding().functions.distribute_variable(variable, layout)
 
 
 def distribute_tensor(tensor: Any, layout: Any) -> Any:
@@ -217,9 +193,7 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
         tensor: A tensor or array.
         layout: A `TensorLayout` or a tuple of axis names, one entry per dim.
     """
-    from shardcore.binding import functions
-
-    return functions.distribute_tensor(tensor, layout, _sessions())
+    return _binding().functions.distribute_tensor(tensor, layout)
 
 
 def all_gather_variable(variable: Any) -> Any:
@@ -227,9 +201,7 @@ def all_gather_variable(variable: Any) -> Any:
 
     All ranks call it together.
     """
-    from shardcore.binding import functions
-
-    return functions.all_gather_variable(variable, _sessions())
+    return _binding().functions.all_gather_variable(variable)
 
 
 def all_reduce(tensor: Any, op: ReduceOp = "sum", axis_name: str | None = None) -> Any:
@@ -240,9 +212,7 @@ def all_reduce(tensor: Any, op: ReduceOp = "sum", axis_name: str | None = None) 
         op: "sum", "avg", "max", "min" or "product".
         axis_name: The mesh axis, by default all of them.
     """
-    from shardcore.binding import functions
-
-    return functions.all_reduce(tensor, op, axis_name, _sessions())
+    return _binding().functions.all_reduce(tensor, op, axis_name)
 
 
 def all_gather(tensor: Any, axis: int = 0, axis_name: str | None = None) -> Any:
@@ -253,9 +223,7 @@ def all_gather(tensor: Any, axis: int = 0, axis_name: str | None = None) -> Any:
         axis: The tensor dim to join along.
         axis_name: The mesh axis, by default all of them.
     """
-    from shardcore.binding import functions
-
-    return functions.all_gather(tensor, axis, axis_name, _sessions())
+    return _binding().functions.all_gather(tensor, axis, axis_name)
 
 
 def ensure_dtensor(tensor: Any, layout: Any = None) -> Any:
@@ -267,16 +235,12 @@ def ensure_dtensor(tensor: Any, layout: Any = None) -> Any:
         tensor: A tensor or array; plain values count as equal on all ranks.
         layout: A `TensorLayout` or a tuple of axis names, one entry per dim.
     """
-    from shardcore.binding import functions
-
-    return functions.ensure_dtensor(tensor, layout, _sessions())
+    return _binding().functions.ensure_dtensor(tensor, layout)
 
 
 def ensure_dtensor_input(data: Any) -> Any:
     """A batch, any nest of arrays and tensors, split over the batch axis as `fit` does."""
-    from shardcore.binding import functions
-
-    return functions.ensure_dtensor_input(data, _sessions())
+    return _binding().functions.ensure_dtensor_input(data)
 
 
 def parallelize_torch_module(module: Any, mesh: Any, rules: Any) -> Any:
@@ -314,15 +278,14 @@ def parallelize_torch_module(module: Any, mesh: Any, rules: Any) -> Any:
     """
     from shardcore.binding import parallelize
 
-    return parallelize.parallelize(module, mesh, rules, _sessions())
+    return parallelize.parallelize(module, mesh, rules, _binding().sessions)
 
 
 def mesh_info() -> dict[str, Any]:
     """The mesh of the distribution that is set: `shape`, `axis_names`, `devices`."""
-    from shardcore.binding import functions
+    info: dict[str, Any] = _binding().functions.mesh_info()
+    return info
 
-    return functions.mesh_info(_sessions())
 
-
-def _sessions() -> Any:
-    return bootstrap.installation().binding.sessions
+def _binding() -> Any:
+    return bootstrap.installation().binding

@@ -29,7 +29,7 @@ def entry(name, preference=None, reason=None):
 
 
 def offers(*entries, broken=None):
-    found = {each.name: (each, "a-package") for each in entries}
+    found = {each.name: each for each in entries}
     return plugins.Offers(plugins.STRATEGIES, found, broken or {})
 
 
@@ -95,7 +95,7 @@ def test_an_entry_that_cannot_tell_counts_as_unavailable():
 
 def test_shardcore_offers_its_own_by_the_same_hook():
     found = plugins.offered(plugins.STRATEGIES).found
-    assert {name: package for name, (_, package) in found.items()} == {
+    assert {name: each.package for name, each in found.items()} == {
         "dtensor": "shardcore",
         "manual": "shardcore",
         "single": "shardcore",
@@ -105,7 +105,7 @@ def test_shardcore_offers_its_own_by_the_same_hook():
 def test_an_installed_package_offers_a_strategy(packages):
     write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
     offered = plugins.offered(plugins.STRATEGIES)
-    assert offered.found["more"][1] == "more-strategies"
+    assert offered.found["more"].package == "more-strategies"
     assert offered.broken == {}
     assert plugins.choose("more", offered)[0].name == "more"
 
@@ -157,8 +157,8 @@ def test_a_name_of_ours_stays_ours(packages):
     write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
     write_package(packages, "greedy-strategies", HEAD + OFFER.format(name="single"))
     offered = plugins.offered(plugins.STRATEGIES)
-    assert offered.found["single"][1] == "shardcore"
-    assert offered.found["more"][1] == "more-strategies"
+    assert offered.found["single"].package == "shardcore"
+    assert offered.found["more"].package == "more-strategies"
     assert offered.broken == {
         "greedy-strategies": "strategy 'single' is offered by package 'shardcore' and by package "
         "'greedy-strategies': uninstall one of the two, or rename its strategy."

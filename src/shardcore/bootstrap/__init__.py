@@ -11,6 +11,7 @@ from shardcore.bootstrap import environment, plugins
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.ports.strategy import StrategyEntry
 from shardcore.reporting.logs import configure
+from shardcore.reporting.status import Status
 
 logger = logging.getLogger("shardcore.install")
 
@@ -90,6 +91,25 @@ def uninstall() -> None:
         _installed.binding.remove()
         _installed.undo.close()
         _installed = None
+
+
+def status() -> Status:
+    """What is installed, where, and in which versions."""
+    versions = environment.versions()
+    if _installed is None:
+        return Status(False, None, {}, None, None, (), 0, 1, versions)
+    session = _installed.binding.sessions.current()
+    return Status(
+        installed=True,
+        strategy=_installed.entry.name,
+        passed_over=dict(_installed.passed_over),
+        mesh_shape=session.mesh.shape if session else None,
+        axis_names=session.mesh.axis_names if session else None,
+        devices=tuple(_installed.binding.library.joined_devices()),
+        rank=_installed.processes.rank,
+        world_size=_installed.processes.world_size,
+        versions=versions,
+    )
 
 
 def _again(installed: Installation, strategy: str, options: dict[str, Any]) -> Installation:

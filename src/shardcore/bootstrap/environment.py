@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
@@ -65,3 +66,11 @@ def package_version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of Python, of shardcore, and of the packages that it works with."""
+    packages = ("shardcore", "keras", "torch", "numpy")
+    return {"python": platform.python_version()} | {
+        each: package_version(each) for each in packages
+    }

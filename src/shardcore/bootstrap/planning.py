@@ -21,7 +21,7 @@ def plan(
         PolicyError: If there is no such policy, it does not take the options, or what it gives
             does not fit the model.
     """
-    entry = find(policy)
+    entry = plugins.offered(plugins.POLICIES).get(policy)
     _check_options(entry, options)
     try:
         choices = complete(_choices(entry, model, mesh, options), model, mesh)
@@ -30,18 +30,6 @@ def plan(
             raise
         raise PolicyError(f"Policy {policy!r} of package {entry.package!r}: {error}") from error
     return rules(choices)
-
-
-def find(policy: str) -> PolicyEntry:
-    """The policy of that name.
-
-    Raises:
-        PolicyError: If there is none.
-    """
-    offers = plugins.offered(plugins.POLICIES)
-    if policy in offers.found:
-        return offers.found[policy][0]
-    raise PolicyError(offers.no_such(policy))
 
 
 def _choices(
@@ -62,8 +50,4 @@ def _check_options(entry: PolicyEntry, options: Mapping[str, Any]) -> None:
     parameters = list(inspect.signature(entry.plan).parameters.values())
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
-    known = [each.name for each in parameters[2:]]
-    for name in options:
-        if name not in known:
-            has = ", ".join(known) or "none"
-            raise PolicyError(f"Policy {entry.name!r} has no option {name!r}; it has {has}.")
+    plugins.POLICIES.check_options(entry.name, options, [each.name for each in parameters[2:]])

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -11,7 +11,7 @@ import attrs
 import pluggy
 
 from shardcore import builtin_plugins
-from shardcore.domain.errors import PluginError, StrategyError
+from shardcore.domain.errors import PluginError, PolicyError, ShardcoreError, StrategyError
 from shardcore.ports import hookspecs
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import StrategyEntry
@@ -31,15 +31,25 @@ class Hook(Generic[E]):
         name: The hook's name.
         what: What it offers, for messages.
         entry: The type of what it gives.
+        error: The type of the errors about it.
     """
 
     name: str
     what: str
     entry: type[E]
+    error: type[ShardcoreError]
+
+    def check_options(self, name: str, options: Collection[str], known: Collection[str]) -> None:
+        """Refuses options that the entry of that name does not know."""
+        for option in options:
+            if option not in known:
+                has = ", ".join(known) or "none"
+                what = f"{self.what.capitalize()} {name!r}"
+                raise self.error(f"{what} has no option {option!r}; it has {has}.")
 
 
-STRATEGIES = Hook("shardcore_strategies", "strategy", StrategyEntry)
-POLICIES = Hook("shardcore_policies", "policy", PolicyEntry)
+STRATEGIES = Hook("shardcore_strategies", "strategy", StrategyEntry, StrategyError)
+POLICIES = Hook("shardcore_policies", "policy", PolicyEntry, PolicyError)
 
 
 @attrs.frozen
@@ -48,12 +58,12 @@ class Offers(Generic[E]):
 
     Args:
         hook: The hook.
-        found: Every entry, and the package that offers it, by the entry's name.
+        found: Every entry by its name.
         broken: Why what a package offers cannot be had, by the package's name.
     """
 
     hook: Hook[E]
-    found: dict[str, tuple[E, str]] = attrs.field(factory=dict)
+    found: dict[str, E] = attrs.field(factory=dict)
     broken: dict[str, str] = attrs.field(factory=dict)
     _first: dict[str, str] = attrs.field(factory=dict, init=False)
 
@@ -61,7 +71,7 @@ class Offers(Generic[E]):
         """Take one entry of a package; a name of ours stays ours, one that two take is nobody's."""
         if entry.name not in self._first:
             self._first[entry.name] = package
-            self.found[entry.name] = (attrs.evolve(entry, package=package), package)
+            self.found[entry.name] = attrs.evolve(entry, package=package)
             return
         first = self._first[entry.name]
         reason = (
@@ -78,8 +88,15 @@ class Offers(Generic[E]):
         self.broken[package] = reason
         logger.warning("package %r: %s", package, reason)
 
-    def no_such(self, name: str, *others: str) -> str:
-        """That nothing of that name is offered; what is, besides `others`, and what cannot be."""
+    def get(self, name: str, *others: str) -> E:
+        """Returns the entry of that name.
+
+        Raises:
+            ShardcoreError: If there is none: it names those that there are, besides `others`, and
+                what cannot be had.
+        """
+        if name in self.found:
+            return self.found[name]
         names = ", ".join(map(repr, (*self.found, *others)))
         broken = [f"package {package!r}: {reason}" for package, reason in self.broken.items()]
         remedy = (
@@ -87,7 +104,7 @@ class Offers(Generic[E]):
             if broken
             else "A third party's is offered by its package: is it installed in this environment?"
         )
-        return f"No {self.hook.what} {name!r}: there are {names}. {remedy}"
+        raise self.hook.error(f"No {self.hook.what} {name!r}: there are {names}. {remedy}")
 
 
 def offered(hook: Hook[E]) -> Offers[E]:
@@ -142,21 +159,19 @@ def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, d
     Raises:
         StrategyError: If there is no such strategy, or it cannot be used here.
     """
-    entries = {name: entry for name, (entry, _) in offers.found.items()}
-    reasons = {name: _why_unavailable(entry) for name, entry in entries.items()}
-    if wanted == "auto":
-        chosen = _preferred([entry for name, entry in entries.items() if not reasons[name]])
-    elif wanted not in entries:
-        raise StrategyError(offers.no_such(wanted, "auto"))
-    elif reasons[wanted]:
-        raise StrategyError(f"Strategy {wanted!r} cannot be used here: {reasons[wanted]}")
-    else:
-        chosen = entries[wanted]
+    reasons = {name: _why_unavailable(entry) for name, entry in offers.found.items()}
     goes_before = wanted == "auto"
+    if goes_before:
+        chosen = _preferred([entry for entry in offers.found.values() if not reasons[entry.name]])
+    else:
+        chosen = offers.get(wanted, "auto")
+        if reasons[wanted]:
+            raise StrategyError(f"Strategy {wanted!r} cannot be used here: {reasons[wanted]}")
     others = {
-        name: _why_not(entry, reasons[name], chosen, goes_before) for name, entry in entries.items()
+        entry.name: _why_not(entry, reasons[entry.name], chosen, goes_before)
+        for entry in offers.found.values()
+        if entry is not chosen
     }
-    del others[chosen.name]
     return chosen, {**others, **offers.broken}
 
 
@@ -169,10 +184,8 @@ def with_options(entry: StrategyEntry, options: dict[str, Any]) -> StrategyEntry
     """
     parameters = inspect.signature(entry.open).parameters.values()
     known = {each.name: each.annotation for each in parameters if each.kind is each.KEYWORD_ONLY}
+    STRATEGIES.check_options(entry.name, options, known)
     for name, value in options.items():
-        if name not in known:
-            has = ", ".join(known) or "none"
-            raise StrategyError(f"Strategy {entry.name!r} has no option {name!r}; it has {has}.")
         expected = _expected(name, value, known[name])
         if expected:
             raise StrategyError(f"Strategy {entry.name!r} takes {expected}, got {value!r}.")
