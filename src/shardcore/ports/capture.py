@@ -27,22 +27,18 @@ class Recording(Protocol):
     @property
     def refusal(self) -> str:
         """Why the step cannot be run from it, empty if it can."""
-        ...
 
     @property
     def numbers(self) -> tuple[Any, ...]:
         """The numbers that it read on the host: a step that reads others may do something else."""
-        ...
 
     @property
     def last_read(self) -> str:
         """The operator that read the last of them, and its line of Python."""
-        ...
 
     @property
     def all_reduce_bytes(self) -> tuple[int, ...]:
         """The bytes of each all-reduce, in order."""
-        ...
 
 
 class Pattern(Protocol):
@@ -60,25 +56,20 @@ class Program(Protocol):
     @property
     def kept(self) -> Sequence[Any]:
         """The tensors and generators that it reads, and that were there before it."""
-        ...
 
     @property
     def collectives(self) -> Sequence[StartedCollective]:
         """The collectives that it starts, in order."""
-        ...
 
     @property
     def remark(self) -> str:
         """Why it is not compiled, though that was asked for; else empty."""
-        ...
 
     def fits(self) -> bool:
         """Whether the next step reads on the host what this one was recorded with."""
-        ...
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         """What the step returns for a batch of these plain tensors."""
-        ...
 
 
 class StepCapture(Protocol):
@@ -91,7 +82,6 @@ class StepCapture(Protocol):
             step: Returns a nest of plain tensors.
             inputs: The plain tensors of its batch.
         """
-        ...
 
     def program(
         self,
@@ -114,19 +104,15 @@ class StepCapture(Protocol):
             RecordingsDiffer: If the runs differ.
             NotCaptured: If there is something that cannot be run again.
         """
-        ...
 
     def is_recording(self) -> bool:
         """Whether a step is being recorded."""
-        ...
 
     def hooks_of(self, module: Any) -> list[Any]:
         """What a torch module calls beside its own `forward`, in either direction."""
-        ...
 
     def generator(self, seed: Any) -> Any:
         """A random generator with the value of the plain tensor `seed`."""
-        ...
 
     def drawn(self, draw: Callable[..., Any], seed: Any, operands: dict[str, Any]) -> Any:
         """What a function draws that seeds torch's own generator and puts it back, in a recording.
@@ -136,4 +122,3 @@ class StepCapture(Protocol):
             seed: A plain tensor with that number.
             operands: Plain tensors, and what is written as Python writes it.
         """
-        ...

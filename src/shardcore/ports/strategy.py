@@ -43,19 +43,15 @@ class Tensors(Protocol):
             layout: The layout of the tensor.
             shape: Its global shape.
         """
-        ...
 
     def whole(self, tensor: Any) -> Any:
         """The whole value as a plain tensor, on every rank. All ranks call it together."""
-        ...
 
     def local(self, tensor: Any) -> Any:
         """What this rank stores of `tensor`, as a plain tensor that shares its memory."""
-        ...
 
     def owns(self, tensor: Any) -> bool:
         """Whether `tensor` is of the strategy's own kind, over its mesh; else it is plain."""
-        ...
 
     def layout(self, tensor: Any) -> Layout | None:
         """The layout of `tensor`, or None if it is plain.
@@ -63,7 +59,6 @@ class Tensors(Protocol):
         Raises:
             LayoutError: If it lies as no layout can say.
         """
-        ...
 
     def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
         """The scope, on this thread, in which plain tensors and the strategy's own mix.
@@ -72,7 +67,6 @@ class Tensors(Protocol):
             visiting: Whether the thread only computes with what it finds, and set no distribution:
                 ranks do not agree on the order of its collectives, so one raises.
         """
-        ...
 
 
 class Strategy(Tensors, Protocol):
@@ -93,7 +87,6 @@ class Strategy(Tensors, Protocol):
         `create`, and must answer alike on all ranks. A model's variables should stay as the
         layout map says; what else is kept may be split further.
         """
-        ...
 
     def create(self, value: Any, storage: Layout) -> Any:
         """What a variable holds: this rank's part of `value`, which is plain and whole.
@@ -105,19 +98,15 @@ class Strategy(Tensors, Protocol):
         Returns:
             A tensor of the global shape that stores only the local part.
         """
-        ...
 
     def track(self, stored: Any, storage: Layout) -> None:
         """Bring every gradient of the parameter `stored` into its storage layout."""
-        ...
 
     def assign(self, stored: Any, value: Any) -> None:
         """Overwrite the variable in place with `value`, plain or in any layout."""
-        ...
 
     def activation(self, tensor: Any, layout: Layout | None) -> Any:
         """An activation at a layer's edge: in `layout`, or with its pending sums done."""
-        ...
 
 
 @attrs.frozen

@@ -43,11 +43,9 @@ class Witness(Protocol):
 
     def watching(self) -> AbstractContextManager[None]:
         """Collectives are seen inside."""
-        ...
 
     def inside(self, layer: str) -> AbstractContextManager[None]:
         """The call of the layer at the path `layer`: what it computes has a backward of its own."""
-        ...
 
 
 # Makes a witness that calls the first, and knows the variables, which are tensors by path.
