@@ -19,19 +19,90 @@ from shardcore.domain.paths.rules import PathRules
 
 
 def parallelize(module: Any, mesh: Any, rules: Any, sessions: Sessions) -> Any:
-    """Lay `module` out in place. All ranks call it together."""
+    """Lays `module` out in place; parameters without a rule are replicated. A collective.
+
+    Raises:
+        RuleError: If a rule matches nothing, or several rules match one parameter.
+        LayoutError: If a layout does not fit.
+        MeshError: If `mesh` is not that of the distribution.
+        StrategyError: If it is no module, or is laid out already.
+    """
     session = sessions.required()
     _check_mesh(mesh, session)
     _check_module(module, session)
     by_path = rules_of(rules) if hasattr(rules, "_layout_map") else PathRules(rules)
-    plan = _Plan(module, by_path, session, sessions.edges)
+    layouts, outputs = _layouts(module, by_path, session)
     if session.mesh.size == 1:
         return module
     torch_state.agree(module, session)
+    tensors = [*module.parameters(), *module.buffers()]
+    stored = {id(t): torch_state.stored(t, layouts.get(id(t)), session) for t in tensors}
+    torch_state.replace_tensors(module, stored)
     for each in module.modules():
-        plan.lay_out(each)
-    torch_state.replace_tensors(module, plan.stored)
+        ModuleEdge(session, sessions.edges, outputs.get(each)).attach(each)
     return module
+
+
+def _layouts(
+    module: torch.nn.Module, rules: PathRules[Any], session: Session
+) -> tuple[dict[int, Layout], dict[torch.nn.Module, Layout]]:
+    """The layouts that rules give: of parameters, by `id`, and of outputs, by module."""
+    names: dict[int, list[str]] = defaultdict(list)  # a tied parameter has several
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    layouts: dict[int, Layout] = {}
+    for parameter in module.parameters():
+        key = _rule_of(names[id(parameter)], rules)
+        if key is not None:
+            layout = _layout(key, rules[key], session)
+            what = f"Rule {key!r}: the parameter"
+            layouts[id(parameter)] = layout.fitting(tuple(parameter.shape), what)
+    outputs: dict[torch.nn.Module, Layout] = {}
+    paths = [name for each in names.values() for name in each]
+    for name, each in module.named_modules():
+        path = f"{name}.output" if name else "output"  # as of a Keras layer's
+        if match := rules.match(path):
+            outputs[each] = _layout(match.key, match.value, session)
+            paths.append(path)
+    _refuse_unused(rules, paths, module)
+    return layouts, outputs
+
+
+def _rule_of(names: list[str], rules: PathRules[Any]) -> str | None:
+    """The rule of a parameter, which a tied one may match by any of its names."""
+    matches = [match for name in names if (match := rules.match(name))]
+    keys = list(dict.fromkeys(match.key for match in matches))
+    if len(keys) > 1:
+        raise RuleError(
+            f"The names {names} are one parameter, but match the rules {keys}: keep one."
+        )
+    return keys[0] if keys else None
+
+
+def _layout(key: str, value: Any, session: Session) -> Layout:
+    try:
+        layout = value.backend_layout if hasattr(value, "axes") else None
+        layout = layout or Layout(session.mesh, value)
+    except LayoutError as error:
+        raise LayoutError(f"Rule {key!r}: {error}") from None
+    if layout.mesh != session.mesh:
+        raise LayoutError(
+            f"Rule {key!r} is of mesh {layout.mesh}, but the distribution that is set is over "
+            f"{session.mesh}: make the layout map on its mesh."
+        )
+    return layout
+
+
+def _refuse_unused(rules: PathRules[Any], paths: list[str], module: torch.nn.Module) -> None:
+    report = rules.report(paths)
+    parameters = ", ".join(name for name, _ in module.named_parameters(remove_duplicate=False))
+    for rule in report.unused_rules:
+        hint = report.hints.get(rule)
+        raise RuleError(
+            f"Rule {rule!r} matches no parameter and no output of "
+            f"{type(module).__name__}{': ' + hint if hint else ''}. Its parameters are "
+            f"{parameters}."
+        )
 
 
 @attrs.define(eq=False)
@@ -95,100 +166,6 @@ def without_edges(
     finally:
         for each, edge in edges.items():
             edge.attach(each)
-
-
-@attrs.frozen(eq=False)
-class _Plan:
-    """Which layout each parameter and each output of a module gets, and what has been laid out.
-
-    Args:
-        module: The module.
-        rules: Layouts by names; parameters without a rule are replicated.
-        session: Whose strategy keeps the tensors.
-        edges: Where the edges of all modules are noted.
-
-    Attributes:
-        layouts: By the `id` of a parameter.
-        outputs: By the module that gives the output.
-        stored: Where what is laid out goes, by the `id` of the tensor that it replaces.
-
-    Raises:
-        RuleError: If a rule matches nothing, or several rules match one parameter.
-        LayoutError: If a layout does not fit.
-    """
-
-    module: torch.nn.Module
-    rules: PathRules[Any]
-    session: Session
-    edges: Any
-    layouts: dict[int, Layout] = attrs.field(factory=dict, init=False)
-    outputs: dict[torch.nn.Module, Layout] = attrs.field(factory=dict, init=False)
-    stored: dict[int, torch.Tensor] = attrs.field(factory=dict, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        names: dict[int, list[str]] = defaultdict(list)  # a tied parameter has several
-        for name, parameter in self.module.named_parameters(remove_duplicate=False):
-            names[id(parameter)].append(name)
-        for parameter in self.module.parameters():
-            key = self._key(names[id(parameter)])
-            if key is not None:
-                self.layouts[id(parameter)] = self._layout(key, tuple(parameter.shape))
-        ruled = []
-        for name, each in self.module.named_modules():
-            match = self.rules.match(_output(name))
-            if match is not None:
-                self.outputs[each] = self._layout(match.key, None)
-                ruled.append(_output(name))
-        self._refuse_unused([name for each in names.values() for name in each], ruled)
-
-    def lay_out(self, module: torch.nn.Module) -> None:
-        """Lay out what `module`, which is one of the tree, has itself, and pin its edges."""
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            if id(tensor) not in self.stored:  # a tied one is laid out once
-                layout = self.layouts.get(id(tensor))
-                self.stored[id(tensor)] = torch_state.stored(tensor, layout, self.session)
-        ModuleEdge(self.session, self.edges, self.outputs.get(module)).attach(module)
-
-    def _key(self, names: list[str]) -> str | None:
-        """The rule of a parameter, which a tied one may match by any of its names."""
-        matches = [match for name in names if (match := self.rules.match(name))]
-        keys = list(dict.fromkeys(match.key for match in matches))
-        if len(keys) > 1:
-            raise RuleError(
-                f"The names {names} are one parameter, but match the rules {keys}: keep one."
-            )
-        return keys[0] if keys else None
-
-    def _layout(self, key: str, shape: tuple[int, ...] | None) -> Layout:
-        value = self.rules[key]
-        try:
-            layout = value.backend_layout if hasattr(value, "axes") else None
-            layout = layout or Layout(self.session.mesh, value)
-        except LayoutError as error:
-            raise LayoutError(f"Rule {key!r}: {error}") from None
-        if layout.mesh != self.session.mesh:
-            raise LayoutError(
-                f"Rule {key!r} is of mesh {layout.mesh}, but the distribution that is set is over "
-                f"{self.session.mesh}: make the layout map on its mesh."
-            )
-        if shape is None:
-            return layout
-        return layout.fitting(shape, f"Rule {key!r}: the parameter")
-
-    def _refuse_unused(self, paths: list[str], outputs: list[str]) -> None:
-        report = self.rules.report([*paths, *outputs])
-        for rule in report.unused_rules:
-            hint = report.hints.get(rule)
-            raise RuleError(
-                f"Rule {rule!r} matches no parameter and no output of "
-                f"{type(self.module).__name__}{': ' + hint if hint else ''}. Its parameters are "
-                f"{', '.join(paths)}."
-            )
-
-
-def _output(name: str) -> str:
-    """The path of a module's output, as of a Keras layer's."""
-    return f"{name}.output" if name else "output"
 
 
 def _check_module(module: Any, session: Session) -> None:
