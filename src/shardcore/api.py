@@ -1,6 +1,6 @@
 """The functions of `shardcore`: each finds what is installed and hands on."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardcore import bootstrap
 from shardcore.bootstrap import environment, planning
@@ -9,6 +9,9 @@ from shardcore.domain.placements import ReduceOp
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
+
+if TYPE_CHECKING:
+    from shardcore.binding.functions import Functions
 
 
 def install(strategy: str = "auto", **options: Any) -> Status:
@@ -83,7 +86,7 @@ def verify(model: Any, batch: Any = None) -> Verification:
     """
     from shardcore.binding.verification import verify_model
 
-    return verify_model(model, batch, _binding().sessions)
+    return verify_model(model, batch, _sessions())
 
 
 def explain(model: Any, batch: Any, step: str = "train") -> Explanation:
@@ -110,7 +113,7 @@ def explain(model: Any, batch: Any, step: str = "train") -> Explanation:
     from shardcore.adapters.explaining import StepWitness
     from shardcore.binding.explaining import explain_model
 
-    return explain_model(model, batch, step, _binding().sessions, StepWitness.of)
+    return explain_model(model, batch, step, _sessions(), StepWitness.of)
 
 
 def plan(model: Any, mesh: Any, policy: str = "tensor_parallel", **options: Any) -> Any:
@@ -167,7 +170,7 @@ def rules_report(model: Any) -> RulesReport | None:
     """
     from shardcore.binding import rules
 
-    return rules.rules_report(model, _binding().sessions.required())
+    return rules.rules_report(model, _sessions().required())
 
 
 def distribute_variable(variable: Any, layout: Any = None) -> Any:
@@ -183,7 +186,7 @@ def distribute_variable(variable: Any, layout: Any = None) -> Any:
     Returns:
         The variable.
     """
-    return _binding().functions.distribute_variable(variable, layout)
+    return _functions().distribute_variable(variable, layout)
 
 
 def distribute_tensor(tensor: Any, layout: Any) -> Any:
@@ -193,7 +196,7 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
         tensor: A tensor or array.
         layout: A `TensorLayout` or a tuple of axis names, one entry per dim.
     """
-    return _binding().functions.distribute_tensor(tensor, layout)
+    return _functions().distribute_tensor(tensor, layout)
 
 
 def all_gather_variable(variable: Any) -> Any:
@@ -201,7 +204,7 @@ def all_gather_variable(variable: Any) -> Any:
 
     All ranks call it together.
     """
-    return _binding().functions.all_gather_variable(variable)
+    return _functions().all_gather_variable(variable)
 
 
 def all_reduce(tensor: Any, op: ReduceOp = "sum", axis_name: str | None = None) -> Any:
@@ -212,7 +215,7 @@ def all_reduce(tensor: Any, op: ReduceOp = "sum", axis_name: str | None = None) 
         op: "sum", "avg", "max", "min" or "product".
         axis_name: The mesh axis, by default all of them.
     """
-    return _binding().functions.all_reduce(tensor, op, axis_name)
+    return _functions().all_reduce(tensor, op, axis_name)
 
 
 def all_gather(tensor: Any, axis: int = 0, axis_name: str | None = None) -> Any:
@@ -223,7 +226,7 @@ def all_gather(tensor: Any, axis: int = 0, axis_name: str | None = None) -> Any:
         axis: The tensor dim to join along.
         axis_name: The mesh axis, by default all of them.
     """
-    return _binding().functions.all_gather(tensor, axis, axis_name)
+    return _functions().all_gather(tensor, axis, axis_name)
 
 
 def ensure_dtensor(tensor: Any, layout: Any = None) -> Any:
@@ -235,12 +238,12 @@ def ensure_dtensor(tensor: Any, layout: Any = None) -> Any:
         tensor: A tensor or array; plain values count as equal on all ranks.
         layout: A `TensorLayout` or a tuple of axis names, one entry per dim.
     """
-    return _binding().functions.ensure_dtensor(tensor, layout)
+    return _functions().ensure_dtensor(tensor, layout)
 
 
 def ensure_dtensor_input(data: Any) -> Any:
     """A batch, any nest of arrays and tensors, split over the batch axis as `fit` does."""
-    return _binding().functions.ensure_dtensor_input(data)
+    return _functions().ensure_dtensor_input(data)
 
 
 def parallelize_torch_module(module: Any, mesh: Any, rules: Any) -> Any:
@@ -278,14 +281,19 @@ def parallelize_torch_module(module: Any, mesh: Any, rules: Any) -> Any:
     """
     from shardcore.binding import parallelize
 
-    return parallelize.parallelize(module, mesh, rules, _binding().sessions)
+    return parallelize.parallelize(module, mesh, rules, _sessions())
 
 
 def mesh_info() -> dict[str, Any]:
     """The mesh of the distribution that is set: `shape`, `axis_names`, `devices`."""
-    info: dict[str, Any] = _binding().functions.mesh_info()
-    return info
+    return _functions().mesh_info()
 
 
-def _binding() -> Any:
-    return bootstrap.installation().binding
+def _sessions() -> Any:
+    return bootstrap.installation().binding.sessions
+
+
+def _functions() -> "Functions":
+    from shardcore.binding.functions import Functions
+
+    return Functions(_sessions())

@@ -12,7 +12,7 @@ from keras import tree
 import shardcore
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.ports.tensors import ShardedTensors
+from shardcore.ports.strategy import ShardedTensors
 from shardcore.ports.world import World
 from tests.matrix import counting, strategies
 from tests.matrix.forks import Ended, run_all

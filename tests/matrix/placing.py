@@ -7,7 +7,7 @@ import torch
 
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.ports.tensors import ShardedTensors
+from shardcore.ports.strategy import ShardedTensors
 from shardcore.ports.world import World
 
 MESHES = {"(2,)": Mesh((2,), ("data",)), "(2, 2)": Mesh((2, 2), ("data", "model"))}

@@ -7,7 +7,7 @@ import torch
 
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.builtin_plugins import shardcore_strategies
-from shardcore.ports.tensors import ShardedTensors
+from shardcore.ports.strategy import ShardedTensors
 from shardcore.ports.world import World
 
 VARIABLE = "SHARDCORE_MATRIX_STRATEGY"

@@ -10,8 +10,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardcore.adapters import fallback, torch_compat
-from shardcore.ports.whereabouts import current_layer, current_move, currently_reduced
-from shardcore.ports.witness import Seen
+from shardcore.ports.whereabouts import Seen, current_layer, current_move, currently_reduced
 
 
 @attrs.frozen

@@ -10,8 +10,7 @@ from shardcore.binding import seams
 from shardcore.binding.session import Sessions
 from shardcore.domain.errors import LayoutError, MeshError
 from shardcore.domain.layout import Layout
-from shardcore.ports.processes import Processes
-from shardcore.ports.world import World
+from shardcore.ports.world import Processes, World
 
 # torch's device type -> Keras' name for it
 KERAS_DEVICE = {"cpu": "cpu", "cuda": "gpu"}

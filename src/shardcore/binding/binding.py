@@ -22,15 +22,14 @@ from shardcore.binding import (
 )
 from shardcore.binding.backend_library import BackendLibrary
 from shardcore.binding.data_adapters import OneProcess, array_loader
-from shardcore.binding.functions import Functions
 from shardcore.binding.optimizers import NumbersOfNadam, fused_update
 from shardcore.binding.session import Sessions
 from shardcore.binding.steps import Steps
 from shardcore.binding.unread import results_of_epoch
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.capture import StepCapture
-from shardcore.ports.processes import Processes
 from shardcore.ports.strategy import StrategyEntry
+from shardcore.ports.world import Processes
 
 
 @attrs.frozen(eq=False)
@@ -48,7 +47,6 @@ class Binding:
     capture: StepCapture
     sessions: Sessions = attrs.field(init=False)
     library: BackendLibrary = attrs.field(init=False)
-    functions: Functions = attrs.field(init=False)
     _rebinding: seams.Rebinding = attrs.field(factory=seams.Rebinding, init=False)
     _ambient: threading.local = attrs.field(factory=threading.local, init=False)
     _inside: "weakref.WeakSet[threading.Thread]" = attrs.field(factory=weakref.WeakSet, init=False)
@@ -60,10 +58,6 @@ class Binding:
     @library.default
     def _make_library(self) -> BackendLibrary:
         return BackendLibrary(self.processes, self.sessions)
-
-    @functions.default
-    def _make_functions(self) -> Functions:
-        return Functions(self.sessions)
 
     def put(self) -> None:
         """Replace every name of the seam table; all or none."""

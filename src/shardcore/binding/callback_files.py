@@ -30,23 +30,19 @@ class OneWriter:
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self.file_utils, name)
-        return self._unless_reader(function) if name in WRITES else function
+        if name not in WRITES:
+            return function
+        return lambda *args: None if _is_other_rank(self.sessions) else function(*args)
 
     def File(self, path: str, mode: str = "r") -> Any:  # noqa: N802 - Keras' name
         """An open file; what another rank than 0 writes goes nowhere."""
-        if not self._is_reader() or not set(mode) & set("wax+"):
+        if not _is_other_rank(self.sessions) or not set(mode) & set("wax+"):
             return self.file_utils.File(path, mode)
         if "r" not in mode:
             return open(os.devnull, mode)
         with self.file_utils.File(path, mode.replace("+", "")) as there:  # read, then written
             content = there.read()
         return io.BytesIO(content) if isinstance(content, bytes) else io.StringIO(content)
-
-    def _is_reader(self) -> bool:
-        return _is_other_rank(self.sessions)
-
-    def _unless_reader(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: None if self._is_reader() else function(*args)
 
 
 def one_summary(sessions: Sessions, original: property) -> property:

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from shardcore.binding import agreement, batches, sample_weights, seams
+from shardcore.binding import agreement, sample_weights, seams
 from shardcore.binding.explaining_calls import Calls
 from shardcore.binding.explaining_state import as_before
 from shardcore.binding.metric_sums import MetricSums
@@ -16,7 +16,7 @@ from shardcore.domain.errors import StrategyError
 from shardcore.domain.explanation.advice import advise
 from shardcore.domain.explanation.collectives import Collective, Phase, axes_of, counted, sent_bytes
 from shardcore.domain.explanation.reasons import Cause, Facts, reason
-from shardcore.ports.witness import Seen, Watch
+from shardcore.ports.whereabouts import Seen, Watch
 from shardcore.reporting.explanation import Explanation
 
 
@@ -74,23 +74,16 @@ class _Run:
         witness = watch(self._saw, variables)
         self.calls = Calls(self.session, witness)
         with witness.watching(), self.calls.followed():
-            distributed = self._distributed(data)
+            if self.session is not None:
+                (data,) = sample_weights.distribute([data], self.session)
             self._in_batch = False
             if self.step != "predict":
                 self.model.reset_metrics()
             with sums.step():
-                outputs = getattr(self.model, f"{self.step}_step")(distributed)
+                outputs = getattr(self.model, f"{self.step}_step")(data)
             if self.session is not None:
                 with self.calls.because(Cause("returned")):
                     seams.map_tensors(self.session.strategy.whole, outputs)
-
-    def _distributed(self, data: Any) -> Any:
-        if self.session is None:
-            return data
-        own = sample_weights.own_weights([data])
-        distributed = batches.distribute(own, self.session)
-        sample_weights.remember_arrays([data], distributed, self.session)
-        return distributed[0]
 
     def _saw(self, seen: Seen) -> None:
         facts = self._facts_of(seen)

@@ -12,7 +12,7 @@ from shardcore.binding.variable import storage_layout
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.explanation.collectives import ExplainedLayer, ExplainedVariable
 from shardcore.domain.explanation.reasons import Cause
-from shardcore.ports.witness import Witness
+from shardcore.ports.whereabouts import Witness
 
 
 @attrs.define(eq=False)

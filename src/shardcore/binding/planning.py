@@ -1,7 +1,6 @@
 """Makes a plan for a Keras model, built or to be built."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -57,7 +56,7 @@ def _facts(model: Any) -> LayerFacts:
             f"A plan is for a built Keras model or a function that builds one, got {model!r}."
         )
     name = f"{getattr(model, '__name__', repr(model))}()"
-    with _no_distribution(), seams.unnoticed(), keras.device("meta"):
+    with seams.without_distribution(), seams.unnoticed(), keras.device("meta"):
         built = _built(model, name)
         if keras.distribution.distribution() is not None:
             raise PolicyError(
@@ -91,14 +90,3 @@ def _described(model: Any, what: str) -> LayerFacts:
             "call it on a batch, or call model.build(shape)."
         )
     return describe(model)
-
-
-@contextmanager
-def _no_distribution() -> Iterator[None]:
-    """A plan is made before the distribution: of a model that is whole."""
-    current = keras.distribution.distribution()
-    keras.distribution.set_distribution(None)
-    try:
-        yield
-    finally:
-        keras.distribution.set_distribution(current)

@@ -10,30 +10,31 @@ from typing import Any
 
 import torch
 
-from shardcore.binding import seams
+from shardcore.binding import batches, seams
 from shardcore.binding.session import Session
 
 
-def own_weights(data: list[Any]) -> list[Any]:
-    """The batches of a step, each with its sample weights copied where they are tensors."""
-    return [_own(batch) for batch in data]
+def distribute(data: list[Any], session: Session) -> list[Any]:
+    """Returns the batches of a step as global batches, with sample weights that it may write to."""
+    distributed: list[Any] = batches.distribute([_own(batch) for batch in data], session)
+    for before, after in zip(data, distributed, strict=True):
+        if _has_weights(before):
+            weights = zip(seams.leaves(before[2]), seams.leaves(after[2]), strict=True)
+            for array, tensor in weights:
+                if isinstance(tensor, torch.Tensor) and not isinstance(array, torch.Tensor):
+                    session.arrays.add(_memory(tensor))
+    return distributed
 
 
 def _own(batch: Any) -> Any:
-    if not isinstance(batch, tuple | list) or len(batch) != 3:
+    if not _has_weights(batch):
         return batch
     x, y, weights = batch
     return x, y, seams.map_tensors(torch.clone, weights)
 
 
-def remember_arrays(given: list[Any], distributed: list[Any], session: Session) -> None:
-    """Note which sample weights were arrays before they were distributed."""
-    for before, after in zip(given, distributed, strict=True):
-        if isinstance(before, tuple | list) and len(before) == 3:
-            weights = zip(seams.leaves(before[2]), seams.leaves(after[2]), strict=True)
-            for array, tensor in weights:
-                if isinstance(tensor, torch.Tensor) and not isinstance(array, torch.Tensor):
-                    session.arrays.add(_memory(tensor))
+def _has_weights(batch: Any) -> bool:
+    return isinstance(batch, tuple | list) and len(batch) == 3
 
 
 def mask(

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import keras
 import torch
 
 from shardcore.binding import seams, torch_state
@@ -145,23 +144,17 @@ def _write_then_rename(path: str, write: Callable[[Any], None]) -> None:
 @contextmanager
 def _whole(model: Any, session: Session) -> Iterator[None]:
     """Rank 0 holds `model` whole, as if it had been built without a distribution. A collective."""
-    swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
     sharded: list[tuple[Any, torch.Tensor]] = []
     for variable in model.variables:
         value = session.strategy.whole(variable._value)
         if session.processes.rank == 0:
-            plain = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)
-            swapped.append((variable._value, plain))
             sharded.append((variable, variable._value))
+            plain = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)
             variable._value = plain
-    distribution = seams.current_distribution()
+    swapped = [(value, variable._value) for variable, value in sharded]
     try:
-        with torch_state.holding(model, swapped):
-            seams.forget_distribution()
-            try:
-                yield
-            finally:
-                keras.distribution.set_distribution(distribution)
+        with torch_state.holding(model, swapped), seams.without_distribution():
+            yield
     finally:
         for variable, value in sharded:
             variable._value = value

@@ -18,9 +18,8 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import Match
 from shardcore.ports import contract
-from shardcore.ports.processes import Processes
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
-from shardcore.ports.world import World
+from shardcore.ports.world import Processes, World
 
 logger = logging.getLogger("shardcore.session")
 

@@ -115,7 +115,7 @@ class _Step:
                 agreement.check_model(self.trainer, data, session)
                 session.agreed.add(self.trainer)
                 rules.check_plan(self.trainer, session)
-            batch = self._distribute(data, session)
+            batch = sample_weights.distribute(data, session)
             mode = self.sessions.sums.resume(unread)
 
             def step() -> Any:
@@ -136,11 +136,6 @@ class _Step:
         if run is None or run.trainer is not self.trainer:
             return None
         return run.unread if self.captured.name == f"{run.phase}_step" else None
-
-    def _distribute(self, data: Any, session: Session) -> Any:
-        distributed = batches.distribute(sample_weights.own_weights(data), session)
-        sample_weights.remember_arrays(data, distributed, session)
-        return distributed
 
     def _without_distribution(self, data: Any) -> Any:
         """A sharded model outlives the scope that it was made in: its step is the same.

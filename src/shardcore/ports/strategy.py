@@ -69,6 +69,28 @@ class Tensors(Protocol):
         """
 
 
+class ShardedTensors(Tensors, Protocol):
+    """What a strategy needs from a library of sharded tensors, which compute with their layouts."""
+
+    def shard(self, value: Any, layout: Layout) -> Any:
+        """`value`, plain and whole on every rank, cut to `layout` without communication."""
+
+    def keep(self, tensor: Any) -> Any:
+        """`tensor`, known from now on as what a variable keeps between uses."""
+
+    def redistribute(self, tensor: Any, layout: Layout) -> Any:
+        """`tensor` in `layout`. The gradient comes back in the layout that `tensor` had."""
+
+    def settle(self, tensor: Any) -> Any:
+        """`tensor` with its pending reductions done; those of its gradient are done as well."""
+
+    def copy_into(self, stored: Any, value: Any) -> None:
+        """Overwrite the values of `stored`, in place and in its layout, with those of `value`."""
+
+    def on_gradient(self, stored: Any, layout: Layout) -> None:
+        """Bring every gradient that `stored` will get into `layout`, once."""
+
+
 class Strategy(Tensors, Protocol):
     """The life of variables, batches and activations over one mesh.
 

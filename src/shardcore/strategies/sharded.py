@@ -6,8 +6,7 @@ from typing import Any
 import attrs
 
 from shardcore.domain.layout import Layout
-from shardcore.ports.strategy import NewVariable
-from shardcore.ports.tensors import ShardedTensors
+from shardcore.ports.strategy import NewVariable, ShardedTensors
 
 
 @attrs.frozen

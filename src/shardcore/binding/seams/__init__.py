@@ -14,6 +14,7 @@ from shardcore.binding.seams.ambient import settings as settings
 from shardcore.binding.seams.ambient import torch_device as torch_device
 from shardcore.binding.seams.ambient import unnoticed as unnoticed
 from shardcore.binding.seams.ambient import user_seed as user_seed
+from shardcore.binding.seams.ambient import without_distribution as without_distribution
 from shardcore.binding.seams.files import can_send as can_send
 from shardcore.binding.seams.files import gather_model as gather_model
 from shardcore.binding.seams.files import gather_state as gather_state

@@ -28,6 +28,17 @@ def forget_distribution() -> None:
     global_state.set_global_attribute(CURRENT_DISTRIBUTION, None)
 
 
+@contextmanager
+def without_distribution() -> Iterator[None]:
+    """No distribution is set on this thread inside."""
+    distribution = current_distribution()
+    forget_distribution()
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(CURRENT_DISTRIBUTION, distribution)
+
+
 def torch_device() -> Any:
     """The device on which Keras makes tensors."""
     return torch_core.get_device()
