@@ -19,12 +19,7 @@ DEVICE_TYPES = ("cpu", "gpu", "tpu")
 
 @attrs.frozen
 class BackendLibrary:
-    """`keras.src.backend.jax.distribution_lib`, for torch processes.
-
-    Args:
-        processes: The job of this process.
-        sessions: The sessions of the distributions.
-    """
+    """`keras.src.backend.jax.distribution_lib`, for torch processes."""
 
     processes: Processes
     sessions: Sessions

@@ -34,13 +34,7 @@ from shardcore.ports.world import Processes
 
 @attrs.frozen(eq=False)
 class Binding:
-    """Keras with shardcore in it, until `remove()`.
-
-    Args:
-        entry: The strategy that keeps variables.
-        processes: The job of this process.
-        capture: Makes programs of steps.
-    """
+    """Keras with shardcore in it, until `remove()`."""
 
     entry: StrategyEntry
     processes: Processes

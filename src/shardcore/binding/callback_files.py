@@ -18,12 +18,7 @@ WRITES = ("copy", "makedirs", "remove", "rmtree")
 
 @attrs.frozen
 class OneWriter:
-    """What stands in for the module `file_utils` inside the callbacks that keep files.
-
-    Args:
-        sessions: Where the session of the distribution is found.
-        file_utils: The module.
-    """
+    """Stands in for the module `file_utils` inside the callbacks that keep files."""
 
     sessions: Sessions
     file_utils: Any

@@ -14,12 +14,7 @@ from shardcore.domain.errors import StrategyError
 
 @attrs.define(eq=False)
 class _SharedWork:
-    """Work that all ranks do together.
-
-    Args:
-        session: Their session.
-        failures: What each rank failed with, once they know that one has.
-    """
+    """Work that all ranks do together, and what each failed with, once they know that one has."""
 
     session: Session
     failures: list[Exception | None] | None = None
@@ -34,7 +29,7 @@ def raise_on_all_ranks(
         work: What this rank does. What it gathers is gathered on all ranks, in the same order.
         what: The work, for messages: "save 'a.keras'".
         session: The session of the ranks.
-        sessions: All of them, which know of the work while it is done.
+        sessions: All sessions, which know of the work while it is done.
 
     Raises:
         StrategyError: In place of an error that cannot be sent to other processes.
@@ -60,11 +55,8 @@ def check_other_ranks(is_collective: Callable[[], bool], sessions: Sessions) -> 
     """Raises the first error of a rank that has failed, before a collective of such work.
 
     If Keras goes on after that error, it is raised again here, and by `raise_on_all_ranks` at the
-    end: the ranks that have failed wait in no further collective.
-
-    Args:
-        is_collective: Whether what follows is one; asked only inside such work.
-        sessions: They know of the work.
+    end: the ranks that have failed wait in no further collective. `is_collective` tells whether
+    what follows is one; it is asked only inside such work.
     """
     shared: _SharedWork | None = sessions.shared_work
     if shared is None or not is_collective():

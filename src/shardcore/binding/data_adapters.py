@@ -95,16 +95,11 @@ class Together:
     """Batches of which there are as many on all ranks, and, if shared, of the same shapes.
 
     Found later, one more step of a rank or another shape is a hang in a collective of the step.
-
-    Args:
-        source: The batches of this process.
-        session: The session they are for.
-        shared: Whether every process gives the whole batch; else its own rows.
     """
 
     source: Any
     session: Session
-    shared: bool
+    shared: bool  # every process gives the whole batch; else its own rows
 
     def __iter__(self) -> Iterator[Any]:
         for number, batch in enumerate(chain(self.source, [_END])):

@@ -44,8 +44,7 @@ def explain_model(
 @contextmanager
 def _scope(model: Any, sessions: Sessions) -> Iterator[Session | None]:
     """The session of the model, and its scope: a sharded model may have outlived it."""
-    kept = None if sessions.current() else sessions.keeping(model)
-    with nullcontext() if kept is None else kept.distribution.scope():
+    with sessions.scope_of(model):
         session = sessions.current()
         with nullcontext() if session is None else session.strategy.scope():
             yield session
@@ -53,13 +52,7 @@ def _scope(model: Any, sessions: Sessions) -> Iterator[Session | None]:
 
 @attrs.define(eq=False)
 class _Run:
-    """A step that runs, and what was seen.
-
-    Args:
-        model: The model.
-        step: "train", "test" or "predict".
-        session: Where it is distributed, if it is.
-    """
+    """A step that runs, and what was seen."""
 
     model: Any
     step: str

@@ -28,12 +28,7 @@ class _Called:
 
 @attrs.define(eq=False)
 class Calls:
-    """Follows the calls of layers.
-
-    Args:
-        session: Where the model is distributed, if it is.
-        witness: Told of the layers.
-    """
+    """Follows the calls of layers, and tells the witness of them."""
 
     session: Session | None
     witness: Witness

@@ -14,12 +14,7 @@ from shardcore.binding.session import Session
 
 @contextmanager
 def as_before(model: Any, session: Session | None) -> Iterator[None]:
-    """After it variables, gradients, buffers and generators are as they were, to the last bit.
-
-    Args:
-        model: A model of which all variables are made.
-        session: Where it is distributed, if it is.
-    """
+    """After it variables, gradients, buffers and generators are as they were, to the last bit."""
     variables = list(agreement.variables_of(model))
     seed = seams.global_seed()
     tensors = [each._value for each in [*variables, *([] if seed is None else [seed])]]

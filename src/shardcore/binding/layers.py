@@ -116,11 +116,7 @@ def int4_build(
 
 
 def as_matrix(layout: Layout, reduced: Collection[int]) -> Layout:
-    """The layout of a kernel whose reduced dims are joined to rows, the others to columns.
-
-    Args:
-        layout: The layout of the kernel.
-        reduced: The dims that are summed over with the input.
+    """The layout of a kernel whose `reduced` dims are joined to rows, the others to columns.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh

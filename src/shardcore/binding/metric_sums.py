@@ -47,11 +47,7 @@ class MetricSums:
 
     @contextmanager
     def step(self, unread: Unread | None = None) -> Iterator[None]:
-        """The step of a model: sums are deferred in it.
-
-        Args:
-            unread: Whose sums are deferred to the next steps too.
-        """
+        """The step of a model: sums are deferred in it, those of `unread` to the next steps too."""
         before, self._unread = self._unread, unread
         self._steps += 1
         try:

@@ -81,12 +81,7 @@ def _corrected_rate(optimizer: Any, learning_rate: Any, dtype: torch.dtype) -> A
 
 @attrs.frozen
 class NumbersOfNadam:
-    """What stands for `core` in its module: in a recording a number stays in its tensor.
-
-    Args:
-        core: The module of Keras.
-        capture: Knows whether a step is being recorded.
-    """
+    """Stands in for Keras' module `core`: in a recording a number stays in its tensor."""
 
     core: Any
     capture: StepCapture

@@ -107,17 +107,11 @@ def _refuse_unused(rules: PathRules[Any], paths: list[str], module: torch.nn.Mod
 
 @attrs.define(eq=False)
 class ModuleEdge:
-    """What `binding.layers` does for a Keras layer, for a torch module, by its hooks.
-
-    Args:
-        session: Whose strategy lays tensors out.
-        edges: Where those of all modules are noted.
-        output: The layout that a rule gives the output, if any.
-    """
+    """What `binding.layers` does for a Keras layer, for a torch module, by its hooks."""
 
     session: Session
-    edges: MutableMapping[torch.nn.Module, "ModuleEdge"]
-    output: Layout | None
+    edges: MutableMapping[torch.nn.Module, "ModuleEdge"]  # of all modules
+    output: Layout | None  # the layout that a rule gives it
     _handles: list[Any] = attrs.field(factory=list, init=False)
 
     def attach(self, module: torch.nn.Module) -> None:

@@ -17,13 +17,7 @@ Choose = Callable[[LayerFacts, Mesh], tuple[Rule, ...]]
 
 
 def make_plan(model: Any, mesh: Any, policy: str, choose: Choose) -> Plan:
-    """The plan of `model`, a built model or a function that builds one.
-
-    Args:
-        model: See `shardcore.plan`.
-        mesh: See `shardcore.plan`.
-        policy: The name of the policy.
-        choose: The policy, with its options.
+    """The plan that a policy makes for `model`, a built model or a function that builds one.
 
     Raises:
         PolicyError: If there is no built model to plan for, or no mesh.

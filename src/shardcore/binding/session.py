@@ -3,7 +3,7 @@
 import logging
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import attrs
@@ -27,13 +27,6 @@ logger = logging.getLogger("shardcore.session")
 @attrs.frozen(eq=False)
 class Session:
     """What the seams need to know of the distribution that is set.
-
-    Args:
-        distribution: The Keras distribution.
-        world: Its mesh over the processes of the job.
-        strategy: The strategy, opened on that world.
-        processes: The job.
-        entry: Who offers the strategy.
 
     Attributes:
         output_paths: The layers whose outputs a rule names.
@@ -204,6 +197,11 @@ class Sessions:
             return None
         laid_in = (getattr(each, "_shardcore_session", None) for each in model.variables)
         return next((each for each in laid_in if each is not None and each in self._alive), None)
+
+    def scope_of(self, model: Any) -> AbstractContextManager[Any]:
+        """The scope that a sharded `model` was built in, where it has outlived it."""
+        session = None if self.current() else self.keeping(model)
+        return nullcontext() if session is None else session.distribution.scope()
 
     def keeper(self, tensor: Any) -> Strategy | None:
         """The strategy whose sharded tensor `tensor` is, None if it is plain."""

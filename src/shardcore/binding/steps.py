@@ -27,14 +27,7 @@ class Steps:
     def make(
         self, kind: str, original: Callable[..., Any], trainer: Any, force: bool = False
     ) -> Any:
-        """`make_train_function`, `make_test_function` and `make_predict_function`.
-
-        Args:
-            kind: The kind of step: "train", "test" or "predict".
-            original: The method of the trainer.
-            trainer: The model.
-            force: Whether a step that was made before is made again.
-        """
+        """`make_train_function`, `make_test_function` and `make_predict_function`."""
         function_name = f"{kind}_function"  # where the trainer keeps what it makes
         kept = getattr(trainer, function_name)
         is_old = isinstance(kept, _Step) and kept.sessions is not self.sessions
@@ -52,10 +45,7 @@ class Steps:
 
         Data, callbacks and files ask for the distribution, not only the steps.
         """
-        session = None
-        if self.sessions.current() is None and _on_main_thread():
-            session = self.sessions.keeping(trainer)
-        scope = nullcontext() if session is None else session.distribution.scope()
+        scope = self.sessions.scope_of(trainer) if _on_main_thread() else nullcontext()
         with scope, self.sessions.working(trainer):
             return original(trainer, *args, **kwargs)
 

@@ -13,12 +13,9 @@ from shardcore.domain.layout import Layout
 
 
 def stored(tensor: torch.Tensor, layout: Layout | None, session: Session) -> torch.Tensor:
-    """What takes the place of a parameter or buffer: kept by the strategy, by default replicated.
+    """What takes the place of a parameter or buffer, which is plain, whole and equal on all ranks.
 
-    Args:
-        tensor: A plain tensor, whole and equal on all ranks.
-        layout: Its storage layout.
-        session: Whose strategy keeps it.
+    The strategy keeps it, replicated where no layout is given.
     """
     layout = layout or Layout.replicated(session.mesh, tensor.ndim)
     kept: torch.Tensor = session.strategy.create(tensor.detach(), layout)
@@ -45,11 +42,8 @@ def replace_tensors(module: torch.nn.Module, replacements: Mapping[int, torch.Te
     """Put other tensors in the place of some, wherever the module or a submodule holds them.
 
     A torch module keeps its parameters and buffers in dicts among its attributes; some keep them
-    in lists or under names of their own as well, such as the weights that an RNN hands on.
-
-    Args:
-        module: The module. It is changed in place.
-        replacements: The new tensors by the `id` of the old ones.
+    in lists or under names of their own as well, such as the weights that an RNN hands on. The new
+    tensors are by the `id` of the old ones.
 
     Raises:
         StrategyError: If the module keeps a parameter where it cannot be replaced.

@@ -33,12 +33,7 @@ def modules_of(trainer: Any) -> list[tuple[str, Any]]:
 
 
 def hook_of(trainer: Any, hooks_of: Callable[[Any], Iterable[Any]]) -> str:
-    """The first module of a model that has a hook of the user's, empty if there is none.
-
-    Args:
-        trainer: The model.
-        hooks_of: Gives the hooks of a torch module.
-    """
+    """The first module of a model that has a hook of the user's, empty if there is none."""
     for name, module in modules_of(trainer):
         for hook in hooks_of(module):
             if not (getattr(hook, "__module__", None) or "").startswith("shardcore."):

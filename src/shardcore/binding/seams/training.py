@@ -36,12 +36,7 @@ def is_own_step(trainer: Any, name: str) -> bool:
 
 
 def gives_own_logs(trainer: Any, step: str) -> bool:
-    """Whether what a step of `trainer` returns is more, or less, than the results of its metrics.
-
-    Args:
-        trainer: The model.
-        step: "train_step" or "test_step".
-    """
+    """Whether the method `step` returns more, or less, than the results of the metrics."""
     names = (step, "compute_metrics", "get_metrics_result", "_get_metrics_result_or_logs")
     return any(name in vars(trainer) or is_own_step(trainer, name) for name in names)
 
