@@ -172,8 +172,8 @@ def _row_counts(given: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
 
 def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) -> torch.Tensor:
     """All the rows, on every process: ranks brought unequal numbers of them."""
-    if "unequal rows" not in session.told:
-        session.told.add("unequal rows")
+    if "unequal rows" not in session.warnings:
+        session.warnings.add("unequal rows")
         logger.warning(
             "The processes gave %s rows along axis %r: the batch is gathered to be split evenly, "
             "at every such step. Give equal numbers of rows to avoid it.",

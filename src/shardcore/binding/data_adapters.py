@@ -31,7 +31,8 @@ def array_loader(session: Session, original: Callable[..., Any], adapter: Any) -
     The order of all rows is drawn on every rank, from one seed.
     """
     loader = original(adapter)
-    if not session.splits_batches:
+    ranks = session.mesh.axis_size(session.batch_axis)
+    if ranks == 1 or not session.distribution.auto_shard_dataset:
         return loader
     return torch.utils.data.DataLoader(
         _OwnRows(loader.dataset, session),

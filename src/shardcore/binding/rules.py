@@ -89,9 +89,6 @@ def check_plan(model: Any, session: Session) -> None:
 
 def warn_of_rules(model: Any, session: Session) -> None:
     """One warning for rules that match nothing and for variables without a rule."""
-    if model in session.warned:
-        return
-    session.warned.add(model)
     report = rules_report(model, session)
     if report is None:
         return

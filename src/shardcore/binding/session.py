@@ -18,7 +18,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import Match
 from shardcore.ports import contract
-from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
+from shardcore.ports.strategy import Strategy, StrategyEntry
 from shardcore.ports.world import Processes, World
 
 logger = logging.getLogger("shardcore.session")
@@ -31,9 +31,8 @@ class Session:
     Attributes:
         output_paths: The layers whose outputs a rule names.
         packed: The layouts of packed kernels, by path.
-        warned: The models whose rules were looked through.
-        agreed: The models of which the ranks have agreed.
-        told: What a warning has said once.
+        checked: The models that the ranks have compared, and whose rules were looked through.
+        warnings: Those that are given once, and have been.
         arrays: The memory of what arrays of sample weights became.
     """
 
@@ -44,9 +43,8 @@ class Session:
     entry: StrategyEntry = attrs.field(repr=False)
     output_paths: set[str] = attrs.field(factory=set, init=False, repr=False)
     packed: dict[str, Layout] = attrs.field(factory=dict, init=False, repr=False)
-    warned: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
-    agreed: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
-    told: set[str] = attrs.field(factory=set, init=False, repr=False)
+    checked: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
+    warnings: set[str] = attrs.field(factory=set, init=False, repr=False)
     arrays: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
 
     def __deepcopy__(self, memo: Any) -> "Session":
@@ -63,12 +61,6 @@ class Session:
         """The axis that splits the batch."""
         return str(self.distribution.batch_dim_name)
 
-    @property
-    def splits_batches(self) -> bool:
-        """Whether every process gives the whole batch, of which each keeps its rows."""
-        ranks = self.mesh.axis_size(self.batch_axis)
-        return bool(self.distribution.auto_shard_dataset) and ranks > 1
-
     def batch_layout(self, ndim: int) -> Layout:
         """The layout of a batch with `ndim` dims: rows split over the batch axis."""
         return Layout(self.mesh, (self.batch_axis, *(None,) * (ndim - 1)))
@@ -76,33 +68,6 @@ class Session:
     def keras_layout(self, layout: Layout) -> Any:
         """`layout` as a Keras `TensorLayout` on the distribution's mesh."""
         return keras.distribution.TensorLayout(layout.spec, self.distribution.device_mesh)
-
-    def storage_layout(self, variable: Any) -> Layout:
-        """The layout that the strategy keeps `variable`, which is being made, in.
-
-        Raises:
-            LayoutError: If the rule does not fit the variable; the message names both.
-            StrategyError: If the strategy gives something else than a layout that fits.
-        """
-        new = NewVariable(
-            variable.path,
-            tuple(variable.shape),
-            self.variable_layout(variable),
-            self.batch_axis,
-            seams.is_made_by_optimizer(),
-        )
-        return contract.check_storage(self.entry, new, self.strategy.storage(new))
-
-    def variable_layout(self, variable: Any) -> Layout:
-        """The layout of `variable`, as the distribution says.
-
-        Raises:
-            LayoutError: If the rule does not fit the variable; the message names both.
-        """
-        if variable.path in self.packed:
-            return self.packed[variable.path]
-        layout: Layout = self.distribution.get_variable_layout(variable).backend_layout
-        return layout.fitting(variable.shape, f"Variable {variable.path!r}")
 
     def rule(self, path: str) -> Match[Any] | None:
         """The layout map's rule that matches `path`, None without one."""

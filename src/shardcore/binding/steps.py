@@ -58,7 +58,7 @@ class Steps:
         if session.mesh.size > 1:
             facts = agreement.generators(session)
             run = self.sessions.run()
-            if run is not None and run.trainer in session.agreed:
+            if run is not None and run.trainer in session.checked:
                 # before its first step, that compares more
                 facts |= agreement.copies(run.trainer, session)
             readers = agreement.compare(facts, session, run is None or run.is_read())
@@ -103,7 +103,6 @@ class _Step:
         with session.strategy.scope(), self.sessions.working(self.trainer):
             if first:
                 agreement.check_model(self.trainer, data, session)
-                session.agreed.add(self.trainer)
                 rules.check_plan(self.trainer, session)
             batch = sample_weights.distribute(data, session)
             mode = self.sessions.sums.resume(unread)
@@ -115,8 +114,9 @@ class _Step:
                 return seams.map_tensors(session.strategy.whole, outputs)
 
             outputs = self.captured(step, batch, session, mode)
-            if first:
-                self.checked.add(session)
+            self.checked.add(session)
+            if self.trainer not in session.checked:
+                session.checked.add(self.trainer)
                 rules.warn_of_rules(self.trainer, session)
             return outputs
 

@@ -13,6 +13,7 @@ from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.ports import contract
+from shardcore.ports.strategy import NewVariable
 
 logger = logging.getLogger("shardcore.variables")
 
@@ -109,7 +110,7 @@ def place(variable: Any, session: Session, layout: Layout | None = None) -> None
     ruled = layout is None and getattr(variable, "_layout", None) is None
     rule = session.rule(variable.path) if ruled else None
     if layout is None:
-        layout = session.storage_layout(variable)
+        layout = _ruled_layout(variable, session)
     stored = torch.nn.Parameter(
         _created(variable, layout, session), requires_grad=variable._value.requires_grad
     )
@@ -131,6 +132,23 @@ def place(variable: Any, session: Session, layout: Layout | None = None) -> None
         "[" + ", ".join(map(str, layout.placements)) + "]",
         layout.local_shape(variable.shape, session.world.position),
     )
+
+
+def _ruled_layout(variable: Any, session: Session) -> Layout:
+    """The layout in which the strategy keeps `variable`, to which a rule or none applies.
+
+    Raises:
+        LayoutError: If the rule does not fit the variable; the message names both.
+        StrategyError: If the strategy gives something else than a layout that fits.
+    """
+    path, shape = variable.path, tuple(variable.shape)
+    layout = session.packed.get(path)
+    if layout is None:
+        found: Layout = session.distribution.get_variable_layout(variable).backend_layout
+        layout = found.fitting(shape, f"Variable {path!r}")
+    of_optimizer = seams.is_made_by_optimizer()
+    new = NewVariable(path, shape, layout, session.batch_axis, of_optimizer)
+    return contract.check_storage(session.entry, new, session.strategy.storage(new))
 
 
 def _created(variable: Any, layout: Layout, session: Session) -> torch.Tensor:
