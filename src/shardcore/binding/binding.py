@@ -22,7 +22,6 @@ from shardcore.binding import (
 )
 from shardcore.binding.backend_library import BackendLibrary
 from shardcore.binding.data_adapters import OneProcess, array_loader
-from shardcore.binding.optimizers import NumbersOfNadam, fused_update
 from shardcore.binding.session import Sessions
 from shardcore.binding.steps import Steps
 from shardcore.binding.unread import results_of_epoch
@@ -88,7 +87,7 @@ class Binding:
             "distribution library": lambda _: self.library,
             "layer edges": lambda _: layers.LayerEdges(sessions),
             "data adapters": lambda _: OneProcess(),
-            "numbers of Nadam": lambda core: NumbersOfNadam(core, capture),
+            "numbers of Nadam": lambda core: operations.NumbersOfNadam(core, capture),
             "results of an epoch": results_of_epoch,
             "summaries": partial(callback_files.one_summary, sessions),
             **{
@@ -123,7 +122,7 @@ class Binding:
                 f"draws of {name}": partial(operations.draw, sessions, capture)
                 for name in seams.DRAWS
             },
-            "update of Adam": partial(fused_update, sessions),
+            "update of Adam": partial(operations.fused_update, sessions),
             "scatter": operations.scatter,
             "classes of a loss": partial(operations.sparse_crossentropy, sessions),
             "export": partial(saving.export, sessions),

@@ -1,15 +1,17 @@
 """One step of a model, watched: what it moves between ranks, and why."""
 
+import random
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import attrs
+import numpy
+import torch
 
-from shardcore.binding import agreement, sample_weights, seams
+from shardcore.binding import agreement, sample_weights, seams, torch_modules
 from shardcore.binding.explaining_calls import Calls
-from shardcore.binding.explaining_state import as_before
 from shardcore.binding.metric_sums import MetricSums
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
@@ -36,7 +38,7 @@ def explain_model(
         if session is not None and session.mesh.size > 1:
             agreement.check_model(model, [data], session)
         run = _Run(model, step, session)
-        with as_before(model, session), sessions.working(model):
+        with _as_before(model, session), sessions.working(model):
             run(data, watch, sessions.sums)
         return run.explanation(sessions.entry.name)
 
@@ -186,3 +188,41 @@ def _described(batch: Any) -> str:
     if isinstance(batch, Iterable) and not hasattr(batch, "shape"):
         return agreement.shapes(batch)
     return f"{type(batch).__name__} of shape {tuple(getattr(batch, 'shape', ()))}"
+
+
+@contextmanager
+def _as_before(model: Any, session: Session | None) -> Iterator[None]:
+    """After it variables, gradients, buffers and generators are as they were, to the last bit."""
+    variables = list(agreement.variables_of(model))
+    seed = seams.global_seed()
+    tensors = [each._value for each in [*variables, *([] if seed is None else [seed])]]
+    tensors += torch_modules.buffers(model)
+    kept = [each.detach().clone() for each in tensors]
+    gradients = [(each, each.grad) for each in tensors if each.requires_grad]
+    drawn = random.getstate(), numpy.random.get_state()
+    for tensor, _ in gradients:
+        tensor.grad = None
+    try:
+        with torch.random.fork_rng(_devices(tensors)):
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, kept, strict=True):
+                _write(tensor, value, session)
+        for tensor, gradient in gradients:
+            tensor.grad = gradient
+        random.setstate(drawn[0])
+        numpy.random.set_state(drawn[1])
+
+
+def _write(tensor: Any, value: Any, session: Session | None) -> None:
+    if session is not None and session.strategy.owns(tensor):
+        session.strategy.assign(tensor, value)
+    else:
+        tensor.copy_(value)
+
+
+def _devices(tensors: list[Any]) -> list[int]:
+    """The GPUs whose generators may be drawn from."""
+    found = {each.device.index or 0 for each in tensors if each.device.type == "cuda"}
+    return sorted(found)

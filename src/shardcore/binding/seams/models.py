@@ -1,15 +1,18 @@
-"""What a model, or another object of Keras, is made of."""
+"""What objects of Keras are made of: models, optimizers, nests of tensors."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from keras.src import backend
+from keras.src import backend, tree
+from keras.src.backend.torch.optimizers import torch_adam
 from keras.src.callbacks import Callback, CallbackList
 from keras.src.layers.layer import Layer
 from keras.src.ops.node import Node
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
+
+ADAM = torch_adam.__name__  # imported above: Keras does not before the first Adam is made
 
 
 def parts_of(trainer: Any) -> list[Any]:
@@ -74,3 +77,39 @@ def is_variable(value: Any) -> bool:
 def is_seed(variable: Any) -> bool:
     """Whether the variable is the state of a `keras.random.SeedGenerator`, by the name it gets."""
     return bool(variable.name == "seed_generator_state")
+
+
+def moments_of(optimizer: Any, variables: Sequence[Any]) -> tuple[list[Any], ...]:
+    """The tensors that an `Adam` keeps: first and second moments, and the largest second ones.
+
+    The last list is empty, unless the optimizer has `amsgrad`.
+    """
+    kept = [optimizer._momentums, optimizer._velocities]
+    kept.append(optimizer._velocity_hats if optimizer.amsgrad else [])
+    places = [optimizer._get_variable_index(each) for each in variables]
+    return tuple([each[place].value for place in places] if each else [] for each in kept)
+
+
+def map_tensors(function: Callable[[Any], Any], structure: Any) -> Any:
+    """`structure` with `function` applied to its tensors; the rest stays."""
+    return tree.map_structure(
+        lambda leaf: function(leaf) if backend.is_tensor(leaf) else leaf, structure
+    )
+
+
+def leaves(structure: Any) -> list[Any]:
+    """The leaves of `structure`, None among them."""
+    found: list[Any] = tree.flatten(structure)
+    return found
+
+
+def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
+    """`structure` with `function` applied to every leaf but None."""
+    return tree.map_structure(function, structure, none_is_leaf=False)
+
+
+def copy_mask(source: Any, target: Any) -> None:
+    """Give `target` the Keras mask of `source`, if it has one."""
+    mask = backend.get_keras_mask(source)
+    if mask is not None:
+        backend.set_keras_mask(target, mask)

@@ -6,7 +6,7 @@ Known for Keras 3.15 on torch.
 import attrs
 from keras.src.backend.torch.optimizers import torch_nadam
 
-from shardcore.binding.seams.optimizers import ADAM
+from shardcore.binding.seams.models import ADAM
 
 
 @attrs.frozen
