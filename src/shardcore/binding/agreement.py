@@ -37,9 +37,23 @@ def check_model(model: Any, data: Any, session: Session) -> None:
         _compare_rows(inputs, session)
     for variable in variables:
         if storage_layout(variable) is None:
-            raise _built_before(variable, session)
+            raise StrategyError(
+                f"Variable {variable.path!r} was made before the distribution over mesh "
+                f"{session.mesh} was set, so this process holds it whole. Build and compile the "
+                "model after keras.distribution.set_distribution(...), or inside "
+                "distribution.scope(); or move it: shardcore.distribute_variable(variable) for "
+                "each of model.variables, then compile again."
+            )
         if variable._shardcore_world != session.world:
-            raise _built_elsewhere(variable, session)
+            own = variable._shardcore_world
+            raise StrategyError(
+                f"Variable {variable.path!r} was laid out over mesh {own.mesh} of processes "
+                f"{own.processes}, but the distribution that is set is over mesh {session.mesh} of "
+                f"processes {session.world.processes}. Use the model in the scope of the "
+                "distribution that it was built in; or move it: "
+                "shardcore.distribute_variable(variable) for each of model.variables, then compile "
+                "again."
+            )
 
 
 def compare(facts: Facts, session: Session, said: Any = None) -> list[Any]:
@@ -64,11 +78,17 @@ def compare(facts: Facts, session: Session, said: Any = None) -> list[Any]:
 
 
 def _raise_first_difference(everyone: list[Facts]) -> None:
-    names = dict.fromkeys(name for each in everyone for name in each)
-    for name in names:
+    for name in dict.fromkeys(name for each in everyone for name in each):
         values = [each.get(name, "nothing") for each in everyone]
-        if len(set(values)) > 1:
-            raise RankMismatchError(_difference(name, values))
+        usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
+        odd = [rank for rank, value in enumerate(values) if value != usual]
+        if odd:
+            others = [str(rank) for rank, value in enumerate(values) if value == usual]
+            raise RankMismatchError(
+                f"Ranks disagree on {name}: rank {odd[0]} has {values[odd[0]]}, rank "
+                f"{', '.join(others)} has {usual}. "
+                f"{_REMEDIES.get(name.split()[0], _SAME_PROGRAM)}"
+            )
 
 
 def meet_changed(step: str, where: str, session: Session) -> None:
@@ -110,17 +130,6 @@ def _compare_rows(facts: Facts, session: Session) -> None:
                 )
 
 
-def _difference(name: str, values: list[str]) -> str:
-    usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
-    odd = {rank: value for rank, value in enumerate(values) if value != usual}
-    rank, value = next(iter(odd.items()))
-    others = [str(other) for other, each in enumerate(values) if each == usual]
-    return (
-        f"Ranks disagree on {name}: rank {rank} has {value}, rank {', '.join(others)} has {usual}. "
-        f"{_REMEDIES.get(name.split()[0], _SAME_PROGRAM)}"
-    )
-
-
 _SAME_PROGRAM = "Every process must run the same program, with the same layout map and seed."
 _REMEDIES = {
     "batch": "Give every process the same data (seed its shuffling), or its own rows with "
@@ -149,12 +158,10 @@ def _describe(variable: Any, session: Session) -> str:
     layout = storage_layout(variable)
     if layout is None:
         return "no layout"
-    values = (
-        f", values that sum to {float(_sum(_local(variable, session)))}"
-        if layout.is_replicated
-        else ""
-    )
-    return f"shape {tuple(variable.shape)}, dtype {variable.dtype}, layout {layout}{values}"
+    described = f"shape {tuple(variable.shape)}, dtype {variable.dtype}, layout {layout}"
+    if not layout.is_replicated:
+        return described
+    return f"{described}, values that sum to {float(_sum(_local(variable, session)))}"
 
 
 def _sum(local: torch.Tensor) -> torch.Tensor:
@@ -260,23 +267,3 @@ def _content(leaf: Any, session: Session) -> str:
         in_bytes = getattr(leaf, "tobytes", lambda: repr(leaf).encode())()
         content = hashlib.sha256(in_bytes).hexdigest()
     return f"shape {tuple(getattr(leaf, 'shape', ()))}, content {content[:12]}"
-
-
-def _built_elsewhere(variable: Any, session: Session) -> StrategyError:
-    own = variable._shardcore_world
-    return StrategyError(
-        f"Variable {variable.path!r} was laid out over mesh {own.mesh} of processes "
-        f"{own.processes}, but the distribution that is set is over mesh {session.mesh} of "
-        f"processes {session.world.processes}. Use the model in the scope of the distribution that "
-        "it was built in; or move it: shardcore.distribute_variable(variable) for each of "
-        "model.variables, then compile again."
-    )
-
-
-def _built_before(variable: Any, session: Session) -> StrategyError:
-    return StrategyError(
-        f"Variable {variable.path!r} was made before the distribution over mesh {session.mesh} was "
-        "set, so this process holds it whole. Build and compile the model after "
-        "keras.distribution.set_distribution(...), or inside distribution.scope(); or move it: "
-        "shardcore.distribute_variable(variable) for each of model.variables, then compile again."
-    )

@@ -72,22 +72,6 @@ def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:
     return session.batch_layout(len(shape))
 
 
-def _own_rows_are_sharded(rows: Any) -> LayoutError:
-    return LayoutError(
-        f"With auto_shard_dataset=False each process gives its own rows, but a batch came as a "
-        f"sharded tensor of shape {tuple(rows.shape)}, which is one of all processes: compute it "
-        "without the model's layers or variables, or set auto_shard_dataset=True."
-    )
-
-
-def _no_tensor(rows: Any) -> LayoutError:
-    return LayoutError(
-        f"With auto_shard_dataset=False each process gives its own rows, but torch has no tensor "
-        f"for those of shape {tuple(rows.shape)} and dtype {getattr(rows, 'dtype', type(rows))}: "
-        "give numbers, or set auto_shard_dataset=True."
-    )
-
-
 @attrs.frozen
 class _Rows:
     """What one process tells of its rows."""
@@ -114,11 +98,19 @@ def _join_all_rows(batch: Any, session: Session) -> Any:
 def _tell(rows: Any, session: Session) -> _Rows:
     """What to tell of one leaf of a batch; a scalar, or what is no tensor, has no shape."""
     if session.strategy.owns(rows):
-        raise _own_rows_are_sharded(rows)
+        raise LayoutError(
+            "With auto_shard_dataset=False each process gives its own rows, but a batch came as a "
+            f"sharded tensor of shape {tuple(rows.shape)}, which is one of all processes: compute "
+            "it without the model's layers or variables, or set auto_shard_dataset=True."
+        )
     if isinstance(rows, torch.Tensor):
         return _Rows(session.world.position, tuple(rows.shape), str(rows.dtype))
     if len(getattr(rows, "shape", ())) > 0:
-        raise _no_tensor(rows)
+        raise LayoutError(
+            "With auto_shard_dataset=False each process gives its own rows, but torch has no "
+            f"tensor for those of shape {tuple(rows.shape)} and dtype "
+            f"{getattr(rows, 'dtype', type(rows))}: give numbers, or set auto_shard_dataset=True."
+        )
     return _Rows(session.world.position, (), type(rows).__name__)
 
 

@@ -137,7 +137,13 @@ class _Step:
         if session is None:
             return self._on_one_device(data)
         if not _on_main_thread():
-            raise _no_scope(self.trainer)
+            raise StrategyError(
+                f"A step of model {self.trainer.name!r}, whose variables are sharded, was begun on "
+                f"thread {threading.current_thread().name!r}, which has no distribution: run fit, "
+                "evaluate and predict on the main thread; or, if the main thread waits meanwhile, "
+                "inside `with distribution.scope():` on this thread, after a first step on the "
+                "main thread."
+            )
         with session.distribution.scope():
             return self(data)
 
@@ -151,12 +157,3 @@ class _Step:
 
 def _on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
-
-
-def _no_scope(trainer: Any) -> StrategyError:
-    return StrategyError(
-        f"A step of model {trainer.name!r}, whose variables are sharded, was begun on thread "
-        f"{threading.current_thread().name!r}, which has no distribution: run fit, evaluate and "
-        "predict on the main thread; or, if the main thread waits meanwhile, inside `with "
-        "distribution.scope():` on this thread, after a first step on the main thread."
-    )

@@ -21,7 +21,11 @@ logger = logging.getLogger("shardcore.variables")
 def initialize(session: Session, original: Callable[..., None], variable: Any, value: Any) -> None:
     """`Variable._initialize`: the value is whole here and nowhere else."""
     if isinstance(value, torch.nn.Parameter) and session.mesh.size > 1:
-        raise _foreign_parameter(variable, session)
+        raise StrategyError(
+            f"Variable {variable.path!r} was given a torch Parameter, which is kept elsewhere too, "
+            f"so it cannot be laid over mesh {session.mesh}. Give its module to "
+            "keras.layers.TorchModuleWrapper, or the variable a copy: parameter.detach()."
+        )
     original(variable, value)
     place(variable, session)
 
@@ -48,7 +52,13 @@ def _check_thread(variable: Any, sessions: Sessions) -> None:
     if threading.current_thread() is threading.main_thread() or seams.is_seed(variable):
         return
     if variable._shardcore_world.mesh.size > 1 and sessions.current() is None:
-        raise _no_order(variable)
+        raise StrategyError(
+            f"Variable {variable.path!r}, which all ranks keep, was assigned on thread "
+            f"{threading.current_thread().name!r}, which has no distribution: each rank would take "
+            "the value at another step. Assign it on the main thread (for a callback: set "
+            "`async_safe = False`); or, if the main thread waits meanwhile, inside `with "
+            "distribution.scope():` on this thread."
+        )
 
 
 def represent(original: Callable[..., str], variable: Any) -> str:
@@ -164,21 +174,3 @@ def _created(variable: Any, layout: Layout, session: Session) -> torch.Tensor:
         layout.local_shape(shape, session.world.position),
     )
     return created
-
-
-def _no_order(variable: Any) -> StrategyError:
-    return StrategyError(
-        f"Variable {variable.path!r}, which all ranks keep, was assigned on thread "
-        f"{threading.current_thread().name!r}, which has no distribution: each rank would take the "
-        "value at another step. Assign it on the main thread (for a callback: set `async_safe = "
-        "False`); or, if the main thread waits meanwhile, inside `with distribution.scope():` on "
-        "this thread."
-    )
-
-
-def _foreign_parameter(variable: Any, session: Session) -> StrategyError:
-    return StrategyError(
-        f"Variable {variable.path!r} was given a torch Parameter, which is kept elsewhere too, so "
-        f"it cannot be laid over mesh {session.mesh}. Give its module to "
-        "keras.layers.TorchModuleWrapper, or the variable a copy: parameter.detach()."
-    )

@@ -36,8 +36,7 @@ _move: ContextVar[Move | None] = ContextVar("move", default=None)
 _reduced: ContextVar[tuple[Any, ...]] = ContextVar("reduced", default=())
 
 
-@contextmanager
-def inside(layer: str) -> Iterator[None]:
+def inside(layer: str) -> AbstractContextManager[None]:
     """The call of the layer at the path `layer`.
 
     Example:
@@ -47,8 +46,7 @@ def inside(layer: str) -> Iterator[None]:
         >>> current_layer()
         ''
     """
-    with _as(_layer, layer):
-        yield
+    return _as(_layer, layer)
 
 
 def current_layer() -> str:
@@ -56,11 +54,9 @@ def current_layer() -> str:
     return _layer.get()
 
 
-@contextmanager
-def moving(move: Move) -> Iterator[None]:
+def moving(move: Move) -> AbstractContextManager[None]:
     """The collectives of a redistribution."""
-    with _as(_move, move):
-        yield
+    return _as(_move, move)
 
 
 def current_move() -> Move | None:
@@ -68,11 +64,9 @@ def current_move() -> Move | None:
     return _move.get()
 
 
-@contextmanager
-def reducing(parameters: Sequence[Any]) -> Iterator[None]:
+def reducing(parameters: Sequence[Any]) -> AbstractContextManager[None]:
     """The collectives that reduce together the gradients of `parameters`, or their new values."""
-    with _as(_reduced, tuple(parameters)):
-        yield
+    return _as(_reduced, tuple(parameters))
 
 
 def currently_reduced() -> tuple[Any, ...]:
