@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -21,7 +22,7 @@ from shardcore.binding import (
     variable,
 )
 from shardcore.binding.backend_library import BackendLibrary
-from shardcore.binding.data_adapters import OneProcess, array_loader
+from shardcore.binding.data_adapters import array_loader
 from shardcore.binding.session import Sessions
 from shardcore.binding.steps import Steps
 from shardcore.binding.unread import results_of_epoch
@@ -41,8 +42,9 @@ class Binding:
     sessions: Sessions = attrs.field(init=False)
     library: BackendLibrary = attrs.field(init=False)
     _rebinding: seams.Rebinding = attrs.field(factory=seams.Rebinding, init=False)
-    _ambient: threading.local = attrs.field(factory=threading.local, init=False)
-    _inside: "weakref.WeakSet[threading.Thread]" = attrs.field(factory=weakref.WeakSet, init=False)
+    _scopes: "weakref.WeakKeyDictionary[threading.Thread, ExitStack]" = attrs.field(
+        factory=weakref.WeakKeyDictionary, init=False
+    )
 
     @sessions.default
     def _make_sessions(self) -> Sessions:
@@ -86,7 +88,7 @@ class Binding:
             "backend library": lambda _: self.library,
             "distribution library": lambda _: self.library,
             "layer edges": lambda _: layers.LayerEdges(sessions),
-            "data adapters": lambda _: OneProcess(),
+            "data adapters": lambda _: SimpleNamespace(distribution=lambda: None),
             "numbers of Nadam": lambda core: operations.NumbersOfNadam(core, capture),
             "results of an epoch": results_of_epoch,
             "summaries": partial(callback_files.one_summary, sessions),
@@ -181,15 +183,12 @@ class Binding:
         self._leave_scope()
         session = self.sessions.current()
         if session is not None:
-            self._ambient.scope = ExitStack()
-            self._ambient.scope.enter_context(session.strategy.scope())
-            self._inside.add(threading.current_thread())
+            self._scopes[threading.current_thread()] = scope = ExitStack()
+            scope.enter_context(session.strategy.scope())
 
     def _leave_scope(self) -> None:
-        scope = getattr(self._ambient, "scope", None)
+        scope = self._scopes.pop(threading.current_thread(), None)
         if scope is not None:
-            self._ambient.scope = None
-            self._inside.discard(threading.current_thread())
             scope.close()
 
     def _check_work(self) -> None:
@@ -204,7 +203,7 @@ class Binding:
     def _check_threads(self) -> None:
         """What torch and Keras keep by thread cannot be taken back from another one."""
         here = threading.current_thread()
-        others = [each.name for each in self._inside if each is not here and each.is_alive()]
+        others = [each.name for each in list(self._scopes) if each is not here and each.is_alive()]
         if others:
             raise StrategyError(
                 f"uninstall() was called while thread {others[0]!r} has a distribution: leave its "

@@ -1,4 +1,9 @@
-"""Seams: the data adapters. They read the data of one process, and of arrays this rank's rows."""
+"""Seams: the data adapters. Of arrays they read this rank's rows.
+
+Keras' own check refuses NumPy arrays, generators and loaders in several processes, and splits a
+`tf.data.Dataset` itself. shardcore splits every batch at the step instead, whatever it comes from,
+so the adapters find no distribution.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -10,19 +15,6 @@ import torch
 
 from shardcore.binding import agreement, batches, seams
 from shardcore.binding.session import Session
-
-
-class OneProcess:
-    """What stands in for the module `distribution_lib` inside `keras.src.trainers.data_adapters`.
-
-    Keras' own check refuses NumPy arrays, generators and loaders in several processes, and splits
-    a `tf.data.Dataset` itself. shardcore splits every batch at the step instead, whatever it comes
-    from, so the adapters see one process.
-    """
-
-    def distribution(self) -> None:
-        """No distribution."""
-        return
 
 
 def array_loader(session: Session, original: Callable[..., Any], adapter: Any) -> Any:

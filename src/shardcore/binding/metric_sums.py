@@ -108,8 +108,9 @@ class MetricSums:
             return False
         if not variable._shardcore_layout.is_replicated or not _is_sum(value, strategy):
             return False
-        make = _kept_copy if unread else _copy
-        self._keep_pending(variable, make(variable, value, strategy), strategy)
+        # In memory of its own: the value of one step, or a stand-in that is kept.
+        pending = _kept_copy(variable, value, strategy) if unread else value.detach() * 1
+        self._keep_pending(variable, pending, strategy)
         return True
 
     def _keep_pending(self, variable: Any, pending: Any, strategy: Strategy) -> None:
@@ -186,14 +187,9 @@ def _kept_copy(variable: Any, value: Any, strategy: Strategy) -> Any:
     if known is not None:
         _write(variable, known, value, strategy)
         return known
-    pending = _copy(variable, value, strategy)
+    pending = value.detach() * 1
     variable._shardcore_pending = variable._value, pending
     return pending
-
-
-def _copy(_variable: Any, value: Any, _strategy: Strategy) -> Any:
-    """The stand-in of a variable in one step: the value, in memory of its own."""
-    return value.detach() * 1
 
 
 def _write(variable: Any, pending: Any, value: Any, strategy: Strategy) -> None:

@@ -3,7 +3,7 @@
 import pkgutil
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
@@ -37,11 +37,8 @@ class Rebinding:
         original = vars(holder)[name]
         value = make(original)
         for place in _importers(original) if seam.everywhere else [holder]:
-            self._set(place, name, value, vars(place)[name])
-
-    def _set(self, holder: Any, name: str, value: Any, original: Any) -> None:
-        setattr(holder, name, value)
-        self._undo.append(lambda: setattr(holder, name, original))
+            self._undo.append(partial(setattr, place, name, vars(place)[name]))
+            setattr(place, name, value)
 
     def restore(self) -> None:
         """Puts every name back, the last one first."""
