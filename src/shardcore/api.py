@@ -24,7 +24,7 @@ def install(strategy: str = "auto", **options: Any) -> Status:
     Args:
         strategy: How distributed variables live: "dtensor", "manual", "single", the name of one
             that another package offers, or "auto" for the best that can be had here.
-        options: What else the strategy is told. "dtensor" and "manual" have `weights` ("compute"
+        options: Those of the strategy. "dtensor" and "manual" have `weights` ("compute"
             or "gather"), `gathered` ("per_use" or "per_step") and `links` (a `shardcore.Link` by
             mesh axis).
 
@@ -51,7 +51,7 @@ def uninstall() -> None:
     """Give every Keras name its own value back, and unset the distribution.
 
     A process group that was joined stays joined, and variables that were laid out stay so: build
-    the model anew.
+    the model again.
     """
     bootstrap.uninstall()
 
@@ -174,7 +174,7 @@ def rules_report(model: Any) -> RulesReport | None:
 
 
 def distribute_variable(variable: Any, layout: Any = None) -> Any:
-    """Lay a Keras variable out anew, for instance one made before the distribution was set.
+    """Lay a Keras variable out again, for instance one made before the distribution was set.
 
     All ranks call it together. The value is rank 0's.
 

@@ -62,10 +62,10 @@ def compare(facts: Facts, session: Session, said: Any = None) -> list[Any]:
     Args:
         facts: What must be the same on all ranks.
         session: The session of the ranks.
-        said: What this rank tells the others besides.
+        said: What this rank sends to the others besides.
 
     Returns:
-        What each rank has told.
+        What each rank has said.
 
     Raises:
         RankMismatchError: The message names the fact and what each rank has.
@@ -74,7 +74,7 @@ def compare(facts: Facts, session: Session, said: Any = None) -> list[Any]:
     gathered = session.processes.gather((digest, said))
     if len({each for each, _ in gathered}) > 1:
         _raise_first_difference(session.processes.gather(facts))
-    return [told for _, told in gathered]
+    return [each for _, each in gathered]
 
 
 def _raise_first_difference(everyone: list[Facts]) -> None:
@@ -188,8 +188,10 @@ def copies(model: Any, session: Session) -> Facts:
     if not copied:
         return {}
     sums = torch.stack([_sum(local) for _, local in copied]).tolist()
-    told = zip(copied, sums, strict=True)
-    return {f"copy of {path}": f"values that sum to {total}" for (path, _), total in told}
+    return {
+        f"copy of {path}": f"values that sum to {total}"
+        for (path, _), total in zip(copied, sums, strict=True)
+    }
 
 
 def _is_whole(variable: Any, session: Session) -> bool:

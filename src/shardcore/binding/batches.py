@@ -74,7 +74,7 @@ def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:
 
 @attrs.frozen
 class _Rows:
-    """What one process tells of its rows."""
+    """The rows that one process gives."""
 
     position: int
     shape: tuple[int, ...]
@@ -82,21 +82,21 @@ class _Rows:
 
 
 def _join_all_rows(batch: Any, session: Session) -> Any:
-    """The rows of all processes, which tell each other of the whole batch at once."""
+    """The rows of all processes, which exchange the shapes of the whole batch at once."""
     leaves = [leaf for leaf in seams.leaves(batch) if leaf is not None]
-    everyone = session.processes.gather([_tell(leaf, session) for leaf in leaves])
-    for process, told in enumerate(everyone):
-        if len(told) != len(everyone[0]):
+    everyone = session.processes.gather([_rows_of(leaf, session) for leaf in leaves])
+    for process, theirs in enumerate(everyone):
+        if len(theirs) != len(everyone[0]):
             raise RankMismatchError(
-                f"Process {process} gave a batch of {len(told)} arrays, process 0 of "
+                f"Process {process} gave a batch of {len(theirs)} arrays, process 0 of "
                 f"{len(everyone[0])}: inputs, targets and sample weights, each on all or on none."
             )
     given = zip(*everyone, strict=True)
     return seams.map_leaves(lambda rows: _join_rows(rows, next(given), session), batch)
 
 
-def _tell(rows: Any, session: Session) -> _Rows:
-    """What to tell of one leaf of a batch; a scalar, or what is no tensor, has no shape."""
+def _rows_of(rows: Any, session: Session) -> _Rows:
+    """Describes one leaf of a batch; a scalar, or what is no tensor, has no shape."""
     if session.strategy.owns(rows):
         raise LayoutError(
             "With auto_shard_dataset=False each process gives its own rows, but a batch came as a "

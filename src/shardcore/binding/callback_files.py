@@ -41,7 +41,7 @@ class OneWriter:
 
 
 def one_summary(sessions: Sessions, original: property) -> property:
-    """`TensorBoard.summary`, TensorFlow's module: other ranks than 0 write what nobody reads."""
+    """`TensorBoard.summary`, TensorFlow's module: other ranks than 0 write files that are deleted."""
 
     def summary(callback: Any) -> Any:
         module = original.__get__(callback)
@@ -72,7 +72,7 @@ class _Unread:
 
 
 def send_once(sessions: Sessions, original: Callable[..., None], *args: Any, **logs: Any) -> None:
-    """`RemoteMonitor.on_epoch_end`: rank 0 sends; where nobody can, every rank says so."""
+    """`RemoteMonitor.on_epoch_end`: rank 0 sends; where none can, every rank says so."""
     if not (seams.can_send() and _is_other_rank(sessions)):
         original(*args, **logs)
 

@@ -55,8 +55,8 @@ def check_other_ranks(is_collective: Callable[[], bool], sessions: Sessions) -> 
     """Raises the first error of a rank that has failed, before a collective of such work.
 
     If Keras goes on after that error, it is raised again here, and by `raise_on_all_ranks` at the
-    end: the ranks that have failed wait in no further collective. `is_collective` tells whether
-    what follows is one; it is asked only inside such work.
+    end: the ranks that have failed wait in no further collective. `is_collective` returns
+    whether what follows is one; it is called only inside such work.
     """
     shared: _SharedWork | None = sessions.shared_work
     if shared is None or not is_collective():
@@ -75,7 +75,7 @@ def _picklable(error: Exception, what: str, session: Session) -> Exception:
     error.add_note(f"Rank {rank} could not {what}: every rank raises this error.")
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - a stranger's error may fail in any way
+    except Exception:  # noqa: BLE001 - a third party's error may fail in any way
         substitute = StrategyError(f"Rank {rank} could not {what}: {error!r}")
         substitute.__cause__ = error
         return substitute

@@ -72,7 +72,7 @@ def epoch_facts(adapter: Any, session: Session) -> agreement.Facts:
 
 
 def together(adapter: Any, batches_of_process: Any, session: Session) -> Any:
-    """The batches of a data adapter, told to the other ranks where they could differ unseen."""
+    """The batches of a data adapter, compared with other ranks' where they could differ unseen."""
     shared = bool(session.distribution.auto_shard_dataset)
     known = seams.arrays_of(adapter) is not None or (adapter.num_batches is not None and not shared)
     if known or session.mesh.size == 1:

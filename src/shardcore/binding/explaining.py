@@ -64,7 +64,7 @@ class _Run:
     _in_batch: bool = attrs.field(default=True, init=False)
 
     def __call__(self, data: Any, watch: Watch, sums: MetricSums) -> None:
-        """Run the step eagerly, as `train_on_batch` and its kind do."""
+        """Run the step eagerly, as `train_on_batch` and the like do."""
         variables = {v.path: v._value for v in agreement.variables_of(self.model)}
         witness = watch(self._saw, variables)
         self.calls = Calls(self.session, witness)

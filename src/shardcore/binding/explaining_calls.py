@@ -28,7 +28,7 @@ class _Called:
 
 @attrs.define(eq=False)
 class Calls:
-    """Follows the calls of layers, and tells the witness of them."""
+    """Follows the calls of layers, and hands them to the witness."""
 
     session: Session | None
     witness: Witness
@@ -102,7 +102,7 @@ class Calls:
         if self.session is not None:
             try:
                 layout = self.session.strategy.layout(found[0])
-            except LayoutError:  # it lies as a reshape has left it
+            except LayoutError:  # laid out as a reshape has left it
                 layout = None
         return tuple(found[0].shape), None if layout is None else layout.spec
 
@@ -119,7 +119,7 @@ class Calls:
 
 @attrs.frozen(eq=False)
 class _Edges:
-    """What stands in for `LayerEdges`: tells what a tensor is moved for."""
+    """Stands in for `LayerEdges`: notes what a tensor is moved for."""
 
     edges: Any
     calls: Calls

@@ -11,7 +11,7 @@ from shardcore.domain.paths.rules import PathRules
 
 
 def rules_of(layout_map: Any) -> PathRules[Any]:
-    """The rules of a `LayoutMap`. Made anew when its keys have changed."""
+    """The rules of a `LayoutMap`. Made again when its keys have changed."""
     keys = tuple(layout_map._layout_map)
     cached = getattr(layout_map, "_shardcore_rules", None)
     if cached is None or tuple(cached) != keys:

@@ -18,7 +18,7 @@ EDITED = "edited"
 class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
     """An ordinary `LayoutMap`, which knows the variables that it was made for.
 
-    Print it for a table. A rule that is there may be written anew, or deleted: the table shows it.
+    Print it for a table. A rule that is there may be replaced, or deleted: the table shows it.
     `to_python()` is what to keep in a program.
 
     Args:

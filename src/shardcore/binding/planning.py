@@ -1,4 +1,4 @@
-"""Makes a plan for a Keras model, built or to be built: what the policy is told of it."""
+"""Makes a plan for a Keras model, built or to be built, from the facts that a policy gets of it."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -95,27 +95,27 @@ def describe(model: Any) -> LayerFacts:
 
 
 class _Describer:
-    """Tells every layer and every variable once, where it is met first."""
+    """Describes every layer and every variable once, where it is met first."""
 
     def __init__(self) -> None:
-        self._told: set[int] = set()
+        self._seen: set[int] = set()
 
     def layer(self, layer: Any) -> LayerFacts:
         """`layer` and all below it."""
-        if id(layer) in self._told:
+        if id(layer) in self._seen:
             return LayerFacts(layer.name, ("SharedLayer",))
-        self._told.add(id(layer))
+        self._seen.add(id(layer))
         graph = _graph(layer)
         operations = [] if graph is None else graph.operations
-        others = [each for each in getattr(layer, "_layers", ()) if id(each) not in self._told]
+        others = [each for each in getattr(layer, "_layers", ()) if id(each) not in self._seen]
         children = {id(each): each for each in (*operations, *others) if each is not graph}
-        told = tuple(self.layer(each) for each in children.values())
+        below = tuple(self.layer(each) for each in children.values())
         return LayerFacts(
             layer.name,
             _kinds(layer),
             _config(layer),
             self._variables(getattr(layer, "variables", ())),
-            told,
+            below,
             None if graph is None else _feeds(graph),
             ()
             if graph is None
@@ -125,9 +125,9 @@ class _Describer:
         )
 
     def _variables(self, variables: Iterable[Any]) -> tuple[VariableFacts, ...]:
-        """Those that no child has told."""
-        new = [each for each in variables if id(each) not in self._told]
-        self._told |= {id(each) for each in new}
+        """Those that are not in a child."""
+        new = [each for each in variables if id(each) not in self._seen]
+        self._seen |= {id(each) for each in new}
         return tuple(_variable(each) for each in new)
 
 

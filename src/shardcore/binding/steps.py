@@ -41,7 +41,7 @@ class Steps:
     def within_scope(
         self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """`fit` and its kind, of a sharded model that has outlived its scope: in it once more.
+        """`fit` and the like, of a sharded model that has outlived its scope: in it again.
 
         Data, callbacks and files ask for the distribution, not only the steps.
         """
@@ -121,7 +121,7 @@ class _Step:
             return outputs
 
     def _unread(self) -> Unread | None:
-        """The metrics of which nobody reads this step's results."""
+        """The metrics of which no callback reads this step's results."""
         run = self.sessions.run()
         if run is None or run.trainer is not self.trainer:
             return None

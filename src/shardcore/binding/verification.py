@@ -47,7 +47,7 @@ def _backward(model: Any, batch: Any, session: Session) -> None:
 
 @attrs.frozen
 class _Found:
-    """What one rank tells of one variable."""
+    """What one rank has found of one variable."""
 
     stored: bool
     gradient_fits: bool | None

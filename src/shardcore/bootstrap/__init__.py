@@ -22,7 +22,7 @@ class Installation:
 
     Args:
         entry: The strategy that was chosen.
-        options: What the strategy was told.
+        options: The options of the strategy.
         passed_over: Why the others were not, by name.
         binding: The `shardcore.binding.binding.Binding`.
         processes: The job of this process.

@@ -68,7 +68,7 @@ class Offers(Generic[E]):
     _first: dict[str, str] = attrs.field(factory=dict, init=False)
 
     def add(self, entry: E, package: str) -> None:
-        """Take one entry of a package; a name of ours stays ours, one that two take is nobody's."""
+        """Take one entry of a package; a name of ours stays ours, one that two take is refused."""
         if entry.name not in self._first:
             self._first[entry.name] = package
             self.found[entry.name] = attrs.evolve(entry, package=package)
@@ -118,7 +118,7 @@ def offered(hook: Hook[E]) -> Offers[E]:
         package = point.dist.name if point.dist is not None else point.module
         try:
             entries = _offered(manager, point.load(), hook)
-        except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything
+        except Exception as error:  # noqa: BLE001 - a third party's module may raise anything
             offers.refuse(package, _one_line("its plug-in cannot be used", error))
             continue
         for entry in entries:
@@ -213,7 +213,7 @@ def _preferred(usable: list[StrategyEntry]) -> StrategyEntry:
 def _why_unavailable(entry: StrategyEntry) -> str | None:
     try:
         return entry.why_unavailable()
-    except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
+    except Exception as error:  # noqa: BLE001 - a third party's function may raise anything
         return _one_line("why_unavailable() failed", error)
 
 

@@ -28,7 +28,7 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:  # type: ignore[empty-bod
 
     Returns:
         The entries. A name of shardcore's own stays with it, and one that two packages take is
-        nobody's: a warning names both. A plug-in that fails is passed over with a warning.
+        refused: a warning names both. A plug-in that fails is passed over with a warning.
 
     Example:
         >>> @hookimpl
@@ -45,7 +45,7 @@ def shardcore_policies() -> Iterable[PolicyEntry]:  # type: ignore[empty-body]
     a policy is a pure function of a model's facts and a mesh.
 
     Returns:
-        The entries. What is said of strategies holds: a name that is taken is told with both
+        The entries. What is said of strategies holds: a name that is taken is named with both
         packages; a plug-in that fails to load or to answer is passed over with a warning.
 
     Example:

@@ -1,4 +1,4 @@
-"""What a policy is told of a model: its layers, their variables, and which layer feeds which."""
+"""What a policy gets of a model: its layers, their variables, and which layer feeds which."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -31,7 +31,7 @@ class LayerFacts:
         kinds: The names of its class and of the classes that it derives from, its own first.
         config: Facts of its configuration, where it has them: `activation` (a name), `axis`
             (counted from the end), `data_format`, `groups`, `equation`.
-        variables: Its own variables. A variable is told once, where it is met first.
+        variables: Its own variables. A variable stands once, where it is met first.
         children: The layers that it holds, in the order of definition, or the operations of a
             functional model, inputs first.
         feeds: Pairs of names: the first child's output is an input of the second. None where

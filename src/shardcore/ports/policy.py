@@ -37,8 +37,8 @@ class PolicyEntry:
         summary: One line for people.
         plan: The policy: `plan(model, mesh, **options)`, a `LayerFacts` and a `Mesh` of any shape
             in, a `Choice` for each variable's path out, and for the path of a layer's output where
-            that shall lie otherwise than it is computed. Variables that it leaves out stay whole.
-            Its parameters after the first two are its options.
+            that shall be laid out otherwise than it is computed. Variables that it leaves out stay
+            whole. Its parameters after the first two are its options.
         package: Who offers it, for messages; shardcore fills it in when it finds the entry.
 
     Example:

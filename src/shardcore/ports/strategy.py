@@ -11,7 +11,7 @@ from shardcore.domain.layout import Layout
 
 @attrs.frozen
 class NewVariable:
-    """A variable that is about to be created, as its strategy is told of it.
+    """A variable that is about to be created, as its strategy gets it.
 
     Args:
         path: Its path in the model or the optimizer: "decoder/dense/kernel".
@@ -57,7 +57,7 @@ class Tensors(Protocol):
         """The layout of `tensor`, or None if it is plain.
 
         Raises:
-            LayoutError: If it lies as no layout can say.
+            LayoutError: If no layout says how it is laid out.
         """
 
     def scope(self, visiting: bool = False) -> AbstractContextManager[None]:

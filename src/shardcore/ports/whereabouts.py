@@ -113,7 +113,7 @@ class Seen:
 
 
 class Witness(Protocol):
-    """Sees the collectives of this thread, and tells of each before it is started."""
+    """Sees the collectives of this thread, each before it is started."""
 
     def watching(self) -> AbstractContextManager[None]:
         """Collectives are seen inside."""

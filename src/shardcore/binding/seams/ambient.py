@@ -50,7 +50,7 @@ def is_symbolic() -> bool:
 
 
 def is_made_by_optimizer() -> bool:
-    """Whether the variable that is being made belongs to an optimizer: its scope tells who asks."""
+    """Whether the variable that is being made belongs to an optimizer, by the scope of its name."""
     scopes = global_state.get_global_attribute("name_scope_stack")
     return bool(scopes) and isinstance(scopes[-1].caller, optimizers.Optimizer)
 

@@ -59,7 +59,7 @@ RUNS_NOTED = {
 
 
 def is_bookkeeping(value: Any) -> bool:
-    """Whether `value` tells how a model was made or is trained, which no step looks at."""
+    """Whether `value` notes how a model was made or is trained, which no step reads."""
     of_keras = backend.KerasTensor | Node | Callback | CallbackList | EpochIterator | DataAdapter
     return isinstance(value, of_keras | torch.nn.ParameterDict | torch.nn.ParameterList)
 

@@ -133,7 +133,7 @@ SEAMS = {
     },
     "automatic compilation": Seam(
         "keras.src.trainers.trainer:Trainer._resolve_auto_jit_compile",
-        'On torch jit_compile="auto" becomes False, which a user may ask for too: it stays told.',
+        'On torch jit_compile="auto" becomes False, which a user may ask for too: both stay known.',
     ),
     "random generator": Seam(
         "keras.src.backend.torch.random:torch_seed_generator",
@@ -170,7 +170,7 @@ SEAMS = {
     ),
     "results of an epoch": Seam(
         "keras.src.trainers.trainer:Trainer._get_metrics_result_or_logs",
-        "Steps whose results nobody reads have not worked them out.",
+        "Steps whose results no callback reads have not worked them out.",
     ),
     **{
         f"callbacks of {phase} steps": Seam(
