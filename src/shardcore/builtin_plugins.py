@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -70,10 +71,6 @@ def why_no_dtensor() -> str | None:
     return _why_no("DTensor", "torch.distributed.tensor")
 
 
-def _why_no_manual() -> str | None:
-    return _why_no("torch.distributed", "torch.distributed")
-
-
 def _why_no(name: str, module: str) -> str | None:
     try:
         importlib.import_module(module)
@@ -101,7 +98,7 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:
             "manual",
             "The same engine, without torch.distributed.tensor.",
             _open_manual,
-            _why_no_manual,
+            partial(_why_no, "torch.distributed", "torch.distributed"),
             preference=50,
         ),
         StrategyEntry(

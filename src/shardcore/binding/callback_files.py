@@ -41,7 +41,7 @@ class OneWriter:
 
 
 def one_summary(sessions: Sessions, original: property) -> property:
-    """`TensorBoard.summary`, TensorFlow's module: other ranks than 0 write files that are deleted."""
+    """`TensorBoard.summary`, TensorFlow's module: files of other ranks than 0 are deleted."""
 
     def summary(callback: Any) -> Any:
         module = original.__get__(callback)

@@ -77,35 +77,24 @@ def together(adapter: Any, batches_of_process: Any, session: Session) -> Any:
     known = seams.arrays_of(adapter) is not None or (adapter.num_batches is not None and not shared)
     if known or session.mesh.size == 1:
         return batches_of_process
-    return Together(batches_of_process, session, shared)
+    return _compared(batches_of_process, session, shared)
 
 
 _END = object()
 
 
-@attrs.frozen
-class Together:
+def _compared(source: Any, session: Session, shared: bool) -> Iterator[Any]:
     """Batches of which there are as many on all ranks, and, if shared, of the same shapes.
 
     Found later, one more step of a rank or another shape is a hang in a collective of the step.
     """
-
-    source: Any
-    session: Session
-    shared: bool  # every process gives the whole batch; else its own rows
-
-    def __iter__(self) -> Iterator[Any]:
-        for number, batch in enumerate(chain(self.source, [_END])):
-            agreement.compare(self._facts(number, batch), self.session)
-            if batch is not _END:
-                yield batch
-
-    def _facts(self, number: int, batch: Any) -> agreement.Facts:
-        if batch is _END:
-            return {"steps per epoch": str(number)}
-        facts = {"steps per epoch": f"more than {number}"}
-        if self.shared:
+    for number, batch in enumerate(chain(source, [_END])):
+        is_end = batch is _END
+        facts = {"steps per epoch": f"{'' if is_end else 'more than '}{number}"}
+        if shared and not is_end:
             facts[f"batch {number}"] = agreement.shapes(batch)
-        if self.shared and number == 0:  # its content too: rows in another order have one shape
-            facts |= agreement.batch_facts(batch, self.session)
-        return facts
+            if number == 0:  # its content too: rows in another order have one shape
+                facts |= agreement.batch_facts(batch, session)
+        agreement.compare(facts, session)
+        if not is_end:
+            yield batch

@@ -4,6 +4,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,8 @@ def save_model(
     zipped: bool = True,
 ) -> None:
     """`saving_lib.save_model`, called on every rank."""
-
-    def write(path: Any) -> None:
-        original(model, path, weights_format=weights_format, zipped=zipped)
-
-    _save(sessions, model, filepath, write, lambda: seams.gather_model(model), zipped)
+    write = partial(original, model, weights_format=weights_format, zipped=zipped)
+    _save(sessions, model, filepath, write, partial(seams.gather_model, model), zipped)
 
 
 def save_weights(
@@ -42,13 +40,8 @@ def save_weights(
     objects_to_skip: Any = None,
 ) -> None:
     """`saving_lib.save_weights_only`, called on every rank."""
-
-    def write(path: Any) -> None:
-        original(model, path, max_shard_size, objects_to_skip)
-
-    def attend() -> None:
-        seams.gather_state(model, objects_to_skip)
-
+    write = partial(original, model, max_shard_size=max_shard_size, objects_to_skip=objects_to_skip)
+    attend = partial(seams.gather_state, model, objects_to_skip)
     _save(sessions, model, filepath, write, attend, one_file=max_shard_size is None)
 
 
@@ -63,7 +56,7 @@ def _save(
     sessions: Sessions,
     model: Any,
     filepath: Any,
-    write: Callable[[Any], None],
+    write: Callable[..., None],
     attend: Callable[[], None],
     one_file: bool,
 ) -> None:
@@ -99,10 +92,7 @@ def export(
     **options: Any,
 ) -> None:
     """`Model.export`, called on every rank: rank 0 writes, from a whole model."""
-
-    def write(path: Any, verbose: Any = verbose) -> None:
-        original(model, path, format=format, verbose=verbose, **options)
-
+    write = partial(original, model, format=format, verbose=verbose, **options)
     session = _sharding(model, sessions)
     if session is None:
         write(filepath)

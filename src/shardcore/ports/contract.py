@@ -67,15 +67,9 @@ def check_created(
     local: Callable[[Any], Any],
     local_shape: tuple[int, ...],
 ) -> None:
-    """Refuse what `create` gave for `variable` unless it has the shapes that it must have.
+    """Refuses what `create` gave for a variable, by its path, unless it has the global `shape`.
 
-    Args:
-        entry: Whose strategy it is.
-        variable: The path.
-        created: What `create` gave.
-        shape: The global shape.
-        local: The strategy's own, which gives the part that this rank stores.
-        local_shape: The shape of that part by the layout.
+    Likewise the part of it that this rank stores, which the strategy's `local` gives.
 
     Raises:
         StrategyError: If one of the shapes is another.
