@@ -1,13 +1,11 @@
 """One step of a model, watched: what it moves between ranks, and why."""
 
-import random
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import attrs
-import numpy
 import torch
 
 from shardcore.binding import agreement, sample_weights, seams, torch_modules
@@ -100,10 +98,13 @@ class _Run:
 
     def _facts_of(self, seen: Seen) -> Facts:
         session, move = self.session, seen.move  # a step of the user's own may communicate without
+        axes: tuple[str, ...] = ()
+        if session is not None:
+            axes = axes_of(session.mesh, session.world.processes, seen.processes)
         return Facts(
             kind=seen.kind,
             phase=self._phase(seen),
-            axes=self._axes(seen.processes),
+            axes=axes,
             layer=seen.layer or self.calls.owner(seen.reduced),
             operator=seen.operator or "",
             fell_back=seen.fell_back,
@@ -115,11 +116,6 @@ class _Run:
             cause=self.calls.cause,
             batch_axis="" if session is None else session.batch_axis,
         )
-
-    def _axes(self, processes: tuple[int, ...]) -> tuple[str, ...]:
-        if self.session is None:
-            return ()
-        return axes_of(self.session.mesh, self.session.world.processes, processes)
 
     def _phase(self, seen: Seen) -> Phase:
         if self._in_batch:
@@ -199,30 +195,18 @@ def _as_before(model: Any, session: Session | None) -> Iterator[None]:
     tensors += torch_modules.buffers(model)
     kept = [each.detach().clone() for each in tensors]
     gradients = [(each, each.grad) for each in tensors if each.requires_grad]
-    drawn = random.getstate(), numpy.random.get_state()
     for tensor, _ in gradients:
         tensor.grad = None
+    devices = sorted({each.device.index or 0 for each in tensors if each.device.type == "cuda"})
     try:
-        with torch.random.fork_rng(_devices(tensors)):
+        with seams.generators_kept(devices):
             yield
     finally:
         with torch.no_grad():
             for tensor, value in zip(tensors, kept, strict=True):
-                _write(tensor, value, session)
+                if session is not None and session.strategy.owns(tensor):
+                    session.strategy.assign(tensor, value)
+                else:
+                    tensor.copy_(value)
         for tensor, gradient in gradients:
             tensor.grad = gradient
-        random.setstate(drawn[0])
-        numpy.random.set_state(drawn[1])
-
-
-def _write(tensor: Any, value: Any, session: Session | None) -> None:
-    if session is not None and session.strategy.owns(tensor):
-        session.strategy.assign(tensor, value)
-    else:
-        tensor.copy_(value)
-
-
-def _devices(tensors: list[Any]) -> list[int]:
-    """The GPUs whose generators may be drawn from."""
-    found = {each.device.index or 0 for each in tensors if each.device.type == "cuda"}
-    return sorted(found)

@@ -142,7 +142,7 @@ def fused_update(
     """
     values = [each.value for each in variables]
     moments = seams.moments_of(optimizer, variables)
-    fits = _lie_alike(sessions, values, moments)
+    fits = _have_one_layout(sessions, values, moments)
     if not sessions.are_served() or _is_compiled(sessions) or not fits:
         original(optimizer, grads, variables, learning_rate)
         return
@@ -167,7 +167,7 @@ def fused_update(
     )
 
 
-def _lie_alike(sessions: Sessions, values: list[Any], moments: tuple[list[Any], ...]) -> bool:
+def _have_one_layout(sessions: Sessions, values: list[Any], moments: tuple[list[Any], ...]) -> bool:
     """Whether all are contiguous, and the moments of each variable have its layout."""
     if not all(each.is_contiguous() for kept in (values, *moments) for each in kept):
         return False

@@ -1,7 +1,7 @@
 """Which rule of the layout map each variable and output got, and the warnings about it."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -25,7 +25,9 @@ def rules_report(model: Any, session: Session) -> RulesReport | None:
     paths = [variable.path for variable in model.variables]
     outputs = [path for path in session.output_paths if rules.match(path)]
     report = rules.report([*paths, *sorted(outputs)])
-    return _as_decided(report, _stale(model.variables, session))
+    stale = [variable for variable in model.variables if stale_rule(variable, session)]
+    decided = {v.path: v._shardcore_rule and v._shardcore_rule.key for v in stale}
+    return _as_decided(report, decided)
 
 
 def stale_rule(variable: Any, session: Session) -> str | None:
@@ -49,12 +51,6 @@ def _layout(rule: Match[Any] | None) -> Layout | None:
     """The layout that a rule gives; None where it splits nothing, which is that of no rule."""
     layout: Layout | None = None if rule is None else rule.value.backend_layout
     return None if layout is None or layout.is_replicated else layout
-
-
-def _stale(variables: Iterable[Any], session: Session) -> dict[str, str | None]:
-    """The rules that decided, by path, of the variables for which others stand there now."""
-    stale = [variable for variable in variables if stale_rule(variable, session)]
-    return {v.path: v._shardcore_rule and v._shardcore_rule.key for v in stale}
 
 
 def _as_decided(report: RulesReport, decided: Mapping[str, str | None]) -> RulesReport:

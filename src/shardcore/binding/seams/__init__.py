@@ -7,6 +7,7 @@ from shardcore.binding.seams.ambient import CURRENT_DISTRIBUTION as CURRENT_DIST
 from shardcore.binding.seams.ambient import current_distribution as current_distribution
 from shardcore.binding.seams.ambient import draw_seed as draw_seed
 from shardcore.binding.seams.ambient import forget_distribution as forget_distribution
+from shardcore.binding.seams.ambient import generators_kept as generators_kept
 from shardcore.binding.seams.ambient import global_seed as global_seed
 from shardcore.binding.seams.ambient import is_made_by_optimizer as is_made_by_optimizer
 from shardcore.binding.seams.ambient import is_symbolic as is_symbolic

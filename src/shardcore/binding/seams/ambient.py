@@ -1,7 +1,7 @@
 """What Keras keeps for a thread: distribution, device, names, seeds."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -87,14 +87,23 @@ def unnoticed() -> Iterator[None]:
     """
     before = dict(vars(global_state.GLOBAL_STATE_TRACKER))
     names = copy(before.get("object_name_uids"))
-    drawn = random.getstate(), numpy.random.get_state()
     global_state.set_global_attribute("object_name_uids", names)
     try:
-        with torch.random.fork_rng():
+        with generators_kept():
             yield
     finally:
         now = vars(global_state.GLOBAL_STATE_TRACKER)  # another one after a clear_session()
         now.clear()
         now.update(before)
+
+
+@contextmanager
+def generators_kept(gpus: Sequence[int] | None = None) -> Iterator[None]:
+    """The generators of Python, NumPy and torch are afterwards as if nothing was drawn inside."""
+    drawn = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(gpus):
+            yield
+    finally:
         random.setstate(drawn[0])
         numpy.random.set_state(drawn[1])
