@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -43,7 +44,7 @@ class Calls:
         rebinding = seams.Rebinding()
         try:
             rebinding.replace(seams.SEAMS["layer call"], seams.around(self._layer_call))
-            rebinding.replace(seams.SEAMS["layer edges"], lambda edges: _Edges(edges, self))
+            rebinding.replace(seams.SEAMS["layer edges"], self._edges)
             rebinding.replace(seams.SEAMS["variable assign"], seams.around(self._assign))
             rebinding.replace(seams.SEAMS["convert_to_numpy"], seams.around(self._to_numpy))
             yield
@@ -84,6 +85,16 @@ class Calls:
         finally:
             self._open.pop()
 
+    def _edges(self, edges: Any) -> Any:
+        """Stands in for `LayerEdges`: notes the output that is laid out, or the rule for it."""
+
+        def distribute_tensor(outputs: Any, path: str) -> Any:
+            rule = self.session.rule(path) if self.session else None
+            with self.because(Cause("output", path) if rule is None else Cause("rule", rule.key)):
+                return edges.distribute_tensor(outputs, path)
+
+        return SimpleNamespace(distribution=edges.distribution, distribute_tensor=distribute_tensor)
+
     def _assign(self, original: Callable[..., None], variable: Any, value: Any) -> None:
         with self.because(Cause("assign", variable.path)):
             original(variable, value)
@@ -115,27 +126,6 @@ class Calls:
     def layers(self) -> tuple[ExplainedLayer, ...]:
         """What is known of each layer, in the order of the first calls."""
         return tuple(_explained(each) for each in self._called.values())
-
-
-@attrs.frozen(eq=False)
-class _Edges:
-    """Stands in for `LayerEdges`: notes what a tensor is moved for."""
-
-    edges: Any
-    calls: Calls
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.edges, name)
-
-    def distribute_tensor(self, outputs: Any, path: str) -> Any:
-        """The outputs of a layer, each in its layout."""
-        with self.calls.because(self._cause(path)):
-            return self.edges.distribute_tensor(outputs, path)
-
-    def _cause(self, path: str) -> Cause:
-        """The rule for the output at `path`, or that it is one."""
-        rule = self.calls.session.rule(path) if self.calls.session else None
-        return Cause("output", path) if rule is None else Cause("rule", rule.key)
 
 
 def _path(layer: Any) -> str:
