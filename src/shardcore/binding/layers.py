@@ -20,7 +20,7 @@ def layer_call(
 
     Keras keeps the distribution by thread: one without it visits the strategy.
     """
-    if not sessions.are_open():
+    if not (sessions.are_open() or sessions.entry.serves_one_device):
         return original(layer, *args, **kwargs)
     strategy = sessions.visited()
     visit = nullcontext() if strategy is None else strategy.scope(visiting=True)

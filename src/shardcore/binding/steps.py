@@ -114,7 +114,8 @@ class _Step:
                 return seams.map_tensors(session.strategy.whole, outputs)
 
             outputs = self.captured(step, batch, session, mode)
-            self.checked.add(session)
+            if first:
+                self.checked.add(session)
             if self.trainer not in session.checked:
                 session.checked.add(self.trainer)
                 rules.warn_of_rules(self.trainer, session)

@@ -3,6 +3,7 @@
 import builtins
 import datetime
 import dis
+import gc
 import os
 import sys
 import time
@@ -90,7 +91,9 @@ class CalledFunctions:
             for each in list(sys.modules.values())
             if is_users(each.__name__)
         }
-        found = ((each, modules.get(each.co_filename)) for each in self._codes.values())
+        collector = [getattr(each, "__code__", None) for each in gc.callbacks]  # no part of a step
+        codes = [each for each in self._codes.values() if each not in collector]
+        found = ((each, modules.get(each.co_filename)) for each in codes)
         return [(code, module) for code, module in found if module is not None]
 
     def has_called(self, code: CodeType) -> bool:
