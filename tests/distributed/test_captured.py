@@ -326,12 +326,14 @@ def test_a_step_that_goes_several_ways_by_a_count_is_captured_for_each(way):
     assert runs == 4  # two of each way
 
 
-def messages():
-    """What people are warned of from now on."""
+def messages(level=logging.WARNING):
+    """What people are told of capture from now on."""
     said = []
-    handler = logging.Handler(logging.WARNING)
+    handler = logging.Handler(level)
     handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("shardcore.capture").addHandler(handler)
+    logger = logging.getLogger("shardcore.capture")
+    logger.setLevel(level)
+    logger.addHandler(handler)
     return said
 
 

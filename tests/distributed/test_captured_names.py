@@ -1,12 +1,15 @@
 """A captured step sees what a function of the user's reads, or is not captured and says why."""
 
+import cProfile
 import itertools
+import logging
 import os
 import random
 import time
 from collections import deque
 from contextvars import ContextVar
 from types import SimpleNamespace
+from unittest import mock
 
 import keras
 import numpy as np
@@ -14,6 +17,7 @@ import pytest
 import torch
 
 import shardcore
+from shardcore.binding.captured import step
 from shardcore.testing import run_ranks
 from tests.distributed import stale_constants
 from tests.distributed.stale_constants import RATE
@@ -216,3 +220,38 @@ def test_what_no_guard_can_compare_keeps_a_step_eager_and_says_so(strategy):
         for reason, (runs, said) in found.items():
             assert runs == 2 * STEPS, reason
             assert [reason in each for each in said] == [True], said
+
+
+def test_recording_that_takes_long_says_so_once():
+    def program(rank):
+        begin("single")
+        said = messages(logging.INFO)
+        with mock.patch.object(step, "_PATIENCE", 0.0):
+            trained(lambda x: x, lambda: None, "auto")
+        return said
+
+    (said,) = run_ranks(program, 1)
+    assert ["its first steps are recorded" in each for each in said] == [True]
+
+
+def test_a_refusal_names_the_layer_and_a_remedy():
+    def program(rank):
+        begin("single")
+        said = messages()
+        trained(lambda x: x + (x.detach().numpy().sum() > 0), lambda: None, "auto")
+        return said
+
+    ((said,),) = run_ranks(program, 1)
+    assert "test_captured_names.py" in said
+    assert "in layer 'functional/calls'" in said or "in layer 'calls'" in said
+    assert "compute with keras.ops" in said
+
+
+def test_under_a_profiler_no_step_is_recorded_and_captured_ones_run():
+    def program(rank):
+        begin("single")
+        with cProfile.Profile(builtins=False):
+            under_profiler = trained(lambda x: x, lambda: None, "auto")[1]
+        return under_profiler, trained(lambda x: x, lambda: None, "auto")[1]
+
+    assert run_ranks(program, 1) == [(2 * STEPS, 2)]

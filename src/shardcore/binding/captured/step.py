@@ -33,6 +33,8 @@ from shardcore.ports.capture import Pattern, Program, Recording, StepCapture
 
 logger = logging.getLogger("shardcore.capture")
 
+# After so many seconds it is said what takes them.
+_PATIENCE = 2.0
 _KEEP = "keep it in a variable (add_weight of the layer, or keras.Variable)"
 # Batches by their shapes, for which one function keeps programs.
 _MOST_SIGNATURES = 32
@@ -55,6 +57,7 @@ class CapturedStep:
     capture: StepCapture
     _called: CalledFunctions = attrs.field(factory=CalledFunctions, init=False)
     _entries: dict[Signature, CacheEntry] = attrs.field(factory=dict, init=False)
+    _seconds: float = attrs.field(default=0.0, init=False)
     _warned: set[str] = attrs.field(factory=set, init=False)
 
     def __call__(
@@ -131,6 +134,7 @@ class CapturedStep:
         self, entry: CacheEntry, step: Callable[[], Any], data: Any, session: Session | None
     ) -> Any:
         """Runs the step eagerly and records it; makes a program if it ran like that before."""
+        began = time.perf_counter()
         with self._called.observed():
             outputs, recording = self.capture.record(step, _local_tensors(data, session))
         reason = self._refusal(entry, recording, session)
@@ -141,6 +145,7 @@ class CapturedStep:
             return self._made(entry, recording, most)
 
         outcome = agreed(make, recording, session)
+        self._tell_if_slow(time.perf_counter() - began)
         if outcome.event is Event.REFUSED:
             self._refuse(entry, outcome.reason)
             return outputs
@@ -151,6 +156,22 @@ class CapturedStep:
             entry.recordings.pop(recording.numbers, None)
             self._keep(outcome.program, entry)
         return outputs
+
+    def _tell_if_slow(self, seconds: float) -> None:
+        """Says once that steps are being recorded, where that takes long.
+
+        Args:
+            seconds: What the last recording took, with the step.
+        """
+        before, self._seconds = self._seconds, self._seconds + seconds
+        if before <= _PATIENCE < self._seconds:
+            logger.info(
+                "%s of model %r: its first steps are recorded, in %.1f s so far; the next ones run "
+                "from the recording. SHARDCORE_LOG=capture tells more.",
+                self.name,
+                self.trainer.name,
+                self._seconds,
+            )
 
     def _refusal(self, entry: CacheEntry, recording: Recording, session: Session | None) -> str:
         """Returns why the recorded step can have no program, empty if it may have one.
@@ -184,7 +205,6 @@ class CapturedStep:
             most: The bytes of all-reduces that the ranks decide by; None if each has its own.
         """
         earlier = entry.recordings.get(recording.numbers)
-        began = time.perf_counter()
         try:
             if earlier is None:
                 program = self._like_others(entry, recording, most)
@@ -199,8 +219,6 @@ class CapturedStep:
             return Outcome(Event.DIFFERED)
         except NotCaptured as refusal:
             return Outcome(Event.REFUSED, reason=str(refusal))
-        seconds = time.perf_counter() - began
-        logger.debug("%s of %r became a program in %.1f s", self.name, self.trainer.name, seconds)
         return Outcome(Event.MATCHED, program)
 
     def _like_others(
@@ -222,7 +240,7 @@ class CapturedStep:
     def _keep(self, program: Program, entry: CacheEntry) -> None:
         entry.programs.append(program)
         self.trainer.zero_grad()  # no later step overwrites the gradients of the eager ones
-        logger.debug("%s of %r is captured", self.name, self.trainer.name)
+        logger.debug("%s of %r is captured: %.1f s", self.name, self.trainer.name, self._seconds)
         if program.remark:
             logger.warning(
                 "%s of model %r is captured, but not compiled as jit_compile=True asks: %s.",
