@@ -125,6 +125,7 @@ CASES = {
     "padded": lambda x: gradient_of(lambda y: F.pad(y, (1, 0, 1, 2), value=3.0).exp(), x),
     "padded by more than a part": lambda x: F.pad(x, (0, 0, 0, 20)) + F.pad(x, (0, 0, 20, 0)),
     "padded less than nothing": lambda x: gradient_of(lambda y: F.pad(y.exp(), (0, 0, -2, 3)), x),
+    "padded to no row": lambda x: torch.cat([x, F.pad(x, (0, 0, -4, -2))]),
     "a sum, cropped or padded": lambda x: torch.cat(
         [F.pad(x.sum(0), (-1, 0)).exp(), F.pad(x.sum(0), (0, 1), value=2.0)]
     ),

@@ -28,7 +28,7 @@ def ranges_of(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:
     count = layout.stretches[dim]
     chunks = [each // count for each in layout.chunk_sizes(dim, size)]
     ends = accumulate(chunks)
-    starts = range(0, size, size // count)
+    starts = [stretch * (size // count) for stretch in range(count)]
     return tuple(
         tuple(range(start + end - chunk, start + end) for start in starts)
         for chunk, end in zip(chunks, ends, strict=True)
