@@ -7,18 +7,7 @@ from shardcore.adapters.torch_compat import collectives as collectives
 from shardcore.adapters.torch_compat import inductor as inductor
 from shardcore.adapters.torch_compat.listening import CollectiveListener as CollectiveListener
 from shardcore.adapters.torch_compat.listening import Started as Started
-from shardcore.adapters.torch_compat.operators import ADAPTIVE_AVERAGES as ADAPTIVE_AVERAGES
-from shardcore.adapters.torch_compat.operators import CPU_ATTENTION as CPU_ATTENTION
-from shardcore.adapters.torch_compat.operators import (
-    CPU_ATTENTION_BACKWARD as CPU_ATTENTION_BACKWARD,
-)
-from shardcore.adapters.torch_compat.operators import ITEM as ITEM
 from shardcore.adapters.torch_compat.operators import LIST_COPY as LIST_COPY
-from shardcore.adapters.torch_compat.operators import LIST_NORM as LIST_NORM
-from shardcore.adapters.torch_compat.operators import SOFTMAX as SOFTMAX
-from shardcore.adapters.torch_compat.operators import SOFTMAX_BACKWARD as SOFTMAX_BACKWARD
-from shardcore.adapters.torch_compat.operators import TO_COPY as TO_COPY
-from shardcore.adapters.torch_compat.operators import UNSAFE_VIEW as UNSAFE_VIEW
 from shardcore.adapters.torch_compat.operators import Handler as Handler
 from shardcore.adapters.torch_compat.operators import as_tuple as as_tuple
 from shardcore.adapters.torch_compat.operators import aten_name as aten_name
@@ -34,13 +23,23 @@ from shardcore.adapters.torch_compat.operators import out_of_place as out_of_pla
 from shardcore.adapters.torch_compat.operators import reshaped_in_place as reshaped_in_place
 from shardcore.adapters.torch_compat.operators import reshaping_operators as reshaping_operators
 from shardcore.adapters.torch_compat.operators import writes_first as writes_first
-from shardcore.adapters.torch_compat.operators import writes_list as writes_list
 from shardcore.adapters.torch_compat.operators import writes_others as writes_others
 from shardcore.adapters.torch_compat.operators import writing_into as writing_into
 from shardcore.adapters.torch_compat.operators import written_operands as written_operands
 from shardcore.adapters.torch_compat.products import OneDnn as OneDnn
 from shardcore.adapters.torch_compat.products import has_onednn as has_onednn
 from shardcore.adapters.torch_compat.products import is_intel as is_intel
+from shardcore.adapters.torch_compat.reached import ADAPTIVE_AVERAGES as ADAPTIVE_AVERAGES
+from shardcore.adapters.torch_compat.reached import CPU_ATTENTION as CPU_ATTENTION
+from shardcore.adapters.torch_compat.reached import (
+    CPU_ATTENTION_BACKWARD as CPU_ATTENTION_BACKWARD,
+)
+from shardcore.adapters.torch_compat.reached import ITEM as ITEM
+from shardcore.adapters.torch_compat.reached import LIST_NORM as LIST_NORM
+from shardcore.adapters.torch_compat.reached import SOFTMAX as SOFTMAX
+from shardcore.adapters.torch_compat.reached import SOFTMAX_BACKWARD as SOFTMAX_BACKWARD
+from shardcore.adapters.torch_compat.reached import TO_COPY as TO_COPY
+from shardcore.adapters.torch_compat.reached import UNSAFE_VIEW as UNSAFE_VIEW
 from shardcore.adapters.torch_compat.recording import OperatorListener as OperatorListener
 from shardcore.adapters.torch_compat.recording import all_reduce_in_place as all_reduce_in_place
 from shardcore.adapters.torch_compat.recording import collective_name as collective_name

@@ -7,48 +7,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-# torch 2.13: operators that have no public name, as the dispatcher meets them.
-ITEM = torch.ops.aten._local_scalar_dense.default
-
-
-CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-
-
-CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-
-
-# By the number of dims that are averaged over.
-ADAPTIVE_AVERAGES = {
-    2: (
-        torch.ops.aten._adaptive_avg_pool2d.default,
-        torch.ops.aten._adaptive_avg_pool2d_backward.default,
-    ),
-    3: (
-        torch.ops.aten._adaptive_avg_pool3d.default,
-        torch.ops.aten._adaptive_avg_pool3d_backward.default,
-    ),
-}
-
-
-# The norms of a list of tensors; copies of a list.
-LIST_NORM = torch.ops.aten._foreach_norm.Scalar
+# torch 2.13: a list of tensors is filled from another in one call by no public name.
 LIST_COPY = torch.ops.aten._foreach_copy_.default
-
-
-TO_COPY = torch.ops.aten._to_copy.default
-
-
-UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
-
-
-SOFTMAX = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)
-
-
-SOFTMAX_BACKWARD = (
-    torch.ops.aten._softmax_backward_data.default,
-    torch.ops.aten._log_softmax_backward_data.default,
-)
-
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -76,28 +36,31 @@ def is_composite(operator: Any) -> bool:
 
     torch 2.13: below autograd, and in inference mode, such operators arrive as they are.
     """
-    name, key = operator.name(), "CompositeImplicitAutograd"
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    return bool(operator.has_kernel_for_dispatch_key("CompositeImplicitAutograd"))
 
 
+@cache
 def is_list_operator(operator: Any) -> bool:
-    """Whether `operator` is done to each tensor of a list: `_foreach_add`, `_fused_adam_`."""
-    return is_fused(operator) or aten_name(operator).startswith(_LISTS)
+    """Whether `operator` is done to each tensor of a list: the operators of optimizers.
+
+    It gives a list, or writes into the tensors of lists and gives nothing.
+    """
+    arguments, returns = operator._schema.arguments, operator._schema.returns
+    written = [each for each in arguments if each.alias_info and each.alias_info.is_write]
+    if not any(map(_is_list, arguments)) or is_composite(operator):
+        return False
+    if written:
+        return written[0] is arguments[0] and all(map(_is_list, written))
+    return len(returns) == 1 and _is_list(returns[0])
 
 
 def is_fused(operator: Any) -> bool:
     """Whether `operator` is the whole update of an optimizer: parameters, gradients, moments."""
-    name = str(operator._schema.name)
-    return name.startswith("aten::_fused_") and name.endswith("_")
+    return is_list_operator(operator) and writes_others(operator)
 
 
-# How the names of operators on lists begin.
-_LISTS = "_foreach_"
-
-
-def writes_list(operator: Any) -> bool:
-    """Whether an operator on lists writes into the tensors of the first one."""
-    return bool(operator._schema.name.endswith("_"))
+def _is_list(argument: Any) -> bool:
+    return str(argument.type) == "List[Tensor]"
 
 
 def frozen(nest: Any) -> Any:
@@ -146,8 +109,7 @@ def writing_into(operator: Any) -> tuple[Any, str] | None:
         targets = [each.name for each in variant._schema.arguments if each.is_out]
         same = list(map(_declared, operands)) == list(map(_declared, operator._schema.arguments))
         if same and len(targets) == 1:
-            is_own = torch._C._dispatch_has_kernel_for_dispatch_key(variant.name(), "CPU")
-            return (variant, targets[0]) if is_own else None
+            return (variant, targets[0]) if variant.has_kernel_for_dispatch_key("CPU") else None
     return None
 
 
@@ -177,6 +139,7 @@ def is_view(operator: Any) -> bool:
     return alias is not None and not alias.is_write
 
 
+@cache
 def writes_first(operator: Any) -> bool:
     """Whether `operator` writes into its first operand."""
     arguments = operator._schema.arguments
@@ -228,4 +191,4 @@ def kind_of_results(operator: Any) -> str:
     returns = operator._schema.returns
     if len(returns) != 1:
         return "tuple"
-    return "list" if str(returns[0].type).startswith("List") else "tensor"
+    return "list" if _is_list(returns[0]) else "tensor"

@@ -1,6 +1,6 @@
 """Tensors of our own class, backward passes, hooks of modules, and the store of the job."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,18 +11,20 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 NO_TORCH_FUNCTION: Any = torch.nn.Parameter.__torch_function__
 
 
-def wrapper(cls: type[torch.Tensor], form: Any) -> Any:
-    """A tensor of the class `cls` without memory of its own.
+def wrapper(
+    cls: type[torch.Tensor],
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Any:
+    """Returns a tensor of the class `cls` without memory of its own.
 
     torch 2.13: `_make_wrapper_subclass` is how the documentation of torch extends tensors, and has
     no public name.
-
-    Args:
-        cls: A subclass of `torch.Tensor`.
-        form: Has its shape, strides, dtype and device.
     """
     return torch.Tensor._make_wrapper_subclass(
-        cls, form.shape, strides=form.strides, dtype=form.dtype, device=form.device
+        cls, shape, strides=strides, dtype=dtype, device=device
     )
 
 

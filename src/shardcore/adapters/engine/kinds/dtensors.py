@@ -116,7 +116,7 @@ class DTensors:
     def empty(self, form: Form) -> Any:
         """A sharded tensor of `form` that has no attributes yet."""
         kind = ShardedDTensor if form.has_placements else LocalShardTensor
-        return torch_compat.wrapper(kind, form)
+        return torch_compat.wrapper(kind, form.shape, form.strides, form.dtype, form.device)
 
     def adopt(self, engine: Engine, tensor: torch.Tensor) -> Any:
         """A plain DTensor on this mesh as a sharded tensor, which shares its memory.

@@ -1,7 +1,7 @@
 """The tensor class of strategy `manual`, which imports nothing of `torch.distributed.tensor`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -54,8 +54,12 @@ class LocalShards:
 
     def empty(self, form: Form) -> LocalShardTensor:
         """A sharded tensor of `form` that has no attributes yet."""
-        tensor: LocalShardTensor = torch_compat.wrapper(LocalShardTensor, form)
-        return tensor
+        return cast(
+            LocalShardTensor,
+            torch_compat.wrapper(
+                LocalShardTensor, form.shape, form.strides, form.dtype, form.device
+            ),
+        )
 
     def adopt(self, engine: Engine, tensor: torch.Tensor) -> None:
         """None: every other tensor is plain."""

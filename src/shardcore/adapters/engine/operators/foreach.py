@@ -14,7 +14,7 @@ from shardcore.adapters.torch_compat import (
     LIST_NORM,
     is_fused,
     tree_map_only,
-    writes_list,
+    writes_first,
     written_operands,
 )
 from shardcore.domain.errors import StrategyError
@@ -25,7 +25,7 @@ def on_list(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """`_foreach_add(tensors, ...)` and similar: tensors at one place of the lists meet."""
     if operator == LIST_NORM:
         return _norms(*args, **kwargs)
-    if not writes_list(operator):
+    if not writes_first(operator):
         return _made(operator, args, kwargs)
     if any(isinstance(each, ShardedTensor) and each.copied is not None for each in args[0]):
         for at in range(len(args[0])):

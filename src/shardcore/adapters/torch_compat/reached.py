@@ -1,0 +1,68 @@
+"""Operators below public functions of torch, which have no public names of their own.
+
+They are found by running the function once. The gradient of an operator is found by its node of
+autograd, which may be called: a backward pass would start the threads of autograd, after which a
+fork of this process could run none.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from shardcore.adapters.torch_compat.tensors import NO_TORCH_FUNCTION, wrapper
+from shardcore.adapters.torch_compat.trees import tree_map_only
+
+
+def _reached(function: Callable[[Any], Any], *shape: int) -> tuple[Any, ...]:
+    """The operators that `function` runs on a tensor of `shape`, then those of its gradient."""
+    operators = []
+
+    class Probe(torch.Tensor):
+        __torch_function__ = NO_TORCH_FUNCTION
+
+        @classmethod
+        def __torch_dispatch__(  # type: ignore[override]
+            cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if operator is not torch.ops.aten.detach.default:
+                operators.append(operator)
+            plain = tree_map_only(Probe, lambda each: each.plain, (args, kwargs or {}))
+            return tree_map_only(torch.Tensor, probe, operator(*plain[0], **plain[1]))
+
+    def probe(plain: torch.Tensor) -> Any:
+        made = wrapper(Probe, plain.shape, plain.stride(), plain.dtype, plain.device)
+        made.plain = plain
+        return made
+
+    with torch.inference_mode(False), torch.enable_grad():
+        operand = probe(torch.zeros(shape, device="cpu", dtype=torch.float32))
+        result = function(operand.requires_grad_())
+        node: Any = getattr(result, "grad_fn", None)  # the stubs of torch do not let it be called
+        if node is not None:
+            node(result.detach())
+    return tuple(operators)
+
+
+def _attention(x: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return functional.scaled_dot_product_attention(x, x, x)
+
+
+CPU_ATTENTION, CPU_ATTENTION_BACKWARD = _reached(_attention, 1, 1, 1, 1)
+# By the number of dims that are averaged over: the operator and its gradient.
+ADAPTIVE_AVERAGES = {
+    2: _reached(lambda x: functional.adaptive_avg_pool2d(x, 2), 1, 1, 4, 4),
+    3: _reached(lambda x: functional.adaptive_avg_pool3d(x, 2), 1, 1, 4, 4, 4),
+}
+_OF_SOFTMAX = _reached(lambda x: x.softmax(0), 1)
+_OF_LOG_SOFTMAX = _reached(lambda x: x.log_softmax(0), 1)
+SOFTMAX, SOFTMAX_BACKWARD = zip(_OF_SOFTMAX, _OF_LOG_SOFTMAX, strict=True)
+ITEM = _reached(lambda x: x.item())[0]
+TO_COPY = _reached(lambda x: x.to(torch.float64), 1)[0]
+# The last of three: a transpose, a copy and this.
+UNSAFE_VIEW = _reached(lambda x: x.detach().t().reshape(4), 2, 2)[-1]
+# The norms of a list of tensors.
+LIST_NORM = _reached(lambda x: torch.nn.utils.get_total_norm([x.detach()], foreach=True), 1)[0]
