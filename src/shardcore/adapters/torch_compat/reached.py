@@ -37,7 +37,12 @@ def _reached(function: Callable[[Any], Any], *shape: int) -> tuple[Any, ...]:
         made.plain = plain
         return made
 
-    with torch.inference_mode(False), torch.enable_grad():
+    # Whatever mode torch is imported in.
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
         operand = probe(torch.zeros(shape, device="cpu", dtype=torch.float32))
         result = function(operand.requires_grad_())
         node: Any = getattr(result, "grad_fn", None)  # the stubs of torch do not let it be called
