@@ -1,11 +1,22 @@
-"""Collectives that are operators like any other: a recording of a step holds them.
+"""Collectives: the operators by which they are started, and what any operator starts.
 
-torch 2.13: `torch.distributed` has these operators, and no public names for them; the functions
-that have names keep a `Work` object, of which no recording knows. A result is to be waited for.
+torch 2.13: `torch.distributed` has operators that a recording of a step holds like any other, and
+no public names for them; the functions that have names keep a `Work` object, of which no recording
+knows. A result is to be waited for.
 """
 
+from functools import cache
+from typing import Any
+
+import attrs
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from shardcore.adapters.torch_compat.trees import tree_leaves
+
+# The stubs of torch do not export it.
+_group_named: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
 
 
 def all_reduce(value: torch.Tensor, op: str, group: dist.ProcessGroup) -> torch.Tensor:
@@ -48,6 +59,108 @@ def all_to_all(
 
 
 def wait(value: torch.Tensor) -> torch.Tensor:
-    """`value`, once the collective that makes it is through."""
+    """`value`, once the collective that makes it is finished."""
     found: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
     return found
+
+
+@attrs.frozen(eq=False)
+class Started:
+    """A collective that this rank is about to start.
+
+    Args:
+        name: Its name: "all_reduce".
+        operands: This rank's operands.
+        group: The process group, in whatever form torch hands it on.
+    """
+
+    name: str
+    operands: tuple[torch.Tensor, ...]
+    group: Any
+
+    @property
+    def operand_bytes(self) -> int:
+        """The bytes of the operands."""
+        return sum(each.numel() * each.element_size() for each in self.operands)
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The processes that take part, in the order of the group.
+
+        torch 2.13: operators take a group by its name, which has no public look-up, or boxed.
+        """
+        group = self.group
+        if isinstance(group, str):
+            group = _group_named(group)
+        elif isinstance(group, torch.ScriptObject):
+            group = dist.ProcessGroup.unbox(group)
+        return tuple(dist.get_process_group_ranks(group))
+
+
+def started_by(operator: Any, args: tuple[Any, ...]) -> Started | None:
+    """The collective that `operator` starts, None if it starts none."""
+    name = _moving(operator._schema.name)
+    names = [argument.name for argument in operator._schema.arguments] if name else []
+    groups = [args[at] for at, each in enumerate(names) if each in _GROUPS]
+    if not groups:
+        return None
+    operands = args[next(at for at, each in enumerate(names) if each in _OPERANDS)]
+    tensors = (each for each in tree_leaves(operands) if isinstance(each, torch.Tensor))
+    return Started(name, tuple(tensors), groups[0])
+
+
+def is_collective(operator: Any) -> bool:
+    """Whether `operator` starts a collective of tensors."""
+    return bool(collective_name(operator))
+
+
+def collective_name(operator: Any) -> str:
+    """What `operator` starts: "all_reduce" and so on; empty if it starts no collective."""
+    name = _name(operator)
+    return _moving(name) if name.startswith("_c10d_functional::") else ""
+
+
+def wait_for() -> Any:
+    """The operator that waits for the collective that makes a tensor."""
+    return torch.ops._c10d_functional.wait_tensor.default
+
+
+def all_reduce_in_place() -> Any:
+    """The operator that starts an all-reduce whose result takes the place of its operand."""
+    return torch.ops._c10d_functional.all_reduce_.default
+
+
+def is_all_reduce(operator: Any) -> bool:
+    """Whether `operator` starts an all-reduce whose result is a tensor of its own."""
+    return _name(operator) == "_c10d_functional::all_reduce"
+
+
+def is_wait(operator: Any) -> bool:
+    """Whether `operator` waits for a collective."""
+    return _name(operator) == "_c10d_functional::wait_tensor"
+
+
+def _name(operator: Any) -> str:
+    # A torch without torch.distributed has none of them: they are known by name.
+    schema = getattr(operator, "_schema", None)
+    return "" if schema is None else str(schema.name)
+
+
+def is_of_collectives(operator: Any) -> bool:
+    """Whether `operator` starts a collective, or waits for one."""
+    return getattr(operator, "namespace", "") in ("_c10d_functional", "c10d")
+
+
+@cache
+def _moving(name: str) -> str:
+    """The collective of the operator `name`, such as "c10d::allreduce_"; empty if it is none."""
+    plain = name.partition("::")[2].replace("_", "")
+    return next((each for each in _COLLECTIVES if each.replace("_", "") in plain), "")
+
+
+# torch 2.13: the names of operators that move tensors begin so, or are "shard_dim_alltoall".
+_COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter")
+
+# torch 2.13: what the schemas of the operators call the operands, and the group.
+_OPERANDS = {"input", "inputs", "input_list", "input_tensor", "input_tensors", "tensor", "tensors"}
+_GROUPS = {"group_name", "process_group"}

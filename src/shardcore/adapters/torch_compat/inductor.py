@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from shardcore.adapters.torch_compat import pooling, recording
-from shardcore.adapters.torch_compat.recording import collective_name, is_wait
+from shardcore.adapters.torch_compat import collectives, pooling
+from shardcore.adapters.torch_compat.collectives import collective_name, is_wait
 from shardcore.domain.capture import NotCaptured
 
 
@@ -147,7 +147,7 @@ def _one_gather_at_a_time() -> Any:
             # the instructions of this processor, whose widths are written into its code.
             asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
             key = hashlib.sha256(f"{torch.backends.cpu.get_cpu_capability()} {asked}".encode())
-            for file in (__file__, recording.__file__, pooling.__file__):
+            for file in (__file__, collectives.__file__, pooling.__file__):
                 key.update(Path(file).read_bytes())
             return key.digest()
 

@@ -192,3 +192,31 @@ def kind_of_results(operator: Any) -> str:
     if len(returns) != 1:
         return "tuple"
     return "list" if _is_list(returns[0]) else "tensor"
+
+
+def reads_values(operator: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the result of `operator` is a number, or has a shape, that hangs on values.
+
+    torch 2.13: an operator that takes indices has the tag of those that take masks.
+    """
+    tags = getattr(operator, "tags", ())
+    if operator in _INDEXING:
+        return any(isinstance(each, torch.Tensor) and each.dtype in _MASKS for each in args[1])
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
+_INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default)
+_MASKS = (torch.bool, torch.uint8)
+
+
+def direct(operator: Any) -> Any:
+    """What `operator` calls: without a function of Python in between.
+
+    torch 2.13: `OpOverload.__call__` is one, a fifth of the call of a small operator.
+    """
+    return getattr(operator, "_op", operator)
+
+
+def draws(operator: Any) -> bool:
+    """Whether `operator` draws from a random generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
