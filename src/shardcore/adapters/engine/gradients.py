@@ -1,20 +1,82 @@
-"""Gradients, which are reduced together or brought into the layout of their variable."""
+"""Gradients: reduced together, or brought into the layout of their variable."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import attrs
 import torch
 
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.recorder import recording
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.redistribution import in_layout
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.gradient_buckets import Buckets
+from shardcore.adapters.threads import check_thread
 from shardcore.adapters.torch_compat import collectives
 from shardcore.domain.layout import Layout
 from shardcore.domain.spec import DimSpec, entry_axes
+from shardcore.ports.whereabouts import reducing
+
+# As `DistributedDataParallel` has it: large enough that the start of a collective is no matter.
+BUCKET_BYTES = 25 * 1024 * 1024
 
 
-def start(gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+@attrs.define
+class Buckets:
+    """The gradients of one backward pass that are pending sums of variables stored without one.
+
+    A bucket is sent when it is full, while the pass goes on; what is left is sent at its end, and
+    then all of them are waited for. The order is that of the pass, which is the same on all ranks.
+    """
+
+    _open: dict[Hashable, list[torch.Tensor]] = attrs.field(factory=dict, init=False)
+    _bytes: dict[Hashable, int] = attrs.field(factory=dict, init=False)
+    _sent: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+    _pass: int = attrs.field(default=-1, init=False)
+
+    def add(self, parameter: torch.Tensor, gradient: Any) -> None:
+        """Reduce `gradient`, that of `parameter`, by the end of the backward pass."""
+        check_thread()
+        if self._pass != torch_compat.backward_pass():
+            # A pass that failed has left its gradients behind.
+            self._open, self._bytes, self._sent = {}, {}, []
+            self._pass = torch_compat.backward_pass()
+            torch_compat.after_backward(self._finish)
+        pending, part = gradient.form.layout.partial, gradient.part
+        alike = pending, gradient.dtype
+        self._open.setdefault(alike, []).append(parameter)
+        self._bytes[alike] = self._bytes.get(alike, 0) + part.numel() * part.element_size()
+        # A captured step makes buckets of its own: it knows all that comes. Sums over several axes
+        # would not meet there: the second of each reads what the first has made.
+        of_one_axis = len(pending) == 1
+        if self._bytes[alike] >= BUCKET_BYTES or (of_one_axis and recording() is not None):
+            self._send(alike)
+
+    def _send(self, alike: Hashable) -> None:
+        # A hook of the user's may have dropped a gradient meanwhile.
+        parameters = [each for each in self._open.pop(alike) if each.grad is not None]
+        del self._bytes[alike]
+        with reducing(parameters):
+            wait = _start([each.grad for each in parameters])
+
+        def receive() -> None:
+            with reducing(parameters):
+                gradients = wait()
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+
+        self._sent.append(receive)
+
+    def _finish(self) -> None:
+        """Called when the backward pass is finished."""
+        for alike in list(self._open):
+            self._send(alike)
+        sent, self._sent = self._sent, []
+        for receive in sent:
+            receive()
+
+
+def _start(gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:
     """Start to sum gradients that are pending over the same axes.
 
     One alone is sent as it is: a captured step makes buckets of such. One that a hook of the user's
@@ -57,8 +119,7 @@ def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
         have = gradient.form.layout
         parameter.grad = gradient
         if {op for _, op in have.partial} == {"sum"} and have.reduced == layout:
-            size = gradient.part.numel() * gradient.part.element_size()
-            waiting.add(parameter, (have.partial, gradient.dtype), size, len(have.partial))
+            waiting.add(parameter, gradient)
         else:
             parameter.grad = in_layout(gradient, layout)
 

@@ -19,7 +19,6 @@ from shardcore.adapters.engine.moves.redistribution import full, in_layout, redu
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.unsharded import BYTES, Unsharded
 from shardcore.adapters.engine.writes.in_place import shard_beside
-from shardcore.adapters.gradient_buckets import Buckets
 from shardcore.adapters.threads import communicating
 from shardcore.domain.cost import Costs, Link, links_of
 from shardcore.domain.errors import StrategyError
@@ -93,7 +92,7 @@ class EngineTensors:
     """
 
     engine: Engine
-    _buckets: Buckets = attrs.field(factory=lambda: Buckets(gradients.start), init=False)
+    _buckets: gradients.Buckets = attrs.field(factory=gradients.Buckets, init=False)
 
     @property
     def world(self) -> World:

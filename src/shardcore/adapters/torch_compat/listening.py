@@ -23,8 +23,8 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Operators on sharded tensors are not told: what those make of them on plain parts is.
 
-    torch 2.13: `TorchDispatchMode` has no public name. `CommDebugMode` of DTensor counts collectives
-    by a public name, but its module hooks fail on Keras layers, which call each other outside
+    torch 2.13: `TorchDispatchMode` has no public name. `CommDebugMode` of DTensor, which has one,
+    counts collectives, but its module hooks fail on Keras layers, which call each other outside
     `torch.nn.Module.__call__`.
 
     Args:
