@@ -5,7 +5,7 @@ import keras
 import pytest
 import torch
 
-from shardcore.adapters.engine.operators import REGISTRY
+from shardcore.adapters.engine.operators import PLANNERS
 from shardcore.domain.planner.call import Placed
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.rules import layers
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 def forget_to_reduce(monkeypatch, operator):
     """What each rank finds counts as replicated; ranks are forked, and inherit it."""
-    right = REGISTRY.planners[operator]
+    right = PLANNERS[operator]
 
     def wrong(*call):
         task = right(*call)
@@ -30,7 +30,7 @@ def forget_to_reduce(monkeypatch, operator):
         results = tuple(each.reduced for each in split.results)
         return attrs.evolve(task, layouts=attrs.evolve(split, results=results))
 
-    monkeypatch.setitem(REGISTRY.planners, operator, wrong)
+    monkeypatch.setitem(PLANNERS, operator, wrong)
 
 
 def forget_a_sum(monkeypatch):

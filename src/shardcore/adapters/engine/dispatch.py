@@ -12,11 +12,10 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.full_operands import run_full, run_full_and_store
 from shardcore.adapters.engine.moves.elsewhere import Elsewhere, find
-from shardcore.adapters.engine.operators import REGISTRY, foreach, pointwise
+from shardcore.adapters.engine.operators import HANDLERS, PLANNERS, foreach, pointwise
 from shardcore.adapters.engine.plans.plan import Plan, with_tensors
 from shardcore.adapters.engine.plans.planning import planned
-from shardcore.adapters.engine.plans.task import operand
-from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.adapters.engine.plans.task import Handler, Planner, operand
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes.in_place import write
 from shardcore.adapters.engine.writes.view_copies import note_view, refresh
@@ -80,10 +79,10 @@ def _route(operator: Any) -> _Route:
 def _entry(operator: Any) -> tuple[Planner | None, Handler]:
     if operator in _ALIASES:
         return None, _alias
-    if operator in REGISTRY.planners:
-        return REGISTRY.planners[operator], run_full
-    if operator in REGISTRY.handlers:
-        return None, partial(_handled, REGISTRY.handlers[operator])
+    if operator in PLANNERS:
+        return PLANNERS[operator], run_full
+    if operator in HANDLERS:
+        return None, partial(_handled, HANDLERS[operator])
     if torch_compat.is_list_operator(operator):
         return None, partial(_handled, foreach.on_list)
     if torch_compat.writes_others(operator):

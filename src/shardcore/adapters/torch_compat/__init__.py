@@ -17,7 +17,6 @@ from shardcore.adapters.torch_compat.listening import CollectiveListener as Coll
 from shardcore.adapters.torch_compat.listening import OperatorListener as OperatorListener
 from shardcore.adapters.torch_compat.listening import OperatorWatch as OperatorWatch
 from shardcore.adapters.torch_compat.operators import LIST_COPY as LIST_COPY
-from shardcore.adapters.torch_compat.operators import Handler as Handler
 from shardcore.adapters.torch_compat.operators import as_tuple as as_tuple
 from shardcore.adapters.torch_compat.operators import aten_name as aten_name
 from shardcore.adapters.torch_compat.operators import direct as direct

@@ -1,6 +1,5 @@
 """Operators: those without a public name, and what their schemas say."""
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -9,9 +8,6 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 # torch 2.13: a list of tensors is filled from another in one call by no public name.
 LIST_COPY = torch.ops.aten._foreach_copy_.default
-
-Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-
 
 # Such operators that torch 2.13 does not tag as pointwise.
 _NOT_TAGGED = """

@@ -1,4 +1,4 @@
-"""How each operator is split: the registry is assembled here, once, and refuses a second entry."""
+"""How each operator is run: the registry is assembled here, and refuses a second entry."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from shardcore.adapters.engine.operators import (
 )
 from shardcore.adapters.engine.operators.lookup import lookups, losses
 from shardcore.adapters.engine.operators.reduce import reductions, statistics
-from shardcore.adapters.engine.registry import Handler, Registry
+from shardcore.adapters.engine.plans.task import Handler, Planner
 from shardcore.adapters.engine.writes.in_place import reshape
 
 
@@ -38,20 +38,12 @@ _OTHERS: dict[Any, Handler] = {
     torch.ops.aten.mkldnn_rnn_layer.default: _recurrent,
     **dict.fromkeys(torch_compat.reshaping_operators(), reshape),
 }
-
-
-_MODULES = (
-    *(pointwise, views, pieces, reductions, statistics),
-    *(matmul, lookups, losses, layers, pools, random),
-)
-
-
-def _registry() -> Registry:
-    registry = Registry()
-    registry.add({}, _OTHERS)
-    for module in _MODULES:
-        registry.add(getattr(module, "PLANNERS", {}), getattr(module, "HANDLERS", {}))
-    return registry
-
-
-REGISTRY = _registry()
+_PLANNERS = [
+    each.PLANNERS
+    for each in (pointwise, views, pieces, reductions, statistics, matmul, lookups, layers, pools)
+]
+_HANDLERS = [_OTHERS, *(each.HANDLERS for each in (pointwise, reductions, losses, random))]
+PLANNERS: dict[Any, Planner] = {each: table[each] for table in _PLANNERS for each in table}
+HANDLERS: dict[Any, Handler] = {each: table[each] for table in _HANDLERS for each in table}
+_COUNT = sum(map(len, (*_PLANNERS, *_HANDLERS)))
+assert len(PLANNERS | HANDLERS) == _COUNT, "two entries for one operator: which one decides?"

@@ -10,8 +10,7 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.operators import shifts
-from shardcore.adapters.engine.plans.task import Operand, Parts, Task, order_of
-from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
 from shardcore.domain.rules import everyday, layers, lookups
 
 aten = torch.ops.aten

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.plans.task import Operand, Task
-from shardcore.adapters.engine.registry import Planner
+from shardcore.adapters.engine.plans.task import Operand, Planner, Task
 from shardcore.domain.rules.rule import rule
 
 aten = torch.ops.aten

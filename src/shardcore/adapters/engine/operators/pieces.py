@@ -8,8 +8,7 @@ import torch
 
 from shardcore.adapters.engine.operators.shifts import Shift
 from shardcore.adapters.engine.operators.views import one_result, several_results
-from shardcore.adapters.engine.plans.task import Operand, Task
-from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task
 from shardcore.adapters.engine.writes.view_copies import note_view
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.planner.choice import Split

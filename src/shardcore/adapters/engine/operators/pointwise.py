@@ -8,9 +8,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.plans.order import Order
-from shardcore.adapters.engine.plans.task import Operand, Task, order_of
-from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.adapters.engine.plans.task import Handler, Operand, Order, Planner, Task, order_of
 from shardcore.domain.planner.choice import Split
 from shardcore.domain.rules import everyday
 from shardcore.domain.rules.rule import letters

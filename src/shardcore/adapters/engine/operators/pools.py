@@ -8,8 +8,7 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.plans.planning import run_rule
-from shardcore.adapters.engine.plans.task import Operand, Parts, Task, order_of
-from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
 from shardcore.domain.rules import layers
 
 aten = torch.ops.aten

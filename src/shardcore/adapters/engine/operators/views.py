@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.plans.task import Operand, Task
-from shardcore.adapters.engine.registry import Planner
+from shardcore.adapters.engine.plans.task import Operand, Planner, Task
 from shardcore.domain.placements import stretches_of
 from shardcore.domain.rules import everyday, movement
 from shardcore.domain.rules.rule import OperatorRule

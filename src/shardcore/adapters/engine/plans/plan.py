@@ -12,8 +12,7 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves import elsewhere
 from shardcore.adapters.engine.moves.elsewhere import Elsewhere
 from shardcore.adapters.engine.moves.redistribution import Redistribution
-from shardcore.adapters.engine.plans.order import Order, in_order, strides_in
-from shardcore.adapters.engine.plans.task import Compute, Task
+from shardcore.adapters.engine.plans.task import Compute, Order, Task, in_order, strides_in
 from shardcore.adapters.engine.tensor import Form
 from shardcore.adapters.engine.writes.view_copies import note_view
 from shardcore.adapters.torch_compat import is_view

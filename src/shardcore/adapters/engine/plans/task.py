@@ -7,13 +7,16 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.moves.elsewhere import Elsewhere
-from shardcore.adapters.engine.plans.order import Order, strides_in
-from shardcore.adapters.engine.tensor import Form
+from shardcore.adapters.engine.tensor import Form, contiguous_strides
 from shardcore.adapters.torch_compat import is_view
 from shardcore.domain.planner.call import Shapes
 from shardcore.domain.planner.choice import Split
 from shardcore.domain.rules.rule import OperatorRule
 
+# The dims of a tensor, outermost in memory first.
+Order = tuple[int, ...]
+# Runs an operator on its arguments, sharded tensors among them.
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Parts = Sequence[torch.Tensor]
 Compute = Callable[[Parts], Sequence[torch.Tensor | None]]
 
@@ -104,6 +107,11 @@ class Task:
     layouts: Split | None = None
 
 
+# Makes the task of an operator of its arguments, with an `Operand` in the place of each tensor; or
+# gives the handler that runs it on such operands, or None where it is run on full operands.
+Planner = Callable[[Any, tuple[Any, ...], dict[str, Any]], Task | Handler | None]
+
+
 def order_of(operand: Operand) -> Order | None:
     """The dims of `operand`, outermost in memory first; None for their own order, or with gaps.
 
@@ -114,3 +122,18 @@ def order_of(operand: Operand) -> Order | None:
         return None
     order = tuple(sorted(range(form.ndim), key=lambda dim: (-form.strides[dim], dim)))
     return order if strides_in(order, form.shape) == form.strides else None
+
+
+def strides_in(order: Order, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor without gaps whose dims lie in memory in `order`."""
+    in_memory = contiguous_strides(tuple(shape[dim] for dim in order))
+    by_dim = dict(zip(order, in_memory, strict=True))
+    return tuple(by_dim[dim] for dim in range(len(shape)))
+
+
+def in_order(part: torch.Tensor, order: Order | None) -> torch.Tensor:
+    """`part` without gaps, its dims in memory in `order`."""
+    if order is None:
+        return part.contiguous()
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return part.permute(order).contiguous().permute(inverse)

@@ -7,8 +7,7 @@ import torch
 
 from shardcore.adapters.engine.operators.lookup.class_shards import places
 from shardcore.adapters.engine.plans.planning import run_rule
-from shardcore.adapters.engine.plans.task import Operand, Parts, Task, order_of
-from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
 from shardcore.domain.rules import everyday, lookups
 
 aten = torch.ops.aten

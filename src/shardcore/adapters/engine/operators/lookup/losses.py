@@ -13,8 +13,7 @@ import torch
 from shardcore.adapters.engine.moves.redistribution import reduced
 from shardcore.adapters.engine.operators.lookup import class_shards
 from shardcore.adapters.engine.plans.planning import run_rule
-from shardcore.adapters.engine.plans.task import Parts
-from shardcore.adapters.engine.registry import Handler
+from shardcore.adapters.engine.plans.task import Handler, Parts
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.domain.rules import losses as rules
 

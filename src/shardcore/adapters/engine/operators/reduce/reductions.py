@@ -8,8 +8,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
 from shardcore.adapters.engine.operators.reduce import packed_argmax, softmax
-from shardcore.adapters.engine.plans.task import Operand, Task
-from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
 from shardcore.domain.rules import everyday

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.moves.redistribution import reduced
-from shardcore.adapters.engine.plans.task import Operand
-from shardcore.adapters.engine.registry import Handler, Planner
+from shardcore.adapters.engine.plans.task import Handler, Operand, Planner
 
 aten = torch.ops.aten
 
