@@ -128,7 +128,7 @@ def test_a_timeout_that_is_none_is_refused(monkeypatch, text):
 BUSY_AT_THE_END = """
 import ctypes, hashlib, os, time
 import torch, torch.distributed as dist
-from shardcore.adapters import process_group, torch_compat  # now: at the end it takes seconds
+from shardcore.adapters import process_group
 from shardcore.domain.job import resolve_job
 
 def put_away(_):

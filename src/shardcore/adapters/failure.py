@@ -63,17 +63,14 @@ class FailureWatch:
     def __init__(
         self, name: str, rank: int, world_size: int, neighbours: dict[int, _Process]
     ) -> None:
-        # Here: it needs DTensor, which a process alone does without.
-        from shardcore.adapters import torch_compat
-
         key = f"shardcore/failure/{name}"
         self._rank = rank
         self._world_size = world_size
         self._neighbours = neighbours
         self._pid = os.getpid()
         # Both now: to connect to a store that is gone takes minutes.
-        self._board = JobBoard(torch_compat.store_for_thread(key), rank)
-        watchers_board = JobBoard(torch_compat.store_for_thread(key), rank)
+        self._board = JobBoard(process_group.store_for_thread(key), rank)
+        watchers_board = JobBoard(process_group.store_for_thread(key), rank)
         self._thread = threading.Thread(
             target=self._watch, args=(watchers_board,), name="shardcore-failure-watch", daemon=True
         )

@@ -6,17 +6,25 @@ torch's own: this module only calls ``init_process_group``.
 
 import os
 import threading
+import time
 from datetime import timedelta
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.domain.job import Job
 
 TIMEOUT_VARIABLE = "SHARDCORE_TIMEOUT"
 DEFAULT_TIMEOUT = 600.0
+
+# The threads on which gloo runs collectives; how long to wait for them, and between two looks.
+_WORKER = "pt_gloo_runloop"
+_PUT_AWAY_SECONDS = 10.0
+_LOOK_SECONDS = 0.002
 
 _T = TypeVar("_T")
 
@@ -56,10 +64,7 @@ def stop(ours: bool) -> None:
     Either way the last collectives have been put away by then: the interpreter may end.
     """
     if world_size() > 1:
-        # Here: it needs DTensor, which a process alone does without.
-        from shardcore.adapters import torch_compat
-
-        torch_compat.wait_for_workers()
+        _wait_for_workers()
     if ours and is_started():
         dist.destroy_process_group()
 
@@ -108,6 +113,16 @@ def gather(value: _T) -> list[_T]:
     values: list[_T | None] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values  # type: ignore[return-value]
+
+
+def store_for_thread(prefix: str) -> Store:
+    """Returns a connection of its own to the store of the default group, its keys under `prefix`.
+
+    A store of our own would need a second address. A wait on a shared connection blocks every
+    other thread; `clone` makes another.
+    """
+    group: Any = dist.group.WORLD  # the stubs of torch know neither the store nor `clone`
+    return PrefixStore(prefix, group.get_group_store().clone())
 
 
 def single_threaded() -> None:
@@ -179,3 +194,30 @@ def _check_same(job: Job | None) -> None:
             f"process group that is already initialized is rank {found[0]} of {found[1]}. Remove "
             "one of the two: do not call init_process_group, or do not give the job."
         )
+
+
+def _wait_for_workers() -> None:
+    """Wait until no thread of gloo has anything to put away.
+
+    torch 2.13 (pytorch issue 190489): the thread that ran a collective lets go of its tensors a
+    moment after the waiting rank went on, and needs the interpreter for it. If that ends
+    meanwhile, the process aborts with "terminate called without an active exception". Destroying
+    the groups does not end their threads, which the caches of DTensor keep. The number of
+    unfinished works has no public name; a thread that sleeps, twice in a row, has none, or one
+    that nobody has waited for and another rank has not come to.
+    """
+    deadline = time.monotonic() + _PUT_AWAY_SECONDS
+    idle = 0
+    while idle < 2 and time.monotonic() < deadline:
+        # Sleeping gives the interpreter to a thread that waits for it.
+        time.sleep(_LOOK_SECONDS)
+        # The threads of this process, where the system shows them: on Linux.
+        idle = 0 if any(map(_is_busy, Path("/proc/self/task").glob("*"))) else idle + 1
+
+
+def _is_busy(task: Path) -> bool:
+    try:
+        name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+    except OSError:  # the thread has ended
+        return False
+    return name == _WORKER and rest.split()[0] != "S"

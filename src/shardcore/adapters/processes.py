@@ -96,11 +96,8 @@ class TorchProcesses:
         """
         if not self._has_joined or self.world_size == 1:
             return
-        # Here: it needs DTensor, which a process alone does without.
-        from shardcore.adapters import torch_compat
-
         self._meetings += 1
-        store = torch_compat.store_for_thread(f"shardcore/meeting/{self._meetings}")
+        store = process_group.store_for_thread(f"shardcore/meeting/{self._meetings}")
         store.set(str(self.rank), what)
         deadline = time.monotonic() + PATIENCE_SECONDS
         others = [str(rank) for rank in range(self.world_size)]

@@ -60,10 +60,8 @@ from shardcore.adapters.torch_compat.tensors import hooks_of as hooks_of
 from shardcore.adapters.torch_compat.tensors import identity_of as identity_of
 from shardcore.adapters.torch_compat.tensors import memory_of as memory_of
 from shardcore.adapters.torch_compat.tensors import nodes_made as nodes_made
-from shardcore.adapters.torch_compat.tensors import store_for_thread as store_for_thread
 from shardcore.adapters.torch_compat.tensors import version_of as version_of
 from shardcore.adapters.torch_compat.tensors import wrapper as wrapper
 from shardcore.adapters.torch_compat.trees import tree_leaves as tree_leaves
 from shardcore.adapters.torch_compat.trees import tree_map as tree_map
 from shardcore.adapters.torch_compat.trees import tree_map_only as tree_map_only
-from shardcore.adapters.torch_compat.workers import wait_for_workers as wait_for_workers

@@ -1,11 +1,9 @@
-"""Tensors of our own class, backward passes, hooks of modules, and the store of the job."""
+"""Tensors of our own class, backward passes, and hooks of modules."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
 
 # Without it, torch makes every result of an operator one of the subclass again.
 NO_TORCH_FUNCTION: Any = torch.nn.Parameter.__torch_function__
@@ -42,16 +40,6 @@ def after_backward(call: Callable[[], None]) -> None:
     torch 2.13: the engine has no public name. `DistributedDataParallel` ends its passes so.
     """
     torch.autograd.Variable._execution_engine.queue_callback(call)
-
-
-def store_for_thread(prefix: str) -> Store:
-    """A connection of its own to the store of the default group, its keys under `prefix`.
-
-    A store of our own would need a second address. A wait on a shared connection blocks every
-    other thread; `clone` makes another.
-    """
-    group: Any = dist.group.WORLD  # the stubs of torch know neither the store nor `clone`
-    return PrefixStore(prefix, group.get_group_store().clone())
 
 
 def version_of(tensor: torch.Tensor) -> int:
