@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.operators.lookup.class_shards import places
+from shardcore.adapters.engine.operators.lookup.losses import places
 from shardcore.adapters.engine.plans.planning import run_rule
 from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
 from shardcore.domain.rules import everyday, lookups

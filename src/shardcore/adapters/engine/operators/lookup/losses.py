@@ -2,7 +2,9 @@
 
 A mean over samples of which some are ignored, or weigh more, is no mean of the ranks' means: the
 sum and the total weight are each summed over the ranks, then divided. Where classes are split, each
-rank looks for its own (`class_shards`).
+rank looks for its own: a sample whose class is with another rank counts nothing here. One whose
+class is with none, and is not the class to ignore, is not a number: one device raises, which would
+need a look at the values.
 """
 
 from collections.abc import Sequence
@@ -11,7 +13,6 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.moves.redistribution import reduced
-from shardcore.adapters.engine.operators.lookup import class_shards
 from shardcore.adapters.engine.plans.planning import run_rule
 from shardcore.adapters.engine.plans.task import Handler, Parts
 from shardcore.adapters.engine.tensor import ShardedTensor
@@ -38,10 +39,16 @@ def _nll_loss(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
     def call_on_classes(parts: Parts) -> Sequence[torch.Tensor]:
         x, classes, numbers, *weights = parts
-        losses, counts = class_shards.nll_loss(
-            x, classes, numbers, weights[0] if weights else None, inputs.shape[1], ignored
-        )
-        return (losses if local == _NONE else losses.sum(), counts.sum())
+        here, place = places(classes, numbers)
+        counts = classes != ignored
+        losses = -x.gather(1, place.unsqueeze(1)).squeeze(1)
+        own = counts.to(x.dtype)
+        if weights:
+            losses = losses * weights[0][place]
+            own = weights[0][place].where(here & counts, 0)
+        unknown = counts & ((classes < 0) | (classes >= inputs.shape[1]))
+        losses = losses.where(here & counts, 0).masked_fill(unknown, torch.nan)
+        return (losses if local == _NONE else losses.sum(), own.sum())
 
     numbers = _numbers(inputs)
     split = numbers is not None
@@ -67,14 +74,25 @@ def _nll_loss_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, A
     def call_on_classes(parts: Parts) -> Sequence[torch.Tensor]:
         grad, x, classes, full_total, numbers, *weights = parts
         each = grad / full_total if reduction == _MEAN else grad
-        own = weights[0] if weights else None
-        return (class_shards.nll_loss_backward(each, x, classes, numbers, own, ignored),)
+        here, place = places(classes, numbers)
+        each = -each * weights[0][place] if weights else -each
+        each = each.where(here & (classes != ignored), 0).to(x.dtype)
+        return (torch.zeros_like(x).scatter_(1, place.unsqueeze(1), each.unsqueeze(1)),)
 
     numbers = _numbers(inputs)
     split = numbers is not None
     rule = rules.nll_loss_backward(inputs.ndim, weight is not None, reduction != _NONE, split)
     operands = _given(gradient, inputs, target, total, numbers, weight)
     return run_rule(operator, rule, operands, call_on_classes if split else call)[0]
+
+
+def places(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whether each of `wanted` is among the sorted `numbers`, and where; anywhere, if it is not.
+
+    A rank has several pieces of a dim that is split within its stretches.
+    """
+    place = torch.searchsorted(numbers, wanted.to(numbers.dtype)).clamp(max=len(numbers) - 1)
+    return numbers[place] == wanted, place
 
 
 def _numbers(inputs: Any) -> torch.Tensor | None:
