@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import shardcore
+from shardcore.adapters.engine.elsewhere import Unsharded
 from shardcore.adapters.engine.moves.redistribution import Redistribution
-from shardcore.adapters.engine.unsharded import Unsharded
 from shardcore.domain.layout import Layout
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.programs import distribute

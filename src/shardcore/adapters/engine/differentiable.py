@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from shardcore.adapters.engine import elsewhere
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves import elsewhere
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.domain.layout import Layout

@@ -9,16 +9,15 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.elsewhere import Elsewhere, find
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.full_operands import run_full, run_full_and_store
-from shardcore.adapters.engine.moves.elsewhere import Elsewhere, find
 from shardcore.adapters.engine.operators import HANDLERS, PLANNERS, foreach, pointwise
 from shardcore.adapters.engine.plans.plan import Plan, with_tensors
 from shardcore.adapters.engine.plans.planning import planned
 from shardcore.adapters.engine.plans.task import Handler, Planner, operand
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.writes.in_place import write
-from shardcore.adapters.engine.writes.view_copies import note_view, refresh
+from shardcore.adapters.engine.writes import note_view, refresh, write
 from shardcore.domain.errors import StrategyError
 
 aten = torch.ops.aten

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters import process_group
+from shardcore.adapters.engine.elsewhere import Unsharded
 from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor, contiguous_strides
-from shardcore.adapters.engine.unsharded import Unsharded
 from shardcore.domain.cost import Costs
 from shardcore.domain.layout import Layout
 from shardcore.ports.world import World

@@ -8,8 +8,7 @@ from shardcore.adapters import fallback
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.redistribution import full
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.writes.in_place import write
-from shardcore.adapters.engine.writes.view_copies import note_view
+from shardcore.adapters.engine.writes import note_view, write
 from shardcore.adapters.torch_compat import is_view, tree_leaves, tree_map_only, written_operands
 from shardcore.domain.errors import StrategyError
 

@@ -12,13 +12,12 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters import process_group
-from shardcore.adapters.engine import differentiable, gradients
+from shardcore.adapters.engine import differentiable, elsewhere, gradients
+from shardcore.adapters.engine.elsewhere import BYTES, Unsharded
 from shardcore.adapters.engine.engine import Engine, TensorKind, process_groups
-from shardcore.adapters.engine.moves import elsewhere
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.unsharded import BYTES, Unsharded
-from shardcore.adapters.engine.writes.in_place import shard_beside
+from shardcore.adapters.engine.writes import shard_beside
 from shardcore.adapters.threads import communicating
 from shardcore.domain.cost import Costs, Link, links_of
 from shardcore.domain.errors import StrategyError

@@ -1,1 +1,1 @@
-"""How sharded tensors come to other layouts, and where they are found once they are there."""
+"""How sharded tensors come to other layouts."""

@@ -6,8 +6,8 @@ from typing import Any
 import attrs
 import torch
 
+from shardcore.adapters.engine import elsewhere
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves import elsewhere
 from shardcore.adapters.engine.moves.steps import STEPS
 from shardcore.adapters.engine.tensor import Form, ShardedTensor, contiguous_strides
 from shardcore.adapters.threads import check_thread

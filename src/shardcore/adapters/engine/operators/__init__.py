@@ -17,9 +17,9 @@ from shardcore.adapters.engine.operators import (
     views,
 )
 from shardcore.adapters.engine.operators.lookup import lookups, losses
-from shardcore.adapters.engine.operators.reduce import reductions, statistics
+from shardcore.adapters.engine.operators.reduce import composed, reductions
 from shardcore.adapters.engine.plans.task import Handler, Planner
-from shardcore.adapters.engine.writes.in_place import reshape
+from shardcore.adapters.engine.writes import reshape
 
 
 def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -40,7 +40,7 @@ _OTHERS: dict[Any, Handler] = {
 }
 _PLANNERS = [
     each.PLANNERS
-    for each in (pointwise, views, pieces, reductions, statistics, matmul, lookups, layers, pools)
+    for each in (pointwise, views, pieces, reductions, composed, matmul, lookups, layers, pools)
 ]
 _HANDLERS = [_OTHERS, *(each.HANDLERS for each in (pointwise, reductions, losses, random))]
 PLANNERS: dict[Any, Planner] = {each: table[each] for table in _PLANNERS for each in table}

@@ -8,8 +8,7 @@ from shardcore.adapters.engine.full_operands import run_full_and_store
 from shardcore.adapters.engine.moves.redistribution import full, reduced
 from shardcore.adapters.engine.operators.reduce.reductions import squares
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.writes.in_place import is_alike, shard_beside
-from shardcore.adapters.engine.writes.view_copies import reduce_in_place, write_through
+from shardcore.adapters.engine.writes import is_alike, reduce_in_place, shard_beside, write_through
 from shardcore.adapters.torch_compat import (
     LIST_NORM,
     is_fused,

@@ -9,7 +9,7 @@ import torch
 from shardcore.adapters.engine.operators.shifts import Shift
 from shardcore.adapters.engine.operators.views import one_result, several_results
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task
-from shardcore.adapters.engine.writes.view_copies import note_view
+from shardcore.adapters.engine.writes import note_view
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.planner.choice import Split
 from shardcore.domain.rules import everyday, movement

@@ -7,7 +7,7 @@ import torch
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard
 from shardcore.adapters.engine.plans.task import Handler
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.writes.in_place import write
+from shardcore.adapters.engine.writes import write
 from shardcore.adapters.torch_compat import tree_map_only
 from shardcore.domain.layout import Layout
 

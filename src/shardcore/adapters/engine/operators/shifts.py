@@ -8,7 +8,7 @@ import torch
 
 from shardcore.adapters.engine.moves.steps import exchanged
 from shardcore.adapters.engine.plans.task import Operand
-from shardcore.adapters.engine.writes.view_copies import note_view
+from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.threads import check_thread
 from shardcore.domain.exchange import Exchange, ranges_of
 from shardcore.domain.layout import Layout

@@ -8,13 +8,13 @@ import attrs
 import torch
 
 from shardcore.adapters import fallback
+from shardcore.adapters.engine import elsewhere
+from shardcore.adapters.engine.elsewhere import Elsewhere
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves import elsewhere
-from shardcore.adapters.engine.moves.elsewhere import Elsewhere
 from shardcore.adapters.engine.moves.redistribution import Redistribution
 from shardcore.adapters.engine.plans.task import Compute, Order, Task, in_order, strides_in
 from shardcore.adapters.engine.tensor import Form
-from shardcore.adapters.engine.writes.view_copies import note_view
+from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.torch_compat import is_view
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.planner.choice import Split

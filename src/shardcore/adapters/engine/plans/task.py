@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters.engine.moves.elsewhere import Elsewhere
+from shardcore.adapters.engine.elsewhere import Elsewhere
 from shardcore.adapters.engine.tensor import Form, contiguous_strides
 from shardcore.adapters.torch_compat import is_view
 from shardcore.domain.planner.call import Shapes

@@ -7,7 +7,8 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
-from shardcore.adapters.engine.operators.reduce import packed_argmax, softmax
+from shardcore.adapters.engine.operators.reduce import packed_argmax
+from shardcore.adapters.engine.operators.reduce.composed import run_softmax
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
@@ -130,7 +131,7 @@ def _logsumexp(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """`logsumexp(tensor, dims, keepdim)`."""
     tensor, dims, _ = _dims_of(*args, **kwargs)
     if tensor.dtype.is_floating_point and any(tensor.is_split(dim) for dim in dims):
-        return softmax.run
+        return run_softmax
     return _reduced(operator, args, kwargs)
 
 
@@ -138,7 +139,7 @@ def _softmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ta
     """`_softmax(tensor, dim, in_float)`, `_softmax_backward_data(gradient, output, dim, dtype)`."""
     *_, tensor, dim, _ = args
     if not kwargs and tensor.is_split(dim):
-        return softmax.run
+        return run_softmax
     return _along(operator, args, dim)
 
 

@@ -1,1 +1,0 @@
-"""Writes into sharded tensors, and into the views of them."""
