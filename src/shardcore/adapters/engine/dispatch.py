@@ -47,7 +47,7 @@ def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run `operator` on operands of which some are sharded tensors."""
     route = _route(operator)
     if route.planner is None:
-        return route.handler(operator, args, kwargs)
+        return route.handler(operator, *args, **kwargs)
     engine = _engine(args) or _engine_of_any(args, kwargs)
     tensors: list[Any] = []
     key = (route, *_key(args, tensors, engine, route.is_exact))
@@ -61,7 +61,7 @@ def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plan = _plan(route.planner, operator, args, kwargs, tensors, known, engine)
         engine.remember(key, plan)
     if not isinstance(plan, Plan):
-        return _handled(plan, operator, args, kwargs)
+        return _handled(plan, operator, *args, **kwargs)
     results = plan.run(tensors, args, kwargs, known)
     if route.results == "tensor":
         return results[0]
@@ -94,8 +94,7 @@ def _entry(operator: Any) -> tuple[Planner | None, Handler]:
     return None, partial(_handled, last)
 
 
-def _alias(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    (tensor,) = args
+def _alias(_operator: Any, tensor: Any) -> Any:
     if tensor.copied is not None:
         refresh(tensor)
     same = tensor.engine.wrap(tensor.part, tensor.form, tensor.memory)
@@ -104,12 +103,12 @@ def _alias(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> An
     return same
 
 
-def _decomposed(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _decomposed(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator that is made of others, each of which is dispatched again."""
     return operator.decompose(*args, **kwargs)
 
 
-def _handled(handler: Handler, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _handled(handler: Handler, operator: Any, *args: Any, **kwargs: Any) -> Any:
     engine = _engine_of_any(args, kwargs)
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
@@ -122,7 +121,7 @@ def _handled(handler: Handler, operator: Any, args: tuple[Any, ...], kwargs: dic
 
     args, kwargs = torch_compat.tree_map_only(torch.Tensor, own, (args, kwargs))
     with torch.no_grad():
-        return handler(operator, args, kwargs)
+        return handler(operator, *args, **kwargs)
 
 
 def _engine(args: Iterable[Any]) -> Engine | None:
@@ -195,7 +194,7 @@ def _plan(
     )
     of_args = tuple(with_tensors(each, operands) for each in args)
     of_kwargs = {name: with_tensors(each, operands) for name, each in kwargs.items()}
-    task = planner(operator, of_args, of_kwargs)
+    task = planner(operator, *of_args, **of_kwargs)
     if task is None:
         return run_full
     return task if callable(task) else planned(operator, task, engine)

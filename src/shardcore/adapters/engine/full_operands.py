@@ -13,7 +13,7 @@ from shardcore.adapters.torch_compat import is_view, tree_leaves, tree_map_only,
 from shardcore.domain.errors import StrategyError
 
 
-def run_full(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_full(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """Run the operator on full operands; results are replicated."""
     tensors = _sharded((args, kwargs))
     if not all(each.form.is_replicated for each in tensors):
@@ -33,7 +33,7 @@ def run_full(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return wrapped
 
 
-def run_full_and_store(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_full_and_store(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator that writes into other operands than its first, as into `out=`.
 
     Raises:
@@ -71,4 +71,4 @@ def _store(operator: Any, target: Any, value: torch.Tensor) -> None:
             f"shape {tuple(target.shape)}, and the shape of a sharded tensor cannot change: give "
             "one of the shape of the result, or none."
         )
-    write(torch.ops.aten.copy_.default, (target, value), {})
+    write(torch.ops.aten.copy_.default, target, value)

@@ -3,7 +3,7 @@
 A target keeps its layout. What is written into such a view reaches the base, and every view of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -23,9 +23,8 @@ ADDING = {aten.add_.Tensor, aten.sub_.Tensor, aten.copy_.default}
 _LINEAR = {"sum", "avg"}
 
 
-def write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def write(operator: Any, target: Any, *others: Any, **kwargs: Any) -> Any:
     """Run an operator that writes into its first operand."""
-    target, *others = args
     is_sharded = isinstance(target, ShardedTensor)
     is_own = is_sharded and target.copied is None
     if is_own and target.is_pending and not _adds_alike(operator, others, target):
@@ -54,7 +53,7 @@ def write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return target
 
 
-def _adds_alike(operator: Any, others: list[Any], target: Any) -> bool:
+def _adds_alike(operator: Any, others: Sequence[Any], target: Any) -> bool:
     """Whether partial tensors are added that have the layout of `target`."""
     if operator not in ADDING or not {op for _, op in target.form.layout.partial} <= _LINEAR:
         return False
@@ -70,24 +69,23 @@ def is_alike(one: Any, other: Any) -> bool:
     return a is b or (a.shape == b.shape and a.layout == b.layout)
 
 
-def reshape(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def reshape(operator: Any, target: Any, *args: Any) -> Any:
     """Run `squeeze_` and similar operators: the tensor becomes the result of `squeeze`.
 
     Raises:
         StrategyError: If it is pending, and views of it were made.
     """
-    target = args[0]
     if target.is_pending and target.copied is None and target.memory.is_viewed:
         name = torch_compat.aten_name(operator)
         raise StrategyError(
             f"{name}_() cannot change the shape of a pending sum in place once there are views of "
             f"it: take {name}(), which gives a tensor of its own."
         )
-    changed = torch_compat.out_of_place(operator)(*args, **kwargs)
+    changed = torch_compat.out_of_place(operator)(target, *args)
     target.part, target.form = changed.part, changed.form
     if target.copied is not None:
         target.copied = changed.copied
-    return torch_compat.reshaped_in_place(operator, args, kwargs, target)
+    return torch_compat.reshaped_in_place(operator, target, *args)
 
 
 def shard_beside(value: torch.Tensor, target: Any) -> torch.Tensor:

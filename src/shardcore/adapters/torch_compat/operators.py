@@ -113,15 +113,13 @@ def _declared(argument: Any) -> tuple[str, str]:
     return argument.name, str(argument.type)
 
 
-def reshaped_in_place(
-    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], target: torch.Tensor
-) -> Any:
-    """`target`, the first operand and of our own kind, told of the shape that `operator` gives it.
+def reshaped_in_place(operator: Any, target: torch.Tensor, *args: Any) -> Any:
+    """Returns `target`, of a class of our own, with the shape that `operator` gives it.
 
     torch 2.13: an operator with the tag `inplace_view` changes what a tensor says of itself below
     where a tensor subclass is asked.
     """
-    return return_and_correct_aliasing(operator, args, kwargs, target)  # type: ignore[no-untyped-call]
+    return return_and_correct_aliasing(operator, (target, *args), {}, target)  # type: ignore[no-untyped-call]
 
 
 @cache

@@ -22,15 +22,15 @@ from shardcore.adapters.engine.plans.task import Handler, Planner
 from shardcore.adapters.engine.writes import reshape
 
 
-def _item(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _item(operator: Any, tensor: Any) -> Any:
     """`float(x)`, `x.item()`: of the full tensor."""
-    return operator(full(args[0]), **kwargs)
+    return operator(full(tensor))
 
 
-def _recurrent(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _recurrent(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """An LSTM of the CPU: what its gradient reads is made only where gradients are on."""
     with torch.enable_grad():
-        return run_full(operator, args, kwargs)
+        return run_full(operator, *args, **kwargs)
 
 
 _OTHERS: dict[Any, Handler] = {

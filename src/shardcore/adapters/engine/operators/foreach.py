@@ -20,7 +20,7 @@ from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 
 
-def on_list(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_list(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """`_foreach_add(tensors, ...)` and similar: tensors at one place of the lists meet."""
     if operator == LIST_NORM:
         return _norms(*args, **kwargs)
@@ -90,7 +90,7 @@ def _write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
         each for each in written_operands(operator, args, kwargs) if isinstance(each, ShardedTensor)
     ]
     if is_fused(operator) and not _are_alike(args):
-        run_full_and_store(operator, args, kwargs)
+        run_full_and_store(operator, *args, **kwargs)
         return
     for target in written:
         reduce_in_place(target)

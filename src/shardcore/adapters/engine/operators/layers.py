@@ -10,22 +10,25 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.operators import shifts
+from shardcore.adapters.engine.operators.views import along
 from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
 from shardcore.domain.rules import everyday, layers, lookups
 
 aten = torch.ops.aten
 
 
-def _convolution(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`convolution(input, kernel, bias, ..., transposed, output_padding, groups)`."""
-    inputs, kernel, bias, *numbers, groups = args
-    channels = _channels(kernel, groups, transposed=numbers[3])
+def _convolution(
+    operator: Any, inputs: Operand, kernel: Operand, bias: Operand | None, *numbers: Any
+) -> Task:
+    """The numbers: stride, padding, dilation, transposed, output_padding, groups."""
+    *how, groups = numbers
+    channels = _channels(kernel, groups, transposed=how[3])
     rule = layers.convolution(channels, inputs.ndim - 2, bias is not None)
 
     def call(parts: Parts) -> Sequence[torch.Tensor]:
         x, weight, *added = parts
         local_bias = added[0] if added else None
-        return (operator(x, weight, local_bias, *numbers, _groups(channels, x), **kwargs),)
+        return (operator(x, weight, local_bias, *how, _groups(channels, x)),)
 
     operands = [each for each in (inputs, kernel, bias) if each is not None]
     # What a pending sum costs: as many elements as the output has at a stride of one.
@@ -33,16 +36,18 @@ def _convolution(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return Task(rule, operands, call, (size,), orders=[order_of(inputs)])
 
 
-def _convolution_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`convolution_backward(gradient, input, kernel, bias_sizes, ..., groups, output_mask)`."""
-    gradient, inputs, kernel, bias_sizes, *numbers, groups, mask = args
-    channels = _channels(kernel, groups, transposed=numbers[3])
+def _convolution_backward(
+    operator: Any, gradient: Operand, inputs: Operand, kernel: Operand, biases: Any, *numbers: Any
+) -> Task:
+    """The numbers are those of the convolution, and which gradients are asked for."""
+    *how, groups, mask = numbers
+    channels = _channels(kernel, groups, transposed=how[3])
 
     def call(parts: Parts) -> Sequence[torch.Tensor | None]:
         grad, x, weight = parts
-        sizes = None if bias_sizes is None else [grad.shape[1]]
+        sizes = None if biases is None else [grad.shape[1]]
         found: Sequence[torch.Tensor | None] = operator(
-            grad, x, weight, sizes, *numbers, _groups(channels, x), mask, **kwargs
+            grad, x, weight, sizes, *how, _groups(channels, x), mask
         )
         return found
 
@@ -64,42 +69,40 @@ def _groups(channels: layers.Channels, part: torch.Tensor) -> int:
     return 1 if channels.groups == 1 else part.shape[1] // channels.per_input
 
 
-def _planes(spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+def _planes(spatial: int, operator: Any, *args: Any) -> Task:
     """What works on each plane of the last `spatial` dims alone."""
     ndim = args[0].ndim
-    return _along(operator, args, frozenset(range(ndim - spatial, ndim)))
+    return _in_order(along(operator, args, frozenset(range(ndim - spatial, ndim))))
 
 
-def _constant_pad(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
-    """`constant_pad_nd(input, pads, value)`: two pads a dim, the last dim first.
+def _constant_pad(
+    operator: Any, tensor: Operand, pads: Sequence[int], value: Any = 0
+) -> Task | Handler:
+    """There are two pads a dim, the last dim first.
 
     Where each pad cuts off, as the gradient of a pad does, a pending sum stays one: it is smaller.
     """
-    tensor, pads, *rest = args
-    value = rest[0] if rest else kwargs.get("value", 0)
     shift = None if order_of(tensor) else shifts.of_pads(tensor, pads, value)
     if shift is not None:
         return shift.pad
     padded = (tensor.ndim - 1 - at // 2 for at, pad in enumerate(pads) if pad)
-    task = _along(operator, args, frozenset(padded))
+    task = _in_order(along(operator, [tensor], frozenset(padded)))
     return attrs.evolve(task, linear_in=(0,) if all(pad <= 0 for pad in pads) else ())
 
 
-def _along(operator: Any, args: tuple[Any, ...], full: frozenset[int]) -> Task:
-    """An operator along the dims in `full`; all its tensors have the same dims."""
-    operands = [each for each in args if isinstance(each, Operand)]
-    returns = torch_compat.number_of_results(operator)
-    rule = everyday.along(operands[0].ndim, full, len(operands), returns)
-    return Task(rule, operands, orders=[order_of(operands[0])] * returns)
+def _in_order(task: Task) -> Task:
+    """The results in the order of the first operand."""
+    return attrs.evolve(task, orders=[order_of(task.operands[0])] * len(task.rule.results))
 
 
-def _index_put(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
-    """`index_put(tensor, indices, values, accumulate)`: split where each index is a row of numbers.
-
-    Other indices, masks and such as are broadcast, are not split.
-    """
-    tensor, indices, values, *rest = args
-    accumulates = bool(rest[0] if rest else kwargs.get("accumulate", False))
+def _index_put(
+    _operator: Any,
+    tensor: Operand,
+    indices: Sequence[Any],
+    values: Operand,
+    accumulates: bool = False,
+) -> Task | None:
+    """Split where each index is a row of numbers; not masks, and not such as are broadcast."""
     if not _are_rows(tensor, indices, values):
         return None
     rule = lookups.index_put(tensor.ndim, len(indices), accumulates)
@@ -115,9 +118,8 @@ def _are_rows(tensor: Operand, indices: Sequence[Any], values: Operand) -> bool:
     )
 
 
-def _index(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Task | None:
-    """`index(tensor, indices)`: split where adjacent dims have an index of numbers of one shape."""
-    tensor, indices = args
+def _index(_operator: Any, tensor: Operand, indices: Sequence[Any]) -> Task | None:
+    """Split where adjacent dims have an index of numbers of one shape."""
     given = [place for place, each in enumerate(indices) if each is not None]
     found = [indices[place] for place in given]
     adjacent = given == list(range(given[0], given[0] + len(given)))
@@ -127,29 +129,25 @@ def _index(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Ta
     return Task(lookups.index(tensor.ndim, given[0], len(given), found[0].ndim), (tensor, *found))
 
 
-def _im2col(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`im2col(images, window, ...)`."""
-    images, window = args[:2]
+def _im2col(_operator: Any, images: Operand, window: Sequence[int], *_numbers: Any) -> Task:
     return Task(layers.im2col(images.ndim == 4, prod(window)), (images,))
 
 
-def _col2im(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`col2im(columns, size, window, ...)`."""
-    columns, _, window = args[:3]
+def _col2im(
+    _operator: Any, columns: Operand, _size: Any, window: Sequence[int], *_numbers: Any
+) -> Task:
     return Task(layers.col2im(columns.ndim == 3, prod(window)), (columns,))
 
 
-def _attention(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
-    """CPU flash attention: query, key, value, then numbers; the mask is in `kwargs`."""
+def _attention(_operator: Any, *args: Any, **kwargs: Any) -> Task | Handler:
+    """CPU flash attention: query, key, value, then numbers; the mask is named."""
     if _has_small_mask(kwargs):
         return _with_large_mask
     heads, mask, dims = _heads(args[:3], kwargs)
     return Task(layers.attention(heads, dims), (*args[:3], *mask), orders=[order_of(args[0])])
 
 
-def _attention_backward(
-    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Task | Handler:
+def _attention_backward(_operator: Any, *args: Any, **kwargs: Any) -> Task | Handler:
     """The gradient, query, key, value, the output and its sums; then as `_attention`."""
     if _has_small_mask(kwargs):
         return _with_large_mask
@@ -164,10 +162,9 @@ def _has_small_mask(kwargs: dict[str, Any]) -> bool:
     return mask is not None and mask.ndim < 4
 
 
-def _with_large_mask(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _with_large_mask(operator: Any, *args: Any, attn_mask: Any, **kwargs: Any) -> Any:
     """A mask of (length, length) is one over no batch and no heads."""
-    mask = kwargs["attn_mask"]
-    return operator(*args, **{**kwargs, "attn_mask": mask[(None,) * (4 - mask.ndim)]})
+    return operator(*args, attn_mask=attn_mask[(None,) * (4 - attn_mask.ndim)], **kwargs)
 
 
 def _heads(
@@ -187,16 +184,14 @@ def _heads(
 
 
 def _upsample_backward(
-    spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    spatial: int, operator: Any, gradient: Operand, output_size: Any, input_size: Any, *rest: Any
 ) -> Task:
-    """`upsample_bilinear2d_backward(gradient, output_size, input_size, ...)` and similar."""
-    gradient, output_size, input_size, *rest = args
     ndim = gradient.ndim
 
     def call(parts: Parts) -> Sequence[torch.Tensor]:
         (part,) = parts
         local = [*part.shape[:-spatial], *input_size[-spatial:]]
-        return (operator(part, output_size, local, *rest, **kwargs),)
+        return (operator(part, output_size, local, *rest),)
 
     rule = everyday.along(ndim, frozenset(range(ndim - spatial, ndim)))
     return Task(rule, [gradient], call, orders=[order_of(gradient)])

@@ -14,7 +14,7 @@ aten = torch.ops.aten
 def _product(operands: str, result: str) -> Planner:
     """Plans a product of the last two tensors of a call; one before them is added."""
 
-    def plan(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+    def plan(_operator: Any, *args: Any, **_kwargs: Any) -> Task:
         *added, left, right = (each for each in args if isinstance(each, Operand))
         sizes = dict(
             zip(operands.replace(",", " ").split(), (*left.shape, *right.shape), strict=True)

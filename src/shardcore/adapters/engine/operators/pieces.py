@@ -18,16 +18,15 @@ from shardcore.domain.rules.rule import OperatorRule, letters
 aten = torch.ops.aten
 
 
-def _slice(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
-    """`slice(tensor, dim, start, end, step)`."""
-    tensor, *rest = args
-    dim = (rest[0] if rest else 0) % tensor.ndim
-    if not range(tensor.shape[dim])[slice(*rest[1:])]:
+def _slice(operator: Any, tensor: Operand, dim: int = 0, *bounds: Any) -> Task | Handler:
+    """The bounds: start, end and step, as many as are given."""
+    dim %= tensor.ndim
+    if not range(tensor.shape[dim])[slice(*(bounds or (None,)))]:
         return _empty(tensor, dim)
-    found = _stretches(tensor.shape[dim], *rest[1:])
+    found = _stretches(tensor.shape[dim], *bounds)
     if found is None:
         rule = everyday.along(tensor.ndim, frozenset({dim}))
-        return one_result(rule, tensor, lambda part: operator(part, *rest, **kwargs))
+        return one_result(rule, tensor, lambda part: operator(part, dim, *bounds))
     count, first, last = found
     shift = _shift(tensor, dim, tensor.shape[dim] // count, first, last - first)
     if shift is not None:
@@ -76,13 +75,13 @@ def _shift(tensor: Operand, dim: int, steps: int, first: int, count: int) -> Shi
     return shift if shift is not None and steps < len(shift.pads) else None
 
 
-def _slice_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
-    """`slice_backward(gradient, sizes, dim, start, end, step)`."""
-    gradient, sizes, dim, *rest = args
+def _slice_backward(
+    operator: Any, gradient: Operand, sizes: Sequence[int], dim: int, *bounds: Any
+) -> Task | Handler:
     dim %= len(sizes)
-    found = _stretches(sizes[dim], *rest)
+    found = _stretches(sizes[dim], *bounds)
     if found is None:
-        rule, of_all = everyday.along(gradient.ndim, frozenset({dim})), rest
+        rule = everyday.along(gradient.ndim, frozenset({dim}))
     else:
         count, first, last = found
         shift = _shift(gradient, dim, sizes[dim] // count, -first, count)
@@ -94,7 +93,7 @@ def _slice_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         local = list(part.shape)
         if found is None:
             local[dim] = sizes[dim]
-            return operator(part, local, dim, *of_all, **kwargs)
+            return operator(part, local, dim, *bounds)
         size = part.shape[dim] // (last - first)
         local[dim] = count * size
         return operator(part, local, dim, first * size, last * size, 1)
@@ -102,9 +101,7 @@ def _slice_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return one_result(rule, gradient, call)
 
 
-def _select(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
-    """`select(tensor, dim, index)`."""
-    tensor, dim, index = args
+def _select(operator: Any, tensor: Operand, dim: int, index: int) -> Task | Handler:
     layout, dim = tensor.form.layout, dim % tensor.ndim
     in_one_piece = layout.stretches[dim] == 1 and tensor.dtype is not torch.bool
     if tensor.is_split(dim) and in_one_piece:
@@ -118,9 +115,8 @@ def _less(tensor: Operand, dim: int, results: int = 1) -> OperatorRule:
     return movement.dims_moved(tensor.ndim, dims, results)
 
 
-def _of_its_rank(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _of_its_rank(operator: Any, tensor: Any, dim: int, index: int) -> Any:
     """The rank that has the slice gives it, the others zeros: a pending sum, not yet sent."""
-    tensor, dim, index = args
     engine, layout, shape = tensor.engine, tensor.form.layout, list(tensor.shape)
     dim %= tensor.ndim
     of_dim = Layout(layout.mesh, (layout.spec[dim],), (), (layout.blocks[dim],))
@@ -144,9 +140,9 @@ def _of_its_rank(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return result
 
 
-def _select_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`select_backward(gradient, sizes, dim, index)`."""
-    gradient, sizes, dim, index = args
+def _select_backward(
+    operator: Any, gradient: Operand, sizes: Sequence[int], dim: int, index: int
+) -> Task:
     dim %= len(sizes)
     dims = range(gradient.ndim)
     rule = movement.dims_moved(gradient.ndim, [*dims[:dim], None, *dims[dim:]])
@@ -154,16 +150,14 @@ def _select_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     def call(part: torch.Tensor) -> Any:
         local = list(part.shape)
         local.insert(dim, sizes[dim])
-        return operator(part, local, dim, index, **kwargs)
+        return operator(part, local, dim, index)
 
     return one_result(rule, gradient, call)
 
 
-def _concatenated(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`cat(tensors, dim)` and `stack(tensors, dim)`: of sums that are all pending, one is."""
-    tensors, *rest = args
+def _concatenated(operator: Any, tensors: list[Operand], dim: int = 0) -> Task:
+    """`cat` and `stack`: of sums that are all pending, one is."""
     new = operator is aten.stack.default
-    dim = rest[0] if rest else kwargs.get("dim", 0)
     if not new:  # empty tensors of one dim join anything
         tensors = [each for each in tensors if each.shape != (0,)] or list(tensors)
     ndim = tensors[0].ndim
@@ -182,10 +176,9 @@ def _concatenated(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return Task(rule, tensors, lambda parts: (operator(list(parts), dim),), adds=adds)
 
 
-def _pieces(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`split(tensor, sizes, dim)`."""
-    tensor, sizes, *rest = args
-    dim = (rest[0] if rest else kwargs.get("dim", 0)) % tensor.ndim
+def _pieces(_operator: Any, tensor: Operand, sizes: Any, dim: int = 0) -> Task:
+    """`split(tensor, sizes)`: of these sizes, or of one each."""
+    dim %= tensor.ndim
     whole = tensor.shape[dim]
     if not isinstance(sizes, list | tuple):
         sizes = [min(sizes, whole - at) for at in range(0, whole, sizes)] if whole else [0]
@@ -202,18 +195,14 @@ def _pieces(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tas
     return several_results(movement.pieces(tensor.ndim, dim, sum(counts), counts), tensor, call)
 
 
-def _repeat(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
-    """`repeat(tensor, repeats)`."""
-    tensor, repeats = args
+def _repeat(_operator: Any, tensor: Operand, repeats: Sequence[int]) -> Task | None:
     if 0 in repeats:
         return None
     return Task(movement.repeated(tensor.ndim, repeats), [tensor])
 
 
-def _unbind(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`unbind(tensor, dim)`."""
-    tensor, *rest = args
-    dim = (rest[0] if rest else kwargs.get("dim", 0)) % tensor.ndim
+def _unbind(operator: Any, tensor: Operand, dim: int = 0) -> Task:
+    dim %= tensor.ndim
     rule = _less(tensor, dim, tensor.shape[dim])
     return several_results(rule, tensor, lambda part: operator(part, dim))
 

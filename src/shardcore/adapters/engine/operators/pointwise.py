@@ -28,7 +28,7 @@ _SCALING = {
 _ADDING = {aten.add.Tensor: (0, 1), aten.sub.Tensor: (0, 1), aten.where.self: (1, 2)}
 
 
-def plan(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
+def plan(operator: Any, *args: Any, **kwargs: Any) -> Task | None:
     """Split the dims of the result; operands of fewer dims or of size 1 are broadcast."""
     if any(isinstance(each, list) for each in args):
         return None
@@ -43,7 +43,7 @@ def plan(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task |
         of_weights=len(operands) == 1
         or (split is not None and all(each.ndim for each in operands)),
         scales=torch_compat.aten_name(operator) == "mul" and not any(map(_is_expanded, operands)),
-        orders=_orders(operator, operands, kwargs),
+        orders=_orders(operator, operands, **kwargs),
         layouts=split,
     )
 
@@ -54,7 +54,7 @@ def _is_expanded(operand: Operand) -> bool:
     return any(size > 1 and not stride for size, stride in pairs)
 
 
-def _linear_in(operator: Any, operands: Sequence[Operand], args: tuple[Any, ...]) -> Sequence[int]:
+def _linear_in(operator: Any, operands: Sequence[Operand], args: Sequence[Any]) -> Sequence[int]:
     """The operands that may be scaled before they are summed: those as large as the result."""
     if operator not in _SCALING:
         return ()
@@ -84,14 +84,13 @@ def _adds(operator: Any, operands: Sequence[Operand]) -> Sequence[int]:
 
 
 def _orders(
-    operator: Any, operands: Sequence[Operand], kwargs: dict[str, Any]
+    operator: Any, operands: Sequence[Operand], memory_format: Any = None, **_: Any
 ) -> list[Order | None]:
     """The order that is asked for, else that of the largest operand, as in torch."""
-    asked = kwargs.get("memory_format", torch.preserve_format)
-    if asked == torch.preserve_format:
+    if memory_format in (None, torch.preserve_format):
         order = order_of(max(operands, key=lambda each: (each.numel(), each.ndim)))
     else:
-        order = _ORDERS.get(asked)
+        order = _ORDERS.get(memory_format)
     return [order] * torch_compat.number_of_results(operator)
 
 
@@ -113,44 +112,40 @@ def _alike(operands: Sequence[Operand], results: int) -> Split | None:
     return Split(tuple(given), (layout.reduced,) * results, extents, gathers=False)
 
 
-def _converted(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
-    """`_to_copy(tensor, dtype=...)`: with as much precision, what is pending may stay so."""
-    task = plan(operator, args, kwargs)
+def _converted(operator: Any, tensor: Operand, **kwargs: Any) -> Task | None:
+    """`tensor.to(dtype)`: with as much precision, what is pending may stay so."""
+    task = plan(operator, tensor, **kwargs)
     assert task is not None
-    (tensor,) = args
     dtype = kwargs.get("dtype") or tensor.dtype
     floats = tensor.dtype.is_floating_point and dtype.is_floating_point
     keeps = floats and dtype.itemsize >= tensor.dtype.itemsize
     return attrs.evolve(task, linear_in=(0,) if keeps else ())
 
 
-def _like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+def _like(operator: Any, tensor: Operand, *_value: Any, **kwargs: Any) -> Task:
     """`zeros_like(x)` and similar: no values of `x` are read."""
-    tensor = args[0]
     layout = tensor.form.layout
     rule = everyday.elementwise((tensor.shape,))
     extents = dict(zip(letters(tensor.ndim), tensor.shape, strict=True))
     split = Split((layout,), (layout.reduced,), extents, gathers=False)
-    return Task(rule, [tensor], orders=_orders(operator, [tensor], kwargs), layouts=split)
+    return Task(rule, [tensor], orders=_orders(operator, [tensor], **kwargs), layouts=split)
 
 
-def _empty_strided(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _empty_strided(operator: Any, tensor: Any, size: Any, strides: Any, **kwargs: Any) -> Any:
     """`x.new_empty_strided(size, strides)`: autograd copies a gradient of the size of `x` there.
 
     Its values are still to be written, so that it may have the layout of `x`, pending sums too.
     """
-    tensor, size, strides = args
     if tuple(size) != tuple(tensor.shape):
-        return _new(operator, args, kwargs)
+        return _new(operator, tensor, size, strides, **kwargs)
     order = sorted(range(tensor.ndim), key=lambda dim: (-strides[dim], dim))
     part = torch.empty_permuted(tensor.part.shape, order, dtype=tensor.dtype, device=tensor.device)
     form = tensor.engine.evolved(tensor.form, strides=tuple(strides), weight=False)
     return tensor.engine.wrap(part, form)
 
 
-def _new(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _new(operator: Any, tensor: Any, *numbers: Any, **kwargs: Any) -> Any:
     """`x.new_zeros(shape)` and similar: a plain tensor of the dtype and device of `x`."""
-    tensor, *numbers = args
     return operator(tensor.part, *numbers, **kwargs)
 
 

@@ -14,7 +14,7 @@ from shardcore.domain.rules import layers
 aten = torch.ops.aten
 
 
-def _average(spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+def _average(spatial: int, operator: Any, *args: Any) -> Task:
     """`avg_pool2d(image, window, ...)`, and its gradient, whose first operand is pooled."""
     *gradient, image = (each for each in args if isinstance(each, Operand))
     numbers = args[len(gradient) + 1 :]
@@ -22,9 +22,7 @@ def _average(spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[st
     return _split(spatial, operator, args, windows, pooled=(0,) if gradient else ())
 
 
-def _largest(
-    spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Task | Handler:
+def _largest(spatial: int, operator: Any, *args: Any) -> Task | Handler:
     """`max_pool2d_with_indices(image, window, stride, padding, dilation, ...)`, and its gradient.
 
     That takes the gradient of the result before the image, and the indices at the end.
@@ -81,17 +79,14 @@ def _split(
     return Task(rule, operands, orders=[order_of(operands[0])] * results)
 
 
-def _largest_of_split(
-    spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _largest_of_split(spatial: int, operator: Any, image: Any, *numbers: Any) -> Any:
     """Each rank's indices are those of its part of the plane: they become those of the plane."""
-    image, *numbers = args
     windows = _windows(spatial, image, *numbers[:4])
     sizes = tuple(image.shape[-spatial:])
 
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
         part, *own = parts
-        found, indices = operator(part, *numbers, **kwargs)
+        found, indices = operator(part, *numbers)
         numbered = [each.__getitem__ for each in own]
         return found, _renumbered(indices, part.shape[-spatial:], sizes, numbered)
 
@@ -100,10 +95,10 @@ def _largest_of_split(
 
 
 def _largest_backward_of_split(
-    spatial: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    spatial: int, operator: Any, gradient: Any, image: Any, *args: Any
 ) -> Any:
     """The other way round."""
-    gradient, image, *numbers, indices = args
+    *numbers, indices = args
     windows = _windows(spatial, image, *numbers[:4])
     sizes = tuple(image.shape[-spatial:])
 
@@ -111,7 +106,7 @@ def _largest_backward_of_split(
         grad, part, places, *own = parts
         found = [partial(torch.searchsorted, each) for each in own]
         local = _renumbered(places, sizes, part.shape[-spatial:], found)
-        return (operator(grad, part, *numbers, local, **kwargs),)
+        return (operator(grad, part, *numbers, local),)
 
     rule = layers.pool(image.ndim, windows, (True, False, True), numbered=True)
     operands = (gradient, image, indices, *_numbers(image, sizes))

@@ -28,36 +28,30 @@ def _shard(value: torch.Tensor, like: Any) -> Any:
     return like.engine.sharded(part.clone(), layout, tuple(value.shape))
 
 
-def _fill(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _fill(operator: Any, target: Any, *rest: Any, **kwargs: Any) -> Any:
     """`x.uniform_()` and similar."""
-    target, *rest = args
     numbers, named = tree_map_only(ShardedTensor, full, (rest, kwargs))
     value = operator(_full_like(target), *numbers, **named)
-    return write(aten.copy_.default, (target, value), {})
+    return write(aten.copy_.default, target, value)
 
 
-def _draw_like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _draw_like(operator: Any, like: Any, *numbers: Any, **kwargs: Any) -> Any:
     """`rand_like(x)` and similar."""
-    like, *numbers = args
     return _shard(operator(_full_like(like), *numbers, **kwargs), like)
 
 
-def _bernoulli(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch.bernoulli(p)`: the operand holds a probability per element."""
-    probabilities, *rest = args
+def _bernoulli(operator: Any, probabilities: Any, *rest: Any, **kwargs: Any) -> Any:
     return _shard(operator(full(probabilities), *rest, **kwargs), probabilities)
 
 
-def _dropout(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`native_dropout(x, p, train)`, which CUDA runs: the result and its mask."""
-    tensor, rate, train = args
-    scale, mask = operator(torch.ones_like(_full_like(tensor)), rate, train, **kwargs)
+def _dropout(operator: Any, tensor: Any, *numbers: Any) -> Any:
+    """`native_dropout`, which CUDA runs: the result and its mask."""
+    scale, mask = operator(torch.ones_like(_full_like(tensor)), *numbers)
     return tensor * _shard(scale, tensor), _shard(mask, tensor)
 
 
-def _multinomial(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch.multinomial(weights, count)`: each row of weights draws so many indices."""
-    weights, *rest = args
+def _multinomial(operator: Any, weights: Any, *rest: Any, **kwargs: Any) -> Any:
+    """Each row of weights draws some indices."""
     drawn = weights.engine.replicated(operator(full(weights), *rest, **kwargs))
     if weights.ndim != 2:
         return drawn

@@ -82,21 +82,19 @@ class Shift:
             part = aten.constant_pad_nd(part, [*others, *self.pads[place]], self.value)
         return engine.sharded(part, self.layout, shape)
 
-    def slice(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def slice(self, operator: Any, tensor: Any, *rest: Any) -> Any:
         """Run `slice(tensor, ...)`."""
-        tensor, *rest = args
         result = self.run(tensor)
         result.memory = tensor.memory
-        note_view(result, tensor, lambda full: operator(full, *rest, **kwargs), is_copy=True)
+        note_view(result, tensor, lambda full: operator(full, *rest), is_copy=True)
         return result
 
-    def slice_backward(self, _operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    def slice_backward(self, _operator: Any, gradient: Any, *_rest: Any) -> Any:
         """Run `slice_backward(gradient, ...)`."""
-        return self.run(args[0])
+        return self.run(gradient)
 
-    def pad(self, operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    def pad(self, operator: Any, tensor: Any, pads: Sequence[int], *_value: Any) -> Any:
         """Run `constant_pad_nd(tensor, pads, value)`: the split dim first."""
-        tensor, pads, *_ = args
         at = 2 * (tensor.ndim - 1 - self.exchange.dim)
         others = [*pads[:at], 0, 0, *pads[at + 2 :]]
         result = self.run(tensor)

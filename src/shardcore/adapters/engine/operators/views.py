@@ -29,17 +29,22 @@ def several_results(
     return Task(rule, [tensor], lambda parts: call(parts[0]), linear_in=(0,), of_weights=True)
 
 
-def _dims_moved(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+def along(operator: Any, args: Sequence[Any], full: frozenset[int]) -> Task:
+    """An operator along the dims in `full`; all its tensors have the same dims."""
+    operands = [each for each in args if isinstance(each, Operand)]
+    results = torch_compat.number_of_results(operator)
+    return Task(everyday.along(operands[0].ndim, full, len(operands), results), operands)
+
+
+def _dims_moved(operator: Any, tensor: Operand, *rest: Any) -> Task:
     """`permute`, `transpose`, `unsqueeze`: where dims go is seen by sizes that all differ."""
-    tensor, *rest = args
-    view = operator(torch.empty([*range(2, tensor.ndim + 2)], device="meta"), *rest, **kwargs)
+    view = operator(torch.empty([*range(2, tensor.ndim + 2)], device="meta"), *rest)
     rule = movement.dims_moved(tensor.ndim, [size - 2 if size > 1 else None for size in view.shape])
-    return one_result(rule, tensor, lambda part: operator(part, *rest, **kwargs))
+    return one_result(rule, tensor, lambda part: operator(part, *rest))
 
 
-def _squeeze(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+def _squeeze(_operator: Any, tensor: Operand, *dims: Any) -> Task:
     """By the dims that have size 1 in the whole, which a part may have by chance."""
-    tensor, *dims = args
     given = torch_compat.as_tuple(dims[0]) if dims else range(tensor.ndim)
     gone = {dim % tensor.ndim for dim in given if tensor.ndim and tensor.shape[dim] == 1}
     rule = movement.dims_moved(tensor.ndim, [dim for dim in range(tensor.ndim) if dim not in gone])
@@ -50,9 +55,8 @@ def _squeeze(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ta
     return one_result(rule, tensor, call)
 
 
-def _expanded(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`expand(tensor, sizes)`: what is pending is reduced before it is larger."""
-    tensor, sizes = args
+def _expanded(operator: Any, tensor: Operand, sizes: Sequence[int], **kwargs: Any) -> Task:
+    """What is pending is reduced before it is larger."""
     new = len(sizes) - tensor.ndim
     dims = [
         dim - new if dim >= new and size in (-1, tensor.shape[dim - new]) else None
@@ -69,9 +73,8 @@ def _expanded(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     )
 
 
-def _reshaped(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+def _reshaped(_operator: Any, tensor: Operand, sizes: Sequence[int]) -> Task:
     """A view of a part may be impossible where one of the whole is not: it copies there."""
-    tensor, sizes = args
     target = _sizes(tensor, sizes)
     rule = movement.reshape(tensor.shape, target, _split_dims(tensor))
     return one_result(
@@ -97,8 +100,7 @@ def _sizes(tensor: Operand, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(tensor.numel() // max(rest, 1) if size == -1 else size for size in sizes)
 
 
-def _flipped(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    tensor, dims = args
+def _flipped(_operator: Any, tensor: Operand, dims: Sequence[int]) -> Task:
     rule = everyday.along(tensor.ndim, frozenset(dim % tensor.ndim for dim in dims))
     return Task(rule, [tensor], linear_in=(0,), of_weights=True)
 

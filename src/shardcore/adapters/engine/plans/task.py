@@ -15,8 +15,8 @@ from shardcore.domain.rules.rule import OperatorRule
 
 # The dims of a tensor, outermost in memory first.
 Order = tuple[int, ...]
-# Runs an operator on its arguments, sharded tensors among them.
-Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+# Takes an operator and its arguments, sharded tensors among them, and runs it.
+Handler = Callable[..., Any]
 Parts = Sequence[torch.Tensor]
 Compute = Callable[[Parts], Sequence[torch.Tensor | None]]
 
@@ -107,9 +107,9 @@ class Task:
     layouts: Split | None = None
 
 
-# Makes the task of an operator of its arguments, with an `Operand` in the place of each tensor; or
-# gives the handler that runs it on such operands, or None where it is run on full operands.
-Planner = Callable[[Any, tuple[Any, ...], dict[str, Any]], Task | Handler | None]
+# Takes what a handler takes, with an `Operand` in the place of each tensor. Makes the task of the
+# operator; or gives the handler that runs it, or None where it is run on full operands.
+Planner = Callable[..., Task | Handler | None]
 
 
 def order_of(operand: Operand) -> Order | None:

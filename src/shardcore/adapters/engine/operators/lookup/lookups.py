@@ -13,9 +13,8 @@ from shardcore.domain.rules import everyday, lookups
 aten = torch.ops.aten
 
 
-def _embedding(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
-    """`embedding(table, indices, ...)`, whose further operands are for the gradient."""
-    table, indices = args[:2]
+def _embedding(_operator: Any, table: Operand, indices: Operand, *_rest: Any) -> Task | Handler:
+    """Its further operands are for the gradient."""
     if table.is_split(0) and not _splits(indices, table.form.layout.dim_axes(0)):
         return _own_rows
     return Task(lookups.index(2, 0, 1, indices.ndim), (table, indices))
@@ -27,9 +26,8 @@ def _splits(indices: Operand, axes: Sequence[str]) -> bool:
     return layout.without(*axes) != layout
 
 
-def _own_rows(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _own_rows(operator: Any, table: Any, indices: Any, *_rest: Any) -> Any:
     """Each rank finds the rows that it has, and zeros for the others: a pending sum."""
-    table, indices = args[:2]
     numbers = torch.arange(len(table), device=table.device)
 
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
@@ -43,50 +41,46 @@ def _own_rows(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _embedding_backward(
-    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    _operator: Any, gradient: Operand, indices: Operand, *numbers: Any
 ) -> Task | None:
-    """`embedding_dense_backward(gradient, indices, rows, padding, by_frequency)`."""
-    gradient, indices, *rest = args
-    by_frequency = rest[2] if len(rest) > 2 else kwargs.get("scale_grad_by_freq")
+    _rows, _padding, by_frequency = numbers
     if by_frequency:
         return None  # how often a row is read is to be known of all ranks
     return Task(lookups.embedding_backward(indices.ndim), (gradient, indices), linear_in=(0,))
 
 
-def _layer_norm(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`native_layer_norm(input, shape, weight, bias, eps)`."""
-    x, shape, weight, bias, _ = args
-    given = [each for each in (weight, bias) if each is not None]
+def _layer_norm(_operator: Any, x: Operand, shape: Sequence[int], *args: Any) -> Task:
+    given = [each for each in args if isinstance(each, Operand)]  # weight and bias
     rule = everyday.layer_norm(x.ndim - len(shape), len(shape), len(given))
     return Task(rule, (x, *given), orders=[order_of(x)])
 
 
-def _layer_norm_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`native_layer_norm_backward(gradient, input, shape, mean, rstd, weight, bias, mask)`."""
-    gradient, x, shape, mean, deviation, weight, bias, _ = args
-    given = [each for each in (weight, bias) if each is not None]
-    rule = everyday.layer_norm_backward(x.ndim - len(shape), len(shape), len(given))
-    return Task(rule, (gradient, x, mean, deviation, *given))
+def _layer_norm_backward(
+    _operator: Any, gradient: Operand, x: Operand, shape: Sequence[int], *args: Any
+) -> Task:
+    # Mean and deviation; weight and bias, if they are given.
+    moments_and_given = [each for each in args if isinstance(each, Operand)]
+    given = len(moments_and_given) - 2
+    rule = everyday.layer_norm_backward(x.ndim - len(shape), len(shape), given)
+    return Task(rule, (gradient, x, *moments_and_given))
 
 
-def _index_select(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-    """`index_select(tensor, dim, indices)`."""
-    tensor, dim, indices = args
+def _index_select(_operator: Any, tensor: Operand, dim: int, indices: Operand) -> Task:
     return Task(lookups.index(tensor.ndim, dim % tensor.ndim, 1, 1), (tensor, indices))
 
 
-def _bucketize(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
-    """`bucketize(tensor, boundaries)`: each number finds its place among all boundaries."""
-    tensor, boundaries = args
+def _bucketize(_operator: Any, tensor: Any, boundaries: Operand, **_kwargs: Any) -> Task | None:
+    """Each number finds its place among all boundaries."""
     if not isinstance(tensor, Operand):
         return None
     return Task(lookups.placed(tensor.ndim), (tensor, boundaries))
 
 
-def _looked_up(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | None:
+def _looked_up(
+    _operator: Any, tensor: Operand, dim: int, *args: Any, **_kwargs: Any
+) -> Task | None:
     """`gather(tensor, dim, index)`, `scatter(tensor, dim, index, source)` and `scatter_add`."""
-    tensor, dim = args[:2]
-    operands = [each for each in args if isinstance(each, Operand)]
+    operands = [tensor, *(each for each in args if isinstance(each, Operand))]
     if not all(each.ndim for each in operands):
         return None
     return Task(lookups.looked_up(dim % tensor.ndim, *(each.shape for each in operands)), operands)

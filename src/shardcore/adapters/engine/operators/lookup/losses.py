@@ -24,16 +24,17 @@ aten = torch.ops.aten
 _NONE, _MEAN, _SUM = 0, 1, 2
 
 
-def _nll_loss(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`nll_loss_forward(input, target, weight, reduction, ignore_index)`: loss, total weight."""
-    inputs, target, weight, reduction, ignored = args
+def _nll_loss(
+    operator: Any, inputs: Any, target: Any, weight: Any, reduction: int, ignored: int
+) -> Any:
+    """The loss, and the total weight."""
     local = _NONE if reduction == _NONE else _SUM
     sums = (() if local == _SUM else tuple(target.shape), ())
 
     def call(parts: Parts) -> Sequence[torch.Tensor]:
         x, classes, *weights = parts
         found: Sequence[torch.Tensor] = operator(
-            x, classes, weights[0] if weights else None, local, ignored, **kwargs
+            x, classes, weights[0] if weights else None, local, ignored
         )
         return found
 
@@ -62,14 +63,20 @@ def _nll_loss(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return (loss / total if reduction == _MEAN else loss), total
 
 
-def _nll_loss_backward(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`nll_loss_backward(gradient, input, target, weight, reduction, ignore_index, total)`."""
-    gradient, inputs, target, weight, reduction, ignored, total = args
-
+def _nll_loss_backward(
+    operator: Any,
+    gradient: Any,
+    inputs: Any,
+    target: Any,
+    weight: Any,
+    reduction: int,
+    ignored: int,
+    total: Any,
+) -> Any:
     def call(parts: Parts) -> Sequence[torch.Tensor]:
         grad, x, classes, full_total, *weights = parts
         own = weights[0] if weights else None
-        return (operator(grad, x, classes, own, reduction, ignored, full_total, **kwargs),)
+        return (operator(grad, x, classes, own, reduction, ignored, full_total),)
 
     def call_on_classes(parts: Parts) -> Sequence[torch.Tensor]:
         grad, x, classes, full_total, numbers, *weights = parts

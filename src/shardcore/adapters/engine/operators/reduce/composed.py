@@ -49,11 +49,8 @@ def precise(x: Any) -> Any:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _batch_norm(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """`native_batch_norm(input, weight, bias, mean, variance, training, momentum, eps)`.
-
-    In training, over the global batch. Gives output, mean, and one over the deviation.
-    """
+def _batch_norm(_operator: Any, *args: Any) -> Any:
+    """In training, over the global batch. Gives output, mean, and one over the deviation."""
     x, weight, bias, running_mean, running_var, _, momentum, eps = args
     values = reduced(precise(x))
     variance, mean = torch.var_mean(values, dim=_sample_dims(x), correction=0)
@@ -69,7 +66,7 @@ def _batch_norm(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) 
     return output.to(x.dtype), mean, one_over
 
 
-def _batch_norm_backward(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+def _batch_norm_backward(_operator: Any, *args: Any) -> Any:
     """The gradients of input, weight and bias, those that the mask asks for."""
     gradient, x, weight, _, _, mean, one_over, _, _, mask = args
     gradient, dims = reduced(precise(gradient)), _sample_dims(x)
@@ -101,10 +98,10 @@ def _follow(running: Any, value: Any, momentum: float) -> None:
         running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
 
-def _variance(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _variance(operator: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """`var`, `std` and `var_mean`."""
-    variance, mean = _moments(*args, **kwargs)
-    dtype = args[0].dtype
+    variance, mean = _moments(x, *args, **kwargs)
+    dtype = x.dtype
     if operator is aten.var_mean.correction:
         return variance.to(dtype), mean.to(dtype)
     return (variance.sqrt() if operator is aten.std.correction else variance).to(dtype)
@@ -122,7 +119,7 @@ def _splits(tensor: Any) -> bool:
 def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
     """Run by `run` where ranks have to reduce one of the operands together, as in training."""
 
-    def plan(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handler | None:
+    def plan(_operator: Any, *args: Any, **_kwargs: Any) -> Handler | None:
         is_used = training is None or args[training]
         return run if is_used and any(map(_splits, args[operands])) else None
 
@@ -200,9 +197,9 @@ _BY_OPERATOR: dict[Any, Callable[..., Any]] = {
 }
 
 
-def run_softmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_softmax(operator: Any, x: Any, *args: Any) -> Any:
     """Run a softmax, the gradient of one, or `logsumexp`, along a dim that is split."""
-    return _BY_OPERATOR[operator](reduced(args[0]), *args[1:], **kwargs)
+    return _BY_OPERATOR[operator](reduced(x), *args)
 
 
 PLANNERS: dict[Any, Planner] = {

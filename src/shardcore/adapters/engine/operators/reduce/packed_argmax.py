@@ -46,9 +46,8 @@ def _ordered(values: torch.Tensor) -> torch.Tensor:
     return ordered.masked_fill(values.isnan(), _SIGN)
 
 
-def argmax(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+def argmax(_operator: Any, x: Any, dim: int, keep: bool = False) -> Any:
     """`argmax(x, dim, keepdim)` along a dim that is split, in one all-reduce."""
-    x, dim, keep = (*args, False)[:3]
     x, dim = reduced(x), dim % x.ndim
     engine, layout = x.engine, x.form.layout
     axes = layout.dim_axes(dim)

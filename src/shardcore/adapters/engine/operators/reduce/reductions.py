@@ -9,6 +9,7 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
 from shardcore.adapters.engine.operators.reduce import packed_argmax
 from shardcore.adapters.engine.operators.reduce.composed import run_softmax
+from shardcore.adapters.engine.operators.views import along
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
@@ -17,7 +18,7 @@ from shardcore.domain.rules import everyday
 aten = torch.ops.aten
 
 
-def _sum(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
+def _sum(_operator: Any, *args: Any, **kwargs: Any) -> Task | Handler:
     """`sum(tensor, dims, keepdim)`: the sum of each rank is pending."""
     tensor, dims, keep = _dims_of(*args)
     if _is_count(tensor, dims, keep) and not kwargs:
@@ -33,24 +34,25 @@ def _is_count(tensor: Operand, dims: frozenset[int], keep: bool) -> bool:
     return tensor.dtype is torch.bool and fits and splits and not is_number
 
 
-def _count(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+def _count(_operator: Any, *args: Any) -> Any:
     """How many are true. That takes 64 bits on one device, and half of them to be sent."""
     tensor, dims, keep = _dims_of(*args)
     return reduced(tensor.sum(sorted(dims), keep, dtype=torch.int32)).to(torch.int64)
 
 
-def _norm(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
-    """`linalg_vector_norm(tensor, ord, dims, keepdim)`: the usual one by a sum of squares."""
-    tensor, *rest = args
-    order = rest.pop(0) if rest else 2
+def _norm(
+    operator: Any, tensor: Operand, order: float = 2, *dims: Any, **kwargs: Any
+) -> Task | Handler:
+    """`linalg_vector_norm`: the usual one by a sum of squares."""
     if order == 2 and tensor.dtype.is_floating_point:
         return _root_of_squares
-    return _reduced(operator, (tensor, *rest), kwargs)
+    return _reduced(operator, tensor, *dims, **kwargs)
 
 
-def _root_of_squares(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, _, *dims = (*args, 2) if len(args) == 1 else args
-    dtype = kwargs.get("dtype") or tensor.dtype
+def _root_of_squares(
+    _operator: Any, tensor: Any, _order: float = 2, *dims: Any, dtype: torch.dtype | None = None
+) -> Any:
+    dtype = dtype or tensor.dtype
     return reduced(squares(tensor, dtype, *dims)).sqrt().to(dtype)
 
 
@@ -60,7 +62,7 @@ def squares(tensor: Any, dtype: torch.dtype, dims: Any = None, keep: bool = Fals
     return (precise * precise).sum(dims or list(range(tensor.ndim)), keep)
 
 
-def _mean(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _mean(_operator: Any, *args: Any, **kwargs: Any) -> Any:
     """`mean(tensor, dims, keepdim)`: the sum, divided by the number of elements.
 
     A normalization reads it several times: but for a number it is reduced at once.
@@ -79,7 +81,7 @@ def _dims_of(
     return tensor, frozenset(dim % tensor.ndim for dim in given if tensor.ndim), keepdim
 
 
-def _reduced(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+def _reduced(operator: Any, *args: Any, **kwargs: Any) -> Task:
     """`argmax(tensor, dims, keepdim)` and similar; of some, each rank reduces its own elements."""
     tensor, dims, keep = _dims_of(*args, **kwargs)
     results = torch_compat.number_of_results(operator)
@@ -87,77 +89,66 @@ def _reduced(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ta
     return Task(rule, [tensor])
 
 
-def _any(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler | None:
+def _any(operator: Any, *args: Any) -> Task | Handler | None:
     """`any(tensor, dims, keepdim)` and `all`: an empty list is no dims, and not all of them."""
-    tensor, dims, _ = _dims_of(*args, **kwargs)
+    tensor, dims, _ = _dims_of(*args)
     if len(args) > 1 and args[1] in ([], ()):
         return None
     if any(tensor.is_split(dim) for dim in dims):
         return _any_of_split
-    return _reduced(operator, args, kwargs)
+    return _reduced(operator, *args)
 
 
-def _any_of_split(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, dims, keep = _dims_of(*args, **kwargs)
+def _any_of_split(operator: Any, *args: Any) -> Any:
+    tensor, dims, keep = _dims_of(*args)
     found = reduced(tensor).ne(0).to(torch.uint8)
     of_ranks = found.amin if torch_compat.aten_name(operator) == "all" else found.amax
     dtype = torch.uint8 if tensor.dtype is torch.uint8 else torch.bool
     return reduced(of_ranks(sorted(dims), keep)).to(dtype)
 
 
-def _argmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
-    """`argmax(tensor, dim, keepdim)`: along a split dim each rank sends one number a row."""
-    tensor, dim = args[0], args[1] if len(args) > 1 else None
-    if kwargs or dim is None or not tensor.is_split(dim):
-        return _reduced(operator, args, kwargs)
-    served = tensor.dtype in packed_argmax.SERVED
-    return packed_argmax.argmax if served else _reduced(operator, args, kwargs)
+def _argmax(
+    operator: Any, tensor: Operand, dim: int | None = None, keep: bool = False
+) -> Task | Handler:
+    """Along a split dim each rank sends one number a row."""
+    if dim is not None and tensor.is_split(dim) and tensor.dtype in packed_argmax.SERVED:
+        return packed_argmax.argmax
+    return _reduced(operator, tensor, dim, keep)
 
 
-def _along_one(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+def _along_one(operator: Any, tensor: Operand, dim: int = -1, *_: Any, **_kwargs: Any) -> Task:
     """`operator(tensor, dim, ...)` that keeps the shape and looks along `dim` only."""
-    return _along(operator, args, args[1] if len(args) > 1 else kwargs.get("dim", -1))
+    return along(operator, [tensor], frozenset({dim % tensor.ndim} if tensor.ndim else ()))
 
 
-def _along(operator: Any, args: tuple[Any, ...], dim: int) -> Task:
-    operands = [each for each in args if isinstance(each, Operand)]
-    ndim = operands[0].ndim
-    full = frozenset({dim % ndim} if ndim else ())
-    returns = torch_compat.number_of_results(operator)
-    return Task(everyday.along(ndim, full, len(operands), returns), operands)
-
-
-def _logsumexp(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
-    """`logsumexp(tensor, dims, keepdim)`."""
-    tensor, dims, _ = _dims_of(*args, **kwargs)
+def _logsumexp(operator: Any, *args: Any) -> Task | Handler:
+    tensor, dims, _ = _dims_of(*args)
     if tensor.dtype.is_floating_point and any(tensor.is_split(dim) for dim in dims):
         return run_softmax
-    return _reduced(operator, args, kwargs)
+    return _reduced(operator, *args)
 
 
-def _softmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task | Handler:
-    """`_softmax(tensor, dim, in_float)`, `_softmax_backward_data(gradient, output, dim, dtype)`."""
+def _softmax(operator: Any, *args: Any) -> Task | Handler:
+    """`softmax(tensor, dim, in_float)`, or its gradient: `(gradient, output, dim, dtype)`."""
     *_, tensor, dim, _ = args
-    if not kwargs and tensor.is_split(dim):
+    if tensor.is_split(dim):
         return run_softmax
-    return _along(operator, args, dim)
+    return along(operator, args, frozenset({dim % tensor.ndim} if tensor.ndim else ()))
 
 
-def _bincount(_operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handler | None:
-    """`bincount(numbers, weights, minlength)`; of no numbers torch's result has another dtype."""
-    numbers = args[0]
+def _bincount(_operator: Any, numbers: Operand, *_rest: Any) -> Handler | None:
+    """Of no numbers torch's result has another dtype."""
     sizes = numbers.form.layout.chunk_sizes(0, numbers.shape[0])
     return _count_own if numbers.is_split(0) and min(sizes) else None
 
 
-def _count_own(operator: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+def _count_own(operator: Any, numbers: Any, weights: Any = None, *least: int) -> Any:
     """Each rank counts its own numbers: a pending sum, as long as the largest number needs."""
-    numbers = reduced(args[0])
+    numbers = reduced(numbers)
     engine, layout = numbers.engine, numbers.form.layout
-    weights = args[1] if len(args) > 1 else None
     if weights is not None:
         weights = in_layout(engine.as_sharded(weights), layout).part
-    found = operator(numbers.part, weights, *args[2:])
+    found = operator(numbers.part, weights, *least)
 
     def of_all(part: torch.Tensor, op: ReduceOp) -> Any:
         pending = Layout(layout.mesh, (None,), dict.fromkeys(layout.dim_axes(0), op))
