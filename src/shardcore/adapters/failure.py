@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -255,11 +254,9 @@ def _host() -> str:
         return ""
 
 
-@contextlib.contextmanager
-def _store_may_be_gone() -> Iterator[None]:
+def _store_may_be_gone() -> contextlib.suppress:
     # torch reports a lost store by RuntimeErrors, DistNetworkError among them.
-    with contextlib.suppress(RuntimeError):
-        yield
+    return contextlib.suppress(RuntimeError)
 
 
 def _say(text: str) -> None:

@@ -68,19 +68,13 @@ class Engine:
         weight: bool = False,
     ) -> Form:
         """The one form of its kind."""
-        key = (shape, strides, layout, dtype, device, weight)
-        found = self._forms.get(key)
+        asked = (shape, strides, layout, dtype, device, weight)
+        found = self._forms.get(asked)
         if found is None:
-            found = self._forms[key] = self._new_form(*key)
+            strides = contiguous_strides(shape) if strides is None else strides
+            key = (shape, strides, layout.normalized(shape), dtype, device, weight)
+            found = self._forms[asked] = self._forms.setdefault(key, Form(*key))
         return found
-
-    def _new_form(
-        self, shape: tuple[int, ...], strides: tuple[int, ...] | None, layout: Layout, *rest: Any
-    ) -> Form:
-        if strides is None:
-            strides = contiguous_strides(shape)
-        key = (shape, strides, layout.normalized(shape), *rest)
-        return self._forms.setdefault(key, Form(*key))
 
     def evolved(self, form: Form, **changes: Any) -> Form:
         """`form` with another layout, or made of weights or not."""

@@ -32,7 +32,6 @@ from shardcore.adapters.torch_compat.operators import number_of_results as numbe
 from shardcore.adapters.torch_compat.operators import out_of_place as out_of_place
 from shardcore.adapters.torch_compat.operators import reads_values as reads_values
 from shardcore.adapters.torch_compat.operators import reshaped_in_place as reshaped_in_place
-from shardcore.adapters.torch_compat.operators import reshaping_operators as reshaping_operators
 from shardcore.adapters.torch_compat.operators import writes_first as writes_first
 from shardcore.adapters.torch_compat.operators import writes_others as writes_others
 from shardcore.adapters.torch_compat.operators import writing_into as writing_into

@@ -64,19 +64,6 @@ def frozen(nest: Any) -> Any:
     return tuple(map(frozen, nest)) if isinstance(nest, list | tuple) else nest
 
 
-def reshaping_operators() -> list[Any]:
-    """The ATen operators that change the shape of their operand: `squeeze_` and its kind."""
-    aten = torch.ops.aten
-    return [
-        aten.squeeze_.default,
-        aten.squeeze_.dim,
-        aten.squeeze_.dims,
-        aten.t_.default,
-        aten.transpose_.default,
-        aten.unsqueeze_.default,
-    ]
-
-
 def aten_name(operator: Any) -> str:
     """`add` of `aten.add_.Tensor`, and so on; empty of what is not ATen's."""
     schema = getattr(operator, "_schema", None)

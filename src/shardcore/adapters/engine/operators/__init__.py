@@ -21,6 +21,8 @@ from shardcore.adapters.engine.operators.reduce import composed, reductions
 from shardcore.adapters.engine.plans.task import Handler, Planner
 from shardcore.adapters.engine.writes import reshape
 
+aten = torch.ops.aten
+
 
 def _item(operator: Any, tensor: Any) -> Any:
     """`float(x)`, `x.item()`: of the full tensor."""
@@ -35,8 +37,9 @@ def _recurrent(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 _OTHERS: dict[Any, Handler] = {
     torch_compat.ITEM: _item,
-    torch.ops.aten.mkldnn_rnn_layer.default: _recurrent,
-    **dict.fromkeys(torch_compat.reshaping_operators(), reshape),
+    aten.mkldnn_rnn_layer.default: _recurrent,
+    **dict.fromkeys((aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims), reshape),
+    **dict.fromkeys((aten.t_.default, aten.transpose_.default, aten.unsqueeze_.default), reshape),
 }
 _PLANNERS = [
     each.PLANNERS
