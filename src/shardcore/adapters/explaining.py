@@ -1,6 +1,7 @@
-"""Every collective of a stretch of code, and what it was for, as far as that can be seen."""
+"""Every collective of a stretch of code: how many, and what each was for, where that is seen."""
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,36 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shardcore.adapters import fallback, torch_compat
 from shardcore.ports.whereabouts import Seen, current_layer, current_move, currently_reduced
+
+
+@attrs.frozen
+class Traffic:
+    """The collectives of a stretch of code, by name: "all_reduce", "all_gather", ...
+
+    Args:
+        calls: How often each was started by this rank.
+        operand_bytes: The bytes of this rank's operands, in all.
+    """
+
+    calls: Counter[str] = attrs.field(factory=Counter)
+    operand_bytes: Counter[str] = attrs.field(factory=Counter)
+
+    def add(self, started: torch_compat.Started) -> None:
+        """Count one collective."""
+        self.calls[started.name] += 1
+        self.operand_bytes[started.name] += started.operand_bytes
+
+
+@contextmanager
+def count_collectives() -> Iterator[Traffic]:
+    """Count the collectives of tensors that this thread starts inside.
+
+    Yields:
+        The counts, growing.
+    """
+    traffic = Traffic()
+    with torch_compat.CollectiveListener(traffic.add):
+        yield traffic
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""The fall-back: an operator runs on whole operands, on every rank. It is right, and it is told."""
+"""The fall-back: an operator runs on full operands, on every rank. It is right, and it warns."""
 
 import logging
 from typing import Any
@@ -10,12 +10,7 @@ logger = logging.getLogger("shardcore.operators")
 
 
 def tell(operator: Any, args: Any) -> None:
-    """Count the call, and warn at the first one of this operator.
-
-    Args:
-        operator: The ATen operator.
-        args: Its operands, any nest of them; the engine of the sharded ones counts.
-    """
+    """Counts the call in the engine of the sharded operands, and warns at the first one."""
     operands = _sharded(args)
     counts = operands[0].engine.fallbacks
     counts[str(operator)] += 1

@@ -32,6 +32,6 @@ def count_collectives() -> AbstractContextManager[Any]:
         >>> dict(traffic.calls)
         {}
     """
-    from shardcore.adapters import traffic
+    from shardcore.adapters import explaining
 
-    return traffic.count_collectives()
+    return explaining.count_collectives()

@@ -82,12 +82,9 @@ _to_local: Callable[..., Any] = _ToLocal.apply
 
 
 def to_local(tensor: Any, gradient_layout: Layout | None = None) -> torch.Tensor:
-    """The local shard of `tensor`, sharing its memory.
+    """Returns the local shard of `tensor`, sharing its memory.
 
-    Args:
-        tensor: A sharded tensor.
-        gradient_layout: The layout of the gradient that comes back; that of `tensor` by default,
-            with nothing pending.
+    The gradient comes back in `gradient_layout`, or that of `tensor` with nothing pending.
     """
     if torch.is_grad_enabled() and tensor.requires_grad:
         local: torch.Tensor = _to_local(tensor, gradient_layout)
@@ -97,12 +94,9 @@ def to_local(tensor: Any, gradient_layout: Layout | None = None) -> torch.Tensor
 
 
 def full_tensor(tensor: Any, gradient_layout: Layout | None = None) -> torch.Tensor:
-    """The full tensor as a plain one. All ranks call it together.
+    """Returns the full tensor as a plain one. All ranks call it together.
 
-    Args:
-        tensor: A sharded tensor.
-        gradient_layout: The layout of the gradient that comes back; by default all ranks have all
-            of it, and have it alike.
+    The gradient comes back in `gradient_layout`; by default all ranks have it whole and alike.
     """
     layout = Layout.replicated(tensor.engine.world.mesh, tensor.ndim)
     value = to_local(redistribute(tensor, layout, tensor.engine), gradient_layout)

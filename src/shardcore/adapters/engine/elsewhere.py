@@ -35,12 +35,9 @@ class Elsewhere:
 
 
 def note(tensor: Any, found: Any, serves: bool = False) -> None:
-    """Note that `found` has the values of `tensor`; one that splits less is kept in its place.
+    """Notes that `found` has the values of `tensor`; one that splits less is kept in its place.
 
-    Args:
-        tensor: A sharded tensor that is no weight; those are held by `Unsharded`.
-        found: The same tensor elsewhere.
-        serves: Whether products are to read it in place of the shards from now on.
+    `Unsharded` holds weights. `serves` says whether products read `found` from now on.
     """
     known = find(tensor)
     # A pending one would be taken for the sum that it is not yet.
@@ -120,14 +117,7 @@ class Unsharded:
     _entries: "OrderedDict[Hashable, _Entry]" = attrs.field(factory=OrderedDict, init=False)
 
     def get(self, memory: Any, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
-        """The local shard of a weight where `move` brings it.
-
-        Args:
-            memory: The `Memory` of the weight.
-            part: The local shard that this rank stores.
-            move: How it is brought there, a `Redistribution`.
-            engine: Runs that.
-        """
+        """Returns the local shard of a weight after `move`; `part` is the one that is stored."""
         stored = move.as_in_memory(part)
         place = (part.data_ptr(), tuple(stored.shape), stored.stride(), part.dtype)
         writes = (memory.writes, torch_compat.version_of(part))

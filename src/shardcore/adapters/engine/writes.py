@@ -48,9 +48,14 @@ def write(operator: Any, target: Any, *others: Any, **kwargs: Any) -> Any:
         fallback.tell(operator, [target])
         value = full(target).clone()
         operator(value, *plain, **named)
-        target.part.copy_(local_shard(value, target.form.layout, target.engine))
-        target.memory.written()
+        _set(target, value)
     return target
+
+
+def _set(target: Any, value: torch.Tensor) -> None:
+    """Overwrites `target`, which shares its memory with no copy, with the full `value`."""
+    target.part.copy_(local_shard(value, target.form.layout, target.engine))
+    target.memory.written()
 
 
 def _adds_alike(operator: Any, others: Sequence[Any], target: Any) -> bool:
@@ -110,11 +115,11 @@ def shard_beside(value: torch.Tensor, target: Any) -> torch.Tensor:
 def note_view(
     view: Any, base: Any, take: Callable[[torch.Tensor], torch.Tensor], *, is_copy: bool
 ) -> None:
-    """Note that `view` is one of `base`.
+    """Notes that `view` is one of `base`, which may be a view itself.
 
     Args:
         view: A sharded tensor that must show what is in `base`.
-        base: The tensor that it is a view of; it may be such a view itself.
+        base: The tensor that it is a view of.
         take: Takes the same view of the full value of `base`.
         is_copy: Whether the local shards of both do not share their memory.
     """
@@ -141,12 +146,7 @@ def refresh(view: Any) -> None:
 
 
 def write_through(view: Any, write: Callable[[torch.Tensor], Any]) -> None:
-    """Write into a view that is a copy: its base gets the values too.
-
-    Args:
-        view: The view.
-        write: Writes into the full value of the view.
-    """
+    """Writes into a view that is a copy: `write` gets its full value, and its base the result."""
     copied = view.copied
     assert copied is not None, "it shares the memory of its base"
     reduce_in_place(copied.base)
@@ -154,8 +154,7 @@ def write_through(view: Any, write: Callable[[torch.Tensor], Any]) -> None:
     value = full(base).clone(memory_format=torch.contiguous_format)
     written = copied.take(value)
     write(written)
-    base.part.copy_(local_shard(value, base.form.layout, base.engine))
-    base.memory.written()
+    _set(base, value)
     _store(view, copied, written)
 
 

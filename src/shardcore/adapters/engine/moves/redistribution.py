@@ -163,13 +163,9 @@ def _between_stretches(source: Layout, target: Layout, shape: tuple[int, ...]) -
 
 
 def in_layout(tensor: Any, layout: Layout, copies: bool = False) -> Any:
-    """`tensor`, a sharded one, in another layout.
+    """Returns `tensor`, a sharded one, in another layout.
 
-    Args:
-        tensor: It.
-        layout: The layout.
-        copies: Whether it gets memory of its own, to be written into, where it is kept elsewhere
-            or pending.
+    Where it is kept elsewhere or pending, `copies` gives it memory of its own, to be written into.
     """
     engine = tensor.engine
     redistribution = Redistribution.to(tensor.form, layout, engine)

@@ -124,13 +124,9 @@ def _renumbered(
     others: Sequence[int],
     numbered: Sequence[Callable[[torch.Tensor], torch.Tensor]],
 ) -> torch.Tensor:
-    """The numbers that elements of planes of `sizes` have in planes of the `others`.
+    """The numbers, row by row, that elements of planes of `sizes` have in planes of the `others`.
 
-    Args:
-        indices: Their numbers, row by row.
-        sizes: Of the planes that they are in.
-        others: Of the planes that they are to be found in.
-        numbered: For each dim, gives the numbers that its elements have there.
+    For each dim, `numbered` gives the numbers that its elements have there.
     """
     found, step = torch.zeros_like(indices), 1
     dims = zip(reversed(sizes), reversed(others), reversed(numbered), strict=True)

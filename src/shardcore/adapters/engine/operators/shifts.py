@@ -37,14 +37,9 @@ class Shift:
 
     @classmethod
     def of(cls, tensor: Operand, dim: int, start: int, size: int, value: Any = 0) -> "Shift | None":
-        """Returns the shift of `tensor`, None where a rule serves, or a rank would get no element.
+        """Returns the shift of `tensor` to the `size` elements of `dim` from `start`.
 
-        Args:
-            tensor: An operand.
-            dim: The dim.
-            start: The first element of the range.
-            size: The number of elements in it.
-            value: The value of those that `tensor` does not have.
+        None where a rule serves, or a rank would get no element.
         """
         layout = tensor.form.layout
         axes = layout.dim_axes(dim)

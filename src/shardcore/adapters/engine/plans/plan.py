@@ -81,13 +81,9 @@ class Plan:
         kwargs: Any = None,
         known: Sequence[Elsewhere | None] = (),
     ) -> list[Any]:
-        """The results.
+        """Returns the results of a call with `tensors`, of the forms that the plan was made for.
 
-        Args:
-            tensors: All tensors of the call, in order, of the forms that the plan was made for.
-            args: The arguments of the call.
-            kwargs: The named ones.
-            known: Where each tensor of the call is too, if it is anywhere.
+        `known` says where each tensor of the call is too, if it is anywhere.
         """
         if self._falls_back:
             fallback.tell(self.operator, [tensors[number] for number in self.numbers])
@@ -204,12 +200,9 @@ def with_tensors(argument: Any, others: Iterator[Any]) -> Any:
 
 
 def moved(tensor: Any, move: Redistribution, serves: bool = False) -> torch.Tensor:
-    """The local shard of `tensor` where `move` brings it; a weight's may still be there.
+    """Returns the local shard of `tensor` after `move`; that of a weight may be kept from before.
 
-    Args:
-        tensor: A sharded tensor.
-        move: How it is brought there.
-        serves: Whether products are to read it there from now on.
+    `serves` says whether products read the tensor there from now on.
     """
     engine: Engine = tensor.engine
     part: torch.Tensor = tensor.part

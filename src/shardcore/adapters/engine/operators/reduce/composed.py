@@ -24,14 +24,7 @@ def _moments(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> tuple[Any, Any]:
-    """Variance and mean in two passes over `x`, in the dtype of `precise`, as on one device.
-
-    Args:
-        x: A sharded tensor of floats.
-        dim: The tensor dims to reduce; None or () for all of them.
-        correction: What is taken off the number of elements, 1 if None.
-        keepdim: Whether the reduced dims stay, with size 1.
-    """
+    """Variance and mean in two passes over `x`, in the dtype of `precise`, as on one device."""
     dims = [each % x.ndim for each in dim] if dim else list(range(x.ndim))
     count = math.prod(x.shape[each] for each in dims)
     values = precise(x)
@@ -127,32 +120,23 @@ def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
 
 
 def softmax(x: Any, dim: int, in_float: bool) -> Any:
-    """`_softmax`. A row whose largest is infinite is not a number, as on one device.
+    """Softmax: a row whose largest is infinite is not a number, as on one device.
 
-    Args:
-        x: A sharded tensor of floats.
-        dim: The dim that sums up to one.
-        in_float: Whether the result of half precision is in float32.
+    The result of half precision is in float32 where `in_float` says so.
     """
     powers = _shifted(x, dim).exp()
     return _as_asked(powers / reduced(powers.sum(dim, keepdim=True)), x, in_float)
 
 
 def log_softmax(x: Any, dim: int, in_float: bool) -> Any:
-    """`_log_softmax`, with the arguments of `softmax`."""
+    """The logarithm of `softmax`."""
     shifted = _shifted(x, dim)
     total = reduced(shifted.exp().sum(dim, keepdim=True))
     return _as_asked(shifted - total.log(), x, in_float)
 
 
 def logsumexp(x: Any, dims: list[int], keepdim: bool = False) -> Any:
-    """The logarithm of the sum of powers along `dims`, which may be infinite.
-
-    Args:
-        x: A sharded tensor of floats.
-        dims: The dims that are summed.
-        keepdim: Whether they stay, with size 1.
-    """
+    """The logarithm of the sum of powers along `dims`, which may be infinite."""
     values = precise(x)
     largest = reduced(values.amax(dims, keepdim=True))
     largest = largest.masked_fill(largest.isinf(), 0)

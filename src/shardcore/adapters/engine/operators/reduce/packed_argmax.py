@@ -20,12 +20,9 @@ _SIGN = 0x7FFFFFFF
 
 
 def packed(part: torch.Tensor, numbers: torch.Tensor, dim: int) -> torch.Tensor:
-    """The number of each row of `part`, which keeps `dim` with one entry.
+    """The number of each row of `part`, this rank's values, perhaps none.
 
-    Args:
-        part: This rank's values, perhaps none.
-        numbers: Where along the full dim each of them is, in order.
-        dim: The dim.
+    `numbers` says where along the full dim each of them is; `dim` stays, with one entry.
     """
     if not part.shape[dim]:
         return torch.full_like(part.sum(dim, keepdim=True), _LEAST, dtype=torch.int64)
