@@ -11,7 +11,7 @@ logger = logging.getLogger("shardcore.operators")
 
 def tell(operator: Any, args: Any) -> None:
     """Counts the call in the engine of the sharded operands, and warns at the first one."""
-    operands = _sharded(args)
+    operands = sharded(args)
     counts = operands[0].engine.fallbacks
     counts[str(operator)] += 1
     if counts[str(operator)] > 1:
@@ -33,8 +33,9 @@ def tell(operator: Any, args: Any) -> None:
 
 def count(args: Any) -> int:
     """The calls that were counted so far by the engine of sharded operands."""
-    return next((each.engine.fallbacks.total() for each in _sharded(args)), 0)
+    return next((each.engine.fallbacks.total() for each in sharded(args)), 0)
 
 
-def _sharded(args: Any) -> list[Any]:
+def sharded(args: Any) -> list[Any]:
+    """Returns the sharded tensors in any nest of operands."""
     return [leaf for leaf in torch_compat.tree_leaves(args) if hasattr(leaf, "mesh_layout")]

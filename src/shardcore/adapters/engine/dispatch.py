@@ -150,7 +150,11 @@ def _key(
             if each.copied is not None:
                 refresh(each)
             if each.engine is not engine:
-                raise _different(each.engine, engine)
+                raise StrategyError(
+                    "Sharded tensors of two distributions meet in one operator (meshes "
+                    f"{each.engine.world.mesh} and {engine.world.mesh}): build the model and its "
+                    "data under one keras.distribution."
+                )
             tensors.append(each)
             found.append(each.form)
             continue
@@ -169,14 +173,6 @@ def _key(
         else:
             found.append((kind, each))
     return found
-
-
-def _different(one: Engine, other: Engine) -> StrategyError:
-    return StrategyError(
-        "Sharded tensors of two distributions meet in one operator (meshes "
-        f"{one.world.mesh} and {other.world.mesh}): build the model and its data under one "
-        "keras.distribution."
-    )
 
 
 def _plan(

@@ -15,7 +15,7 @@ from shardcore.domain.errors import StrategyError
 
 def run_full(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """Run the operator on full operands; results are replicated."""
-    tensors = _sharded((args, kwargs))
+    tensors = fallback.sharded((args, kwargs))
     if not all(each.form.is_replicated for each in tensors):
         fallback.tell(operator, tensors)
     plain_args, plain_kwargs = tree_map_only(ShardedTensor, full, (args, kwargs))
@@ -39,7 +39,7 @@ def run_full_and_store(operator: Any, *args: Any, **kwargs: Any) -> Any:
     Raises:
         StrategyError: If it changes the shape of one.
     """
-    tensors = _sharded((args, kwargs))
+    tensors = fallback.sharded((args, kwargs))
     engine: Engine = tensors[0].engine
     fallback.tell(operator, tensors)
     written = written_operands(operator, args, kwargs)
@@ -58,10 +58,6 @@ def run_full_and_store(operator: Any, *args: Any, **kwargs: Any) -> Any:
         return by_value[id(tensor)] if id(tensor) in by_value else engine.replicated(tensor)
 
     return tree_map_only(torch.Tensor, returned, result)
-
-
-def _sharded(operands: Any) -> list[Any]:
-    return [leaf for leaf in tree_leaves(operands) if isinstance(leaf, ShardedTensor)]
 
 
 def _store(operator: Any, target: Any, value: torch.Tensor) -> None:
