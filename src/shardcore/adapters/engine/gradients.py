@@ -27,8 +27,12 @@ class Buckets:
 
     A bucket is sent when it is full, while the pass goes on; what is left is sent at its end, and
     then all of them are waited for. The order is that of the pass, which is the same on all ranks.
+
+    Args:
+        size: The bytes that a bucket holds before it is sent.
     """
 
+    size: int = BUCKET_BYTES
     _open: dict[Hashable, list[torch.Tensor]] = attrs.field(factory=dict, init=False)
     _bytes: dict[Hashable, int] = attrs.field(factory=dict, init=False)
     _sent: list[Callable[[], None]] = attrs.field(factory=list, init=False)
@@ -49,7 +53,7 @@ class Buckets:
         # A captured step makes buckets of its own: it knows all that comes. Sums over several axes
         # would not meet there: the second of each reads what the first has made.
         of_one_axis = len(pending) == 1
-        if self._bytes[alike] >= BUCKET_BYTES or (of_one_axis and recording() is not None):
+        if self._bytes[alike] >= self.size or (of_one_axis and recording() is not None):
             self._send(alike)
 
     def _send(self, alike: Hashable) -> None:
