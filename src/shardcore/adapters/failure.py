@@ -5,9 +5,9 @@ exception is published there; the others, whatever they are doing, show it and l
 this host that is gone without a word (killed, out of memory) is noticed too; one of another host
 is noticed by its launcher, or by the next collective.
 
-Orderly ends are told apart from deaths: a rank says that it has ended. Rank 0, which holds the
+An orderly end is not a death: a rank says that it has ended. Rank 0, which holds the
 store when there is no launcher, leaves last, or when all others know that the store will go.
-They watch no longer then: what happens later is told by the next collective.
+They watch no longer then: the next collective shows what happens later.
 """
 
 import atexit
@@ -55,7 +55,7 @@ class FailureWatch:
     """The watch of this rank. Started once after the process group, by all ranks alike.
 
     Example:
-        >>> FailureWatch.start() is None  # alone: nobody to watch
+        >>> FailureWatch.start() is None  # alone: no rank to watch
         True
     """
 
@@ -94,7 +94,7 @@ class FailureWatch:
         by ``os._exit`` while others work must call :meth:`stop` before.
 
         Returns:
-            The watch; None where there is nobody to watch: for a process alone, and for a rank
+            The watch; None where no other rank can be watched: for a process alone, and for a rank
             whose peers are only simulated.
         """
         rank, world_size = process_group.rank(), process_group.world_size()
@@ -204,7 +204,7 @@ class FailureWatch:
             self._end_after(first, self._board)
         before = f" after rank {', '.join(map(str, ended))} had ended" if ended else ""
         _say(f"[rank {self._rank}] failed{before}:\n")
-        with contextlib.suppress(OSError):  # nobody reads our output any more
+        with contextlib.suppress(OSError):  # our output is read no more
             self._previous_hook(kind, error, trace)
         self._let_others_see()
 
@@ -261,7 +261,7 @@ def _store_may_be_gone() -> contextlib.suppress:
 
 def _say(text: str) -> None:
     # One write, so that the lines of several ranks do not mix.
-    with contextlib.suppress(OSError):  # nobody reads our output any more
+    with contextlib.suppress(OSError):  # our output is read no more
         sys.stderr.write(text)
         sys.stderr.flush()
 

@@ -204,7 +204,7 @@ def _wait_for_workers() -> None:
     meanwhile, the process aborts with "terminate called without an active exception". Destroying
     the groups does not end their threads, which the caches of DTensor keep. The number of
     unfinished works has no public name; a thread that sleeps, twice in a row, has none, or one
-    that nobody has waited for and another rank has not come to.
+    that this rank has not waited for and another has not come to.
     """
     deadline = time.monotonic() + _PUT_AWAY_SECONDS
     idle = 0

@@ -67,7 +67,7 @@ class Engine:
         strides: tuple[int, ...] | None = None,
         weight: bool = False,
     ) -> Form:
-        """The one form of its kind."""
+        """Returns the one form with these fields."""
         asked = (shape, strides, layout, dtype, device, weight)
         found = self._forms.get(asked)
         if found is None:

@@ -20,10 +20,10 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
 
     What is compiled is kept in torch's cache on disk, so an equal step of any process is loaded.
 
-    torch 2.13: `torch.compile` would trace the graph anew and guard what needs no guards;
+    torch 2.13: `torch.compile` would trace the graph again and guard what needs no guards;
     `torch._inductor.compile` takes no settings for one graph alone. With `reorder_for_locality`
     each collective would be started where it is waited for. With `layout_optimization` what a
-    convolution hangs on would lie with its second dim last, as the channels of torch's images
+    convolution depends on would lie with its second dim last, as the channels of torch's images
     do: Keras' images have theirs last already, as a rule, and would lie across.
     """
     from torch._inductor.compile_fx import compile_fx
@@ -91,7 +91,7 @@ def _unless_part(can_reuse: Callable[..., bool]) -> Callable[..., bool]:
     """What lies in the memory of a `stack` or `cat` is not overwritten in place.
 
     `SchedulerNode.decide_inplace_update` takes such a part for a tensor with memory of its own. The
-    memory is given away when nobody reads the parts any more, but what was written into one of them
+    memory is given away when the parts are read no more, but what was written into one of them
     is still read: wrong gradients of a `SimpleRNN` that goes backwards.
     """
 
@@ -104,7 +104,7 @@ def _unless_part(can_reuse: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _with_renames(recompute: Callable[..., None]) -> Callable[..., None]:
-    """Loops that are made anew to fit those beside them still wait for what is written in place.
+    """Loops that are made again to fit those beside them still wait for what is written in place.
 
     They read a sum after its all-reduce, which is done in place, and so by another name: without
     that name they are run ahead of it, as it takes less memory. It is kept in some cases only.

@@ -19,9 +19,9 @@ PROFILER = "profiler::"
 
 
 class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells of every operator on plain tensors that this thread runs, before and after it ran.
+    """Hears every operator on plain tensors that this thread runs, before and after it ran.
 
-    Operators on sharded tensors are not told: what those make of them on plain parts is.
+    It does not hear operators on sharded tensors, but what those run on plain parts.
 
     torch 2.13: `TorchDispatchMode` has no public name. `CommDebugMode` of DTensor, which has one,
     counts collectives, but its module hooks fail on Keras layers, which call each other outside
@@ -56,7 +56,7 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-# FakeTensor: a library works out shapes, for which nothing is told.
+# FakeTensor: a library works out shapes, and computes nothing.
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
 
 
@@ -69,7 +69,7 @@ def _is_without_values(nest: Any) -> bool:
 
 
 class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]
-    """Tells of every collective of tensors that this thread starts.
+    """Hears every collective of tensors that this thread starts.
 
     Args:
         listen: Called with each collective.

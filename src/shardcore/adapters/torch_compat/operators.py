@@ -20,7 +20,7 @@ _UNTAGGED = frozenset(_NOT_TAGGED.split())
 
 @cache
 def is_elementwise(operator: Any) -> bool:
-    """Whether each element of a result hangs on the same places of the operands, and on no draw."""
+    """Whether each element of a result depends on the same places of operands, and on no draw."""
     tags = operator.tags
     is_pointwise = torch.Tag.pointwise in tags or aten_name(operator) in _UNTAGGED
     return is_pointwise and torch.Tag.nondeterministic_seeded not in tags
@@ -80,7 +80,7 @@ def out_of_place(operator: Any) -> Any:
 
 @cache
 def writing_into(operator: Any) -> tuple[Any, str] | None:
-    """The variant of `operator` that writes where it is told, and what that operand is called.
+    """The variant of `operator` that writes its result into an operand, and that operand's name.
 
     None if torch has none on a CPU but what runs `operator` and copies.
     """
@@ -176,7 +176,7 @@ def kind_of_results(operator: Any) -> str:
 
 
 def reads_values(operator: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the result of `operator` is a number, or has a shape, that hangs on values.
+    """Whether the result of `operator` is a number, or has a shape, that depends on values.
 
     torch 2.13: an operator that takes indices has the tag of those that take masks.
     """

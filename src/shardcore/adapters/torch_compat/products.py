@@ -54,5 +54,5 @@ def has_onednn() -> bool:
 @functools.cache
 def is_intel() -> bool:
     """Whether the processor is one of Intel's, for which MKL is written."""
-    told = Path("/proc/cpuinfo")  # of Linux
-    return "GenuineIntel" in (told.read_text() if told.exists() else platform.processor())
+    described = Path("/proc/cpuinfo")  # of Linux
+    return "GenuineIntel" in (described.read_text() if described.exists() else platform.processor())

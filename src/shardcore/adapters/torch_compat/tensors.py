@@ -29,13 +29,13 @@ def wrapper(
 def backward_pass() -> int:
     """The number of the backward pass that runs on this thread now.
 
-    torch 2.13: it has no public name. A pass that fails calls nobody at its end.
+    torch 2.13: it has no public name. A pass that fails calls nothing at its end.
     """
     return int(torch._C._current_graph_task_id())
 
 
 def after_backward(call: Callable[[], None]) -> None:
-    """Call `call` when the backward pass that runs now is through.
+    """Call `call` when the backward pass that runs now is finished.
 
     torch 2.13: the engine has no public name. `DistributedDataParallel` ends its passes so.
     """
@@ -90,7 +90,7 @@ def accumulated() -> torch.Tensor | None:
 
 
 def identity_of(generator: torch.Generator) -> int:
-    """A number for the generator, its own as long as somebody has it.
+    """A number for the generator, its own as long as it exists.
 
     torch 2.13: an operator gets another Python object for it than the one that was made.
     """
