@@ -73,7 +73,8 @@ class _Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         _, _, reason = text.partition("with the same numbers: ")
-        self.told.reasons.append((reason or text).partition(". To silence this")[0])
+        reason, *_ = (reason or text).partition(". To silence this")
+        self.told.reasons.append(reason.partition(", in layer ")[0])  # the case names it
 
 
 def watch() -> Told:

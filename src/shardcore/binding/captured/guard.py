@@ -28,24 +28,18 @@ class PythonGuard:
     Args:
         attributes: Where numbers, flags, names, functions, lists and tensors are held.
         values: What was held there.
-        containers: The lists, sets and dicts among the values.
-        sizes: Their lengths.
-        contents: The containers of which each member is compared.
-        live: Their members, as they are now.
-        members: Their members, as they were.
-        buffers: Arrays and the like, what copies their content, and the content.
+        sizes: The lists, sets and dicts among the values, each with a name and its length then.
+        members: Views of those of which each member is compared, with their members then.
+        buffers: Of arrays and the like, a name, what copies their content, and the content then.
         memories: Where in memory the tensors are that are held.
         seed: The state of Keras' global generator.
     """
 
     attributes: list[GuardedAttribute]
     values: list[Any]
-    containers: list[Any]
-    sizes: list[int]
-    contents: list[Any]
-    live: list[Any]
-    members: list[tuple[Any, ...]]
-    buffers: list[tuple[Any, Callable[[], Any], Any]]
+    sizes: list[tuple[str, Any, int]]
+    members: list[tuple[str, Any, tuple[Any, ...]]]
+    buffers: list[tuple[str, Callable[[], Any], Any]]
     memories: frozenset[Any]
     seed: Any
 
@@ -64,36 +58,24 @@ class PythonGuard:
             NotCaptured: If the step reads what cannot be compared.
         """
         attributes = guarded_attributes(trainer, called)
-        values = [each.value for each in attributes]
-        names = called.names()
-        for attribute, value in zip(attributes, values, strict=True):
-            why = "" if isinstance(value, PLAIN) else why_not_comparable(value)
-            if why and attribute.key in names:
-                raise NotCaptured(f"it reads {attribute.name}, which {why}")
-        pairs = zip(attributes, values, strict=True)
-        keyed = [(each.key, value) for each, value in pairs if isinstance(value, CONTAINERS)]
-        containers = [value for _, value in keyed]
-        # Private containers of Keras, of losses for instance, are filled and emptied in each step.
+        held = [(each, each.value) for each in attributes]
+        _check_comparable(held, called.names())
+        containers = [pair for pair in held if isinstance(pair[1], CONTAINERS)]
         contents = [
-            each
-            for key, each in keyed
-            if not str(key).startswith("_")
-            or any(isinstance(member, PLAIN) for member in members(each))
+            (each.name, members(value), tuple(members(value)))
+            for each, value in containers
+            if not _is_refilled(each.key, value)
         ]
-        found = [tuple(members(each)) for each in contents]
-        held = [*values, *chain.from_iterable(found)]
-        changeable = {id(each): each for each in held if not isinstance(each, PLAIN)}.values()
-        buffers = [(each, copy) for each in changeable if (copy := content_of(each)) is not None]
+        named = [(name, member) for name, _, found in contents for member in found]
+        named += [(each.name, value) for each, value in held]
+        changeable = {id(value): (name, content_of(value)) for name, value in named}
         return cls(
             attributes=attributes,
-            values=values,
-            containers=containers,
-            sizes=list(map(len, containers)),
-            contents=contents,
-            live=list(map(members, contents)),
-            members=found,
-            buffers=[(each, copy, copy()) for each, copy in buffers],
-            memories=_memories(held, local),
+            values=[value for _, value in held],
+            sizes=[(each.name, value, len(value)) for each, value in containers],
+            members=contents,
+            buffers=[(name, copy, copy()) for name, copy in changeable.values() if copy],
+            memories=_memories((value for _, value in named), local),
             seed=seams.global_seed(),
         )
 
@@ -113,10 +95,12 @@ class PythonGuard:
     def _is_identical(self) -> bool:
         # Lists, and no generators: those call Python for each element, in every step.
         pairs = zip(self.attributes, self.values, strict=True)
+        now = chain.from_iterable([view for _, view, _ in self.members])
+        then = chain.from_iterable([found for _, _, found in self.members])
         return (
             False not in [each.holder.get(each.key) is value for each, value in pairs]
-            and list(map(len, self.containers)) == self.sizes
-            and all(map(is_, chain.from_iterable(self.live), chain.from_iterable(self.members)))
+            and False not in [len(container) == size for _, container, size in self.sizes]
+            and all(map(is_, now, then))
             and False not in [copy() == content for _, copy, content in self.buffers]
         )
 
@@ -125,24 +109,29 @@ class PythonGuard:
         for attribute, value in zip(self.attributes, self.values, strict=True):
             if not _is_same(attribute.value, value):
                 yield attribute.name
-        for container, size in zip(self.containers, self.sizes, strict=True):
-            if len(container) != size:
-                yield self._name(container)
-        for container, then in zip(self.contents, self.members, strict=True):
-            if not all(map(_is_same, members(container), then)):
-                yield self._name(container)
-        for value, copy, content in self.buffers:
-            if copy() != content:
-                yield self._name(value)
+        yield from (name for name, container, size in self.sizes if len(container) != size)
+        for name, view, found in self.members:
+            if not all(map(_is_same, view, found)):
+                yield name
+        yield from (name for name, copy, content in self.buffers if copy() != content)
 
-    def _name(self, held: Any) -> str:
-        """Returns the name of the attribute that has the value `held`, or a container with it."""
-        return next(
-            attribute.name
-            for attribute, value in zip(self.attributes, self.values, strict=True)
-            if value is held
-            or (isinstance(value, CONTAINERS) and any(each is held for each in members(value)))
-        )
+
+def _check_comparable(held: list[tuple[GuardedAttribute, Any]], names: set[str]) -> None:
+    """Checks that a change can be seen of all that the step names.
+
+    Raises:
+        NotCaptured: If it cannot.
+    """
+    for attribute, value in held:
+        why = "" if isinstance(value, PLAIN) else why_not_comparable(value)
+        if why and attribute.key in names:
+            raise NotCaptured(f"it reads {attribute.name}, which {why}")
+
+
+def _is_refilled(key: Any, container: Any) -> bool:
+    """Whether it is private, of losses for instance, which Keras fills and empties in each step."""
+    is_plain = any(isinstance(member, PLAIN) for member in members(container))
+    return str(key).startswith("_") and not is_plain
 
 
 def _memories(held: Iterable[Any], local: Callable[[Any], Any]) -> frozenset[Any]:
