@@ -110,10 +110,10 @@ def explain(model: Any, batch: Any, step: str = "train") -> Explanation:
         StrategyError: If the model is not compiled, the batch or the step is none, or this is not
             the main thread.
     """
-    from shardcore.adapters.explaining import StepWitness
+    from shardcore.adapters.traffic import StepWitness
     from shardcore.binding.explaining import explain_model
 
-    return explain_model(model, batch, step, _sessions(), StepWitness.of)
+    return explain_model(model, batch, step, _sessions(), StepWitness)
 
 
 def plan(model: Any, mesh: Any, policy: str = "tensor_parallel", **options: Any) -> Any:

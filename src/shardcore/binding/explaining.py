@@ -2,21 +2,18 @@
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import attrs
 import torch
 
-from shardcore.binding import agreement, sample_weights, seams, torch_modules
-from shardcore.binding.explaining_calls import Calls
-from shardcore.binding.metric_sums import MetricSums
+from shardcore.binding import agreement, seams, torch_modules
+from shardcore.binding.explaining_step import ExplainedStep
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.explanation.advice import advise
-from shardcore.domain.explanation.collectives import Collective, Phase, axes_of, counted, sent_bytes
-from shardcore.domain.explanation.reasons import Cause, Facts, reason
-from shardcore.ports.whereabouts import Seen, Watch
+from shardcore.domain.explanation.collectives import counted
+from shardcore.ports.whereabouts import Watch
 from shardcore.reporting.explanation import Explanation
 
 
@@ -30,115 +27,29 @@ def explain_model(
             or this is not the main thread.
     """
     data = _checked(model, batch, step)
-    with _scope(model, sessions) as session:
+    # A sharded model may have outlived the scope that it was built in.
+    with sessions.scope_of(model), ExitStack() as scope:
+        session = sessions.current()
+        if session is not None:
+            scope.enter_context(session.strategy.scope())
         if step != "predict":
             model._symbolic_build(data_batch=data)
         if session is not None and session.mesh.size > 1:
             agreement.check_model(model, [data], session)
-        run = _Run(model, step, session)
+        run = ExplainedStep(model, step, session)
         with _as_before(model, session), sessions.working(model):
-            run(data, watch, sessions.sums)
-        return run.explanation(sessions.entry.name)
-
-
-@contextmanager
-def _scope(model: Any, sessions: Sessions) -> Iterator[Session | None]:
-    """The session of the model, and its scope: a sharded model may have outlived it."""
-    with sessions.scope_of(model):
-        session = sessions.current()
-        with nullcontext() if session is None else session.strategy.scope():
-            yield session
-
-
-@attrs.define(eq=False)
-class _Run:
-    """A step that runs, and what was seen."""
-
-    model: Any
-    step: str
-    session: Session | None
-    calls: Calls = attrs.field(init=False)
-    facts: list[tuple[Facts, Collective]] = attrs.field(factory=list, init=False)
-    _in_batch: bool = attrs.field(default=True, init=False)
-
-    def __call__(self, data: Any, watch: Watch, sums: MetricSums) -> None:
-        """Run the step eagerly, as `train_on_batch` and the like do."""
-        variables = {v.path: v._value for v in agreement.variables_of(self.model)}
-        witness = watch(self._saw, variables)
-        self.calls = Calls(self.session, witness)
-        with witness.watching(), self.calls.followed():
-            if self.session is not None:
-                (data,) = sample_weights.distribute([data], self.session)
-            self._in_batch = False
-            if self.step != "predict":
-                self.model.reset_metrics()
-            with sums.step():
-                outputs = getattr(self.model, f"{self.step}_step")(data)
-            if self.session is not None:
-                with self.calls.because(Cause("returned")):
-                    seams.map_tensors(self.session.strategy.whole, outputs)
-
-    def _saw(self, seen: Seen) -> None:
-        facts = self._facts_of(seen)
-        collective = Collective(
-            kind=seen.kind,
-            phase=facts.phase,
-            layer=facts.layer,
-            operator=facts.operator,
-            axes=facts.axes,
-            ranks=len(seen.processes),
-            operand_bytes=seen.operand_bytes,
-            sent_bytes=sent_bytes(seen.kind, seen.operand_bytes, len(seen.processes)),
-            variables=facts.reduced or ((facts.variable,) if facts.variable else ()),
-            shape=facts.shape,
-            change=facts.change,
-            reason=reason(facts),
-        )
-        self.facts.append((facts, collective))
-
-    def _facts_of(self, seen: Seen) -> Facts:
-        session, move = self.session, seen.move  # a step of the user's own may communicate without
-        axes: tuple[str, ...] = ()
-        if session is not None:
-            axes = axes_of(session.mesh, session.world.processes, seen.processes)
-        return Facts(
-            kind=seen.kind,
-            phase=self._phase(seen),
-            axes=axes,
-            layer=seen.layer or self.calls.owner(seen.reduced),
-            operator=seen.operator or "",
-            fell_back=seen.fell_back,
-            shape=None if move is None else move.shape,
-            source=None if move is None else move.source,
-            target=None if move is None else move.target,
-            variable=seen.variable,
-            reduced=seen.reduced,
-            cause=self.calls.cause,
-            batch_axis="" if session is None else session.batch_axis,
-        )
-
-    def _phase(self, seen: Seen) -> Phase:
-        if self._in_batch:
-            return "batch"
-        if seen.backward:
-            return "backward"
-        if seams.is_made_by_optimizer():
-            return "update"
-        return "forward" if seen.layer else "loss and metrics"
-
-    def explanation(self, strategy: str) -> Explanation:
-        """What was seen."""
-        layers, session = self.calls.layers(), self.session
-        return Explanation(
-            model=self.model.name,
-            step=self.step,
-            mesh=None if session is None else session.mesh,
-            strategy=strategy if session else "",
-            rank=session.world.position if session else 0,
-            layers=layers,
-            collectives=counted(collective for _, collective in self.facts),
-            avoidable=advise(self.facts, layers),
-        )
+            run.run(data, watch, sessions.sums)
+        layers = run.layers()
+    return Explanation(
+        model=model.name,
+        step=step,
+        mesh=None if session is None else session.mesh,
+        strategy=sessions.entry.name if session else "",
+        rank=session.world.position if session else 0,
+        layers=layers,
+        collectives=counted(each.collective() for each in run.facts),
+        avoidable=advise(run.facts, layers),
+    )
 
 
 def _checked(model: Any, batch: Any, step: str) -> Any:

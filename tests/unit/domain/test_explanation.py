@@ -4,14 +4,13 @@ import pytest
 
 from shardcore.domain.explanation.advice import SMALL, advise, said
 from shardcore.domain.explanation.collectives import (
-    Collective,
     ExplainedLayer,
     ExplainedVariable,
     axes_of,
     counted,
     sent_bytes,
 )
-from shardcore.domain.explanation.reasons import Cause, Facts, reason
+from shardcore.domain.explanation.reasons import Facts, reason
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.redistribution import plan
@@ -55,7 +54,8 @@ def test_the_bytes_by_theory_are_those_of_a_redistribution(source, target):
 
 
 def facts(kind="all_gather", **known):
-    return Facts(**{"kind": kind, "phase": "forward", "axes": ("model",), "layer": "down", **known})
+    common = {"axes": ("model",), "processes": range(4), "operand_bytes": 64, "layer": "down"}
+    return Facts(**{"kind": kind, **common, **known})
 
 
 COLUMNS = {"shape": (8, 16), "source": Layout(MESH, ("data", "model")),
@@ -86,11 +86,11 @@ PENDING = Layout(MESH, (None, None), {"model": "sum"})
         ),
         (facts(variable="a/bias"), "a/bias: split over axis 'model', gathered"),
         (
-            facts("all_reduce", source=PENDING, target=WHOLE, cause=Cause("output")),
+            facts("all_reduce", source=PENDING, target=WHOLE, cause="the layer's output:"),
             "the layer's output: a pending sum over axis 'model', done",
         ),
         (
-            facts(**COLUMNS, cause=Cause("rule", ".*/output")),
+            facts(**COLUMNS, cause="the layer's output: rule '.*/output' asks for it,"),
             "the layer's output: rule '.*/output' asks for it, split by dim 1 over axis 'model', "
             "gathered",
         ),
@@ -111,13 +111,13 @@ PENDING = Layout(MESH, (None, None), {"model": "sum"})
             "the gradient of what down gives: a pending sum over axis 'model', done",
         ),
         (
-            facts("reduce_scatter", cause=Cause("assign", "bn/mean"), source=PENDING,
+            facts("reduce_scatter", cause="the new value of bn/mean:", source=PENDING,
                   target=Layout(MESH, ("model", None)), axes=("model",)),
             "the new value of bn/mean: a pending sum over axis 'model', done, each rank keeps its "
             "part of dim 0",
         ),
         (
-            facts(cause=Cause("returned")),
+            facts(cause="what the step returns:"),
             "what the step returns: split over axis 'model', gathered",
         ),
         (facts("broadcast", axes=()), "a value: sent over a group of processes outside the mesh"),
@@ -125,14 +125,6 @@ PENDING = Layout(MESH, (None, None), {"model": "sum"})
 )  # fmt: skip
 def test_the_reason_in_words(known, words):
     assert reason(known) == words
-
-
-def collective(known, **changes):
-    return Collective(**{
-        "kind": known.kind, "phase": known.phase, "layer": known.layer, "operator": known.operator,
-        "axes": known.axes, "ranks": 4, "operand_bytes": 64, "sent_bytes": 192, "variables": (),
-        "shape": known.shape, "change": known.change, "reason": reason(known), **changes,
-    })  # fmt: skip
 
 
 def layer(path, *variables, spec=("data", None)):
@@ -147,7 +139,7 @@ UP = layer("up", variable("up/kernel", (4, 16), (None, "model")), spec=("data", 
 
 
 def advice(known, *layers):
-    found = advise([(known, collective(known))], layers)
+    found = advise([known], layers)
     return [each.rules for each in found]
 
 
@@ -169,21 +161,20 @@ def test_where_no_kernel_takes_the_features_the_last_split_layer_before_is_to_be
 
 
 def test_a_rule_that_gathers_features_is_to_be_taken_out():
-    assert advice(facts(**COLUMNS, cause=Cause("rule", ".*/output")), UP) == [{".*/output": None}]
+    assert advice(facts(**COLUMNS, rule=".*/output"), UP) == [{".*/output": None}]
 
 
 def test_one_change_at_a_time():
     known = facts(**COLUMNS)
     other = facts(**COLUMNS, operator="aten.add.Tensor")
-    moved = [(known, collective(known)), (other, collective(other))]
-    assert len(advise(moved, [UP, layer("down")])) == 1
+    assert len(advise([known, other], [UP, layer("down")])) == 1
 
 
 def test_small_variables_that_are_gathered_are_to_be_whole_together():
     small = [variable(f"a/{n}", (8, 8), ("model", "data")) for n in range(2)]
     large = variable("a/large", (SMALL, 8), ("model", None))
     known = [facts(variable=each.path) for each in (*small, large)]
-    (found,) = advise([(each, collective(each)) for each in known], [layer("a", *small, large)])
+    (found,) = advise(known, [layer("a", *small, large)])
     assert found.rules == {"a/0": (None, "data"), "a/1": (None, "data")}
     assert "a/0 and 1 more small variables are split over 'model'" in found.problem
     assert found.effect.startswith(f"each rank keeps {2 * 8 * 8 * 4 * 3 // 4} bytes more")
@@ -196,7 +187,7 @@ def test_small_variables_that_are_gathered_are_to_be_whole_together():
         facts(**COLUMNS, phase="backward"),
         facts(**{**COLUMNS, "axes": ("data",)}, batch_axis="data"),
         facts(**COLUMNS, reduced=("up/kernel",)),
-        facts(**TOKENS, cause=Cause("rule", "norm/output")),  # once, for several products
+        facts(**TOKENS, rule="norm/output"),  # once, for several products
     ],
 )
 def test_what_no_rule_spares_is_not_told(known):
@@ -211,7 +202,7 @@ def test_the_rules_as_they_are_written():
 
 
 def test_equal_ones_are_told_once():
-    one, other = collective(facts()), collective(facts(), layer="up")
+    one, other = facts().collective(), facts(layer="up").collective()
     assert [(each.layer, each.times) for each in counted([one, other, one])] == [
         ("down", 2),
         ("up", 1),

@@ -15,7 +15,6 @@ from shardcore.adapters.torch_compat.collectives import is_wait as is_wait
 from shardcore.adapters.torch_compat.collectives import wait_for as wait_for
 from shardcore.adapters.torch_compat.listening import CollectiveListener as CollectiveListener
 from shardcore.adapters.torch_compat.listening import OperatorListener as OperatorListener
-from shardcore.adapters.torch_compat.listening import OperatorWatch as OperatorWatch
 from shardcore.adapters.torch_compat.operators import LIST_COPY as LIST_COPY
 from shardcore.adapters.torch_compat.operators import as_tuple as as_tuple
 from shardcore.adapters.torch_compat.operators import aten_name as aten_name

@@ -73,39 +73,28 @@ class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]
 
     Args:
         listen: Called with each collective.
+        around: Gives, of an operator on sharded tensors and its operands, the scope that it runs
+            in. The value of the scope is called with the result.
     """
 
-    def __init__(self, listen: Callable[[Started], None]) -> None:
+    def __init__(
+        self,
+        listen: Callable[[Started], None],
+        around: Callable[[Any, Any], AbstractContextManager[Callable[[Any], None]]] | None = None,
+    ) -> None:
         def before(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             started = started_by(operator, args)
             if started is not None:
                 listen(started)
 
         super().__init__(before)
-
-
-class OperatorWatch(CollectiveListener):  # type: ignore[no-untyped-call]
-    """A `CollectiveListener` that also runs each operator on sharded tensors in a scope.
-
-    Args:
-        listen: Called with each collective.
-        around: Gives, of an operator and its operands, the scope that it runs in. The value of the
-            scope is called with the result.
-    """
-
-    def __init__(
-        self,
-        listen: Callable[[Started], None],
-        around: Callable[[Any, Any], AbstractContextManager[Callable[[Any], None]]],
-    ) -> None:
-        super().__init__(listen)
         self._around = around
         self._handed_on = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if not any(hasattr(kind, "placements") for kind in types):
+        if self._around is None or not any(hasattr(kind, "placements") for kind in types):
             return super().__torch_dispatch__(func, types, args, kwargs)
         if self._handed_on:
             self._handed_on = False

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from shardcore.domain.explanation.collectives import (
     Avoidable,
-    Collective,
     ExplainedLayer,
     ExplainedVariable,
 )
@@ -24,9 +23,7 @@ SMALL = 64 * 1024
 MOST_SAID = 4
 
 
-def advise(
-    moved: Sequence[tuple[Facts, Collective]], layers: Sequence[ExplainedLayer]
-) -> tuple[Avoidable, ...]:
+def advise(moved: Sequence[Facts], layers: Sequence[ExplainedLayer]) -> tuple[Avoidable, ...]:
     """Returns the gathers that a layout forces, each once with the rules to change.
 
     Only what another rule spares is named: a large weight that is gathered for use is split to save
@@ -34,47 +31,47 @@ def advise(
     """
     found: list[Avoidable] = []
     ruled: set[str] = set()  # one change at a time: a rule that is changed changes what follows
-    for facts, collective in moved:
+    for facts in moved:
         if facts.kind in _GATHERS and not facts.reduced and facts.phase in _PHASES:
-            advised = _advice(facts, collective, layers)
+            advised = _advice(facts, layers)
             if advised is not None and ruled.isdisjoint(advised.rules):
                 found.append(advised)
                 ruled.update(advised.rules)
     return (*found, *_small_variables(moved, layers))
 
 
-def _advice(
-    facts: Facts, collective: Collective, layers: Sequence[ExplainedLayer]
-) -> Avoidable | None:
-    if facts.cause is not None and facts.cause.kind == "rule":
+def _advice(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
+    if facts.rule:
         if _gathers_tokens(facts):  # once, for all who need them
             return None
         return Avoidable(
-            collective,
-            f"rule {facts.cause.name!r} has the output gathered",
-            {facts.cause.name: None},
+            facts.collective(),
+            f"rule {facts.rule!r} has the output gathered",
+            {facts.rule: None},
             "the output stays as it is computed",
         )
     if facts.variable is not None or facts.batch_axis in facts.axes or len(facts.axes) != 1:
         return None
-    return _by_rows(facts, collective, layers) or _whole_producer(facts, collective, layers)
+    return _by_rows(facts, layers) or _whole_producer(facts, layers)
 
 
 def _small_variables(
-    moved: Iterable[tuple[Facts, Collective]], layers: Sequence[ExplainedLayer]
+    moved: Iterable[Facts], layers: Sequence[ExplainedLayer]
 ) -> Iterator[Avoidable]:
     """Variables that are gathered at each use, and so small that it costs more than it saves."""
     small = {v.path: v for layer in layers for v in layer.variables if v.bytes < SMALL}
-    found: dict[tuple[str, ...], dict[str, Collective]] = {}
-    for facts, collective in moved:
+    found: dict[tuple[str, ...], dict[str, Facts]] = {}
+    for facts in moved:
         if facts.kind in _GATHERS and facts.variable in small:
-            found.setdefault(facts.axes, {}).setdefault(str(facts.variable), collective)
+            found.setdefault(facts.axes, {}).setdefault(str(facts.variable), facts)
     for axes, gathered in found.items():
         first, *others = gathered
         named = first if not others else f"{first} and {len(others)} more small variables"
-        more = sum(small[path].bytes * (1 - 1 / each.ranks) for path, each in gathered.items())
+        more = sum(
+            small[path].bytes * (1 - 1 / len(each.processes)) for path, each in gathered.items()
+        )
         yield Avoidable(
-            gathered[first],
+            gathered[first].collective(),
             f"{named} {'is' if not others else 'are'} split over {', '.join(map(repr, axes))} and "
             "gathered at each use",
             {path: without_axes(small[path].spec, *axes) for path in gathered},
@@ -82,9 +79,7 @@ def _small_variables(
         )
 
 
-def _by_rows(
-    facts: Facts, collective: Collective, layers: Sequence[ExplainedLayer]
-) -> Avoidable | None:
+def _by_rows(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
     """A kernel whose input comes split by features: split by rows, it takes the input so."""
     layer = next((each for each in layers if each.path == facts.layer), None)
     size = _features(facts)
@@ -101,7 +96,7 @@ def _by_rows(
         each for each in layer.variables if each is not kernel and _has(each.spec, axis)
     ]  # the output is whole then
     return Avoidable(
-        collective,
+        facts.collective(),
         f"layer {layer.path}: {_as_split(kernel, axis)}, so its input, split over {axis!r}, is "
         "gathered",
         {kernel.path: rows, **{each.path: without_axes(each.spec, axis) for each in others}},
@@ -109,9 +104,7 @@ def _by_rows(
     )
 
 
-def _whole_producer(
-    facts: Facts, collective: Collective, layers: Sequence[ExplainedLayer]
-) -> Avoidable | None:
+def _whole_producer(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
     """Returns the layer whose output is split as this one cannot use it: the last before it."""
     axis = facts.axes[0]
     paths = [layer.path for layer in layers]
@@ -120,7 +113,7 @@ def _whole_producer(
         split = [each for each in layer.variables if _has(each.spec, axis)]
         if split and layer.spec is not None and _has(layer.spec, axis):
             return Avoidable(
-                collective,
+                facts.collective(),
                 f"{facts.layer or 'the loss'} needs whole what {layer.path} gives split over "
                 f"{axis!r}",
                 {each.path: without_axes(each.spec, axis) for each in split},

@@ -1,7 +1,7 @@
 """What a step moves between ranks, as data: its collectives, and the layers that they are for."""
 
-from collections.abc import Iterable
-from itertools import chain, combinations
+from collections.abc import Collection, Iterable
+from math import prod
 from typing import Literal, TypeAlias
 
 import attrs
@@ -118,8 +118,8 @@ def sent_bytes(kind: str, operand_bytes: int, ranks: int) -> int:
     return round(bytes_sent(kind, ranks, held))
 
 
-def axes_of(mesh: Mesh, processes: Iterable[int], group: Iterable[int]) -> tuple[str, ...]:
-    """Returns the fewest axes of `mesh` along which the processes of `group` are, or none.
+def axes_of(mesh: Mesh, processes: Iterable[int], group: Collection[int]) -> tuple[str, ...]:
+    """Returns the axes of `mesh` that the processes of `group` lie along, or none.
 
     Args:
         mesh: The mesh.
@@ -132,16 +132,12 @@ def axes_of(mesh: Mesh, processes: Iterable[int], group: Iterable[int]) -> tuple
         (('data',), ('data', 'model'))
     """
     at = {process: mesh.coordinate(rank) for rank, process in enumerate(processes)}
-    wanted = set(group)
-    if not wanted <= at.keys():
+    if not set(group) <= at.keys():
         return ()
-    long = [axis for axis, size in zip(mesh.axis_names, mesh.shape, strict=True) if size > 1]
-    here = at[min(wanted)]
-    for axes in chain.from_iterable(combinations(long, n) for n in range(1, len(long) + 1)):
-        fixed = [i for i, axis in enumerate(mesh.axis_names) if axis not in axes]
-        if wanted == {p for p, place in at.items() if all(place[i] == here[i] for i in fixed)}:
-            return axes
-    return ()
+    places = zip(*(at[process] for process in group), strict=True)
+    axes = [axis for axis, own in zip(mesh.axis_names, places, strict=True) if len(set(own)) > 1]
+    complete = len(group) == prod(map(mesh.axis_size, axes))
+    return tuple(axes) if complete else ()
 
 
 def counted(collectives: Iterable[Collective]) -> tuple[Collective, ...]:

@@ -1,39 +1,13 @@
 """Why a collective was made, in words."""
 
-from typing import Literal, TypeAlias
-
 import attrs
 
-from shardcore.domain.explanation.collectives import Phase
+from shardcore.domain.explanation.collectives import Collective, Phase, sent_bytes
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial, Placement, Shard
 
-# What the binding was at: the output of a layer, a rule for one, a variable that gets a value, what
-# a step returns, a value that NumPy reads.
-CauseKind: TypeAlias = Literal["output", "rule", "assign", "returned", "numpy"]
-
-
-_CAUSES: dict[CauseKind, str] = {
-    "rule": "the layer's output: rule {0!r} asks for it,",
-    "assign": "the new value of {0}:",
-    "returned": "what the step returns:",
-    "numpy": "a value that NumPy reads:",
-}
 # Reads a value on the host.
 _READS = "aten._local_scalar_dense"
-
-
-@attrs.frozen
-class Cause:
-    """What the binding was at.
-
-    Args:
-        kind: What it was.
-        name: The rule, the variable or the output.
-    """
-
-    kind: CauseKind
-    name: str = ""
 
 
 @attrs.frozen
@@ -41,25 +15,30 @@ class Facts:
     """What is known of one collective.
 
     Args:
-        kind: "all_reduce", ...
+        kind: "all_reduce", "all_gather", ...
         phase: The part of the step.
         axes: The mesh axes.
+        processes: Those that take part.
+        operand_bytes: The bytes of this rank's operands.
         layer: The path of the layer, empty outside.
         operator: The operator, empty where none needs it.
-        fell_back: Whether the operator cannot be split.
+        fell_back: Whether the operator runs on whole operands, as it cannot be split.
         shape: The global shape of what is moved, None where it is not known.
         source: The layout that it has.
         target: The layout that it gets.
         variable: The variable that is moved, None for something else.
         reduced: The variables whose gradients are moved; outside of a backward pass, those whose
             new values are.
-        cause: What the binding was at.
+        cause: What is moved, where Keras asks for it and no operator does: "the layer's output:".
+        rule: The key of the rule that asks for it, empty where none does.
         batch_axis: The axis that splits batches.
     """
 
     kind: str
-    phase: Phase
-    axes: tuple[str, ...]
+    phase: Phase = "forward"
+    axes: tuple[str, ...] = ()
+    processes: tuple[int, ...] = ()
+    operand_bytes: int = 0
     layer: str = ""
     operator: str = ""
     fell_back: bool = False
@@ -68,7 +47,8 @@ class Facts:
     target: Layout | None = None
     variable: str | None = None
     reduced: tuple[str, ...] = ()
-    cause: Cause | None = None
+    cause: str = ""
+    rule: str = ""
     batch_axis: str = ""
 
     def before(self) -> tuple[Placement, ...]:
@@ -79,11 +59,24 @@ class Facts:
         """Returns what the axes do to the tensor after."""
         return () if self.target is None else tuple(map(self.target.placement, self.axes))
 
-    @property
-    def change(self) -> str:
-        """Both in short, such as "S(1) -> R"."""
-        pairs = zip(self.before(), self.after(), strict=True)
-        return ", ".join(f"{before} -> {after}" for before, after in pairs)
+    def collective(self) -> Collective:
+        """Returns the collective, as an explanation shows it."""
+        ranks = len(self.processes)
+        changes = zip(self.before(), self.after(), strict=True)
+        return Collective(
+            kind=self.kind,
+            phase=self.phase,
+            layer=self.layer,
+            operator=self.operator,
+            axes=self.axes,
+            ranks=ranks,
+            operand_bytes=self.operand_bytes,
+            sent_bytes=sent_bytes(self.kind, self.operand_bytes, ranks),
+            variables=self.reduced or ((self.variable,) if self.variable else ()),
+            shape=self.shape,
+            change=", ".join(f"{before} -> {after}" for before, after in changes),
+            reason=reason(self),
+        )
 
 
 def reason(facts: Facts) -> str:
@@ -96,8 +89,8 @@ def reason(facts: Facts) -> str:
     """
     if facts.reduced:
         return _of_reduced(facts)
-    if facts.cause is not None and facts.cause.kind != "output":
-        return f"{_CAUSES[facts.cause.kind].format(facts.cause.name)} {_move(facts)}"
+    if facts.cause:
+        return f"{facts.cause} {_move(facts)}"
     if facts.fell_back:
         return f"{facts.operator} cannot be split for these operands: they are made whole"
     if facts.variable is not None and facts.kind == "all_gather":
@@ -127,7 +120,7 @@ def _what(facts: Facts) -> str:
     if facts.phase == "backward":
         output = f"what {facts.layer} gives" if facts.layer else "the loss"
         return f"the gradient of {output}"
-    return "a value" if facts.cause is None else "the layer's output"
+    return "a value"
 
 
 def _move(facts: Facts) -> str:

@@ -1,9 +1,9 @@
-"""Every collective of a stretch of code: how many, and what each was for, where that is seen."""
+"""The collectives of a stretch of code: counted, or each with what it is for."""
 
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import attrs
@@ -11,7 +11,8 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardcore.adapters import fallback, torch_compat
-from shardcore.ports.whereabouts import Seen, current_layer, current_move, currently_reduced
+from shardcore.domain.explanation.reasons import Facts
+from shardcore.ports.whereabouts import current_layer, current_move, currently_reduced
 
 
 @attrs.frozen
@@ -53,37 +54,29 @@ class _Running:
     fallbacks: int
 
 
-@attrs.define(eq=False)
 class StepWitness:
     """The port `Witness`, by watching every operator.
 
     Args:
-        tell: Called with each.
-        paths: The paths of the variables, by the `id` of the parameter that each keeps.
-        parts: The same, by where this rank's part of each lies in memory.
+        tell: Called with each collective.
+        variables: The tensors that variables keep, by path.
     """
 
-    tell: Callable[[Seen], None]
-    paths: Mapping[int, str]
-    parts: Mapping[int, str]
-    _running: _Running | None = attrs.field(default=None, init=False)
-    _turns: list[tuple[int, str]] = attrs.field(factory=list, init=False)
-    _made_of: Any = attrs.field(factory=WeakIdKeyDictionary, init=False)
+    def __init__(
+        self, tell: Callable[[Facts], None], variables: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._tell = tell
+        # By the `id` of the parameter, and by where this rank's part of it lies in memory.
+        self._paths = {id(each): path for path, each in variables.items()}
+        self._places = {_place(_part(each)): path for path, each in variables.items()}
+        self._places.pop(0, None)
+        self._running: _Running | None = None
+        self._turns: list[tuple[int, str]] = []
+        self._made_of: Any = WeakIdKeyDictionary()
 
-    @classmethod
-    def of(
-        cls, tell: Callable[[Seen], None], variables: Mapping[str, torch.Tensor]
-    ) -> "StepWitness":
-        """A witness that knows `variables`: the sharded tensors by path."""
-        paths = {id(each): path for path, each in variables.items()}
-        places = {path: _place(_part(each)) for path, each in variables.items()}
-        return cls(tell, paths, {place: path for path, place in places.items() if place})
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> AbstractContextManager[Any]:
         """Collectives are seen inside."""
-        with torch_compat.OperatorWatch(self._saw, self._around):
-            yield
+        return torch_compat.CollectiveListener(self._saw, self._around)
 
     @contextmanager
     def inside(self, layer: str) -> Iterator[None]:
@@ -97,18 +90,20 @@ class StepWitness:
 
     def _saw(self, started: torch_compat.Started) -> None:
         move, running = current_move(), self._running
-        self.tell(
-            Seen(
+        self._tell(
+            Facts(
                 started.name,
-                started.processes,
-                started.operand_bytes,
-                torch_compat.backward_pass() >= 0,
-                self._layer(),
-                None if running is None else running.name,
-                running is not None and fallback.count(running.operands) > running.fallbacks,
-                move,
-                None if move is None else self._variable(move.part),
-                self._reduced(),
+                "backward" if torch_compat.backward_pass() >= 0 else "forward",
+                processes=started.processes,
+                operand_bytes=started.operand_bytes,
+                layer=self._layer(),
+                operator=running.name if running else "",
+                fell_back=bool(running and fallback.count(running.operands) > running.fallbacks),
+                shape=None if move is None else move.shape,
+                source=None if move is None else move.source,
+                target=None if move is None else move.target,
+                variable=None if move is None else self._variable(move.part),
+                reduced=self._reduced(),
             )
         )
 
@@ -123,7 +118,7 @@ class StepWitness:
     def _reduced(self) -> tuple[str, ...]:
         leaf = torch_compat.accumulated()
         parameters = currently_reduced() or (() if leaf is None else (leaf,))
-        return tuple(self.paths[id(each)] for each in parameters if id(each) in self.paths)
+        return tuple(self._paths[id(each)] for each in parameters if id(each) in self._paths)
 
     @contextmanager
     def _around(self, operator: Any, operands: Any) -> Iterator[Callable[[Any], None]]:
@@ -147,7 +142,7 @@ class StepWitness:
                 self._made_of[_part(each)] = next(iter(sources))
 
     def _variable(self, part: torch.Tensor) -> str | None:
-        path: str | None = self._made_of.get(part) or self.parts.get(_place(part))
+        path: str | None = self._made_of.get(part) or self._places.get(_place(part))
         return path
 
 

@@ -1,0 +1,204 @@
+"""The step that is explained: the layers that it calls, and the collectives that it starts."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+
+from shardcore.binding import agreement, sample_weights, seams
+from shardcore.binding.metric_sums import MetricSums
+from shardcore.binding.session import Session
+from shardcore.binding.variable import storage_layout
+from shardcore.domain.errors import LayoutError
+from shardcore.domain.explanation.collectives import (
+    ExplainedLayer,
+    ExplainedVariable,
+    Phase,
+    axes_of,
+)
+from shardcore.domain.explanation.reasons import Facts
+from shardcore.ports.whereabouts import Watch, Witness
+
+
+@attrs.define(eq=False)
+class _Called:
+    """A layer that was called."""
+
+    layer: Any
+    depth: int
+    inner: list["_Called"] = attrs.field(factory=list)
+    calls: int = 0
+    output: Any = None
+
+
+@attrs.define(eq=False)
+class ExplainedStep:
+    """Runs a step, and notes the layers that it calls and the collectives that it starts."""
+
+    model: Any
+    step: str
+    session: Session | None
+    facts: list[Facts] = attrs.field(factory=list, init=False)
+    _in_batch: bool = attrs.field(default=True, init=False)
+    # What Keras asks for now, and the rule that it does so by.
+    _cause: tuple[str, str] = attrs.field(default=("", ""), init=False)
+    _called: dict[int, _Called] = attrs.field(factory=dict, init=False)
+    _open: list[_Called] = attrs.field(factory=list, init=False)
+    _owners: dict[str, str] = attrs.field(factory=dict, init=False)
+
+    def run(self, data: Any, watch: Watch, sums: MetricSums) -> None:
+        """Runs the step eagerly, as `train_on_batch` and the like do."""
+        session = self.session
+        witness = watch(self._saw, {v.path: v._value for v in agreement.variables_of(self.model)})
+        with witness.watching(), self._followed(witness):
+            if session is not None:
+                (data,) = sample_weights.distribute([data], session)
+            self._in_batch = False
+            if self.step != "predict":
+                self.model.reset_metrics()
+            with sums.step():
+                outputs = getattr(self.model, f"{self.step}_step")(data)
+            if session is not None:
+                with self._because("what the step returns:"):
+                    seams.map_tensors(session.strategy.whole, outputs)
+
+    def layers(self) -> tuple[ExplainedLayer, ...]:
+        """Returns what is known of each layer, in the order of the first calls."""
+        return tuple(map(_explained, self._called.values()))
+
+    def _saw(self, facts: Facts) -> None:
+        session = self.session  # without one, the user's own step may still communicate
+        self.facts.append(
+            attrs.evolve(
+                facts,
+                phase=self._phase(facts),
+                axes=axes_of(session.mesh, session.world.processes, facts.processes)
+                if session
+                else (),
+                layer=facts.layer or self._owner(facts.reduced),
+                cause=self._cause[0],
+                rule=self._cause[1],
+                batch_axis=session.batch_axis if session else "",
+            )
+        )
+
+    def _phase(self, facts: Facts) -> Phase:
+        if self._in_batch:
+            return "batch"
+        if facts.phase == "backward":
+            return "backward"
+        if seams.is_made_by_optimizer():
+            return "update"
+        return "forward" if facts.layer else "loss and metrics"
+
+    def _owner(self, paths: Sequence[str]) -> str:
+        """Returns the layer that has the one variable of `paths`; empty if there are several."""
+        if not self._owners:  # in the backward pass every layer has been called
+            self._owners = {v.path: each.path for each in self.layers() for v in each.variables}
+        return self._owners.get(paths[0], "") if len(paths) == 1 else ""
+
+    @contextmanager
+    def _followed(self, witness: Witness) -> Iterator[None]:
+        """Calls, outputs, assignments and readings are followed inside."""
+
+        def layer_call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if seams.is_symbolic():
+                return original(layer, *args, **kwargs)
+            with self._inside(layer) as called, witness.inside(_path(layer)):
+                outputs = original(layer, *args, **kwargs)
+                called.output = self._output(outputs)
+                return outputs
+
+        def edges(original: Any) -> Any:
+            """Stands in for `LayerEdges`: notes the output that is laid out, and its rule."""
+
+            def distribute_tensor(outputs: Any, path: str) -> Any:
+                rule = self.session.rule(path) if self.session else None
+                asks = f" rule {rule.key!r} asks for it," if rule else ""
+                with self._because(f"the layer's output:{asks}", rule.key if rule else ""):
+                    return original.distribute_tensor(outputs, path)
+
+            return SimpleNamespace(
+                distribution=original.distribution, distribute_tensor=distribute_tensor
+            )
+
+        def assign(original: Callable[..., None], variable: Any, value: Any) -> None:
+            with self._because(f"the new value of {variable.path}:"):
+                original(variable, value)
+
+        def to_numpy(original: Callable[..., Any], x: Any) -> Any:
+            with self._because("a value that NumPy reads:"):
+                return original(x)
+
+        rebinding = seams.Rebinding()
+        try:
+            rebinding.replace(seams.SEAMS["layer call"], seams.around(layer_call))
+            rebinding.replace(seams.SEAMS["layer edges"], edges)
+            rebinding.replace(seams.SEAMS["variable assign"], seams.around(assign))
+            rebinding.replace(seams.SEAMS["convert_to_numpy"], seams.around(to_numpy))
+            yield
+        finally:
+            rebinding.restore()
+
+    @contextmanager
+    def _because(self, cause: str, rule: str = "") -> Iterator[None]:
+        before, self._cause = self._cause, (cause, rule)
+        try:
+            yield
+        finally:
+            self._cause = before
+
+    @contextmanager
+    def _inside(self, layer: Any) -> Iterator[_Called]:
+        called = self._called.get(id(layer))
+        if called is None:
+            called = self._called[id(layer)] = _Called(layer, len(self._open))
+            if self._open:
+                self._open[-1].inner.append(called)
+        called.calls += 1
+        self._open.append(called)
+        try:
+            yield called
+        finally:
+            self._open.pop()
+
+    def _output(self, outputs: Any) -> Any:
+        """Returns the shape of the first output, and its spec if it has one."""
+        found: list[Any] = []
+        seams.map_tensors(found.append, outputs)
+        if not found:
+            return None
+        layout = None
+        if self.session is not None:
+            try:
+                layout = self.session.strategy.layout(found[0])
+            except LayoutError:  # laid out as a reshape has left it
+                layout = None
+        return tuple(found[0].shape), None if layout is None else layout.spec
+
+
+def _path(layer: Any) -> str:
+    return str(layer.path or layer.name)
+
+
+def _explained(called: _Called) -> ExplainedLayer:
+    inner = {id(v) for each in called.inner for v in each.layer.variables}
+    own = [v for v in called.layer.variables if id(v) not in inner and not seams.is_seed(v)]
+    shape, spec = called.output or (None, None)
+    return ExplainedLayer(
+        _path(called.layer),
+        type(called.layer).__name__,
+        called.depth,
+        called.calls,
+        tuple(_variable(each) for each in own if each._value is not None),
+        shape,
+        spec,
+    )
+
+
+def _variable(variable: Any) -> ExplainedVariable:
+    layout, shape = storage_layout(variable), tuple(variable.shape)
+    spec = (None,) * len(shape) if layout is None else layout.spec
+    return ExplainedVariable(variable.path, shape, variable._value.element_size(), spec=spec)
