@@ -1,7 +1,5 @@
 """What `shardcore.status()` tells, and how it is shown."""
 
-from typing import Any
-
 import attrs
 from rich.table import Table
 
@@ -33,10 +31,6 @@ class Status(Shown):
     rank: int
     world_size: int
     versions: dict[str, str | None]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the same as plain data, fit for JSON."""
-        return attrs.asdict(self)
 
     def table(self) -> Table:
         """Returns the same as a table of two columns."""

@@ -2,19 +2,24 @@
 
 import io
 from abc import ABC, abstractmethod
+from typing import Any
 
+import attrs
 from rich.console import Console
 from rich.table import Table
 
 
+@attrs.frozen
 class Shown(ABC):
     """A result that prints as its table."""
-
-    __slots__ = ()
 
     @abstractmethod
     def table(self) -> Table:
         """Returns the result as a table."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the same as plain data, fit for JSON."""
+        return attrs.asdict(self)
 
     def __rich__(self) -> Table:
         return self.table()

@@ -79,7 +79,7 @@ class Verification(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the same as plain data, fit for JSON."""
-        return {**attrs.asdict(self), "ok": self.ok}
+        return {**super().to_dict(), "ok": self.ok}
 
     def table(self) -> Table:
         """One row per variable, and the sum."""
