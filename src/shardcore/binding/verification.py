@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import attrs
 import torch
 
 from shardcore.binding import agreement, batches, rules, seams, torch_modules
@@ -45,68 +44,37 @@ def _backward(model: Any, batch: Any, session: Session) -> None:
         buffer.copy_(value)
 
 
-@attrs.frozen
-class _Found:
-    """What one rank has found of one variable."""
-
-    stored: bool
-    gradient_fits: bool | None
-    value: str
-
-
 def _check(variable: Any, session: Session) -> VariableCheck:
-    layout = storage_layout(variable)
+    """The check of one variable: what this rank stores of it, and whether all ranks store it so."""
+    layout, strategy = storage_layout(variable), session.strategy
     if layout is None:
         raise StrategyError(
             f"Variable {variable.path!r} was made before the distribution was set, so it has no "
             "layout to verify: build the model after set_distribution(...)."
         )
     with torch.no_grad():
-        local = session.strategy.local(variable._value)
-        whole = session.strategy.whole(variable._value)
-        gradient = _gradient_layout(variable, session)
-        here = _Found(
-            stored=_is_shard(local, whole, layout, session),
-            gradient_fits=None if gradient is None else _fits(gradient, layout, variable, session),
-            value=agreement.digest(whole),
-        )
-    everyone = session.processes.gather(here)
-    fits = [found.gradient_fits for found in everyone]
+        local, whole = strategy.local(variable._value), strategy.whole(variable._value)
+        own = layout.slices(whole.shape, session.world.position)
+        bytes_here = local.untyped_storage().nbytes()
+        stored = torch.equal(local, whole[own]) and bytes_here <= local.nbytes
+        gradient, fits = variable._value.grad, None
+        if gradient is not None:
+            gradient = strategy.layout(gradient) or Layout.replicated(session.mesh, gradient.ndim)
+            same_part = gradient.slices(whole.shape, session.world.position) == own
+            fits = same_part and not gradient.partial
+        value = agreement.digest(whole)
+    everyone = session.processes.gather((stored, value, fits))
+    all_fit = [each_fits for _, _, each_fits in everyone]
     return VariableCheck(
         path=variable.path,
         rule=variable._shardcore_rule.key if variable._shardcore_rule else None,
         spec=str(layout),
         shape=tuple(variable.shape),
         local_shape=tuple(local.shape),
-        bytes_here=_storage_bytes(local),
+        bytes_here=bytes_here,
         bytes_whole=whole.nbytes,
-        stored=all(found.stored and found.value == here.value for found in everyone),
+        stored=all(each[:2] == (True, value) for each in everyone),
         gradient=None if gradient is None else str(gradient),
-        gradient_fits=None if None in fits else all(fits),
+        gradient_fits=None if None in all_fit else all(all_fit),
         stale=rules.stale_rule(variable, session),
     )
-
-
-def _is_shard(local: Any, whole: Any, layout: Layout, session: Session) -> bool:
-    """Whether `local` is this rank's slice of the whole, in a storage of just that size."""
-    slices = layout.slices(whole.shape, session.world.position)
-    size = local.element_size() * local.numel()
-    return torch.equal(local, whole[slices]) and _storage_bytes(local) <= size
-
-
-def _fits(gradient: Layout, layout: Layout, variable: Any, session: Session) -> bool:
-    """Whether the gradient has, ready, just the part that this rank keeps of the variable."""
-    shape, position = tuple(variable.shape), session.world.position
-    same_part = gradient.slices(shape, position) == layout.slices(shape, position)
-    return same_part and not gradient.partial
-
-
-def _gradient_layout(variable: Any, session: Session) -> Layout | None:
-    gradient = variable._value.grad
-    if gradient is None:
-        return None
-    return session.strategy.layout(gradient) or Layout.replicated(session.mesh, gradient.ndim)
-
-
-def _storage_bytes(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().nbytes()
