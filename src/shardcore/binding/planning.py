@@ -90,45 +90,36 @@ CONFIG = ("activation", "axis", "data_format", "groups", "equation")
 
 
 def describe(model: Any) -> LayerFacts:
-    """The facts of a built model."""
-    return _Describer().layer(model)
+    """The facts of a built model: every layer and every variable once, where it is met first."""
+    seen: set[int] = set()
 
+    def unseen(found: Iterable[Any]) -> list[Any]:
+        return [each for each in found if id(each) not in seen]
 
-class _Describer:
-    """Describes every layer and every variable once, where it is met first."""
-
-    def __init__(self) -> None:
-        self._seen: set[int] = set()
-
-    def layer(self, layer: Any) -> LayerFacts:
-        """`layer` and all below it."""
-        if id(layer) in self._seen:
+    def facts_of(layer: Any) -> LayerFacts:
+        if id(layer) in seen:
             return LayerFacts(layer.name, ("SharedLayer",))
-        self._seen.add(id(layer))
+        seen.add(id(layer))
         graph = _graph(layer)
-        operations = [] if graph is None else graph.operations
-        others = [each for each in getattr(layer, "_layers", ()) if id(each) not in self._seen]
-        children = {id(each): each for each in (*operations, *others) if each is not graph}
-        below = tuple(self.layer(each) for each in children.values())
+        children = [] if graph is None else list(graph.operations)
+        children += [each for each in unseen(getattr(layer, "_layers", ())) if each is not graph]
+        below = tuple(map(facts_of, {id(each): each for each in children}.values()))
+        variables = unseen(getattr(layer, "variables", ()))  # those of children are seen
+        seen.update(map(id, variables))
+        outputs = () if graph is None else graph.outputs
         return LayerFacts(
             layer.name,
             _kinds(layer),
             _config(layer),
-            self._variables(getattr(layer, "variables", ())),
+            tuple(map(_variable, variables)),
             below,
             None if graph is None else _feeds(graph),
-            ()
-            if graph is None
-            else tuple(each._keras_history.operation.name for each in graph.outputs),
+            tuple(each._keras_history.operation.name for each in outputs),
             getattr(layer, "path", None) or "",
             _input_shape(layer),
         )
 
-    def _variables(self, variables: Iterable[Any]) -> tuple[VariableFacts, ...]:
-        """Those that are not in a child."""
-        new = [each for each in variables if id(each) not in self._seen]
-        self._seen |= {id(each) for each in new}
-        return tuple(_variable(each) for each in new)
+    return facts_of(model)
 
 
 def _variable(variable: Any) -> VariableFacts:
@@ -152,13 +143,11 @@ def _graph(layer: Any) -> Any:
 
 
 def _feeds(graph: Any) -> tuple[tuple[str, str], ...]:
-    nodes = (
-        node for depth in sorted(graph._nodes_by_depth) for node in graph._nodes_by_depth[depth]
-    )
     inside = set(map(id, graph.operations))
     pairs = (
         (parent.operation.name, node.operation.name)
-        for node in nodes
+        for depth in sorted(graph._nodes_by_depth)
+        for node in graph._nodes_by_depth[depth]
         for parent in node.parent_nodes
         if id(parent.operation) in inside
     )

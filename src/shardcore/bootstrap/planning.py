@@ -22,7 +22,9 @@ def plan(
             does not fit the model.
     """
     entry = plugins.offered(plugins.POLICIES).get(policy)
-    _check_options(entry, options)
+    parameters = list(inspect.signature(entry.plan).parameters.values())
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        plugins.POLICIES.check_options(policy, options, [each.name for each in parameters[2:]])
     try:
         choices = complete(_choices(entry, model, mesh, options), model, mesh)
     except PolicyError as error:
@@ -44,10 +46,3 @@ def _choices(
     if not isinstance(choices, Mapping):
         raise PolicyError(f"it gave {choices!r}, expected a mapping of paths to Choices")
     return choices
-
-
-def _check_options(entry: PolicyEntry, options: Mapping[str, Any]) -> None:
-    parameters = list(inspect.signature(entry.plan).parameters.values())
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return
-    plugins.POLICIES.check_options(entry.name, options, [each.name for each in parameters[2:]])

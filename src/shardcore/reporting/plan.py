@@ -66,9 +66,8 @@ class PlanReport(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the same as plain data, fit for JSON."""
-        return {
-            **attrs.asdict(self), "bytes_here": self.bytes_here, "bytes_whole": self.bytes_whole
-        }  # fmt: skip
+        sums = {"bytes_here": self.bytes_here, "bytes_whole": self.bytes_whole}
+        return {**super().to_dict(), **sums}
 
     def table(self) -> Table:
         """One row per rule, and the sum."""
@@ -101,15 +100,7 @@ def plan_report(
     rules: PathRules[tuple[DimSpec, ...]],
     reasons: Mapping[str, str],
 ) -> PlanReport:
-    """Returns what the rules do to the variables and outputs.
-
-    Args:
-        policy: The policy's name.
-        mesh: The mesh.
-        variables: The variables of the model.
-        outputs: The paths of its layers' outputs.
-        rules: Specs by keys.
-        reasons: Why, by keys.
+    """Returns what the rules, specs by keys, do to the variables and to the outputs of these paths.
 
     Raises:
         LayoutError: If a rule does not fit a variable that it decides.
@@ -119,6 +110,13 @@ def plan_report(
         match = rules.match(variable.path)
         decided.setdefault("" if match is None else match.key, []).append(variable)
     laid_out = Counter(match.key for path in outputs if (match := rules.match(path)))
+
+    def bytes_here(variable: VariableSize, key: str) -> int:
+        try:
+            return variable.bytes_here(rules[key], mesh) if key else variable.bytes
+        except LayoutError as error:
+            raise LayoutError(f"Rule {key!r} for variable {variable.path!r}: {error}") from error
+
     return PlanReport(
         policy,
         str(mesh),
@@ -129,20 +127,10 @@ def plan_report(
                 tuple(dict.fromkeys(each.shape for each in found)),
                 len(found),
                 laid_out[key],
-                sum(_bytes_here(each, key, rules, mesh) for each in found),
+                sum(bytes_here(each, key) for each in found),
                 sum(each.bytes for each in found),
                 reasons.get(key, "") if key else "no rule matches: replicated",
             )
             for key, found in decided.items()
         ),
     )
-
-
-def _bytes_here(
-    variable: VariableSize, key: str, rules: PathRules[tuple[DimSpec, ...]], mesh: Mesh
-) -> int:
-    """Returns the bytes of `variable` on the fullest rank, by the rule `key`; empty for no rule."""
-    try:
-        return variable.bytes_here(rules[key], mesh) if key else variable.bytes
-    except LayoutError as error:
-        raise LayoutError(f"Rule {key!r} for variable {variable.path!r}: {error}") from error
