@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from shardcore.adapters import torch_compat
-from shardcore.ports.whereabouts import current_layer
+from shardcore.ports.whereabouts import inside
 
 logger = logging.getLogger("shardcore.operators")
 
@@ -25,7 +25,7 @@ def tell(operator: Any, args: Any) -> None:
         "Operator %s%s cannot be split for %s: its operands are replicated first (%d bytes whole). "
         "The result is right; each rank does all of the work of this operator.",
         operator,
-        f" in layer {layer!r}" if (layer := current_layer()) else "",
+        f" in layer {layer!r}" if (layer := inside.now()) else "",
         shapes,
         size,
     )

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shardcore.adapters import fallback, torch_compat
 from shardcore.domain.explanation.reasons import Facts
-from shardcore.ports.whereabouts import current_layer, current_move, currently_reduced
+from shardcore.ports.whereabouts import inside, moving, reducing
 
 
 @attrs.frozen
@@ -89,7 +89,7 @@ class StepWitness:
             self._turns.append((torch_compat.nodes_made(), before))
 
     def _saw(self, started: torch_compat.Started) -> None:
-        move, running = current_move(), self._running
+        move, running = moving.now(), self._running
         self._tell(
             Facts(
                 started.name,
@@ -110,14 +110,14 @@ class StepWitness:
     def _layer(self) -> str:
         """In a backward pass no layer is called, but for one that is computed again."""
         node = torch_compat.current_node()
-        if current_layer() or node is None:
-            return current_layer()
+        if inside.now() or node is None:
+            return inside.now()
         at = bisect_right(self._turns, node, key=lambda turn: turn[0])
         return self._turns[at - 1][1] if at else ""
 
     def _reduced(self) -> tuple[str, ...]:
         leaf = torch_compat.accumulated()
-        parameters = currently_reduced() or (() if leaf is None else (leaf,))
+        parameters = reducing.now() or (() if leaf is None else (leaf,))
         return tuple(self._paths[id(each)] for each in parameters if id(each) in self._paths)
 
     @contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
@@ -30,58 +30,42 @@ class Move:
     target: Layout
 
 
-# Set inside a `with`, on its thread. They are of the process: a redistribution and a bucket of
-# gradients are far below those who know of layers, and called by torch, which hands on nothing.
-_layer: ContextVar[str] = ContextVar("layer", default="")
-_move: ContextVar[Move | None] = ContextVar("move", default=None)
-_reduced: ContextVar[tuple[Any, ...]] = ContextVar("reduced", default=())
-
-
-def inside(layer: str) -> AbstractContextManager[None]:
-    """The call of the layer at the path `layer`.
+@attrs.frozen(eq=False)
+class Whereabout(Generic[_T]):
+    """A value that is set inside a `with`, on its thread.
 
     Example:
         >>> with inside("decoder"), inside("decoder/dense"):
-        ...     current_layer()
+        ...     inside.now()
         'decoder/dense'
-        >>> current_layer()
+        >>> inside.now()
         ''
     """
-    return _as(_layer, layer)
+
+    _variable: ContextVar[_T]
+
+    @contextmanager
+    def __call__(self, value: _T) -> Iterator[None]:
+        """Sets the value inside."""
+        before = self._variable.set(value)
+        try:
+            yield
+        finally:
+            self._variable.reset(before)
+
+    def now(self) -> _T:
+        """Returns the value of the innermost `with`; outside of all the default."""
+        return self._variable.get()
 
 
-def current_layer() -> str:
-    """The path of the innermost layer that is being called; empty outside, as in a backward."""
-    return _layer.get()
-
-
-def moving(move: Move) -> AbstractContextManager[None]:
-    """The collectives of a redistribution."""
-    return _as(_move, move)
-
-
-def current_move() -> Move | None:
-    """The redistribution that this thread is in, None outside."""
-    return _move.get()
-
-
-def reducing(parameters: Sequence[Any]) -> AbstractContextManager[None]:
-    """The collectives that reduce together the gradients of `parameters`, or their new values."""
-    return _as(_reduced, tuple(parameters))
-
-
-def currently_reduced() -> tuple[Any, ...]:
-    """The parameters whose gradients or values this thread reduces together, none outside."""
-    return _reduced.get()
-
-
-@contextmanager
-def _as(variable: "ContextVar[_T]", value: _T) -> Iterator[None]:
-    before = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(before)
+# They are of the process: a redistribution and a bucket of gradients are far below those who know
+# of layers, and called by torch, which hands on nothing.
+# The path of the layer that is being called; empty outside, as in a backward pass.
+inside = Whereabout(ContextVar("layer", default=""))
+# The redistribution whose collectives are started.
+moving = Whereabout[Move | None](ContextVar("move", default=None))
+# The parameters whose gradients, or new values, are reduced together.
+reducing = Whereabout[Sequence[Any]](ContextVar("reduced", default=()))
 
 
 class Witness(Protocol):
