@@ -106,10 +106,18 @@ class ExplainedStep:
         def layer_call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
             if seams.is_symbolic():
                 return original(layer, *args, **kwargs)
-            with self._inside(layer) as called, witness.inside(_path(layer)):
-                outputs = original(layer, *args, **kwargs)
-                called.output = self._output(outputs)
-                return outputs
+            called = self._called.setdefault(id(layer), _Called(layer, len(self._open)))
+            if not called.calls and self._open:
+                self._open[-1].inner.append(called)
+            called.calls += 1
+            self._open.append(called)
+            try:
+                with witness.inside(_path(layer)):
+                    outputs = original(layer, *args, **kwargs)
+                    called.output = self._output(outputs)
+                    return outputs
+            finally:
+                self._open.pop()
 
         def edges(original: Any) -> Any:
             """Stands in for `LayerEdges`: notes the output that is laid out, and its rule."""
@@ -150,33 +158,17 @@ class ExplainedStep:
         finally:
             self._cause = before
 
-    @contextmanager
-    def _inside(self, layer: Any) -> Iterator[_Called]:
-        called = self._called.get(id(layer))
-        if called is None:
-            called = self._called[id(layer)] = _Called(layer, len(self._open))
-            if self._open:
-                self._open[-1].inner.append(called)
-        called.calls += 1
-        self._open.append(called)
-        try:
-            yield called
-        finally:
-            self._open.pop()
-
     def _output(self, outputs: Any) -> Any:
         """Returns the shape of the first output, and its spec if it has one."""
         found: list[Any] = []
         seams.map_tensors(found.append, outputs)
         if not found:
             return None
-        layout = None
-        if self.session is not None:
-            try:
-                layout = self.session.strategy.layout(found[0])
-            except LayoutError:  # laid out as a reshape has left it
-                layout = None
-        return tuple(found[0].shape), None if layout is None else layout.spec
+        try:
+            layout = self.session and self.session.strategy.layout(found[0])
+        except LayoutError:  # laid out as a reshape has left it
+            layout = None
+        return tuple(found[0].shape), layout and layout.spec
 
 
 def _path(layer: Any) -> str:

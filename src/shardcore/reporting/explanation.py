@@ -9,9 +9,9 @@ import attrs
 from rich.table import Table
 
 from shardcore.domain.errors import StrategyError
-from shardcore.domain.explanation.collectives import Collective
+from shardcore.domain.explanation.advice import said
+from shardcore.domain.explanation.collectives import Collective, Explained
 from shardcore.reporting.explanation_picture import html, svg
-from shardcore.reporting.explanation_words import Explained
 from shardcore.reporting.tables import Shown, human_bytes
 
 COLUMNS = ("phase", "layer", "collective", "axis", "operator")
@@ -22,9 +22,34 @@ NUMBERS = ("times", "bytes here", "bytes sent")
 class Explanation(Explained, Shown):
     """What one step of a model moves between ranks, as this rank saw it."""
 
+    def title(self) -> str:
+        """Returns the model, the step and where it ran, in one line."""
+        where = "no distribution is set"
+        if self.mesh is not None:
+            where = f"strategy {self.strategy}, mesh {self.mesh}, rank {self.rank}"
+        return f"one {self.step} step of model {self.model!r}: {where}"
+
+    def summary(self) -> str:
+        """How much is moved, in one line."""
+        if not self.collectives:
+            why = ": no distribution is set" if self.mesh is None else ""
+            if self.mesh is not None and self.mesh.size == 1:
+                why = ": the mesh is of one device"
+            return f"Nothing is moved between ranks{why}."
+        calls, size = sum(self.calls.values()), sum(self.operand_bytes.values())
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.calls.items())
+        return f"{calls} collectives ({kinds}) on {human_bytes(size)} of this rank."
+
+    def advice(self) -> tuple[str, ...]:
+        """One line for each avoidable collective."""
+        return tuple(
+            f"Avoidable: {each.problem}. Instead: {said(each.rules)}. Then {each.effect}."
+            for each in self.avoidable
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the same as plain data, fit for JSON."""
-        found = attrs.asdict(self)
+        found = super().to_dict()
         found["mesh"] = None if self.mesh is None else str(self.mesh)
         found["calls"], found["operand_bytes"] = dict(self.calls), dict(self.operand_bytes)
         return found
@@ -65,8 +90,9 @@ class Explanation(Explained, Shown):
             raise StrategyError(
                 f'An explanation is saved as "step.svg" or "step.html", got {str(path)!r}.'
             )
-        picture = svg(self) if path.suffix == ".svg" else html(self, str(self))
-        path.write_text(picture, encoding="utf-8")
+        picture = svg(self, self.title(), self.summary(), self.advice())
+        page = picture if path.suffix == ".svg" else html(self.title(), picture, str(self))
+        path.write_text(page, encoding="utf-8")
         return path
 
 

@@ -1,15 +1,12 @@
 """A step as a picture: layers down the page, sharding by colour, collectives where they happen."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from html import escape
 from textwrap import wrap
 
-import attrs
-
-from shardcore.domain.explanation.collectives import Collective, ExplainedLayer
+from shardcore.domain.explanation.collectives import Collective, Explained, ExplainedLayer, Phase
 from shardcore.domain.mesh import Mesh
 from shardcore.reporting.explanation_blocks import PAGE_STYLE, STYLE, WIDTH, block, colour
-from shardcore.reporting.explanation_words import Explained
 from shardcore.reporting.tables import human_bytes
 
 # The left sides of the columns: layers, variables, outputs, both passes; and the whole width.
@@ -17,63 +14,61 @@ LAYERS, VARIABLES, OUTPUTS, FORWARD, BACKWARD, PAGE = 16, 300, 560, 790, 1060, 1
 LINE, LETTER = 26, 7.3
 
 
-def svg(explanation: Explained) -> str:
+def svg(explained: Explained, title: str, summary: str, advice: Iterable[str]) -> str:
     """Returns the picture, complete in itself."""
-    top, head = _head(explanation)
-    rows = list(_rows(explanation))
-    shapes, y = [*head], top
-    for number, row in enumerate(rows):
+    y, shapes = _head(explained, title, summary, advice)
+    for number, (name, layer, collectives) in enumerate(_rows(explained)):
+        columns: dict[int, list[Collective]] = {FORWARD: [], BACKWARD: []}
+        for each in collectives:
+            columns[BACKWARD if each.phase in ("backward", "update") else FORWARD].append(each)
+        variables = len(layer.variables) if layer else 0
+        height = LINE * max(1, variables, *map(len, columns.values())) + 4
         if number % 2 == 0:
-            shapes.append(f'<rect y="{y}" width="{PAGE}" height="{row.height}" class="band"/>')
-        shapes += row.drawn(y, explanation)
-        y += row.height
+            shapes.append(f'<rect y="{y}" width="{PAGE}" height="{height}" class="band"/>')
+        for x, found in columns.items():
+            for line, each in enumerate(found):
+                forced = explained.is_avoidable(each)
+                shapes.append(_chip(x, y + 3 + line * LINE, each, explained.mesh, forced))
+        shapes += _layer(name, layer, y, explained) if layer else [_text(LAYERS, y, name, "soft")]
+        y += height
     size = f'viewBox="0 0 {PAGE} {y + 10}" width="{PAGE}" height="{y + 10}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
-        f"<title>{escape(explanation.title())}</title><style>{STYLE}</style>"
+        f"<title>{escape(title)}</title><style>{STYLE}</style>"
         f'<rect width="{PAGE}" height="{y + 10}" class="page"/>{"".join(shapes)}</svg>\n'
     )
 
 
-def html(explanation: Explained, table: str) -> str:
-    """A page with the picture, and the table below it."""
+def html(title: str, picture: str, table: str) -> str:
+    """Returns a page with the picture, and the table below it."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        f"<title>{escape(explanation.title())}</title><style>{PAGE_STYLE}</style></head><body>\n"
-        f"{svg(explanation)}<pre>{escape(table)}</pre>\n</body></html>\n"
+        f"<title>{escape(title)}</title><style>{PAGE_STYLE}</style></head><body>\n"
+        f"{picture}<pre>{escape(table)}</pre>\n</body></html>\n"
     )
 
 
-@attrs.frozen
-class _Row:
-    """One line of the page: a layer, or a part of the step outside of layers."""
+def _rows(explained: Explained) -> Iterator[tuple[str, ExplainedLayer | None, list[Collective]]]:
+    """Yields a row for each layer, and for each phase of what belongs to none, by its name."""
+    paths = {layer.path for layer in explained.layers}
 
-    name: str
-    layer: ExplainedLayer | None
-    forward: tuple[Collective, ...]
-    backward: tuple[Collective, ...]
+    def outside(*phases: Phase) -> Iterator[tuple[str, None, list[Collective]]]:
+        rest = [each for each in explained.collectives if each.layer not in paths]
+        for phase in phases:
+            found = [each for each in rest if each.phase == phase]
+            if found:
+                yield "loss, several layers" if phase == "backward" else phase, None, found
 
-    @property
-    def height(self) -> int:
-        """The lines that it takes."""
-        variables = len(self.layer.variables) if self.layer else 0
-        return LINE * max(1, variables, len(self.forward), len(self.backward)) + 4
-
-    def drawn(self, y: int, explanation: Explained) -> Iterator[str]:
-        """Yields the row, from `y` down."""
-        for x, collectives in ((FORWARD, self.forward), (BACKWARD, self.backward)):
-            for number, each in enumerate(collectives):
-                forced = explanation.is_avoidable(each)
-                yield _chip(x, y + 3 + number * LINE, each, explanation.mesh, forced)
-        if self.layer is None:
-            yield _text(LAYERS, y, self.name, "soft")
-        else:
-            yield from _layer(self.name, self.layer, y, explanation)
+    yield from outside("batch")
+    for layer in explained.layers:
+        own = [each for each in explained.collectives if each.layer == layer.path]
+        yield layer.path.rpartition("/")[2], layer, own
+    yield from outside("forward", "loss and metrics", "backward", "update")
 
 
-def _layer(name: str, layer: ExplainedLayer, y: int, explanation: Explained) -> Iterator[str]:
+def _layer(name: str, layer: ExplainedLayer, y: int, explained: Explained) -> Iterator[str]:
     """Yields the layer's name, its variables and its output."""
-    mesh, rank = explanation.mesh, explanation.rank
+    mesh, rank = explained.mesh, explained.rank
     indent = LAYERS + 12 * layer.depth
     often = f" x{layer.calls}" if layer.calls > 1 else ""
     yield _text(indent, y, name, then=f"{layer.kind}{often}", room=VARIABLES - indent)
@@ -87,42 +82,17 @@ def _layer(name: str, layer: ExplainedLayer, y: int, explanation: Explained) -> 
         yield _label(OUTPUTS, y, _sizes(layer.shape), FORWARD)
 
 
-def _rows(explanation: Explained) -> Iterator[_Row]:
-    """A row for each layer, and for each phase of what belongs to none."""
-    paths = [layer.path for layer in explanation.layers]
-    inside = [each for each in explanation.collectives if each.layer in paths]
-    outside = [each for each in explanation.collectives if each.layer not in paths]
-    yield from _outside(outside, ("batch",))
-    for layer in explanation.layers:
-        own = [each for each in inside if each.layer == layer.path]
-        passes = [each for each in own if each.phase == "backward"]
-        there = [each for each in own if each.phase != "backward"]
-        name = layer.path.rpartition("/")[2]
-        yield _Row(name, layer, tuple(there), tuple(passes))
-    yield from _outside(outside, ("forward", "loss and metrics", "backward", "update"))
-
-
-def _outside(collectives: Iterable[Collective], phases: Sequence[str]) -> Iterator[_Row]:
-    for phase in phases:
-        found = tuple(each for each in collectives if each.phase == phase)
-        name = "loss, several layers" if phase == "backward" else phase
-        if found:
-            passes = phase in ("backward", "update")
-            yield _Row(name, None, () if passes else found, found if passes else ())
-
-
-def _head(explanation: Explained) -> tuple[int, list[str]]:
+def _head(
+    explained: Explained, title: str, summary: str, advice: Iterable[str]
+) -> tuple[int, list[str]]:
     """Returns where the rows begin, and what stands above them."""
-    lines = [
-        _text(LAYERS, 6, explanation.title(), "title"),
-        _text(LAYERS, 30, explanation.summary()),
-    ]
+    lines = [_text(LAYERS, 6, title, "title"), _text(LAYERS, 30, summary)]
     y = 54
-    for advice in explanation.advice():
-        for line in wrap(advice, int((PAGE - 2 * LAYERS) / LETTER)):
+    for each in advice:
+        for line in wrap(each, int((PAGE - 2 * LAYERS) / LETTER)):
             lines.append(_text(LAYERS, y, line, "bad"))
             y += 18
-    lines += _legend(y + 4, explanation.mesh)
+    lines += _legend(y + 4, explained.mesh)
     y += LINE + 10
     heads = ("layer", "its variables", "its output", "forward", "backward and update")
     columns = (LAYERS, VARIABLES, OUTPUTS, FORWARD, BACKWARD)

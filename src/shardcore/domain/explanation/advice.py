@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from shardcore.domain.explanation.collectives import (
     Avoidable,
     ExplainedLayer,
-    ExplainedVariable,
 )
 from shardcore.domain.explanation.reasons import Facts
 from shardcore.domain.placements import Shard
@@ -95,9 +94,10 @@ def _by_rows(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None
     others = [
         each for each in layer.variables if each is not kernel and _has(each.spec, axis)
     ]  # the output is whole then
+    split = "split by its last dim" if axis in entry_axes(kernel.spec[-1]) else "whole"
     return Avoidable(
         facts.collective(),
-        f"layer {layer.path}: {_as_split(kernel, axis)}, so its input, split over {axis!r}, is "
+        f"layer {layer.path}: {kernel.name} is {split}, so its input, split over {axis!r}, is "
         "gathered",
         {kernel.path: rows, **{each.path: without_axes(each.spec, axis) for each in others}},
         "the kernel takes its input as it is split; its output, a pending sum, is reduced",
@@ -135,12 +135,6 @@ def _features(facts: Facts) -> int | None:
     last = len(facts.shape) - 1
     gathered = facts.before() == (Shard(last),) and facts.after() != (Shard(last),)
     return facts.shape[last] if gathered else None
-
-
-def _as_split(kernel: ExplainedVariable, axis: str) -> str:
-    if axis in entry_axes(kernel.spec[-1]):
-        return f"{kernel.name} is split by its last dim"
-    return f"{kernel.name} is whole"
 
 
 def _has(spec: Iterable[DimSpec], axis: str) -> bool:

@@ -1,6 +1,7 @@
 """What a step moves between ranks, as data: its collectives, and the layers that they are for."""
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from math import prod
 from typing import Literal, TypeAlias
 
@@ -102,6 +103,52 @@ class ExplainedLayer:
     variables: tuple[ExplainedVariable, ...]
     shape: tuple[int, ...] | None
     spec: tuple[DimSpec, ...] | None
+
+
+@attrs.frozen
+class Explained:
+    """What one step of a model moves between ranks, as this rank saw it.
+
+    Args:
+        model: The model's name.
+        step: "train", "test" or "predict".
+        mesh: The mesh; None where no distribution is set.
+        strategy: The strategy's name; empty where no distribution is set.
+        rank: The rank of the mesh that this is of.
+        layers: The layers that the step called, in the order of the first calls.
+        collectives: The collectives of the step, in order; equal ones once, with how often.
+        avoidable: Those that another rule would spare, with the rule.
+    """
+
+    model: str
+    step: str
+    mesh: Mesh | None
+    strategy: str
+    rank: int
+    layers: tuple[ExplainedLayer, ...]
+    collectives: tuple[Collective, ...]
+    avoidable: tuple[Avoidable, ...] = ()
+
+    @property
+    def calls(self) -> "Counter[str]":
+        """How many collectives are started, by kind."""
+        return self._sum(lambda each: 1)
+
+    @property
+    def operand_bytes(self) -> "Counter[str]":
+        """The bytes of this rank's operands, by kind."""
+        return self._sum(lambda each: each.operand_bytes)
+
+    def _sum(self, value: Callable[[Collective], int]) -> "Counter[str]":
+        total: Counter[str] = Counter()
+        for each in self.collectives:
+            total[each.kind] += each.times * value(each)
+        return total
+
+    def is_avoidable(self, collective: Collective) -> bool:
+        """Returns whether another rule would spare `collective`."""
+        once = attrs.evolve(collective, times=1)
+        return any(each.collective == once for each in self.avoidable)
 
 
 def sent_bytes(kind: str, operand_bytes: int, ranks: int) -> int:
