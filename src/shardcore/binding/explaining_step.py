@@ -159,7 +159,7 @@ class ExplainedStep:
             self._cause = before
 
     def _output(self, outputs: Any) -> Any:
-        """Returns the shape of the first output, and its spec if it has one."""
+        """Returns the shape of the first output, and its spec; None for what is not known."""
         found: list[Any] = []
         seams.map_tensors(found.append, outputs)
         if not found:
@@ -178,19 +178,18 @@ def _path(layer: Any) -> str:
 def _explained(called: _Called) -> ExplainedLayer:
     inner = {id(v) for each in called.inner for v in each.layer.variables}
     own = [v for v in called.layer.variables if id(v) not in inner and not seams.is_seed(v)]
-    shape, spec = called.output or (None, None)
+    variables = []
+    for each in own:
+        if each._value is not None:
+            layout, shape = storage_layout(each), tuple(each.shape)
+            spec = (None,) * len(shape) if layout is None else layout.spec
+            itemsize = each._value.element_size()
+            variables.append(ExplainedVariable(each.path, shape, itemsize, spec=spec))
     return ExplainedLayer(
         _path(called.layer),
         type(called.layer).__name__,
         called.depth,
         called.calls,
-        tuple(_variable(each) for each in own if each._value is not None),
-        shape,
-        spec,
+        tuple(variables),
+        *(called.output or (None, None)),
     )
-
-
-def _variable(variable: Any) -> ExplainedVariable:
-    layout, shape = storage_layout(variable), tuple(variable.shape)
-    spec = (None,) * len(shape) if layout is None else layout.spec
-    return ExplainedVariable(variable.path, shape, variable._value.element_size(), spec=spec)

@@ -49,29 +49,25 @@ def _facts(model: Any) -> LayerFacts:
             f"A plan is for a built Keras model or a function that builds one, got {model!r}."
         )
     name = f"{getattr(model, '__name__', repr(model))}()"
+    # The meta device has shapes, and no values.
     with seams.without_distribution(), seams.unnoticed(), keras.device("meta"):
-        built = _built(model, name)
+        try:
+            built = model()
+        except (NotImplementedError, RuntimeError) as error:
+            if "meta" not in str(error):
+                raise
+            raise PolicyError(
+                f"{name} was called to see the model's shapes only, on the meta device, and reads "
+                f"values ({error}): load weights and the like outside it, or give the built model "
+                "itself, with names of its own for the model and its layers: "
+                f"shardcore.plan({name}, mesh)."
+            ) from error
         if keras.distribution.distribution() is not None:
             raise PolicyError(
                 f"{name} sets a distribution, and a plan is what one is made of: take "
                 "set_distribution(...) out of it, and call it after the plan is made."
             )
         return _described(built, f"what {name} returned")
-
-
-def _built(build: Callable[[], Any], name: str) -> Any:
-    """The model, on the meta device, which has shapes and no values."""
-    try:
-        return build()
-    except (NotImplementedError, RuntimeError) as error:
-        if "meta" not in str(error):
-            raise
-        raise PolicyError(
-            f"{name} was called to see the model's shapes only, on the meta device, and reads "
-            f"values ({error}): load weights and the like outside it, or give the built model "
-            f"itself, with names of its own for the model and its layers: shardcore.plan({name}, "
-            "mesh)."
-        ) from error
 
 
 def _described(model: Any, what: str) -> LayerFacts:

@@ -14,9 +14,6 @@ from shardcore.domain.explanation.collectives import Collective, Explained
 from shardcore.reporting.explanation_picture import html, svg
 from shardcore.reporting.tables import Shown, human_bytes
 
-COLUMNS = ("phase", "layer", "collective", "axis", "operator")
-NUMBERS = ("times", "bytes here", "bytes sent")
-
 
 @attrs.frozen
 class Explanation(Explained, Shown):
@@ -58,9 +55,9 @@ class Explanation(Explained, Shown):
         """One row per collective, the sums by axis and kind, and the advice."""
         table = Table(title=self.title(), caption="\n".join([self.summary(), *self.advice()]))
         table.caption_justify = "left"
-        for name in COLUMNS:
+        for name in ("phase", "layer", "collective", "axis", "operator"):
             table.add_column(name)
-        for name in NUMBERS:
+        for name in ("times", "bytes here", "bytes sent"):
             table.add_column(name, justify="right")
         table.add_column("reason")
         for _, of_phase in groupby(self.collectives, key=lambda each: each.phase):

@@ -108,7 +108,7 @@ class Verification(Shown):
 
 
 def _row(check: VariableCheck) -> tuple[str, ...]:
-    gradient = "-" if check.gradient_fits is None else "ok" if check.gradient_fits else "WRONG"
+    gradient = {None: "-", True: "ok", False: f"WRONG: {check.gradient}"}[check.gradient_fits]
     return (
         check.path,
         check.rule or "-",
@@ -118,5 +118,5 @@ def _row(check: VariableCheck) -> tuple[str, ...]:
         human_bytes(check.bytes_here),
         human_bytes(check.bytes_whole),
         "ok" if check.stored else "WRONG",
-        gradient if check.gradient_fits is not False else f"WRONG: {check.gradient}",
+        gradient,
     )
