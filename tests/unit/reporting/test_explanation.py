@@ -111,6 +111,16 @@ def test_the_part_of_a_rank_is_where_its_coordinate_says(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("phase", "x"), [("forward", 790), ("batch", 790), ("backward", 1060), ("update", 1060)]
+)
+def test_the_passes_have_a_column_each(phase, x, tmp_path):
+    one = attrs.evolve(GATHER, phase=phase, reason="why")
+    for each in (one, attrs.evolve(one, layer="")):
+        path = explanation(collectives=(each,)).save(tmp_path / "step.svg")
+        assert f'<title>why</title><rect x="{x}"' in path.read_text()
+
+
 def test_a_page_has_picture_and_table(tmp_path):
     page = explanation().save(tmp_path / "step.html").read_text()
     root = ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
