@@ -33,6 +33,7 @@ ALLOWED = {
     "adapters/capture/seeds.py: cache of _seeded_by_tensor": "of functions of Keras",
     "adapters/engine/dispatch.py: cache of _route": "of operators",
     "adapters/torch_compat/collectives.py: cache of _moving": "of the names of operators",
+    "adapters/torch_compat/operators.py: cache of _written_arguments": "of operators",
     "adapters/torch_compat/operators.py: cache of is_composite": "of operators",
     "adapters/torch_compat/operators.py: cache of is_elementwise": "of operators",
     "adapters/torch_compat/operators.py: cache of is_list_operator": "of operators",

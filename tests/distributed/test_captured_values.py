@@ -11,7 +11,7 @@ import torch.distributed as dist
 from shardcore.adapters.capture import checks
 from shardcore.adapters.capture.checks import with_checks, with_waits_before_checks
 from shardcore.adapters.torch_compat import collectives
-from shardcore.binding.captured import step as captured_step
+from shardcore.binding.captured import cache
 from shardcore.testing import run_ranks
 from tests.distributed.test_capture_passes import names, recorded
 from tests.distributed.test_captured import (
@@ -231,7 +231,7 @@ def test_a_step_that_has_written_much_before_it_reads_is_not_captured():
 
 def test_a_way_that_came_once_is_forgotten_after_many_runs():
     def program(rank):
-        captured_step._MANY_RUNS = 4
+        cache._MANY_RUNS = 4
         begin(None)
         model = compiled(network(Branches, dense), "auto", "sgd")
         calls.clear()

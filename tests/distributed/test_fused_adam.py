@@ -73,7 +73,7 @@ def updated(_rank, strategy, transposed):
     optimizer.build([variable])
     names = []
     listener = OperatorListener(
-        before=lambda *_: None, after=lambda called, *_: names.append(called.__name__)
+        before=lambda *_: (), after=lambda called, *_: names.append(called.__name__)
     )
     with listener:
         optimizer.apply([gradient])

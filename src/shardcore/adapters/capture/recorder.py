@@ -16,7 +16,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.functions import NUMBERS, FunctionListener
 from shardcore.adapters.capture.tape import Call, Form, Number, Read, Tape, Value
-from shardcore.ports.whereabouts import current_layer
+from shardcore.ports.whereabouts import inside
 
 _PACKAGES = tuple(
     str(Path(sys.modules[name].__file__ or "").parent) for name in ("torch", "shardcore")
@@ -304,7 +304,7 @@ _DRAW = "draw by keras.random, with a SeedGenerator of the layer"
 
 def _place() -> str:
     """The line of Python that is being run, and the layer."""
-    layer = current_layer()
+    layer = inside.now()
     return f"{_line()}, in layer {layer!r}" if layer else _line()
 
 

@@ -89,36 +89,6 @@ def hooks_of(module: torch.nn.Module) -> list[Any]:
     return [each for hooks in kept for each in hooks.values()]
 
 
-def nodes_made() -> int:
-    """How many nodes of backward passes this thread has made: the next one gets this number.
-
-    torch 2.13: the number has no public name.
-    """
-    autograd: Any = torch.autograd
-    return int(autograd._get_sequence_nr())
-
-
-def current_node() -> int | None:
-    """The number of the node whose backward runs on this thread; None outside, and for a leaf's.
-
-    torch 2.13: neither the node nor its number has a public name. The node that accumulates the
-    gradient of a leaf has the largest number there is.
-    """
-    node: Any = torch._C._current_autograd_node()
-    if node is None or accumulated() is not None:
-        return None
-    return int(node._sequence_nr())
-
-
-def accumulated() -> torch.Tensor | None:
-    """The leaf whose gradient is being accumulated on this thread, None where it is none.
-
-    torch 2.13: as for `current_node`.
-    """
-    leaf: torch.Tensor | None = getattr(torch._C._current_autograd_node(), "variable", None)
-    return leaf
-
-
 def identity_of(generator: torch.Generator) -> int:
     """A number for the generator, its own as long as it exists.
 

@@ -158,13 +158,13 @@ class CapturedStep:
         return outputs
 
     def _tell_if_slow(self, seconds: float) -> None:
-        """Says once that steps are being recorded, where that takes long.
+        """Says once that steps are being recorded, where that takes long and Inductor is silent.
 
         Args:
             seconds: What the last recording took, with the step.
         """
         before, self._seconds = self._seconds, self._seconds + seconds
-        if before <= _PATIENCE < self._seconds:
+        if before <= _PATIENCE < self._seconds and self.trainer.jit_compile is not True:
             logger.info(
                 "%s of model %r: its first steps are recorded, in %.1f s so far; the next ones run "
                 "from the recording. SHARDCORE_LOG=capture tells more.",
