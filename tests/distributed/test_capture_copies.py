@@ -6,9 +6,8 @@ import torch
 
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes import improved
+from shardcore.adapters.capture.passes.cleanup import with_direct_views
 from shardcore.adapters.capture.passes.copies import without_needless_copies
-from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
-from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.recorder import Recorder
 from tests.distributed import tapes
 from tests.distributed.tapes import unshared_views
@@ -21,7 +20,7 @@ def after(step, *tensors):
     """The operators that are left of `step`; its results are the same, and lie alike."""
     recorder = Recorder(tensors)
     recorder.run(lambda: step(*tensors))
-    tape = without_needless_copies(with_pooling_as_it_lies(with_direct_views(recorder.tape)))
+    tape = without_needless_copies(with_direct_views(recorder.tape))
     runs = [
         function_of(each, {n: each.found[n] for n in each.outside})
         for each in (recorder.tape, tape)

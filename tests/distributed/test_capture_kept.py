@@ -8,7 +8,7 @@ import torch.distributed as dist
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
-from shardcore.adapters.capture.passes.reuse import with_sums_in_place
+from shardcore.adapters.capture.passes.reuse import with_operands_reused
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_compat import collectives
 from shardcore.testing import run_ranks
@@ -32,7 +32,7 @@ def step(x, y):
 def tape_of(*tensors):
     recorder = Recorder(tensors)
     recorder.run(lambda: step(*tensors))
-    return with_sums_in_place(in_buckets(recorder.tape))
+    return with_operands_reused(in_buckets(recorder.tape))
 
 
 def operands(rank, number=0, rows=4, columns=8):

@@ -9,6 +9,7 @@ from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes import improved
 from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.cleanup import (
+    with_direct_views,
     with_plain_ones,
     without_aliases,
     without_dead_code,
@@ -17,9 +18,8 @@ from shardcore.adapters.capture.passes.early_starts import with_early_starts
 from shardcore.adapters.capture.passes.late_waits import with_late_waits
 from shardcore.adapters.capture.passes.liveness import live_bytes
 from shardcore.adapters.capture.passes.regather import with_regathers
-from shardcore.adapters.capture.passes.reuse import with_sums_in_place
+from shardcore.adapters.capture.passes.reuse import with_operands_reused
 from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
-from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.capture.tape import Call
 from shardcore.adapters.torch_compat import collectives
@@ -387,7 +387,7 @@ def test_a_sum_takes_the_place_of_what_nobody_reads_any_more():
         totals = [reduced(mine[0]), reduced(x), reduced(read_later), reduced(flat)]
         return totals, read_later + 1
 
-    _, after = on_two_ranks(step, with_sums_in_place)
+    _, after = on_two_ranks(step, with_operands_reused)
     sums = [name for name in after if name.startswith("all_reduce")]
     assert sums == ["all_reduce_", "all_reduce", "all_reduce", "all_reduce"]
 

@@ -18,7 +18,7 @@ def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
         NotCaptured: If one had other values each time.
     """
     found = {}
-    written = written_memories(second)
+    written = second.overwritten()
     for number, value in second.outside.items():
         before = first.outside[number]
         if is_same(before, value):
@@ -95,11 +95,6 @@ def _are_equal(first: object, second: object) -> bool:
         and first.dtype == second.dtype
         and bool(((first == second) | ((first != first) & (second != second))).all())
     )
-
-
-def written_memories(tape: Tape) -> set[int]:
-    """The memories that the operators of `tape` write into."""
-    return {tape.memory[value.number] for call in tape.calls for value in call.writes}
 
 
 def varying_memories(tape: Tape, literal: set[int]) -> set[int]:

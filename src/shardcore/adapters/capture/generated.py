@@ -7,7 +7,6 @@ import torch
 from torch import fx
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.constants import written_memories
 from shardcore.adapters.capture.tape import Call, Number, Tape, Value, values
 from shardcore.domain.capture import GuardFailed
 
@@ -109,7 +108,7 @@ class _Writer:
 
     def _head(self) -> list[str]:
         """Returns the lines before the calls: a constant is copied where a run writes into it."""
-        written = written_memories(self._tape)
+        written = self._tape.overwritten()
         lines = [f"def generated({', '.join(self.operands)}):"]
         for number, tensor in self._literals.items():
             is_written = self._tape.memory[number] in written

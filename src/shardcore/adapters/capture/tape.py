@@ -1,7 +1,7 @@
 """The tape of a step: operators on plain tensors, in the order in which they ran."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -200,13 +200,25 @@ class Tape:
         assert form is not None, f"{value} is a generator"
         return form
 
+    def memories(self, values: Iterable[Value]) -> set[int]:
+        """Returns the memories of `values`."""
+        return {self.memory[value.number] for value in values}
+
     def reads_of(self, call: Call) -> set[int]:
-        """The memories that `call` reads."""
-        return {self.memory[value.number] for value in call.operands}
+        """Returns the memories that `call` reads."""
+        return self.memories(call.operands)
 
     def writes_of(self, call: Call) -> set[int]:
-        """The memories that `call` writes into, those of its results among them."""
-        return {self.memory[value.number] for value in (*call.results, *call.writes)}
+        """Returns the memories that `call` writes into, those of its results among them."""
+        return self.memories((*call.results, *call.writes))
+
+    def overwritten(self) -> set[int]:
+        """Returns the memories that calls write into in place."""
+        return self.memories(value for call in self.calls for value in call.writes)
+
+    def given(self) -> set[int]:
+        """Returns the memories of the batch and of what is outside."""
+        return self.memories((*self.inputs, *map(Value, self.outside)))
 
     def with_calls(self, calls: Iterable[Call]) -> "Tape":
         """The same step, done by other calls."""
@@ -243,6 +255,29 @@ def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
         return names.get(leaf, leaf) if isinstance(leaf, Value) else leaf
 
     return torch_compat.tree_map(name, nest)
+
+
+def rewritten(tape: Tape, rewrite: Callable[[Call, Tape], Call | Value]) -> Tape:
+    """Returns `tape` with what `rewrite` makes of each call.
+
+    Args:
+        tape: A step.
+        rewrite: Takes a call and the tape that is being made, to which it may add calls before that
+            one. It returns the call, or in its place a value that is there already. Where the
+            result is another value, the calls that follow read that one.
+    """
+    found = tape.with_calls([])
+    names: dict[Value, Value] = {}
+    for call in tape.calls:
+        made = rewrite(renamed_call(call, names), found)
+        if isinstance(made, Call):
+            found.calls.append(made)
+        result = made.result if isinstance(made, Call) else made
+        if isinstance(call.result, Value) and result != call.result:
+            names[call.result] = result
+    found.outputs = renamed(tape.outputs, names)
+    found.share(names)
+    return found
 
 
 def renamed_call(call: Call, names: Mapping[Value, Value]) -> Call:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.cleanup import (
+    with_direct_views,
     with_plain_ones,
     without_aliases,
     without_dead_code,
@@ -16,11 +17,9 @@ from shardcore.adapters.capture.passes.inductor import (
     with_sizes,
 )
 from shardcore.adapters.capture.passes.late_waits import with_late_waits
-from shardcore.adapters.capture.passes.pooling import with_pooling_as_it_lies
 from shardcore.adapters.capture.passes.regather import with_regathers
-from shardcore.adapters.capture.passes.reuse import with_operands_reused, with_sums_in_place
+from shardcore.adapters.capture.passes.reuse import with_operands_reused
 from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
-from shardcore.adapters.capture.passes.views import with_direct_views
 from shardcore.adapters.capture.tape import Tape
 
 PASSES: tuple[Callable[[Tape], Tape], ...] = (
@@ -48,16 +47,14 @@ PASSES_ALIKE: tuple[Callable[[Tape], Tape], ...] = (
 
 # What Inductor does by itself, or cannot take.
 PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
-    with_sums_in_place,
     with_direct_views,
-    with_pooling_as_it_lies,
     without_needless_copies,
     with_operands_reused,
 )
 
 # What Inductor takes otherwise than the step had it, or computes slower than need be.
 PASSES_FOR_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
-    with_pooling_as_it_lies,
+    without_needless_copies,
     with_plain_paddings,
     with_reshapes,
     with_sizes,

@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.passes.cleanup import VIEW
 from shardcore.adapters.capture.tape import Call, Form, Tape
 
 # As `DistributedDataParallel` has it: large enough that the start of a collective is no matter.
@@ -19,7 +20,6 @@ ROUND_BYTES = 64
 
 FLATTEN = torch.ops.aten.flatten_dense_tensors.default
 SPLIT = torch.ops.aten.split_with_sizes.default
-VIEW = torch.ops.aten.view.default
 
 
 def in_buckets(tape: Tape, most: int = BUCKET_BYTES, small: int = SMALL_BYTES) -> Tape:

@@ -1,33 +1,49 @@
-"""Drops calls that do nothing: aliases for autograd, unused results."""
+"""Drops calls that do nothing: aliases for autograd, views of views, unused results."""
+
+from typing import Any
 
 import attrs
 import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.guards import check
-from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, renamed_call, values
+from shardcore.adapters.capture.passes.order import is_view
+from shardcore.adapters.capture.tape import Call, Tape, Value, rewritten, values
 
+VIEW = torch.ops.aten.view.default
+_RESHAPE = torch.ops.aten.reshape.default
 _ALIASES = {
     torch.ops.aten.alias.default,
     torch.ops.aten.detach.default,
     torch.ops.aten.detach_.default,
     torch.ops.aten.lift_fresh.default,
 }
+# Those that begin with the first element of what they are of; `reshape` may be a copy.
+_VIEWS: set[Any] = {
+    VIEW,
+    torch_compat.UNSAFE_VIEW,
+    _RESHAPE,
+    torch.ops.aten.expand.default,
+    torch.ops.aten.permute.default,
+    torch.ops.aten.squeeze.default,
+    torch.ops.aten.squeeze.dim,
+    torch.ops.aten.squeeze.dims,
+    torch.ops.aten.t.default,
+    torch.ops.aten.transpose.int,
+    torch.ops.aten.unsqueeze.default,
+}
 
 
 def without_aliases(tape: Tape) -> Tape:
     """Returns `tape` without calls that only concern autograd: each result is the operand."""
-    names: dict[Value, Value] = {}
-    calls = []
-    for each in tape.calls:
-        call = renamed_call(each, names)
+
+    def rewrite(call: Call, _: Tape) -> Call | Value:
         if call.operator in _ALIASES or _is_view_of_own_shape(call):
-            names[call.result] = call.args[0]
-        else:
-            calls.append(call)
-    found = tape.with_calls(calls)
-    found.outputs = renamed(tape.outputs, names)
-    return found
+            operand: Value = call.args[0]
+            return operand
+        return call
+
+    return rewritten(tape, rewrite)
 
 
 def _is_view_of_own_shape(call: Call) -> bool:
@@ -39,36 +55,64 @@ def with_plain_ones(tape: Tape) -> Tape:
 
     `ones_like` of the loss reads its shape only: the loss may then be summed over the ranks later.
     """
-    return tape.with_calls(_plain(call, tape) for call in tape.calls)
+
+    def rewrite(call: Call, _: Tape) -> Call:
+        if call.operator is not torch.ops.aten.ones_like.default:
+            return call
+        form = tape.form(call.result)
+        if form.shape:
+            return call
+        made = {"dtype": form.dtype, "device": form.device}
+        return attrs.evolve(call, operator=torch.ops.aten.ones.default, args=([],), kwargs=made)
+
+    return rewritten(tape, rewrite)
 
 
-def _plain(call: Call, tape: Tape) -> Call:
-    if call.operator is not torch.ops.aten.ones_like.default or not isinstance(call.result, Value):
-        return call
+def with_direct_views(tape: Tape) -> Tape:
+    """Returns `tape` with a view of what lies below for each view of a view.
+
+    A step of Keras and autograd has rows of five for each product. What they lie in is known, since
+    a tape is of one run with tensors of one form.
+    """
+    below: dict[Value, Value] = {}
+
+    def rewrite(call: Call, found: Tape) -> Call | Value:
+        if call.operator not in _VIEWS or not is_view(call, found):
+            return call
+        base: Value = below.get(call.args[0], call.args[0])
+        if found.form(call.result) == found.form(base):
+            return base
+        below[call.result] = base
+        is_direct = base is call.args[0] and call.operator is not _RESHAPE
+        return call if is_direct else _view(base, call, found)
+
+    return without_dead_code(rewritten(tape, rewrite))
+
+
+def _view(base: Value, call: Call, tape: Tape) -> Call:
+    """Returns the result of `call` as a view of `base`, which begins with the same element."""
     form = tape.form(call.result)
-    if form.shape:
-        return call
-    made = {"dtype": form.dtype, "device": form.device}
-    return attrs.evolve(call, operator=torch.ops.aten.ones.default, args=([],), kwargs=made)
+    if form.is_dense and tape.form(base).is_dense:
+        return attrs.evolve(call, operator=VIEW, args=(base, list(form.shape)))
+    args = base, list(form.shape), list(form.strides)
+    return attrs.evolve(call, operator=torch.ops.aten.as_strided.default, args=args)
 
 
 def without_dead_code(tape: Tape) -> Tape:
     """Returns `tape` without calls on which no output, tensor outside, rank or draw depends."""
     read = set(values(tape.outputs))
-    live = {tape.memory[value.number] for value in (*read, *tape.inputs)}
-    live |= {tape.memory[number] for number in tape.outside}
+    live = tape.memories(read) | tape.given()
     kept = []
     for call in reversed(tape.calls):
         # What writes is there for all that is in the memory; what does not, for its results.
         is_read = tape.writes_of(call) & live if call.writes else read & set(call.results)
-        if is_read or _has_effect(call):
+        if is_read or _has_effect(call.operator):
             kept.append(call)
             live |= tape.reads_of(call) | tape.writes_of(call)
             read |= set(call.operands)
     return tape.with_calls(reversed(kept))
 
 
-def _has_effect(call: Call) -> bool:
-    operator = call.operator
+def _has_effect(operator: Any) -> bool:
     draws, sends = torch_compat.draws(operator), torch_compat.is_of_collectives(operator)
     return draws or sends or operator is check

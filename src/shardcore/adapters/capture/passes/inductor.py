@@ -6,7 +6,6 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.constants import written_memories
 from shardcore.adapters.capture.tape import Call, Form, Number, Tape, values
 
 
@@ -66,7 +65,7 @@ def with_reshapes(tape: Tape) -> Tape:
     """
     waits = (call for call in tape.calls if torch_compat.is_wait(call.operator))
     waited_for = {memory for call in waits for memory in tape.reads_of(call)}
-    kept = written_memories(tape) | waited_for
+    kept = tape.overwritten() | waited_for
     return tape.with_calls(
         attrs.evolve(call, operator=torch.ops.aten.reshape.default)
         if call.operator is torch.ops.aten.view.default and not tape.reads_of(call) & kept

@@ -9,7 +9,8 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.passes.buckets import FLATTEN, SPLIT, VIEW
+from shardcore.adapters.capture.passes.buckets import FLATTEN, SPLIT
+from shardcore.adapters.capture.passes.cleanup import VIEW
 from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
 
 

@@ -1,75 +1,57 @@
 """Writes results into the memory of operands that nothing reads afterwards."""
 
-from collections.abc import Iterable, Mapping
+from typing import Any
 
 import attrs
 import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.liveness import last_uses
-from shardcore.adapters.capture.tape import Call, Tape, Value, renamed, renamed_call
-
-
-def with_sums_in_place(tape: Tape) -> Tape:
-    """Returns `tape` with all-reduces in place where nothing reads the operand afterwards.
-
-    torch's would copy it. Not for Inductor, which does the same by itself.
-    """
-    last = last_uses(tape)
-    operator = torch_compat.all_reduce_in_place()
-    names: dict[Value, Value] = {}
-    calls = []
-    for place, each in enumerate(tape.calls):
-        call = renamed_call(each, names)
-        if torch_compat.is_all_reduce(call.operator):
-            operand = each.args[0]
-            if tape.form(operand).is_dense and last.get(tape.memory[operand.number]) == place:
-                target = names[each.result] = call.args[0]
-                call = attrs.evolve(call, operator=operator, result=target, writes=(target,))
-        calls.append(call)
-    return _with_shared(tape, calls, names)
+from shardcore.adapters.capture.tape import Call, Tape, Value, rewritten
 
 
 def with_operands_reused(tape: Tape) -> Tape:
-    """Returns `tape` with results in the memory of operands that end there, on a CPU.
+    """Returns `tape` with results in the memory of operands that nothing reads afterwards.
 
-    The operators are those that read each element before they write it.
+    An all-reduce is done in place, where torch's would copy its operand. On a CPU operators are
+    that read each element before they write it. Not for Inductor, which does the same by itself.
     """
-    last = last_uses(tape, sends=True)
-    names: dict[Value, Value] = {}
-    calls = []
-    for place, each in enumerate(tape.calls):
-        call = renamed_call(each, names)
-        ended = {memory for memory in tape.reads_of(each) if last.get(memory) == place}
-        variant = torch_compat.writing_into(call.operator) if _overwritable(each) else None
-        operand = next((v for v in _overwritable(each) if _fits(v, each, ended, tape)), None)
-        if variant is not None and operand is not None:
-            (operator, name), target = variant, names.get(operand, operand)
-            names[each.result] = target
-            kwargs = {**call.kwargs, name: target}
-            call = attrs.evolve(
-                call, operator=operator, kwargs=kwargs, result=target, writes=(target,)
-            )
-        calls.append(call)
-    return _with_shared(tape, calls, names)
+    uses, uses_and_sends = last_uses(tape), last_uses(tape, sends=True)
+
+    def rewrite(call: Call, found: Tape) -> Call:
+        place = len(found.calls)
+        recorded = tape.calls[place]  # with the operands that uses were counted of
+        if torch_compat.is_all_reduce(call.operator):
+            operand = recorded.args[0]
+            if not tape.form(operand).is_dense or uses.get(tape.memory[operand.number]) != place:
+                return call
+            return _writing(call, torch_compat.all_reduce_in_place(), call.args[0], {})
+        ended = {each for each in tape.reads_of(recorded) if uses_and_sends.get(each) == place}
+        targets = zip(_overwritable(recorded), _overwritable(call), strict=True)
+        target = next((new for old, new in targets if _fits(old, recorded, ended, tape)), None)
+        variant = None if target is None else torch_compat.writing_into(call.operator)
+        if variant is None:
+            return call
+        return _writing(call, variant[0], target, {variant[1]: target})
+
+    return rewritten(tape, rewrite)
 
 
-def _with_shared(tape: Tape, calls: list[Call], names: Mapping[Value, Value]) -> Tape:
-    found = tape.with_calls(calls)
-    found.outputs = renamed(tape.outputs, names)
-    found.share(names)
-    return found
+def _writing(call: Call, operator: Any, target: Any, kwargs: dict[str, Any]) -> Call:
+    """Returns `call` by an operator that writes its result into `target`."""
+    named = call.kwargs | kwargs
+    return attrs.evolve(call, operator=operator, kwargs=named, result=target, writes=(target,))
 
 
-def _overwritable(call: Call) -> Iterable[Value]:
-    """The operands of which `call` reads no element after it has written there."""
+def _overwritable(call: Call) -> tuple[Value, ...]:
+    """Returns the operands of which `call` reads no element after it has written there."""
     if call.writes or not isinstance(call.result, Value):
         return ()
     if call.operator in torch_compat.SOFTMAX_BACKWARD:
         return call.args[:1]  # a row is summed, and then gone through element by element
     is_pointwise = torch.Tag.pointwise in getattr(call.operator, "tags", ())
     draws = is_pointwise and torch_compat.draws(call.operator)
-    return tuple(call.operands) if is_pointwise and not draws else ()
+    return call.operands if is_pointwise and not draws else ()
 
 
 def _fits(operand: Value, call: Call, ended: set[int], tape: Tape) -> bool:
