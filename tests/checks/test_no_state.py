@@ -30,7 +30,7 @@ ALLOWED = {
     "ports/whereabouts.py: moving": "likewise",
     "ports/whereabouts.py: reducing": "likewise",
     "adapters/capture/recorder.py: _recording": "likewise",
-    "adapters/capture/seeds.py: cache of _seeded_by_tensor": "of functions of Keras",
+    "adapters/capture/functions.py: cache of seeded_by_tensor": "of functions of Keras",
     "adapters/engine/dispatch.py: cache of _route": "of operators",
     "adapters/torch_compat/collectives.py: cache of _moving": "of the names of operators",
     "adapters/torch_compat/operators.py: cache of _written_arguments": "of operators",

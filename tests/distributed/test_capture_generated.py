@@ -7,8 +7,8 @@ import torch
 
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.guards import check
+from shardcore.adapters.capture.program import TapeCapture
 from shardcore.adapters.capture.recorder import Recorder
-from shardcore.adapters.capture.seeds import generator
 from shardcore.adapters.capture.tape import Call, Value
 from shardcore.domain.capture import GuardFailed
 from tests.distributed.test_capture_memory import highest
@@ -83,6 +83,7 @@ def test_operators_get_what_they_were_given(name):
 
 
 def test_seeds_are_read_from_tensors():
+    generator = TapeCapture().generator
     for seed in (-7, 2**40 + 3):
         tape = tape_of(lambda seed: torch.rand(4, generator=generator(seed)), torch.tensor(0))
         expected = torch.rand(4, generator=torch.Generator().manual_seed(seed & 0xFFFFFFFF))

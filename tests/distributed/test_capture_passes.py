@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shardcore.adapters.capture.analyses import live_bytes
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes import improved
 from shardcore.adapters.capture.passes.buckets import in_buckets
@@ -16,7 +17,6 @@ from shardcore.adapters.capture.passes.cleanup import (
 )
 from shardcore.adapters.capture.passes.early_starts import with_early_starts
 from shardcore.adapters.capture.passes.late_waits import with_late_waits
-from shardcore.adapters.capture.passes.liveness import live_bytes
 from shardcore.adapters.capture.passes.regather import with_regathers
 from shardcore.adapters.capture.passes.reuse import with_operands_reused
 from shardcore.adapters.capture.passes.small_sums import with_small_sums_last

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters.capture import checks
-from shardcore.adapters.capture.checks import with_checks, with_waits_before_checks
+from shardcore.adapters.capture.checks import with_checks
+from shardcore.adapters.capture.passes.late_waits import with_late_waits
 from shardcore.adapters.torch_compat import collectives
 from shardcore.binding.captured import cache
 from shardcore.testing import run_ranks
@@ -251,7 +252,7 @@ def test_no_collective_is_on_its_way_where_a_step_may_be_left():
     def program(rank):
         tape = recorded(step, torch.ones(2))
         tape = with_checks(tape, tape.reads)
-        return names(tape), names(with_waits_before_checks(tape))
+        return names(tape), names(with_late_waits(tape))
 
     for before, after in run_ranks(program, 2):
         assert before[-3:] == ["check", "wait_tensor", "mul"]

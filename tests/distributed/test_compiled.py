@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.generated import graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
-from shardcore.adapters.capture.passes.inductor import with_factors_apart, with_reshapes
-from shardcore.adapters.capture.passes.products import with_onednn_products
+from shardcore.adapters.capture.passes.inductor import with_onednn_products, with_reshapes
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_compat import inductor
 from shardcore.testing import run_ranks
@@ -202,7 +201,7 @@ def test_what_inductor_cannot_take_as_it_was_recorded_is_compiled(which):
     def program(rank):
         recorder = Recorder(operands)
         expected = recorder.run(lambda: step(*operands))
-        tape = improved_for_compiler(with_factors_apart(recorder.tape))
+        tape = improved_for_compiler(recorder.tape, torch_compat.OneDnn())
         run = inductor.compiled(graph_of(tape, {}), operands)
         torch.testing.assert_close(run(*operands)[0], expected)
 

@@ -27,26 +27,6 @@ def with_checks(tape: Tape, reads: Sequence[Read]) -> Tape:
     return tape.with_calls(calls)
 
 
-def with_waits_before_checks(tape: Tape) -> Tape:
-    """`tape` with all collectives waited for where it may be left: their memory is used again."""
-    calls: list[Call] = []
-    started: set[int] = set()
-    done: set[int] = set()
-    for place, call in enumerate(tape.calls):
-        if call.operator is check:
-            for later in range(place, len(tape.calls)):
-                wait = tape.calls[later]
-                if torch_compat.is_wait(wait.operator) and tape.reads_of(wait) & started:
-                    calls.append(wait)
-                    done.add(later)
-            started.clear()
-        if torch_compat.is_collective(call.operator):
-            started |= tape.writes_of(call)
-        if place not in done:
-            calls.append(call)
-    return tape.with_calls(calls)
-
-
 def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback | None":
     """Returns what puts back the writes before the last check; None of a step without checks.
 
@@ -61,7 +41,7 @@ def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback | None":
     if not places:
         return None
     before = tape.calls[: places[-1]]
-    memories = {memory for call in before for memory in tape.writes_of(call)}
+    memories = set[int]().union(*map(tape.writes_of, before))
     inputs = tuple(n for n, each in enumerate(tape.inputs) if tape.memory[each.number] in memories)
     ours = set(map(id, kept))
     written = tuple(

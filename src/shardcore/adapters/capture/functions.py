@@ -1,7 +1,8 @@
-"""What is done to tensors by no operator, or by one that is not told enough."""
+"""Functions of Python that a step calls on tensors, where operators do not tell enough."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 # Named operands that are numbers: torch reads them, where it is given tensors.
 NUMBERS = ("alpha", "value")
+
+_SEED_BITS = 0xFFFFFFFF
 
 _READS = {
     torch.Tensor.numpy,
@@ -55,3 +58,21 @@ class FunctionListener(TorchFunctionMode):
 def _is_checked(tensor: Any, num_classes: int = -1) -> bool:
     """Whether `one_hot` looks for a class out of range, and for nothing else, on the host."""
     return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and num_classes > 0
+
+
+def seeded_generator(seed: torch.Tensor) -> torch.Generator:
+    """Returns a generator with the value of `seed`, as `keras.random` makes it on torch."""
+    generator = torch.Generator(device=seed.device)
+    generator.manual_seed(int(seed) & _SEED_BITS)
+    return generator
+
+
+@cache
+def seeded_by_tensor(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `draw` with its seed in a tensor: one function for each, to compare recordings."""
+
+    @wraps(draw)
+    def draw_with(seed: torch.Tensor, **operands: Any) -> Any:
+        return draw(**operands, seed=int(seed) & _SEED_BITS)
+
+    return draw_with

@@ -1,26 +1,68 @@
 """Steps as programs: recorded twice, and run from the tape if both runs were the same."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture import compilation, constants, passes, seeds
-from shardcore.adapters.capture.checks import (
-    rollback_of,
-    with_checks,
-    with_waits_before_checks,
-)
+from shardcore.adapters.capture import compilation, constants, passes
+from shardcore.adapters.capture.checks import Rollback, rollback_of, with_checks
+from shardcore.adapters.capture.functions import seeded_by_tensor, seeded_generator
 from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.guards import guards_of
+from shardcore.adapters.capture.guards import Guard, guards_of
 from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
-from shardcore.adapters.capture.recorded_program import RecordedProgram
 from shardcore.adapters.capture.recorder import Recorder, recording
-from shardcore.adapters.capture.tape import Tape, difference, values
+from shardcore.adapters.capture.tape import Tape, Value, difference, values
 from shardcore.domain.capture import NotCaptured, RecordingsDiffer
 from shardcore.ports.capture import Pattern, Recording, StartedCollective
+
+
+@attrs.frozen
+class RecordedProgram:
+    """The port `Program`: a function, and the tensors that it keeps.
+
+    Args:
+        run: The function: takes inputs and kept tensors, gives the tensors among the outputs.
+        kept: Tensors and generators that are read and written at each run.
+        outputs: What the step returns, tensors as `Value`.
+        pattern: What it has in common with the step with batches of another size.
+        guards: The numbers that the step must read on the host before it runs.
+        collectives: What it starts, in order.
+        rollback: Puts back what a run has written where a check fails; None without checks.
+        remark: Why it is not compiled, though that was asked for; else empty.
+    """
+
+    run: Callable[..., tuple[Any, ...]]
+    kept: tuple[Any, ...]
+    outputs: Any
+    pattern: constants.Pattern
+    guards: tuple[Guard, ...]
+    collectives: tuple[StartedCollective, ...]
+    rollback: Rollback | None
+    remark: str
+
+    def fits(self) -> bool:
+        """Whether the next step reads on the host what this one was recorded with."""
+        return all(guard.holds(self.kept) for guard in self.guards)
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        """Runs it.
+
+        Raises:
+            GuardFailed: If the step reads another number on its way; nothing is done then.
+        """
+        rollback = nullcontext() if self.rollback is None else self.rollback.around(inputs)
+        # Below autograd, as it was recorded. Outputs are copied: outside they may need gradients.
+        with rollback, torch.inference_mode():
+            made = self.run(*inputs, *self.kept)
+        with torch.no_grad():
+            results = iter([each.clone() for each in made])
+        return torch_compat.tree_map(
+            lambda leaf: next(results) if isinstance(leaf, Value) else leaf, self.outputs
+        )
 
 
 class TapeCapture:
@@ -62,24 +104,31 @@ class TapeCapture:
                 "Python or NumPy draws random numbers in it: draw by keras.random, with a "
                 "SeedGenerator of the layer"
             )
-        alike = most_bytes is not None
         if most_bytes is not None:
             tape = _with_bytes(tape, most_bytes)
         guards, reads = guards_of(tape, literals)
         tape = with_checks(tape, reads)
         as_compiled = compiled or tape.reshapes
-        better = passes.improved(tape, alike=alike, compiled=as_compiled)
+        better = passes.improved(tape, alike=most_bytes is not None, compiled=as_compiled)
         if not as_compiled:
             better = with_kept_buckets(better, self._memories)
-        better = with_waits_before_checks(better)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
-        run = function_of(better, literals)
-        collectives, rollback = tuple(started(better)), rollback_of(better, kept)
-        pattern = constants.Pattern.of(recording, literals)
-        program = RecordedProgram(run, kept, tape.outputs, pattern, guards, collectives, rollback)
+        run, remark = function_of(better, literals), ""
         if compiled:
-            return compilation.compiled(program, better, literals, self._onednn)
-        return program
+            try:
+                run = compilation.compiled(better, kept, literals, self._onednn)
+            except Exception as error:  # noqa: BLE001 - whatever it raises, the step runs without
+                remark = f"{type(error).__name__}: {error}"
+        return RecordedProgram(
+            run,
+            kept,
+            tape.outputs,
+            constants.Pattern.of(recording, literals),
+            guards,
+            tuple(started(better)),
+            rollback_of(better, kept),
+            remark,
+        )
 
     def is_recording(self) -> bool:
         """Whether a tape is being written."""
@@ -90,12 +139,18 @@ class TapeCapture:
         return torch_compat.hooks_of(module)
 
     def generator(self, seed: torch.Tensor) -> torch.Generator:
-        """A generator whose seed is part of the recording."""
-        return seeds.generator(seed)
+        """Returns a generator with the value of `seed`: in a recording, a call like any other."""
+        recorder = recording()
+        if recorder is None:
+            return seeded_generator(seed)
+        generator: torch.Generator = recorder.at_once(seeded_generator, (seed,), {})
+        return generator
 
     def drawn(self, draw: Callable[..., Any], seed: torch.Tensor, operands: dict[str, Any]) -> Any:
-        """A draw whose seed is part of the recording."""
-        return seeds.drawn(draw, seed, operands)
+        """Returns what `draw` gives for the number in `seed`: one call of the recording."""
+        recorder = recording()
+        assert recorder is not None, "no step is being recorded"
+        return recorder.at_once(seeded_by_tensor(draw), (seed,), operands)
 
 
 def started(tape: Tape) -> Iterator[StartedCollective]:

@@ -130,7 +130,7 @@ def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None
 def _one_gather_at_a_time() -> Any:
     """A pass over Inductor's graph: over gloo a gather starts when that before has been waited for.
 
-    Two at once break the memory there (see `passes.order.gathering_ranks`). The recording has
+    Two at once break the memory there (see `capture.analyses.gathering_ranks`). The recording has
     them in turns, and Inductor keeps the order of collectives; but it may move a wait.
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass

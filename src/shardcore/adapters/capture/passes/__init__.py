@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.cleanup import (
     with_direct_views,
@@ -12,6 +13,8 @@ from shardcore.adapters.capture.passes.cleanup import (
 from shardcore.adapters.capture.passes.copies import without_needless_copies
 from shardcore.adapters.capture.passes.early_starts import with_early_starts
 from shardcore.adapters.capture.passes.inductor import (
+    with_factors_apart,
+    with_onednn_products,
     with_plain_paddings,
     with_reshapes,
     with_sizes,
@@ -54,6 +57,7 @@ PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
 
 # What Inductor takes otherwise than the step had it, or computes slower than need be.
 PASSES_FOR_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
+    with_factors_apart,
     without_needless_copies,
     with_plain_paddings,
     with_reshapes,
@@ -76,8 +80,8 @@ def improved(tape: Tape, *, alike: bool = False, compiled: bool = False) -> Tape
     return tape
 
 
-def improved_for_compiler(tape: Tape) -> Tape:
-    """What is to be compiled of an improved tape, after the passes for Inductor alone."""
+def improved_for_compiler(tape: Tape, onednn: torch_compat.OneDnn) -> Tape:
+    """Returns what is to be compiled of an improved tape, after the passes for Inductor alone."""
     for each in PASSES_FOR_COMPILER:
         tape = each(tape)
-    return tape
+    return with_onednn_products(tape, onednn)

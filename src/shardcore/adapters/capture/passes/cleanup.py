@@ -6,8 +6,8 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.analyses import is_view
 from shardcore.adapters.capture.guards import check
-from shardcore.adapters.capture.passes.order import is_view
 from shardcore.adapters.capture.tape import Call, Tape, Value, rewritten, values
 
 VIEW = torch.ops.aten.view.default

@@ -1,10 +1,15 @@
 """Starts collectives before calls that they need not wait for."""
 
-from collections.abc import Container
-
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.passes.liveness import held_bytes, live_bytes
-from shardcore.adapters.capture.passes.order import gathering_ranks, gathers, is_view, needs_of
+from shardcore.adapters.capture.analyses import (
+    gathering_ranks,
+    gathers,
+    held_bytes,
+    is_view,
+    live_bytes,
+    needs_of,
+    with_needs,
+)
 from shardcore.adapters.capture.tape import Call, Tape
 
 # A start overtakes no more calls than a layer has: what those read is kept for a little longer.
@@ -41,7 +46,7 @@ def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
             first -= 1
             live[first] += held
         order |= dict.fromkeys(range(first))
-        order |= dict.fromkeys(_with_needs(place, needs, order))
+        order |= dict.fromkeys(with_needs([place], needs, order))
         last = last if gathers(call) else place
         if ranks:
             gathered[ranks] = readers.get(tape.memory[call.result.number], place)
@@ -64,13 +69,3 @@ def _is_fixed(call: Call, tape: Tape) -> bool:
     operator = call.operator
     starts = torch_compat.is_of_collectives(operator) and not torch_compat.is_wait(operator)
     return starts or not tape.writes_of(call)
-
-
-def _with_needs(place: int, needs: list[set[int]], done: Container[int]) -> list[int]:
-    """Returns `place` and the places of what must come before it, but for what is done."""
-    found, open_ = {place}, [place]
-    while open_:
-        new = {each for each in needs[open_.pop()] if each not in done} - found
-        found |= new
-        open_ += new
-    return sorted(found)

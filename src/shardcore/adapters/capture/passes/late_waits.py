@@ -3,8 +3,14 @@
 import attrs
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.passes.liveness import live_bytes, sent_bytes
-from shardcore.adapters.capture.passes.order import gathering_ranks, is_view, needs_of
+from shardcore.adapters.capture.analyses import (
+    gathering_ranks,
+    is_view,
+    live_bytes,
+    needs_of,
+    sent_bytes,
+)
+from shardcore.adapters.capture.guards import check
 from shardcore.adapters.capture.tape import Call, Tape
 
 
@@ -29,6 +35,7 @@ def with_late_waits(tape: Tape) -> Tape:
     That reads the result, or overwrites what was sent. A collective holds what it sends until it
     is waited for: where the step would hold more for that than it does at its highest, the oldest
     is waited for. On a CPU a gather is waited for before the next one starts over the same ranks.
+    All are waited for where the step may be left: their memory is used again.
     """
     needs, live = needs_of(tape), live_bytes(tape)
     highest = max(live, default=0)
@@ -43,7 +50,8 @@ def with_late_waits(tape: Tape) -> Tape:
         if not is_view(call, tape):  # which reads nothing
             ranks = gathering_ranks(call, tape)
             for each in list(flight):
-                if each in needed or (ranks and flight[each].gathers_over == ranks):
+                is_next = ranks and flight[each].gathers_over == ranks
+                if each in needed or is_next or call.operator is check:
                     calls += flight.pop(each).waits
         for each, started in list(flight.items()):
             if sum(other.held for other in flight.values()) <= highest - live[place]:

@@ -7,7 +7,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.passes.order import gathers, is_view
+from shardcore.adapters.capture.analyses import gathers, is_view
 from shardcore.adapters.capture.tape import Call, Tape, Value, renamed
 
 

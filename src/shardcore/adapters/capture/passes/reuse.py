@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.passes.liveness import last_uses
+from shardcore.adapters.capture.analyses import last_uses
 from shardcore.adapters.capture.tape import Call, Tape, Value, rewritten
 
 

@@ -1,8 +1,8 @@
 """Moves the all-reduces of a few numbers, of losses and metrics, to the end of the step."""
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.analyses import needs_of
 from shardcore.adapters.capture.guards import check
-from shardcore.adapters.capture.passes.order import needs_of
 from shardcore.adapters.capture.tape import Call, Tape
 
 # The elements of a tensor that is small: a loss, a count, the counts of some classes.

@@ -1,0 +1,146 @@
+"""What depends on what in a step, and what the step holds while it runs."""
+
+from collections.abc import Container, Iterable
+from itertools import accumulate
+
+import attrs
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.tape import Call, Tape, Value, values
+
+
+def gathers(call: Call) -> bool:
+    """Whether it starts an all-gather."""
+    return torch_compat.collective_name(call.operator) == "all_gather"
+
+
+def gathering_ranks(call: Call, tape: Tape) -> str:
+    """The group over which `call` gathers on a CPU, where one gather may be under way; else empty.
+
+    torch 2.13: gathers over gloo have all one tag. Of two at once one receives what was sent for
+    the other, which breaks the memory where it is larger.
+    """
+    on_cpu = gathers(call) and tape.form(call.args[0]).device.type == "cpu"
+    return str(call.args[-1]) if on_cpu else ""
+
+
+def is_view(call: Call, tape: Tape) -> bool:
+    """Whether `call` only tells how to look at a memory, and neither reads nor writes it."""
+    made = {tape.memory[value.number] for value in call.results}
+    if call.writes or not made or torch_compat.is_wait(call.operator):
+        return False
+    return made <= tape.reads_of(call)
+
+
+def needs_of(tape: Tape) -> list[set[int]]:
+    """By place, the places of the calls that must come before the call there."""
+    found = _Found()
+    return [found.needs(call, place, tape) for place, call in enumerate(tape.calls)]
+
+
+@attrs.define
+class _Found:
+    """What the calls so far have done.
+
+    Args:
+        made: By value, where it was made.
+        written: By memory, where it was written last.
+        read: By memory, where it was read since.
+        drawn: By random generator, where it was last moved; by None, torch's own.
+    """
+
+    made: dict[Value, int] = attrs.field(factory=dict)
+    written: dict[int, int] = attrs.field(factory=dict)
+    read: dict[int, set[int]] = attrs.field(factory=dict)
+    drawn: dict[Value | None, int] = attrs.field(factory=dict)
+
+    def needs(self, call: Call, place: int, tape: Tape) -> set[int]:
+        """What `call`, the next one, must come after."""
+        found = {self.made[value] for value in call.operands if value in self.made}
+        if not is_view(call, tape):
+            found |= self._of_memories(tape.reads_of(call), tape.writes_of(call), place)
+        if torch_compat.draws(call.operator):
+            generator = next((v for v in call.operands if tape.forms[v.number] is None), None)
+            found.add(self.drawn.get(generator, place))
+            self.drawn[generator] = place
+        for value in call.results:
+            self.made.setdefault(value, place)
+        return found - {place}
+
+    def _of_memories(self, read: set[int], written: set[int], place: int) -> set[int]:
+        found = {self.written[memory] for memory in read | written if memory in self.written}
+        for memory in written:
+            found |= self.read.pop(memory, set())
+            self.written[memory] = place
+        for memory in read - written:
+            self.read.setdefault(memory, set()).add(place)
+        return found
+
+
+def with_needs(
+    places: Iterable[int], needs: list[set[int]], done: Container[int] = ()
+) -> list[int]:
+    """Returns `places` and those of what must come before them, but for what is done."""
+    open_ = list(places)
+    found = set(open_)
+    while open_:
+        new = {each for each in needs[open_.pop()] if each not in done} - found
+        found |= new
+        open_ += new
+    return sorted(found)
+
+
+def live_bytes(tape: Tape) -> list[int]:
+    """By place, the bytes that are held while the call there runs.
+
+    Counted is what the calls have made. It is held until its last use, and what a collective sends
+    until that is waited for. What was there before is not counted.
+    """
+    changes = [0] * (len(tape.calls) + 2)
+    for memory, (first, last) in _lives(tape).items():
+        form = tape.forms[memory]
+        changes[first] += 0 if form is None else form.bytes
+        changes[last + 1] -= 0 if form is None else form.bytes
+    return list(accumulate(changes))[: len(tape.calls)]
+
+
+def last_uses(tape: Tape, *, sends: bool = False) -> dict[int, int]:
+    """By memory that the calls make, the place of its last use; of outputs, after all calls.
+
+    Args:
+        tape: A step.
+        sends: Whether what is under way to other ranks is in use.
+    """
+    return {memory: last for memory, (_, last) in _lives(tape, sends=sends).items()}
+
+
+def _lives(tape: Tape, *, sends: bool = True) -> dict[int, tuple[int, int]]:
+    """By memory, the places of its first and its last use; to be sent is one, if `sends`."""
+    theirs = tape.given()
+    found: dict[int, tuple[int, int]] = {}
+    sent: dict[int, set[int]] = {}
+    for place, call in enumerate(tape.calls):
+        used = tape.reads_of(call) | tape.writes_of(call)
+        if torch_compat.is_collective(call.operator):
+            sent |= dict.fromkeys(tape.writes_of(call), tape.reads_of(call))
+        if sends and torch_compat.is_wait(call.operator):
+            used |= {memory for each in used for memory in sent.get(each, ())}
+        found |= {memory: (found.get(memory, (place,))[0], place) for memory in used - theirs}
+    for value in values(tape.outputs):
+        memory = tape.memory[value.number]
+        if memory in found:
+            found[memory] = found[memory][0], len(tape.calls)
+    return found
+
+
+def held_bytes(call: Call, tape: Tape) -> int:
+    """The bytes that a collective holds: of what it sends, and what it makes."""
+    forms = (tape.forms[value.number] for value in {*call.operands, *call.results})
+    return sum(form.bytes for form in forms if form is not None)
+
+
+def sent_bytes(call: Call, tape: Tape) -> int:
+    """The bytes of what a collective sends, but for what is there before it and after."""
+    memories = tape.reads_of(call) - tape.writes_of(call) - tape.given()
+    forms = (tape.forms[memory] for memory in memories)
+    return sum(form.bytes for form in forms if form is not None)
