@@ -77,6 +77,16 @@ class _Found:
         return found
 
 
+def makers_of(tape: Tape) -> dict[Value, int]:
+    """Returns, by value, the place of the call that makes it."""
+    makers: dict[Value, int] = {}
+    for place, call in enumerate(tape.calls):
+        for value in call.results:
+            if value not in call.writes:
+                makers.setdefault(value, place)
+    return makers
+
+
 def with_needs(
     places: Iterable[int], needs: list[set[int]], done: Container[int] = ()
 ) -> list[int]:
@@ -98,9 +108,9 @@ def live_bytes(tape: Tape) -> list[int]:
     """
     changes = [0] * (len(tape.calls) + 2)
     for memory, (first, last) in _lives(tape).items():
-        form = tape.forms[memory]
-        changes[first] += 0 if form is None else form.bytes
-        changes[last + 1] -= 0 if form is None else form.bytes
+        size = _bytes([memory], tape)
+        changes[first] += size
+        changes[last + 1] -= size
     return list(accumulate(changes))[: len(tape.calls)]
 
 
@@ -135,12 +145,14 @@ def _lives(tape: Tape, *, sends: bool = True) -> dict[int, tuple[int, int]]:
 
 def held_bytes(call: Call, tape: Tape) -> int:
     """The bytes that a collective holds: of what it sends, and what it makes."""
-    forms = (tape.forms[value.number] for value in {*call.operands, *call.results})
-    return sum(form.bytes for form in forms if form is not None)
+    return _bytes((value.number for value in {*call.operands, *call.results}), tape)
 
 
 def sent_bytes(call: Call, tape: Tape) -> int:
     """The bytes of what a collective sends, but for what is there before it and after."""
-    memories = tape.reads_of(call) - tape.writes_of(call) - tape.given()
-    forms = (tape.forms[memory] for memory in memories)
+    return _bytes(tape.reads_of(call) - tape.writes_of(call) - tape.given(), tape)
+
+
+def _bytes(numbers: Iterable[int], tape: Tape) -> int:
+    forms = (tape.forms[number] for number in numbers)
     return sum(form.bytes for form in forms if form is not None)

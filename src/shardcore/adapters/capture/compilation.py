@@ -34,27 +34,18 @@ def compiled(
         literals: By number, the constants among what is outside of the tape.
         onednn: Multiplies large matrices.
     """
-    count = len(tape.calls)
-    logger.info("Inductor compiles a step of %d operators, unless torch has it on disk", count)
+    size = len(tape.calls)
+    logger.info("Inductor compiles a step of %d operators, unless torch has it on disk", size)
     began = time.perf_counter()
-    try:
-        return _compiled(tape, kept, literals, onednn)
-    finally:
-        logger.info("Inductor has ended after %.1f s", time.perf_counter() - began)
-
-
-def _compiled(
-    tape: Tape,
-    kept: Sequence[Any],
-    literals: Mapping[int, torch.Tensor],
-    onednn: torch_compat.OneDnn,
-) -> Callable[..., Any]:
     ahead, rest = parted(tape, set(literals))
     first = function_of(ahead, literals)
     forms = [rest.form(value) for value in rest.inputs]
     inputs = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in forms]
     module = graph_of(improved_for_compiler(rest, onednn), literals)
-    second = torch_compat.inductor.compiled(module, [*inputs, *map(_detached, kept)])
+    try:
+        second = torch_compat.inductor.compiled(module, [*inputs, *map(_detached, kept)])
+    finally:
+        logger.info("Inductor has ended after %.1f s", time.perf_counter() - began)
     count = len(tape.inputs)
 
     def run(*operands: Any) -> Any:

@@ -3,9 +3,10 @@
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,17 @@ class Recorder:
         self.tape = Tape()
         self._values: dict[int, tuple[Any, Value]] = {}
         self._generators: dict[int, tuple[Value, torch.Generator]] = {}
-        self._kept_memories: dict[int, int] = {}
+        self._kept_memories: dict[int | None, int] = {}
         self._inputs = inputs  # alive while it runs: their memory is theirs alone
         self._busy = False
         self._numbers_of_call: list[_Taken] | None = None
-        self._drawn: torch.Tensor | None = None
+        self._drawn = torch.get_rng_state()
         self.tape.inputs = [self._from_outside(each) for each in inputs]
 
     def run(self, step: Callable[[], Any]) -> Any:
         """What `step` returns, plain tensors among it; the tape is written."""
         assert recording() is None, "a step is being recorded already"
         before = _recording.set(self)
-        self._drawn = torch.get_rng_state()
         host = _host_generators()
         try:
             functions = FunctionListener(self.read, self.numbers, self.at_once)
@@ -63,11 +63,8 @@ class Recorder:
 
     def _check_generator(self) -> None:
         """Torch's generator is moved by draws alone: of what sets it, no operator tells."""
-        if self._drawn is not None and not torch.equal(self._drawn, torch.get_rng_state()):
-            self.refuse(
-                "the state of torch's random generator is set in the step",
-                _DRAW,
-            )
+        if not torch.equal(self._drawn, torch.get_rng_state()):
+            self.refuse("the state of torch's random generator is set in the step", _DRAW)
 
     def refuse(self, why: str, remedy: str) -> None:
         """Notes that the step cannot be run from its tape; the first reason counts.
@@ -140,13 +137,6 @@ class Recorder:
                 return
         self._append(operator, args, kwargs, references, result)
 
-    def note(
-        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """Notes a call that was made."""
-        references = self._referred(args), self._referred(kwargs)
-        self._append(operator, args, kwargs, references, result)
-
     def _append(
         self,
         operator: Any,
@@ -155,28 +145,28 @@ class Recorder:
         references: tuple[Any, Any],
         result: Any,
     ) -> None:
-        for name in NUMBERS if self._numbers_of_call else ():
-            for taken in self._numbers_of_call or ():
-                if name in kwargs and repr(taken.number) == repr(kwargs[name]):
-                    taken.used = True
-                    references[1][name] = Number(self._value(taken.tensor))
+        for taken, name in product(self._numbers_of_call or (), NUMBERS):
+            if name in kwargs and repr(taken.number) == repr(kwargs[name]):
+                taken.used = True
+                references[1][name] = Number(self._value(taken.tensor))
         writes = tuple(map(self._value, torch_compat.written_operands(operator, args, kwargs)))
-        memories = {
+        tensors = filter(_is_tensor, torch_compat.tree_leaves((args, kwargs)))
+        memories: dict[int | None, int] = {
             torch_compat.memory_of(each): self.tape.memory[self._value(each).number]
-            for each in torch_compat.tree_leaves((args, kwargs))
-            if isinstance(each, torch.Tensor)
+            for each in tensors
         }
         made = torch_compat.tree_map(lambda leaf: self._made(leaf, memories), result)
         backward = torch_compat.backward_pass() >= 0
         self.tape.calls.append(Call(operator, *references, made, writes, _line(), backward))
 
     def at_once(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of `function`, a call of the tape itself: what it reads, each run reads."""
+        """Returns the result of `function`, one call of the tape: what it reads, each run reads."""
         if self._busy or self.tape.refusal:
             return function(*args, **kwargs)
         with self.unheard():
             result = function(*args, **kwargs)
-        self.note(function, args, kwargs, result)
+        references = self._referred(args), self._referred(kwargs)
+        self._append(function, args, kwargs, references, result)
         return result
 
     @contextmanager
@@ -213,55 +203,46 @@ class Recorder:
         found = self._values.get(id(thing))
         return None if found is None else found[1]
 
-    def _made(self, leaf: Any, memories: dict[int, int]) -> Any:
-        """The value of a result: one that is new has memory of its own, or is a view.
-
-        Args:
-            leaf: The result.
-            memories: Those of the operands, by their identity.
-        """
+    def _made(self, leaf: Any, memories: Mapping[int | None, int]) -> Any:
+        """Returns the value of a result; a new one has memory of its own, or one of `memories`."""
         if not isinstance(leaf, torch.Tensor | torch.Generator):
             return leaf
         known = self._known(leaf)
         if known is not None:
             self.tape.reshapes |= self.tape.forms[known.number] != Form.of(leaf)
             return known
-        if isinstance(leaf, torch.Generator) or not self._has_memory(leaf):
-            return self._new(leaf, None)
-        memory = torch_compat.memory_of(leaf)
+        memory = self._memory_of(leaf)
         return self._new(leaf, memories.get(memory, self._kept_memories.get(memory)))
 
     def _from_outside(self, thing: Any) -> Value:
         """A new value that was there before: others may be views of the same memory."""
-        if not _is_tensor(thing) or not self._has_memory(thing):
-            return self._new(thing, None)
-        memory = torch_compat.memory_of(thing)
+        memory = self._memory_of(thing)
         value = self._new(thing, self._kept_memories.get(memory))
-        self._kept_memories.setdefault(memory, value.number)
+        if memory is not None:
+            self._kept_memories.setdefault(memory, value.number)
         return value
 
-    def _has_memory(self, tensor: torch.Tensor) -> bool:
-        """Whether the memory of `tensor` can be told from that of others."""
-        if tensor.layout is not torch.strided:
+    def _memory_of(self, thing: Any) -> int | None:
+        """Returns the identity of the memory of a tensor; None of a generator."""
+        if isinstance(thing, torch.Generator):
+            return None
+        if thing.layout is not torch.strided:
             self.refuse("it computes with a sparse tensor", "make it dense: tensor.to_dense()")
-            return False
-        return True
+            return None
+        return torch_compat.memory_of(thing)
 
     def _new(self, thing: Any, owner: int | None) -> Value:
         value = Value(len(self.tape.memory))
         self.tape.memory.append(value.number if owner is None else owner)
         self.tape.forms.append(Form.of(thing))
         if _is_tensor(thing):
-            self._remember(thing, value)
+            # By identity, and forgotten with the tensor: another one may be made in its place.
+            key = id(thing)
+            forget = weakref.ref(thing, lambda _: self._values.pop(key, None))
+            self._values[key] = forget, value
         else:
             self._generators[torch_compat.identity_of(thing)] = value, thing
         return value
-
-    def _remember(self, tensor: torch.Tensor, value: Value) -> None:
-        # By identity, and forgotten with the tensor: another one may be made in its place.
-        key = id(tensor)
-        forget = weakref.ref(tensor, lambda _: self._values.pop(key, None))
-        self._values[key] = forget, value
 
 
 def _is_tensor(leaf: Any) -> bool:

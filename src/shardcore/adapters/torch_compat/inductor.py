@@ -2,10 +2,11 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import fx
@@ -26,8 +27,10 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
     convolution depends on would lie with its second dim last, as the channels of torch's images
     do: Keras' images have theirs last already, as a rule, and would lie across.
     """
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import decompositions
+    from torch._inductor.scheduler import SchedulerNode
 
     settings = {
         "fallback_random": True,
@@ -37,8 +40,10 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
     }
     with (
         torch.no_grad(),
-        _mended(),
-        _with_entries(decompositions, pooling.by_tiles(decompositions)),
+        patch.dict(decompositions, pooling.by_tiles(decompositions)),
+        # Two methods by which, in torch 2.13, steps have wrong numbers, in silence.
+        _wrapped(PythonWrapperCodegen, "can_reuse", _unless_part),
+        _wrapped(SchedulerNode, "recompute_size_and_body", _with_renames),
         _cacheable(examples) as forms,
     ):
         made: Any = compile_fx(module, forms, config_patches=settings)
@@ -64,27 +69,8 @@ def _cacheable(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]
         yield [mode.from_tensor(each, static_shapes=True) for each in examples]
 
 
-@contextmanager
-def _with_entries(table: MutableMapping[Any, Any], entries: Mapping[Any, Any]) -> Iterator[None]:
-    before = {each: table[each] for each in entries}
-    table.update(entries)
-    try:
-        yield
-    finally:
-        table.update(before)
-
-
-@contextmanager
-def _mended() -> Iterator[None]:
-    """Two methods of Inductor by which, in torch 2.13, steps have wrong numbers, in silence."""
-    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-    from torch._inductor.scheduler import SchedulerNode
-
-    with (
-        _wrapped(PythonWrapperCodegen, "can_reuse", _unless_part),
-        _wrapped(SchedulerNode, "recompute_size_and_body", _with_renames),
-    ):
-        yield
+def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> AbstractContextManager[Any]:
+    return patch.object(owner, name, wrap(getattr(owner, name)))
 
 
 def _unless_part(can_reuse: Callable[..., bool]) -> Callable[..., bool]:
@@ -115,16 +101,6 @@ def _with_renames(recompute: Callable[..., None]) -> Callable[..., None]:
         node.set_read_writes(node.read_writes.rename(node.mutation_renames))
 
     return recompute_with_renames
-
-
-@contextmanager
-def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, wrap(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _one_gather_at_a_time() -> Any:

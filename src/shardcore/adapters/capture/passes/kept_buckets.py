@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 from weakref import WeakValueDictionary
 
 import attrs
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.analyses import makers_of
 from shardcore.adapters.capture.passes.buckets import FLATTEN, SPLIT
 from shardcore.adapters.capture.passes.cleanup import VIEW
 from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
@@ -27,17 +27,15 @@ class Memories:
         return len(self._made)
 
     def taken(self, forms: list[Form]) -> list[torch.Tensor]:
-        """A tensor for each of `forms`, which are those of one program."""
-        taken: dict[Form, int] = {}
-        return [self._next(form, taken) for form in forms]
-
-    def _next(self, form: Form, taken: dict[Form, int]) -> torch.Tensor:
-        place = taken.get(form, 0)
-        taken[form] = place + 1
-        found = self._made.get((form, place))
-        if found is None:
-            found = torch.empty(form.shape, dtype=form.dtype, device=form.device)
-            self._made[form, place] = found
+        """Returns a tensor for each of `forms`, which are those of one program."""
+        found = []
+        for place, form in enumerate(forms):
+            key = form, forms[:place].count(form)
+            tensor = self._made.get(key)
+            if tensor is None:
+                tensor = torch.empty(form.shape, dtype=form.dtype, device=form.device)
+                self._made[key] = tensor
+            found.append(tensor)
         return found
 
 
@@ -53,10 +51,7 @@ def with_kept_buckets(tape: Tape, memories: Memories) -> Tape:
         memories: Where the memory comes from.
     """
     found = tape.with_calls(tape.calls)
-    makers: dict[Any, int] = {}  # by value, the place of the call that makes it
-    for place, call in enumerate(tape.calls):
-        if isinstance(call.result, Value):
-            makers.setdefault(call.result, place)
+    makers = makers_of(tape)
     readers = Counter(value for call in tape.calls for value in call.operands)
     readers.update(values(tape.outputs))
     filled = [call for call in tape.calls if call.operator is FLATTEN]

@@ -7,7 +7,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.analyses import gathers, is_view
+from shardcore.adapters.capture.analyses import gathers, is_view, makers_of, with_needs
 from shardcore.adapters.capture.tape import Call, Tape, Value, renamed
 
 
@@ -18,7 +18,8 @@ def with_regathers(tape: Tape) -> Tape:
     are gathered is kept.
     """
     found = tape.with_calls([])
-    makers = _makers(tape)
+    makers = makers_of(tape)
+    needs = [{makers[each] for each in call.operands if each in makers} for call in tape.calls]
     places = [place for place, call in enumerate(tape.calls) if gathers(call)]
     calls = list(tape.calls)
     again: dict[int, list[Call]] = {}
@@ -29,7 +30,7 @@ def with_regathers(tape: Tape) -> Tape:
         if not readers or bisect(places, last_use) == bisect(places, readers[0]):
             continue  # no other weight is gathered between the two
         read = {value for each in readers for value in tape.calls[each].operands} & made
-        made_by = _made_by(read, makers, tape)
+        made_by = with_needs({makers[value] for value in read}, needs)
         if _may_repeat(made_by, readers[0], tape):
             names, repeated = _repeated((tape.calls[each] for each in made_by), found)
             again.setdefault(readers[0], []).extend(repeated)
@@ -40,16 +41,6 @@ def with_regathers(tape: Tape) -> Tape:
         each for place, call in enumerate(calls) for each in (*again.get(place, ()), call)
     ]
     return found
-
-
-def _makers(tape: Tape) -> dict[Value, int]:
-    """Returns, by value, the place of the call that makes it."""
-    makers: dict[Value, int] = {}
-    for place, call in enumerate(tape.calls):
-        for value in call.results:
-            if value not in call.writes:
-                makers.setdefault(value, place)
-    return makers
 
 
 def _uses(gather: int, tape: Tape) -> tuple[set[Value], int, list[int]]:
@@ -74,27 +65,14 @@ def _uses(gather: int, tape: Tape) -> tuple[set[Value], int, list[int]]:
     return made, last_use, readers
 
 
-def _made_by(read: set[Value], makers: dict[Value, int], tape: Tape) -> list[int]:
-    """Returns the places of all calls on which `read` depends."""
-    found: set[int] = set()
-    open_ = list(read)
-    while open_:
-        place = makers.get(open_.pop())
-        if place is not None and place not in found:
-            found.add(place)
-            open_ += tape.calls[place].operands
-    return sorted(found)
-
-
 def _may_repeat(places: list[int], reader: int, tape: Tape) -> bool:
     """Whether these calls only move what was there before, and it is the same at `reader`."""
     calls = [tape.calls[place] for place in places]
     touched = set[int]().union(*map(tape.reads_of, calls), *map(tape.writes_of, calls))
-    inputs = {tape.memory[value.number] for value in tape.inputs}
     between = tape.calls[places[0] : reader]
-    written = {tape.memory[value.number] for call in between for value in call.writes}
+    written = (value for call in between for value in call.writes)
     moves = all(_moves(call) or gathers(call) for call in calls)
-    return moves and not touched & (written | inputs)
+    return moves and not touched & tape.memories((*written, *tape.inputs))
 
 
 def _repeated(calls: Iterable[Call], found: Tape) -> tuple[dict[Value, Value], list[Call]]:
