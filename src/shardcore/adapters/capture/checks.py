@@ -81,15 +81,13 @@ class Rollback:
             GuardFailed: If a check fails; all is then as before.
         """
         written = [*(inputs[n] for n in self.inputs), *self.written]
-        with torch.no_grad():
-            before = [each.detach().clone() for each in written]
+        before = [each.detach().clone() for each in written]
         states = _generator_states() if self.draws else []
         try:
             yield
         except GuardFailed:
-            with torch.no_grad():
-                for tensor, value in zip(written, before, strict=True):
-                    tensor.copy_(value)
+            for tensor, value in zip(written, before, strict=True):
+                tensor.detach().copy_(value)
             for state in states[:1]:
                 torch.set_rng_state(state)
             for state in states[1:]:

@@ -37,11 +37,10 @@ class Guard:
 
 
 def guards_of(tape: Tape, literals: Literals) -> tuple[tuple[Guard, ...], tuple[Read, ...]]:
-    """What is not the same in every run, of the values that were read.
+    """Returns guards, and reads, of the values that were read and are not the same in every run.
 
-    Returns:
-        A guard for each value that can be worked out before the step, and the reads of the others:
-        they hang on the batch, on a draw or on another rank.
+    A guard is for each value that can be worked out before the step. The other reads depend on the
+    batch, on a draw or on another rank.
 
     Raises:
         NotCaptured: If one of those others is more than one number.
@@ -77,9 +76,10 @@ def check(tensor: torch.Tensor, number: Any) -> None:
 
 
 def _way_to(read: Read, tape: Tape, literals: Literals) -> Tape | None:
-    """The calls, of those before `read`, that its value hangs on; nothing outside is written.
+    """Returns the calls before `read` on which its value depends, as a tape of their own.
 
-    None where they cannot be run ahead of the step.
+    It writes into copies of what is outside. None where it cannot run before the step, or where
+    several views of one memory would need one copy.
     """
     needed = {tape.memory[read.value.number]}
     calls: list[Call] = []
@@ -87,37 +87,23 @@ def _way_to(read: Read, tape: Tape, literals: Literals) -> Tape | None:
         if tape.writes_of(call) & needed:
             calls.append(call)
             needed |= tape.reads_of(call) | tape.writes_of(call)
-    inputs = {tape.memory[value.number] for value in tape.inputs}
-    if needed & inputs or not all(map(_may_be_ahead, calls)):
-        return None
-    return _on_copies(list(reversed(calls)), read, tape, literals)
-
-
-def _may_be_ahead(call: Call) -> bool:
-    operator = call.operator
-    return not (
-        torch_compat.draws(operator)
-        or torch_compat.is_of_collectives(operator)
-        or not isinstance(call.result, Value)
-    )
-
-
-def _on_copies(calls: list[Call], read: Read, tape: Tape, literals: Literals) -> Tape | None:
-    """The calls as a tape of their own, that writes into copies of what is outside.
-
-    None where several views of one memory would need one copy.
-    """
-    way = tape.with_calls([])
-    written = {tape.memory[value.number] for call in calls for value in call.writes}
-    outside = [Value(n) for n in tape.outside if tape.memory[n] in written]
-    if len({tape.memory[value.number] for value in outside}) < len(outside):
+    way = tape.with_calls(reversed(calls))
+    written = way.overwritten()
+    outside = [Value(number) for number in tape.outside if tape.memory[number] in written]
+    is_viewed = len(tape.memories(outside)) < len(outside)
+    if is_viewed or needed & tape.memories(tape.inputs) or not all(map(_may_be_ahead, calls)):
         return None
     read_of = {value.number for call in calls for value in call.operands} | {read.value.number}
     way.outside = {n: t for n, t in tape.outside.items() if n in read_of or n not in literals}
     names = {value: way.new(tape.form(value)) for value in outside}
     way.calls = [
         *(Call(torch.ops.aten.clone.default, (old,), {}, new) for old, new in names.items()),
-        *(renamed_call(call, names) for call in calls),
+        *(renamed_call(call, names) for call in way.calls),
     ]
     way.inputs, way.outputs = [], (names.get(read.value, read.value),)
     return way
+
+
+def _may_be_ahead(call: Call) -> bool:
+    sends, draws = torch_compat.is_of_collectives, torch_compat.draws
+    return isinstance(call.result, Value) and not (draws(call.operator) or sends(call.operator))

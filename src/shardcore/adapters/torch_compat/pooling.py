@@ -19,8 +19,20 @@ def by_tiles(otherwise: Decompositions) -> Decompositions:
     Args:
         otherwise: Inductor's own, for other images.
     """
-    ours: Decompositions = {_POOL: _pooled, _BACKWARD: _gradient}
-    return {each: _where_tiled(ours[each], otherwise[each]) for each in ours}
+    pool, backward = otherwise[_POOL], otherwise[_BACKWARD]
+
+    def pooled(image: torch.Tensor, *how: Any, **named: Any) -> Any:
+        tile = _tile(image, *how, **named)
+        return pool(image, *how, **named) if tile is None else _pooled(image, tile)
+
+    def gradient(of_result: torch.Tensor, image: torch.Tensor, *rest: Any) -> Any:
+        *how, indices = rest  # of which each is the place of the largest, found again
+        tile = _tile(image, *how)
+        if tile is None:
+            return backward(of_result, image, *how, indices)
+        return _gradient(of_result, image, tile)
+
+    return {_POOL: pooled, _BACKWARD: gradient}
 
 
 _POOL = torch.ops.aten.max_pool2d_with_indices.default
@@ -30,24 +42,11 @@ _BACKWARD = torch.ops.aten.max_pool2d_with_indices_backward.default
 _LARGEST = 16
 
 
-def _where_tiled(ours: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    def decomposed(*args: Any, **kwargs: Any) -> Any:
-        tiled = ours(*args, **kwargs)
-        return otherwise(*args, **kwargs) if tiled is None else tiled
-
-    return decomposed
-
-
-def _pooled(
-    image: torch.Tensor, *how: Any, **named: Any
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The largest of each tile, and where in its image it is; None if there are no tiles.
+def _pooled(image: torch.Tensor, tile: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the largest of each tile, and where in its image it is.
 
     Shapes: (batch, channels, height, width) gives (batch, channels, rows, columns) twice.
     """
-    tile = _tile(image, *how, **named)
-    if tile is None:
-        return None
     largest, place = _largest(image, tile)
     rows, columns = (torch.arange(each, device=image.device) for each in largest.shape[2:])
     row = rows[:, None] * tile[0] + place // tile[1]
@@ -55,15 +54,8 @@ def _pooled(
     return largest, row * image.shape[3] + column
 
 
-def _gradient(gradient: torch.Tensor, image: torch.Tensor, *rest: Any) -> torch.Tensor | None:
-    """What each element of `image` gets: that of its tile where it is the largest, else nothing.
-
-    None if there are no tiles. `rest` is how it was pooled, and the indices, which are in `image`.
-    """
-    *how, _ = rest
-    tile = _tile(image, *how)
-    if tile is None:
-        return None
+def _gradient(gradient: torch.Tensor, image: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
+    """Returns for each element of `image` that of its tile where it is the largest, else zero."""
     _, place = _largest(image, tile)
     number = torch.arange(tile[0] * tile[1], dtype=place.dtype, device=place.device)
     is_largest = _spread(place) == number.view(tile[0], 1, tile[1])
