@@ -7,7 +7,7 @@ import torch
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes import improved
 from shardcore.adapters.capture.passes.cleanup import with_direct_views
-from shardcore.adapters.capture.passes.copies import without_needless_copies
+from shardcore.adapters.capture.passes.memory.reuse import without_needless_copies
 from shardcore.adapters.capture.recorder import Recorder
 from tests.distributed import tapes
 from tests.distributed.tapes import unshared_views

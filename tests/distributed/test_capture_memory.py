@@ -8,7 +8,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.passes.reuse import with_operands_reused
+from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.testing import run_ranks
 

@@ -8,18 +8,19 @@ import torch.distributed as dist
 from shardcore.adapters.capture.analyses import live_bytes
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes import improved
-from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.cleanup import (
     with_direct_views,
     with_plain_ones,
     without_aliases,
     without_dead_code,
 )
-from shardcore.adapters.capture.passes.early_starts import with_early_starts
-from shardcore.adapters.capture.passes.late_waits import with_late_waits
-from shardcore.adapters.capture.passes.regather import with_regathers
-from shardcore.adapters.capture.passes.reuse import with_operands_reused
-from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
+from shardcore.adapters.capture.passes.communication.overlap import (
+    with_early_starts,
+    with_late_waits,
+)
+from shardcore.adapters.capture.passes.communication.regather import with_regathers
+from shardcore.adapters.capture.passes.communication.sums import in_buckets, with_small_sums_last
+from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.capture.tape import Call
 from shardcore.adapters.torch_compat import collectives

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from shardcore.adapters.capture import checks
 from shardcore.adapters.capture.checks import with_checks
-from shardcore.adapters.capture.passes.late_waits import with_late_waits
+from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
 from shardcore.adapters.torch_compat import collectives
 from shardcore.binding.captured import cache
 from shardcore.testing import run_ranks

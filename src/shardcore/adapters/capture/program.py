@@ -13,7 +13,7 @@ from shardcore.adapters.capture.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.functions import seeded_by_tensor, seeded_generator
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.guards import Guard, guards_of
-from shardcore.adapters.capture.passes.kept_buckets import Memories, with_kept_buckets
+from shardcore.adapters.capture.passes.memory.kept_buckets import Memories, with_kept_buckets
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.tape import Tape, Value, difference, values
 from shardcore.domain.capture import NotCaptured, RecordingsDiffer

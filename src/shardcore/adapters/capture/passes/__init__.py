@@ -3,15 +3,18 @@
 from collections.abc import Callable
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.passes.buckets import in_buckets
 from shardcore.adapters.capture.passes.cleanup import (
     with_direct_views,
     with_plain_ones,
     without_aliases,
     without_dead_code,
 )
-from shardcore.adapters.capture.passes.copies import without_needless_copies
-from shardcore.adapters.capture.passes.early_starts import with_early_starts
+from shardcore.adapters.capture.passes.communication.overlap import (
+    with_early_starts,
+    with_late_waits,
+)
+from shardcore.adapters.capture.passes.communication.regather import with_regathers
+from shardcore.adapters.capture.passes.communication.sums import in_buckets, with_small_sums_last
 from shardcore.adapters.capture.passes.inductor import (
     with_factors_apart,
     with_onednn_products,
@@ -19,10 +22,10 @@ from shardcore.adapters.capture.passes.inductor import (
     with_reshapes,
     with_sizes,
 )
-from shardcore.adapters.capture.passes.late_waits import with_late_waits
-from shardcore.adapters.capture.passes.regather import with_regathers
-from shardcore.adapters.capture.passes.reuse import with_operands_reused
-from shardcore.adapters.capture.passes.small_sums import with_small_sums_last
+from shardcore.adapters.capture.passes.memory.reuse import (
+    with_operands_reused,
+    without_needless_copies,
+)
 from shardcore.adapters.capture.tape import Tape
 
 PASSES: tuple[Callable[[Tape], Tape], ...] = (

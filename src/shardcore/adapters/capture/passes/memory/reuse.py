@@ -1,4 +1,4 @@
-"""Copies that are made for how the elements lie, and which need not be."""
+"""Takes memory that is there: of originals in place of copies, and of operands that end."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import attrs
 import torch
 
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.analyses import last_uses
 from shardcore.adapters.capture.passes.cleanup import without_dead_code
 from shardcore.adapters.capture.tape import Call, Form, Tape, Value, renamed, rewritten, values
 
@@ -110,3 +112,63 @@ def _channels_last(form: Form) -> tuple[int, ...]:
         return ()
     _, channels, height, width = form.shape
     return (height * width * channels, 1, width * channels, channels)
+
+
+def with_operands_reused(tape: Tape) -> Tape:
+    """Returns `tape` with results in the memory of operands that nothing reads afterwards.
+
+    An all-reduce is done in place, where torch's would copy its operand. On a CPU operators are
+    that read each element before they write it. Not for Inductor, which does the same by itself.
+    """
+    uses, uses_and_sends = last_uses(tape), last_uses(tape, sends=True)
+
+    def rewrite(call: Call, found: Tape) -> Call:
+        place = len(found.calls)
+        recorded = tape.calls[place]  # with the operands that uses were counted of
+        if torch_compat.is_all_reduce(call.operator):
+            operand = recorded.args[0]
+            if not tape.form(operand).is_dense or uses.get(tape.memory[operand.number]) != place:
+                return call
+            return _writing(call, torch_compat.all_reduce_in_place(), call.args[0], {})
+        ended = {each for each in tape.reads_of(recorded) if uses_and_sends.get(each) == place}
+        targets = zip(_overwritable(recorded), _overwritable(call), strict=True)
+        target = next((new for old, new in targets if _fits(old, recorded, ended, tape)), None)
+        variant = None if target is None else torch_compat.writing_into(call.operator)
+        if variant is None:
+            return call
+        return _writing(call, variant[0], target, {variant[1]: target})
+
+    return rewritten(tape, rewrite)
+
+
+def _writing(call: Call, operator: Any, target: Any, kwargs: dict[str, Any]) -> Call:
+    """Returns `call` by an operator that writes its result into `target`."""
+    named = call.kwargs | kwargs
+    return attrs.evolve(call, operator=operator, kwargs=named, result=target, writes=(target,))
+
+
+def _overwritable(call: Call) -> tuple[Value, ...]:
+    """Returns the operands of which `call` reads no element after it has written there."""
+    if call.writes or not isinstance(call.result, Value):
+        return ()
+    if call.operator in torch_compat.SOFTMAX_BACKWARD:
+        return call.args[:1]  # a row is summed, and then gone through element by element
+    is_pointwise = torch.Tag.pointwise in getattr(call.operator, "tags", ())
+    draws = is_pointwise and torch_compat.draws(call.operator)
+    return call.operands if is_pointwise and not draws else ()
+
+
+def _fits(operand: Value, call: Call, ended: set[int], tape: Tape) -> bool:
+    """Whether `operand` is all of a memory that ends here, seen once, and lies as the result."""
+    memory, form = tape.memory[operand.number], tape.form(call.result)
+    whole = tape.forms[memory]
+    views = {value for value in call.operands if tape.memory[value.number] == memory}
+    return (
+        memory in ended
+        and views == {operand}
+        and tape.forms[operand.number] == form
+        and form.is_dense
+        and form.device.type == "cpu"
+        and whole is not None
+        and whole.bytes == form.bytes
+    )

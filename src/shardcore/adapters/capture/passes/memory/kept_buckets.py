@@ -9,8 +9,8 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.analyses import makers_of
-from shardcore.adapters.capture.passes.buckets import FLATTEN, SPLIT
 from shardcore.adapters.capture.passes.cleanup import VIEW
+from shardcore.adapters.capture.passes.communication.sums import FLATTEN, SPLIT
 from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
 
 

@@ -1,0 +1,1 @@
+"""Passes that move, join and repeat collectives."""

@@ -1,0 +1,1 @@
+"""Passes that save copies and memory."""
