@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import torch
 from torch import fx
 
@@ -56,7 +57,7 @@ def graph_of(tape: Tape, literals: Mapping[int, torch.Tensor]) -> fx.GraphModule
         return lambda *args, **named: tracer.create_proxy("call_function", operator, args, named)
 
     writer = _Writer(tape, literals, node)
-    operands = [tracer.create_proxy("placeholder", each, (), {}) for each in writer.operands]
+    operands = [tracer.create_proxy("placeholder", _name(each), (), {}) for each in writer.given]
     generated = writer.function()
     for name, tensor in writer.tensors.items():
         root.register_buffer(name, tensor)
@@ -65,6 +66,7 @@ def graph_of(tape: Tape, literals: Mapping[int, torch.Tensor]) -> fx.GraphModule
     return fx.GraphModule(root, tracer.graph)
 
 
+@attrs.define(eq=False)
 class _Writer:
     """Writes the function.
 
@@ -72,34 +74,32 @@ class _Writer:
         tape: What a step did.
         literals: By number, the constants among what is outside.
         bound: Returns what is called for an operator.
-
-    Attributes:
-        operands: The names of the operands of the function.
-        tensors: Constants and kept tensors by name.
         names: All that the function knows by name: operators, plain constants and tensors.
+        tensors: Constants and kept tensors by name.
         lines_before: How many lines there are before the calls.
     """
 
-    def __init__(
-        self,
-        tape: Tape,
-        literals: Mapping[int, torch.Tensor],
-        bound: Callable[[Any], Callable[..., Any]],
-    ) -> None:
-        self._tape, self._literals, self._bound = tape, literals, bound
-        self._given = [*tape.inputs, *(Value(n) for n in tape.outside if n not in literals)]
-        self._constants: dict[Any, str] = {}
-        self.operands = list(map(_name, self._given))
-        self.tensors = {f"v{n}": tensor for n, tensor in tape.kept.items()}
-        self.names: dict[str, Any] = {}
-        self.lines_before = 0
+    tape: Tape
+    literals: Mapping[int, torch.Tensor]
+    bound: Callable[[Any], Callable[..., Any]]
+    names: dict[str, Any] = attrs.field(factory=dict, init=False)
+    tensors: dict[str, torch.Tensor] = attrs.field(factory=dict, init=False)
+    lines_before: int = attrs.field(default=0, init=False)
+    _constants: dict[Any, str] = attrs.field(factory=dict, init=False)
+
+    @property
+    def given(self) -> list[Value]:
+        """The operands of the function."""
+        outside = (Value(n) for n in self.tape.outside if n not in self.literals)
+        return [*self.tape.inputs, *outside]
 
     def function(self) -> Callable[..., tuple[Any, ...]]:
         """Returns the function; its globals are `names`."""
-        calls = zip(self._tape.calls, self._ended(), strict=True)
+        calls = zip(self.tape.calls, self._ended(), strict=True)
         head = self._head()
         self.lines_before = len(head)
         lines = [*head, *(self._line(call, ended) for call, ended in calls), self._end()]
+        self.tensors |= {f"v{number}": tensor for number, tensor in self.tape.kept.items()}
         self.names |= self.tensors
         exec(compile("\n    ".join(lines), "<captured step>", "exec"), self.names)
         # It keeps its globals: with itself among them, it would keep itself.
@@ -108,25 +108,25 @@ class _Writer:
 
     def _head(self) -> list[str]:
         """Returns the lines before the calls: a constant is copied where a run writes into it."""
-        written = self._tape.overwritten()
-        lines = [f"def generated({', '.join(self.operands)}):"]
-        for number, tensor in self._literals.items():
-            is_written = self._tape.memory[number] in written
+        written = self.tape.overwritten()
+        lines = [f"def generated({', '.join(map(_name, self.given))}):"]
+        for number, tensor in self.literals.items():
+            is_written = self.tape.memory[number] in written
             name = f"literal{number}" if is_written else f"v{number}"
             self.tensors[name] = tensor.detach().clone()
             lines += [f"v{number} = {name}.clone()"] if is_written else []
         return lines
 
     def _end(self) -> str:
-        leaves = torch_compat.tree_leaves(self._tape.outputs)
+        leaves = torch_compat.tree_leaves(self.tape.outputs)
         return f"return ({''.join(f'{_name(each)}, ' for each in leaves if _is_value(each))})"
 
     def _ended(self) -> list[list[Value]]:
         """By call, the values that are dropped after it."""
-        there = map(Value, (*self._tape.kept, *self._literals))
-        read = {*values(self._tape.outputs), *self._given, *there}
+        there = map(Value, (*self.tape.kept, *self.literals))
+        read = {*values(self.tape.outputs), *self.given, *there}
         found: list[list[Value]] = []
-        for call in reversed(self._tape.calls):
+        for call in reversed(self.tape.calls):
             used = dict.fromkeys((*call.operands, *call.results))
             found.append([value for value in used if value not in read])
             read |= used.keys()
@@ -135,7 +135,7 @@ class _Writer:
     def _line(self, call: Call, ended: list[Value]) -> str:
         operands = [self._operand(each) for each in call.args]
         operands += [f"{name}={self._operand(each)}" for name, each in call.kwargs.items()]
-        line = f"{self._constant(call.operator, self._bound)}({', '.join(operands)})"
+        line = f"{self._constant(call.operator, self.bound)}({', '.join(operands)})"
         made = set(call.results) - set(call.operands)
         if made:
             line = f"{_target(call.result, made)} = {line}"

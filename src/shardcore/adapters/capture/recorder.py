@@ -182,9 +182,7 @@ class Recorder:
         return torch_compat.tree_map(self._reference, nest)
 
     def _reference(self, leaf: Any) -> Any:
-        if type(leaf) in _PLAIN or not isinstance(leaf, torch.Tensor | torch.Generator):
-            return leaf
-        return self._value(leaf)
+        return self._value(leaf) if isinstance(leaf, torch.Tensor | torch.Generator) else leaf
 
     def _value(self, thing: Any) -> Value:
         """The value of a tensor or generator; one that was not met yet was there before."""
@@ -248,9 +246,6 @@ class Recorder:
 def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
-
-# Most operands that are no tensors: asked first, as a recording has thousands.
-_PLAIN = frozenset({int, float, bool, type(None), str, torch.dtype, torch.device})
 
 # Of a larger tensor outside no copy is made: it may be a constant only if nobody writes into it.
 _MOST_ELEMENTS = 65536

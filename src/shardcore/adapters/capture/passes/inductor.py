@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.tape import Call, Form, Number, Tape, values
+from shardcore.adapters.capture.tape import Call, Form, Number, Tape, rewritten, values
 
 
 def with_sizes(tape: Tape) -> Tape:
@@ -33,19 +33,17 @@ def with_plain_paddings(tape: Tape) -> Tape:
     Inductor, which may have laid that out otherwise, ends the step. So the operator is given a
     dense tensor of the same shape.
     """
-    found = tape.with_calls([])
-    for call in tape.calls:
-        if call.operator in _PADDING_BACKWARD:
-            form = found.form(call.args[1])
-            plain = found.new(Form(form.shape, form.dtype, form.device))
-            sizes = list(form.shape)
-            found.calls += [
-                Call(_NEW, (call.args[1], sizes), {}, plain, line=call.line),
-                attrs.evolve(call, args=(call.args[0], plain, *call.args[2:])),
-            ]
-        else:
-            found.calls.append(call)
-    return found
+
+    def rewrite(call: Call, found: Tape) -> Call:
+        if call.operator not in _PADDING_BACKWARD:
+            return call
+        gradient, padded, *rest = call.args
+        form = found.form(padded)
+        plain = found.new(Form(form.shape, form.dtype, form.device))
+        found.calls.append(Call(_NEW, (padded, list(form.shape)), {}, plain, line=call.line))
+        return attrs.evolve(call, args=(gradient, plain, *rest))
+
+    return rewritten(tape, rewrite)
 
 
 _NEW: Any = torch.ops.aten.new_empty.default
@@ -82,15 +80,17 @@ def with_factors_apart(tape: Tape) -> Tape:
     https://github.com/pytorch/pytorch/issues/167313 tells of the same. The product is rounded,
     which the sum alone would not do: the last bit may be another one.
     """
-    found = tape.with_calls([])
-    for call in tape.calls:
+
+    def rewrite(call: Call, found: Tape) -> Call:
         factor = call.kwargs.get("alpha")
-        if factor is not None and _is_taken(call, factor, tape):
-            args = (call.args[0], _scaled(call, factor, found), *call.args[2:])
-            rest = {name: each for name, each in call.kwargs.items() if name != "alpha"}
-            call = attrs.evolve(call, args=args, kwargs=rest)  # noqa: PLW2901 - it is that call
-        found.calls.append(call)
-    return found
+        if factor is None or not _is_taken(call, factor, tape):
+            return call
+        first, _, *rest = call.args
+        args = (first, _scaled(call, factor, found), *rest)
+        kwargs = {name: each for name, each in call.kwargs.items() if name != "alpha"}
+        return attrs.evolve(call, args=args, kwargs=kwargs)
+
+    return rewritten(tape, rewrite)
 
 
 def _is_taken(call: Call, factor: Any, tape: Tape) -> bool:

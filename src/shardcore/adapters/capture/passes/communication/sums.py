@@ -23,25 +23,21 @@ def with_small_sums_last(tape: Tape) -> Tape:
     One on which a large tensor depends stays where it is.
     """
     needs = needs_of(tape)
-    moved: set[int] = set()
+    fixed: set[int] = set()  # the places of large calls, and of those on which they depend
+    for place, call in reversed(list(enumerate(tape.calls))):
+        if place in fixed or not _is_small(tape, call):
+            fixed |= {place, *needs[place]}
+    stages: dict[int, int] = {}  # by place of what is moved, how many all-reduces come before it
     for place, call in enumerate(tape.calls):
-        if torch_compat.is_all_reduce(call.operator) and _is_small(tape, call):
-            dependents = _dependents(place, needs)
-            if all(_is_small(tape, tape.calls[each]) for each in dependents):
-                moved |= dependents
-    stages = _stages(tape, moved, needs)
-    rest = [place for place in range(len(tape.calls)) if place not in moved]
-    last = sorted(moved, key=lambda place: (stages[place], place))
+        before = [
+            stages[each] + torch_compat.is_all_reduce(tape.calls[each].operator)
+            for each in needs[place] & stages.keys()
+        ]
+        if place not in fixed and (before or torch_compat.is_all_reduce(call.operator)):
+            stages[place] = max(before, default=0)
+    rest = (place for place in range(len(tape.calls)) if place not in stages)
+    last = sorted(stages, key=stages.__getitem__)
     return tape.with_calls(tape.calls[place] for place in (*rest, *last))
-
-
-def _dependents(place: int, needs: list[set[int]]) -> set[int]:
-    """Returns the place of a call and those of all that must come after it."""
-    found = {place}
-    for later in range(place + 1, len(needs)):
-        if needs[later] & found:
-            found.add(later)
-    return found
 
 
 def _is_small(tape: Tape, call: Call) -> bool:
@@ -54,18 +50,6 @@ def _is_small(tape: Tape, call: Call) -> bool:
         or torch_compat.is_wait(call.operator)
         or not torch_compat.is_of_collectives(call.operator)
     )
-
-
-def _stages(tape: Tape, moved: set[int], needs: list[set[int]]) -> dict[int, int]:
-    """Returns how many collectives come, one after the other, before each call that is moved."""
-    stages: dict[int, int] = {}
-    for place in sorted(moved):
-        before = needs[place] & moved
-        stages[place] = max(
-            (stages[n] + torch_compat.is_all_reduce(tape.calls[n].operator) for n in before),
-            default=0,
-        )
-    return stages
 
 
 # As `DistributedDataParallel` has it: large enough that the start of a collective is no matter.
