@@ -27,8 +27,8 @@ def with_checks(tape: Tape, reads: Sequence[Read]) -> Tape:
     return tape.with_calls(calls)
 
 
-def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback | None":
-    """Returns what puts back the writes before the last check; None of a step without checks.
+def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback":
+    """Returns what puts back the writes before the last check: nothing in a step without checks.
 
     Args:
         tape: What the program runs.
@@ -37,10 +37,9 @@ def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback | None":
     Raises:
         NotCaptured: If it writes too much before its last check.
     """
-    places = [place for place, call in enumerate(tape.calls) if call.operator is check]
-    if not places:
-        return None
-    before = tape.calls[: places[-1]]
+    checks = [place for place, call in enumerate(tape.calls) if call.operator is check]
+    last = max(checks, default=0)
+    before = tape.calls[:last]
     memories = set[int]().union(*map(tape.writes_of, before))
     inputs = tuple(n for n, each in enumerate(tape.inputs) if tape.memory[each.number] in memories)
     ours = set(map(id, kept))
@@ -50,7 +49,7 @@ def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback | None":
         if tape.memory[number] in memories and id(tensor) in ours
     )
     if (size := sum(each.nbytes for each in written)) > _MOST_BYTES:
-        line = tape.calls[places[-1]].line
+        line = tape.calls[last].line
         raise NotCaptured(
             f"after it has written {size} bytes it reads values on the host: {line}: read them "
             "earlier in the step"

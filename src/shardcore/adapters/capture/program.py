@@ -1,7 +1,6 @@
 """Steps as programs: recorded twice, and run from the tape if both runs were the same."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -31,7 +30,7 @@ class RecordedProgram:
         pattern: What it has in common with the step with batches of another size.
         guards: The numbers that the step must read on the host before it runs.
         collectives: What it starts, in order.
-        rollback: Puts back what a run has written where a check fails; None without checks.
+        rollback: Puts back what a run has written where a check fails.
         remark: Why it is not compiled, though that was asked for; else empty.
     """
 
@@ -41,7 +40,7 @@ class RecordedProgram:
     pattern: constants.Pattern
     guards: tuple[Guard, ...]
     collectives: tuple[StartedCollective, ...]
-    rollback: Rollback | None
+    rollback: Rollback
     remark: str
 
     def fits(self) -> bool:
@@ -54,9 +53,8 @@ class RecordedProgram:
         Raises:
             GuardFailed: If the step reads another number on its way; nothing is done then.
         """
-        rollback = nullcontext() if self.rollback is None else self.rollback.around(inputs)
         # Below autograd, as it was recorded. Outputs are copied: outside they may need gradients.
-        with rollback, torch.inference_mode():
+        with self.rollback.around(inputs), torch.inference_mode():
             made = self.run(*inputs, *self.kept)
         with torch.no_grad():
             results = iter([each.clone() for each in made])

@@ -6,11 +6,9 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import torch
 
@@ -40,7 +38,9 @@ class Recorder:
         self._kept_memories: dict[int | None, int] = {}
         self._inputs = inputs  # alive while it runs: their memory is theirs alone
         self._busy = False
-        self._numbers_of_call: list[_Taken] | None = None
+        # The numbers that torch takes of tensors in a call, by their text, and those it then uses.
+        self._taken: dict[str, tuple[torch.Tensor, Any]] | None = None
+        self._used: set[str] = set()
         self._drawn = torch.get_rng_state()
         self.tape.inputs = [self._from_outside(each) for each in inputs]
 
@@ -79,15 +79,15 @@ class Recorder:
     @contextmanager
     def numbers(self) -> Iterator[None]:
         """A call in which torch takes the number of a tensor for a named operand."""
-        taken: list[_Taken] = []
-        self._numbers_of_call = taken
+        taken = self._taken = {}
+        self._used.clear()
         try:
             yield
         finally:
-            self._numbers_of_call = None
-        for each in taken:  # what no operator got by that name is read, as by float(x)
-            if not each.used:
-                self.read(each.tensor, "a number taken of a tensor", each.number)
+            self._taken = None
+        for text, (tensor, number) in taken.items():
+            if text not in self._used:  # by no operator as a named operand: as by float(x)
+                self.read(tensor, "a number taken of a tensor", number)
 
     def read(self, tensor: Any, how: str, number: Any = None) -> None:
         """Note that values are read on the host: right to repeat where they are constants."""
@@ -126,8 +126,8 @@ class Recorder:
         """Notes an operator that has run."""
         if torch_compat.draws(operator):
             self._drawn = torch.get_rng_state()
-        if operator is torch_compat.ITEM and self._numbers_of_call is not None:
-            self._numbers_of_call.append(_Taken(args[0], result))
+        if operator is torch_compat.ITEM and self._taken is not None:
+            self._taken[repr(result)] = args[0], result
             return
         if torch_compat.reads_values(operator, args):
             for each in filter(_is_tensor, torch_compat.tree_leaves((args, kwargs))):
@@ -145,10 +145,12 @@ class Recorder:
         references: tuple[Any, Any],
         result: Any,
     ) -> None:
-        for taken, name in product(self._numbers_of_call or (), NUMBERS):
-            if name in kwargs and repr(taken.number) == repr(kwargs[name]):
-                taken.used = True
-                references[1][name] = Number(self._value(taken.tensor))
+        taken = self._taken or {}
+        for name in kwargs.keys() & NUMBERS if taken else ():
+            text = repr(kwargs[name])
+            if text in taken:
+                self._used.add(text)
+                references[1][name] = Number(self._value(taken[text][0]))
         writes = tuple(map(self._value, torch_compat.written_operands(operator, args, kwargs)))
         tensors = filter(_is_tensor, torch_compat.tree_leaves((args, kwargs)))
         memories: dict[int | None, int] = {
@@ -257,15 +259,6 @@ _recording: ContextVar[Recorder | None] = ContextVar("recording", default=None)
 def recording() -> Recorder | None:
     """The recorder of the step that this thread is recording, None without one."""
     return _recording.get()
-
-
-@attrs.define
-class _Taken:
-    """A number that torch took of a tensor, and whether an operator was given it by name."""
-
-    tensor: torch.Tensor
-    number: Any
-    used: bool = False
 
 
 def _host_generators() -> Any:
