@@ -3,8 +3,6 @@
 from collections.abc import Container, Iterable
 from itertools import accumulate
 
-import attrs
-
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.tape import Call, Tape, Value, values
 
@@ -26,55 +24,37 @@ def gathering_ranks(call: Call, tape: Tape) -> str:
 
 def is_view(call: Call, tape: Tape) -> bool:
     """Whether `call` only tells how to look at a memory, and neither reads nor writes it."""
-    made = {tape.memory[value.number] for value in call.results}
+    made = tape.memories(call.results)
     if call.writes or not made or torch_compat.is_wait(call.operator):
         return False
     return made <= tape.reads_of(call)
 
 
 def needs_of(tape: Tape) -> list[set[int]]:
-    """By place, the places of the calls that must come before the call there."""
-    found = _Found()
-    return [found.needs(call, place, tape) for place, call in enumerate(tape.calls)]
-
-
-@attrs.define
-class _Found:
-    """What the calls so far have done.
-
-    Args:
-        made: By value, where it was made.
-        written: By memory, where it was written last.
-        read: By memory, where it was read since.
-        drawn: By random generator, where it was last moved; by None, torch's own.
-    """
-
-    made: dict[Value, int] = attrs.field(factory=dict)
-    written: dict[int, int] = attrs.field(factory=dict)
-    read: dict[int, set[int]] = attrs.field(factory=dict)
-    drawn: dict[Value | None, int] = attrs.field(factory=dict)
-
-    def needs(self, call: Call, place: int, tape: Tape) -> set[int]:
-        """What `call`, the next one, must come after."""
-        found = {self.made[value] for value in call.operands if value in self.made}
+    """Returns, by place, the places of the calls that must come before the call there."""
+    made: dict[Value, int] = {}
+    written: dict[int, int] = {}  # by memory, where it was written last
+    read: dict[int, set[int]] = {}  # by memory, where it was read since
+    drawn: dict[Value | None, int] = {}  # by random generator; by None, torch's own
+    found = []
+    for place, call in enumerate(tape.calls):
+        needs = {made[value] for value in call.operands if value in made}
         if not is_view(call, tape):
-            found |= self._of_memories(tape.reads_of(call), tape.writes_of(call), place)
+            reads, writes = tape.reads_of(call), tape.writes_of(call)
+            needs |= {written[memory] for memory in reads | writes if memory in written}
+            for memory in writes:
+                needs |= read.pop(memory, set())
+                written[memory] = place
+            for memory in reads - writes:
+                read.setdefault(memory, set()).add(place)
         if torch_compat.draws(call.operator):
             generator = next((v for v in call.operands if tape.forms[v.number] is None), None)
-            found.add(self.drawn.get(generator, place))
-            self.drawn[generator] = place
+            needs.add(drawn.get(generator, place))
+            drawn[generator] = place
         for value in call.results:
-            self.made.setdefault(value, place)
-        return found - {place}
-
-    def _of_memories(self, read: set[int], written: set[int], place: int) -> set[int]:
-        found = {self.written[memory] for memory in read | written if memory in self.written}
-        for memory in written:
-            found |= self.read.pop(memory, set())
-            self.written[memory] = place
-        for memory in read - written:
-            self.read.setdefault(memory, set()).add(place)
-        return found
+            made.setdefault(value, place)
+        found.append(needs - {place})
+    return found
 
 
 def makers_of(tape: Tape) -> dict[Value, int]:
