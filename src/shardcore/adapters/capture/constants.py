@@ -7,7 +7,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.tape import Call, Tape, Value, values
+from shardcore.adapters.capture.tape import Tape, Value, values
 from shardcore.domain.capture import NotCaptured, RecordingsDiffer
 
 
@@ -21,11 +21,12 @@ def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
     written = second.overwritten()
     for number, value in second.outside.items():
         before = first.outside[number]
-        if is_same(before, value):
+        if _is_same(before, value):
             continue
         kept = second.found.get(number)
-        if kept is None and second.memory[number] not in written and not _share(before, value):
-            kept = value
+        if kept is None and second.memory[number] not in written:
+            # Of two large tensors in one buffer it is not known what that held before.
+            kept = value if before.data_ptr() != value.data_ptr() else None
         if kept is None or not _are_equal(first.found.get(number, before), kept):
             raise NotCaptured(
                 f"{_reader(second, number)} reads what Python made anew, with other values, in "
@@ -62,7 +63,7 @@ class Pattern:
             RecordingsDiffer: If `tape` has another pattern.
         """
         is_same_step = self.calls == _calls(tape) and all(
-            is_same(value, tape.outside[number]) for number, value in self.kept.items()
+            _is_same(value, tape.outside[number]) for number, value in self.kept.items()
         )
         if not is_same_step or not self.literals <= tape.found.keys():
             raise RecordingsDiffer("it has other operators than with batches of another size")
@@ -75,12 +76,7 @@ def _calls(tape: Tape) -> tuple[Any, ...]:
     return (*calls, tape.inputs, reads, tape.outside.keys(), values(tape.outputs))
 
 
-def _share(before: Any, now: Any) -> bool:
-    """Whether two large tensors are one buffer, of which nobody knows what it held before."""
-    return bool(before.data_ptr() == now.data_ptr())
-
-
-def is_same(before: object, now: object) -> bool:
+def _is_same(before: object, now: object) -> bool:
     """Whether it is one tensor, or one generator, in both runs."""
     if isinstance(before, torch.Generator) and isinstance(now, torch.Generator):
         return torch_compat.identity_of(before) == torch_compat.identity_of(now)
@@ -97,24 +93,18 @@ def _are_equal(first: object, second: object) -> bool:
     )
 
 
-def varying_memories(tape: Tape, literal: set[int]) -> set[int]:
-    """The memories whose values may be others in the next run."""
-    outside = [Value(number) for number in tape.outside if number not in literal]
-    varying = {tape.memory[value.number] for value in (*tape.inputs, *outside)}
+def varying_memories(tape: Tape, literal: Collection[int]) -> set[int]:
+    """Returns the memories whose values may be others in the next run."""
+    outside = (Value(number) for number in tape.outside if number not in literal)
+    varying = tape.memories((*tape.inputs, *outside))
     grown = True
     while grown:  # a write may come after what was read of it
         before = len(varying)
         for call in tape.calls:
-            if _varies(call, tape, varying):
-                varying |= {tape.memory[each.number] for each in (*call.results, *call.writes)}
+            if torch_compat.draws(call.operator) or tape.reads_of(call) & varying:
+                varying |= tape.writes_of(call)
         grown = len(varying) > before
     return varying
-
-
-def _varies(call: Call, tape: Tape, varying: set[int]) -> bool:
-    return torch_compat.draws(call.operator) or any(
-        tape.memory[value.number] in varying for value in call.operands
-    )
 
 
 def _reader(tape: Tape, number: int) -> str:

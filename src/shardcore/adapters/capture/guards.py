@@ -45,7 +45,7 @@ def guards_of(tape: Tape, literals: Literals) -> tuple[tuple[Guard, ...], tuple[
     Raises:
         NotCaptured: If one of those others is more than one number.
     """
-    varying = varying_memories(tape, set(literals)) if tape.reads else set()
+    varying = varying_memories(tape, literals) if tape.reads else set()
     guards: list[Guard] = []
     others: list[Read] = []
     for read in tape.reads:
