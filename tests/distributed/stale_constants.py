@@ -1,4 +1,7 @@
-"""What the functions of `test_captured_names` import."""
+"""What the functions of `test_captured_names` import; it knows a module that knows it."""
+
+from tests.distributed import stale_settings
 
 RATE = 1.0
 FACTOR = 1.0
+__all__ = ["FACTOR", "RATE", "stale_settings"]

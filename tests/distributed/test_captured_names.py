@@ -100,6 +100,10 @@ SEEN = {
         lambda x: x * stale_constants.RATE,
         lambda: setattr(stale_constants, "RATE", 2.0),
     ),
+    "a variable of a module of a module": (
+        lambda x: x * stale_constants.stale_settings.stale_constants.stale_settings.SHARE,
+        lambda: setattr(stale_constants.stale_settings, "SHARE", 2.0),
+    ),
     "a name in a text": (
         lambda x: x * getattr(stale_constants, "FACTOR"),  # noqa: B009
         lambda: setattr(stale_constants, "FACTOR", 2.0),

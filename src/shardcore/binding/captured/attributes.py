@@ -64,10 +64,15 @@ class _Walk:
 
     Args:
         called: The functions.
+
+    Attributes:
+        visited: The identities of objects, functions and code that were met.
+        named: Variables of modules that were met, and modules with the function that names them.
     """
 
     called: CalledFunctions
     visited: set[int] = attrs.field(factory=set, init=False)
+    named: set[tuple[int, str]] = attrs.field(factory=set, init=False)
 
     def model(self, trainer: Any) -> Found:
         """Yields the attributes of the layers, optimizer, metrics and losses of a model."""
@@ -90,13 +95,13 @@ class _Walk:
         """Yields what functions read that were called, and that nothing of the model holds."""
         codes = self.called.users()
         within = {id(each) for code, _ in codes for each in code.co_consts}
-        for code, module in codes:
+        for code, namespace in codes:
             if id(code) in self.visited:
                 continue
-            yield from self._globals(code, vars(module))
+            yield from self._globals(code, namespace)
             if code.co_freevars and id(code) not in within:  # those were made in the step
                 raise NotCaptured(
-                    f"it calls {code.co_qualname} of {module.__name__}, a function with a closure "
+                    f"it calls {code.co_qualname} of {namespace['__name__']}, with a closure "
                     "that nothing of the model holds: make it an attribute of the layer"
                 )
         if self.called.has_called(os.getenv.__code__):
@@ -111,10 +116,8 @@ class _Walk:
             else:
                 _check_guarded(getattr(builtins, name, None), names)
         for name in names.modules:
-            module = sys.modules.get(name) or sys.modules.get(
-                f"{namespace.get('__package__')}.{name}"
-            )
-            if module is not None:
+            module = sys.modules.get(name) or sys.modules.get(f"{own.rpartition('.')[0]}.{name}")
+            if isinstance(module, ModuleType):
                 yield from self._module(module, names)
 
     def _global(self, namespace: dict[str, Any], name: str, module: str, names: Names) -> Found:
@@ -123,14 +126,18 @@ class _Walk:
         if isinstance(value, type) and not is_users(value.__module__):
             for each in names.attributes & set(dir(value)):
                 _check_guarded(getattr(value, each, None), names)
-        yield GuardedAttribute(namespace, name, title)
+        if (id(namespace), name) not in self.named:
+            self.named.add((id(namespace), name))
+            yield GuardedAttribute(namespace, name, title)
+            yield from self._within(value, title, name, True, 0)
         if isinstance(value, ModuleType):
             yield from self._module(value, names)
-        else:
-            yield from self._within(value, title, name, True, 0)
 
     def _module(self, module: ModuleType, names: Names) -> Found:
         """What may be read of `module`: all that is named, but functions of a library."""
+        if (id(module), names.place) in self.named:  # modules know each other
+            return
+        self.named.add((id(module), names.place))
         found = vars(module)
         for name in names.attributes & found.keys():
             is_data = not callable(found[name]) and not isinstance(found[name], ModuleType)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from cProfile import Profile
 from types import CodeType, ModuleType
+from typing import Any
 
 import attrs
 
@@ -84,17 +85,14 @@ class CalledFunctions:
         codes = (each.code for each in profile.getstats())
         self._codes |= {id(each): each for each in codes if isinstance(each, CodeType)}
 
-    def users(self) -> list[tuple[CodeType, ModuleType]]:
-        """Returns the code that is in the files of the user's modules, with its module."""
-        modules = {
-            getattr(each, "__file__", None): each
-            for each in list(sys.modules.values())
-            if is_users(each.__name__)
-        }
+    def users(self) -> list[tuple[CodeType, dict[str, Any]]]:
+        """Returns the code in the files of the user's modules, with the variables of its module."""
+        # By their dicts: a module may import others when it is asked for an attribute.
+        found = [vars(each) for each in [*sys.modules.values()] if isinstance(each, ModuleType)]
+        modules = {each.get("__file__"): each for each in found if is_users(str(each["__name__"]))}
         collector = [getattr(each, "__code__", None) for each in gc.callbacks]  # no part of a step
         codes = [each for each in self._codes.values() if each not in collector]
-        found = ((each, modules.get(each.co_filename)) for each in codes)
-        return [(code, module) for code, module in found if module is not None]
+        return [(each, modules[each.co_filename]) for each in codes if each.co_filename in modules]
 
     def has_called(self, code: CodeType) -> bool:
         """Whether a step called the function with this code."""
