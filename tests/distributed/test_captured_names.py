@@ -34,6 +34,11 @@ COUNT = itertools.count()
 GENERATOR, PYTHON_GENERATOR = np.random.default_rng(0), random.Random(0)
 
 
+CHAIN = [None, 1.0]
+for _ in range(2000):
+    CHAIN = [CHAIN, 1.0]
+
+
 class Config:
     rate = 1.0
 
@@ -146,6 +151,7 @@ SEEN = {
     ),
 }
 REFUSED = {
+    "is nested too deeply": lambda x: x * CHAIN[1],
     "it reads global variable 'LARGE'": lambda x: x * float(LARGE[0]),
     "it reads global variable 'COUNT'": lambda x: x * (1.0 if next(COUNT) < 9 else 2.0),
     "global variable 'GENERATOR'": lambda x: x * (1.0 if GENERATOR.random() < 1 else 2.0),

@@ -47,10 +47,14 @@ def guarded_attributes(trainer: Any, called: CalledFunctions) -> list[GuardedAtt
         called: The functions that its steps call.
 
     Raises:
-        NotCaptured: If the closure of a function cannot be found, or one calls a clock or the like.
+        NotCaptured: If the closure of a function cannot be found, one calls a clock or the like, or
+            objects are nested too deeply.
     """
     walk = _Walk(called)
-    return [*walk.model(trainer), *walk.functions()]
+    try:
+        return [*walk.model(trainer), *walk.functions()]
+    except RecursionError:
+        raise NotCaptured("what its Python holds is nested too deeply to be compared") from None
 
 
 def members(container: Any) -> Any:
