@@ -7,12 +7,7 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from shardcore.domain.cost import Link
-from shardcore.policies import (
-    data_parallel,
-    fully_sharded,
-    sequence_parallel,
-    tensor_parallel,
-)
+from shardcore.policies import data_parallel, fully_sharded, sequence_parallel, tensor_parallel
 from shardcore.ports.hookspecs import hookimpl
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import Strategy, StrategyEntry

@@ -39,12 +39,6 @@ def count_collectives() -> Iterator[Traffic]:
 
     Yields:
         The counts, which grow.
-
-    Example:
-        >>> with count_collectives() as traffic:
-        ...     pass  # model.train_on_batch(x, y)
-        >>> dict(traffic.calls)
-        {}
     """
     traffic = Traffic()
     with torch_compat.CollectiveListener(traffic.add):

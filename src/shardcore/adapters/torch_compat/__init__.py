@@ -40,9 +40,7 @@ from shardcore.adapters.torch_compat.products import has_onednn as has_onednn
 from shardcore.adapters.torch_compat.products import is_intel as is_intel
 from shardcore.adapters.torch_compat.reached import ADAPTIVE_AVERAGES as ADAPTIVE_AVERAGES
 from shardcore.adapters.torch_compat.reached import CPU_ATTENTION as CPU_ATTENTION
-from shardcore.adapters.torch_compat.reached import (
-    CPU_ATTENTION_BACKWARD as CPU_ATTENTION_BACKWARD,
-)
+from shardcore.adapters.torch_compat.reached import CPU_ATTENTION_BACKWARD as CPU_ATTENTION_BACKWARD
 from shardcore.adapters.torch_compat.reached import ITEM as ITEM
 from shardcore.adapters.torch_compat.reached import LIST_NORM as LIST_NORM
 from shardcore.adapters.torch_compat.reached import SOFTMAX as SOFTMAX

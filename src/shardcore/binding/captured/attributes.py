@@ -20,13 +20,8 @@ import torch
 
 from shardcore.binding import seams
 from shardcore.binding.agreement import variables_of
-from shardcore.binding.captured.functions import (
-    UNGUARDED,
-    CalledFunctions,
-    Names,
-    is_users,
-)
-from shardcore.binding.captured.lookups import GuardedAttribute, Holder, Referent, Slots
+from shardcore.binding.captured.functions import UNGUARDED, CalledFunctions, Names, is_users
+from shardcore.binding.captured.lookups import GuardedAttribute, Holder, Referent
 from shardcore.domain.capture import NotCaptured
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -163,13 +158,13 @@ class _Walk:
         lookups: list[tuple[Holder, str, str]] = []
         closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for key, cell in closure:
-            read = partial(getattr, cell, "cell_contents")
-            lookups.append((Referent(read), key, f"variable {key!r} in the closure {of}"))
+            holder = _attribute(cell, "cell_contents")
+            lookups.append((holder, key, f"variable {key!r} in the closure {of}"))
         is_own = is_users(str(function.__module__))
         if is_own:
             yield from self._globals(function.__code__, function.__globals__)
             keys = ("__defaults__", "__kwdefaults__")
-            lookups += [(Slots(function), key, f"defaults {of}") for key in keys]
+            lookups += [(_attribute(function, key), key, f"defaults {of}") for key in keys]
             lookups += [(vars(function), key, f"{key!r} {of}") for key in vars(function)]
         for holder, key, name in lookups:
             if is_own:
@@ -282,7 +277,11 @@ def _entries(owner: Any) -> Iterable[tuple[Holder, str, Any]]:
     for kind in type(owner).__mro__:
         for key in vars(kind).get("__slots__", ()) if is_users(kind.__module__) else ():
             if key not in ("__dict__", "__weakref__"):
-                yield Slots(owner), key, getattr(owner, key, None)
+                yield _attribute(owner, key), key, getattr(owner, key, None)
+
+
+def _attribute(owner: Any, key: str) -> Holder:
+    return Referent(partial(getattr, owner, key))
 
 
 def _is_entered(value: Any) -> bool:

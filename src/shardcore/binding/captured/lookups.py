@@ -35,22 +35,11 @@ class GuardedAttribute:
 
 
 @attrs.frozen
-class Slots:
-    """The attributes of an object that keeps them in slots."""
-
-    owner: Any
-
-    def get(self, key: str, /) -> Any:
-        """Returns the attribute `key`."""
-        return getattr(self.owner, key, None)
-
-
-@attrs.frozen
 class Referent:
-    """What a weak reference, a context variable or a closure has.
+    """What a slot, a weak reference, a context variable or a closure has.
 
     Args:
-        read: Returns it; raises ValueError where there is none.
+        read: Returns it; raises ValueError or AttributeError where there is none.
     """
 
     read: Callable[[], Any]
@@ -59,5 +48,5 @@ class Referent:
         """Returns what it has now."""
         try:
             return self.read()
-        except ValueError:
+        except (ValueError, AttributeError):
             return None

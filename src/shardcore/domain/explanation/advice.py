@@ -2,10 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from shardcore.domain.explanation.collectives import (
-    Avoidable,
-    ExplainedLayer,
-)
+from shardcore.domain.explanation.collectives import Avoidable, ExplainedLayer
 from shardcore.domain.explanation.reasons import Facts
 from shardcore.domain.placements import Shard
 from shardcore.domain.spec import DimSpec, dim_spec, entry_axes, without_axes
