@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from shardcore.adapters.capture.constants import Pattern
+from shardcore.adapters.capture.program import TapeCapture
 from shardcore.binding.captured.cache import CacheEntry
-from shardcore.domain.capture import TRANSITIONS, Event, State
+from shardcore.domain.capture import TRANSITIONS, Event, RecordingsDiffer, State
 from shardcore.testing import run_ranks
 from tests.distributed.test_captured import Spy, assert_equal, begin, compiled, is_real, state
 
@@ -140,3 +142,22 @@ def test_steps_take_every_transition_and_no_other(shape):
                 assert all(one[2] is other[0] for one, other in itertools.pairwise(steps))
                 seen |= set(steps)
         assert seen == {(*key, state) for key, state in TRANSITIONS.items()}
+
+
+def test_where_one_rank_needs_a_second_recording_all_make_one():
+    """Its shards of a batch of another size may be computed by other operators."""
+
+    def program(rank):
+        begin((2, 1))
+        make = TapeCapture.program
+
+        def made(capture, earlier, recording, **how):
+            if rank == 1 and isinstance(earlier, Pattern):
+                raise RecordingsDiffer("it has other operators")
+            return make(capture, earlier, recording, **how)
+
+        with mock.patch.object(TapeCapture, "program", made):
+            trail, _ = walked([ONE, ONE, FEW, FEW, FEW, FEW], "auto")
+        return [event for _, event, *_ in trail]
+
+    assert run_ranks(program, 2) == [[RECORDED, MATCHED, SKIPPED, RECORDED, MATCHED, RAN]] * 2

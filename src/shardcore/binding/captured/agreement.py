@@ -31,7 +31,7 @@ def agreed(
     recording: Recording,
     session: Session | None,
 ) -> Outcome:
-    """Returns this rank's outcome, or the refusal of all ranks.
+    """Returns this rank's outcome, or that of a rank which has no program, for all ranks.
 
     A rank whose shards have other sizes may put other all-reduces into one bucket. Then every rank
     makes its program again, by the sizes of the rank with most.
@@ -42,6 +42,9 @@ def agreed(
         session: The session of the step; None on one device.
     """
     outcome = make(None)
+    events = set(_gathered(outcome.event, session))
+    if len(events) > 1 and Event.REFUSED not in events:  # one has no program: none runs one yet
+        return Outcome(Event.DIFFERED if Event.DIFFERED in events else Event.RECORDED)
     refusal, is_same = _compared(outcome, session)
     if not refusal and not is_same:
         most = _most_bytes(recording, session)
