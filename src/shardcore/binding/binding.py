@@ -42,9 +42,9 @@ class Binding:
     sessions: Sessions = attrs.field(init=False)
     library: BackendLibrary = attrs.field(init=False)
     _rebinding: seams.Rebinding = attrs.field(factory=seams.Rebinding, init=False)
-    _scopes: "weakref.WeakKeyDictionary[threading.Thread, ExitStack]" = attrs.field(
-        factory=weakref.WeakKeyDictionary, init=False
-    )
+    # Of a thread: at the end of the process no scope is closed after torch is gone.
+    _ambient: threading.local = attrs.field(factory=threading.local, init=False)
+    _inside: "weakref.WeakSet[threading.Thread]" = attrs.field(factory=weakref.WeakSet, init=False)
 
     @sessions.default
     def _make_sessions(self) -> Sessions:
@@ -183,12 +183,15 @@ class Binding:
         self._leave_scope()
         session = self.sessions.current()
         if session is not None:
-            self._scopes[threading.current_thread()] = scope = ExitStack()
-            scope.enter_context(session.strategy.scope())
+            self._ambient.scope = ExitStack()
+            self._ambient.scope.enter_context(session.strategy.scope())
+            self._inside.add(threading.current_thread())
 
     def _leave_scope(self) -> None:
-        scope = self._scopes.pop(threading.current_thread(), None)
+        scope = getattr(self._ambient, "scope", None)
         if scope is not None:
+            self._ambient.scope = None
+            self._inside.discard(threading.current_thread())
             scope.close()
 
     def _check_work(self) -> None:
@@ -203,7 +206,7 @@ class Binding:
     def _check_threads(self) -> None:
         """What torch and Keras keep by thread cannot be taken back from another one."""
         here = threading.current_thread()
-        others = [each.name for each in list(self._scopes) if each is not here and each.is_alive()]
+        others = [each.name for each in self._inside if each is not here and each.is_alive()]
         if others:
             raise StrategyError(
                 f"uninstall() was called while thread {others[0]!r} has a distribution: leave its "
