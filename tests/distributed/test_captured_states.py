@@ -1,7 +1,9 @@
 """Steps of a real model go through every transition of `domain.capture`, and through no other."""
 
+import cProfile
 import importlib
 import itertools
+from contextlib import nullcontext
 from unittest import mock
 
 import keras
@@ -14,7 +16,15 @@ from shardcore.adapters.capture.program import TapeCapture
 from shardcore.binding.captured.cache import CacheEntry
 from shardcore.domain.capture import TRANSITIONS, Event, RecordingsDiffer, State
 from shardcore.testing import run_ranks
-from tests.distributed.test_captured import Spy, assert_equal, begin, compiled, is_real, state
+from tests.distributed.test_captured import (
+    Spy,
+    assert_equal,
+    begin,
+    compiled,
+    is_real,
+    messages,
+    state,
+)
 
 X, Y = np.ones((8, 4), "float32"), np.arange(8) % 4
 factor = [1.0]  # no guard sees it: no function has its name
@@ -52,6 +62,7 @@ def change_unguarded(model):
 # What is done: steps with some rows times a number, and changes between them. What must happen.
 ONE, ZERO, REFUSING = (8, 1.0), (8, 0.0), (8, 100.0)
 FEW, FEW_ZEROS = (6, 1.0), (6, 0.0)
+PROFILED, PROFILED_ZERO = (8, 1.0, cProfile.Profile), (8, 0.0, cProfile.Profile)
 WALKS = {
     "runs": ([ONE, ONE, ONE, ONE], [RECORDED, MATCHED, RAN, RAN]),
     "a smaller batch, once": ([ONE, ONE, FEW], [RECORDED, MATCHED, SKIPPED]),
@@ -62,6 +73,10 @@ WALKS = {
     "smaller batches, another number": (
         [ONE, ONE, FEW, FEW_ZEROS, FEW_ZEROS, FEW_ZEROS],
         [RECORDED, MATCHED, SKIPPED, RECORDED, MATCHED, RAN],
+    ),
+    "under a profiler": (
+        [PROFILED, ONE, PROFILED, ONE, PROFILED, PROFILED_ZERO, ONE],
+        [SKIPPED, RECORDED, SKIPPED, MATCHED, RAN, SKIPPED, RAN],
     ),
     "changed once recorded": ([ONE, change_attribute, ONE], [RECORDED, CHANGED, RECORDED]),
     "changed once captured": (
@@ -114,9 +129,10 @@ def walked(actions, jit_compile):
             if callable(action):
                 action(model)
             else:
-                rows, scale = action
+                rows, scale, *profiler = action
                 x, y = X[:rows] * np.float32(scale), Y[:rows]
-                losses.append(np.asarray(model.train_on_batch(x, y)))
+                with profiler[0]() if profiler else nullcontext():
+                    losses.append(np.asarray(model.train_on_batch(x, y)))
     return trail, [*losses, *state(model)]
 
 
@@ -161,3 +177,31 @@ def test_where_one_rank_needs_a_second_recording_all_make_one():
         return [event for _, event, *_ in trail]
 
     assert run_ranks(program, 2) == [[RECORDED, MATCHED, SKIPPED, RECORDED, MATCHED, RAN]] * 2
+
+
+def test_while_one_rank_is_profiled_no_rank_records():
+    def program(rank):
+        begin((2, 1))
+        first = PROFILED if rank == 1 else ONE
+        trail, losses = walked([first, ONE, first, ONE, first], "auto")
+        return [event for _, event, *_ in trail], losses
+
+    (one, found), (other, same) = run_ranks(program, 2)
+    assert one == other == [SKIPPED, RECORDED, SKIPPED, MATCHED, RAN]
+    assert_equal(found, same)
+
+
+def test_what_changes_on_one_rank_again_and_again_keeps_all_ranks_eager():
+    """Before the step is captured: after that it is an error of all ranks."""
+
+    def program(rank):
+        begin((2, 1))
+        said = messages()
+        change = change_attribute if rank == 1 else bool
+        trail, losses = walked([ONE, *[change, ONE] * 10], "auto")
+        return [event for _, event, *_ in trail if event is not CHANGED], losses, said
+
+    (one, found, said), (other, same, _) = run_ranks(program, 2)
+    assert one == other == [RECORDED] * 9 + [REFUSED]
+    assert_equal(found, same)
+    assert ["'factor' of Steered" in each for each in said] == [True]

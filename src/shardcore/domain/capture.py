@@ -43,7 +43,7 @@ class Event(Enum):
     """An event of a step."""
 
     SKIPPED = "skipped"
-    """It ran eagerly and was not recorded."""
+    """It ran eagerly and was not recorded: a rank is profiled, or another size has a program."""
     RECORDED = "recorded"
     """It was recorded; no recording before has read the same numbers on the host."""
     DIFFERED = "differed"
@@ -61,15 +61,18 @@ class Event(Enum):
 TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
     {
         (State.DEFERRED, Event.SKIPPED): State.NEW,
+        (State.NEW, Event.SKIPPED): State.NEW,
         (State.NEW, Event.RECORDED): State.RECORDED,
         (State.NEW, Event.MATCHED): State.CAPTURED,
         (State.NEW, Event.REFUSED): State.EAGER,
+        (State.RECORDED, Event.SKIPPED): State.RECORDED,
         (State.RECORDED, Event.RECORDED): State.RECORDED,
         (State.RECORDED, Event.DIFFERED): State.RECORDED,
         (State.RECORDED, Event.MATCHED): State.CAPTURED,
         (State.RECORDED, Event.CHANGED): State.NEW,
         (State.RECORDED, Event.REFUSED): State.EAGER,
         (State.CAPTURED, Event.RAN): State.CAPTURED,
+        (State.CAPTURED, Event.SKIPPED): State.CAPTURED,
         (State.CAPTURED, Event.RECORDED): State.CAPTURED,
         (State.CAPTURED, Event.DIFFERED): State.CAPTURED,
         (State.CAPTURED, Event.MATCHED): State.CAPTURED,

@@ -9,7 +9,8 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.constants import varying_memories
 from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.tape import Call, Read, Tape, Value, renamed_call
+from shardcore.adapters.capture.rewriting import renamed_call
+from shardcore.adapters.capture.tape import Call, Read, Tape, Value
 from shardcore.domain.capture import GuardFailed, NotCaptured
 
 Literals = Mapping[int, torch.Tensor]

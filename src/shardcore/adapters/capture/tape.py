@@ -1,7 +1,7 @@
 """The tape of a step: operators on plain tensors, in the order in which they ran."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -227,7 +227,7 @@ class Tape:
         )
 
     def share(self, names: Mapping[Value, Value]) -> None:
-        """Note that each value is now the other one: what shared its memory shares that one's.
+        """Gives each value, and all that shares its memory, the memory of the other one.
 
         Args:
             names: The other ones.
@@ -246,50 +246,6 @@ class Tape:
         self.memory[:] = map(owner, self.memory)
 
 
-def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
-    """`nest` with other values in it."""
-
-    def name(leaf: Any) -> Any:
-        if isinstance(leaf, Number):
-            return Number(names.get(leaf.value, leaf.value))
-        return names.get(leaf, leaf) if isinstance(leaf, Value) else leaf
-
-    return torch_compat.tree_map(name, nest)
-
-
-def rewritten(tape: Tape, rewrite: Callable[[Call, Tape], Call | Value]) -> Tape:
-    """Returns `tape` with what `rewrite` makes of each call.
-
-    Args:
-        tape: A step.
-        rewrite: Takes a call and the tape that is being made, to which it may add calls before that
-            one. It returns the call, or in its place a value that is there already. Where the
-            result is another value, the calls that follow read that one.
-    """
-    found = tape.with_calls([])
-    names: dict[Value, Value] = {}
-    for call in tape.calls:
-        made = rewrite(renamed_call(call, names), found)
-        if isinstance(made, Call):
-            found.calls.append(made)
-        result = made.result if isinstance(made, Call) else made
-        if isinstance(call.result, Value) and result != call.result:
-            names[call.result] = result
-    found.outputs = renamed(tape.outputs, names)
-    found.share(names)
-    return found
-
-
-def renamed_call(call: Call, names: Mapping[Value, Value]) -> Call:
-    """`call` with other values in all that it has."""
-    if names.keys().isdisjoint((*call.operands, *call.results, *call.writes)):
-        return call
-    args, kwargs, result, writes = renamed(
-        (call.args, call.kwargs, call.result, call.writes), names
-    )
-    return attrs.evolve(call, args=args, kwargs=kwargs, result=result, writes=writes)
-
-
 def values(nest: Any) -> tuple[Value, ...]:
     """The values in `nest`, those of its numbers among them."""
     leaves = torch_compat.tree_leaves(nest)
@@ -303,10 +259,10 @@ def values(nest: Any) -> tuple[Value, ...]:
 
 
 def difference(first: Tape, second: Tape) -> str:
-    """Why two runs of a step are not the same step, empty if they are."""
+    """Returns how two runs of a step differ, empty if they are the same."""
     for one, other in zip(first.calls, second.calls, strict=False):
         if one != other and repr(one) != repr(other):  # a nan is not equal to itself
-            return f"{_told(one)} in one step was {_told(other)} in the next, at {other.line}"
+            return f"{_shown(one)} in one step was {_shown(other)} in the next, at {other.line}"
     if len(first.calls) != len(second.calls):
         return f"it ran {len(first.calls)} operators in one step, {len(second.calls)} in the next"
     if first.inputs != second.inputs or first.outside.keys() != second.outside.keys():
@@ -316,7 +272,7 @@ def difference(first: Tape, second: Tape) -> str:
     return ""
 
 
-def _told(call: Call) -> str:
+def _shown(call: Call) -> str:
     leaves = torch_compat.tree_leaves((call.args, call.kwargs))
     plain = [each for each in leaves if isinstance(each, bool | int | float | complex)]
     return f"{call.operator} with {plain}" if plain else str(call.operator)

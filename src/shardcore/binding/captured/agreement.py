@@ -26,6 +26,13 @@ class Outcome:
     reason: str = ""
 
 
+def gathered(value: Any, session: Session | None) -> list[Any]:
+    """Returns the values of all ranks, this rank's alone on one device."""
+    if session is None or session.mesh.size == 1:
+        return [value]
+    return session.processes.gather(value)
+
+
 def agreed(
     make: Callable[[tuple[int, ...] | None], Outcome],
     recording: Recording,
@@ -42,8 +49,8 @@ def agreed(
         session: The session of the step; None on one device.
     """
     outcome = make(None)
-    events = set(_gathered(outcome.event, session))
-    if len(events) > 1 and Event.REFUSED not in events:  # one has no program: none runs one yet
+    events = gathered(outcome.event, session)
+    if Event.REFUSED not in events and any(each is not Event.MATCHED for each in events):
         return Outcome(Event.DIFFERED if Event.DIFFERED in events else Event.RECORDED)
     refusal, is_same = _compared(outcome, session)
     if not refusal and not is_same:
@@ -58,7 +65,7 @@ def agreed(
 
 def _compared(outcome: Outcome, session: Session | None) -> tuple[str, bool]:
     """Returns the reason of the first rank that refuses, and whether all start the same."""
-    everyone = _gathered((outcome.reason, _digests(outcome.program)), session)
+    everyone = gathered((outcome.reason, _digests(outcome.program)), session)
     refusal = next((reason for reason, _ in everyone if reason), "")
     found: dict[str, set[str]] = {}
     for name, digest in (pair for _, digests in everyone for pair in digests.items()):
@@ -68,16 +75,10 @@ def _compared(outcome: Outcome, session: Session | None) -> tuple[str, bool]:
 
 def _most_bytes(recording: Recording, session: Session | None) -> tuple[int, ...] | None:
     """Returns the most bytes that a rank sends in each all-reduce; None if they do not match."""
-    everyone = _gathered(recording.all_reduce_bytes, session)
+    everyone = gathered(recording.all_reduce_bytes, session)
     if len({len(each) for each in everyone}) > 1:
         return None
     return tuple(map(max, *everyone))
-
-
-def _gathered(value: Any, session: Session | None) -> list[Any]:
-    if session is None or session.mesh.size == 1:
-        return [value]
-    return session.processes.gather(value)
 
 
 def _digests(program: Program | None) -> dict[str, str]:

@@ -64,6 +64,7 @@ class CacheEntry:
         progress: The state of these steps.
         recordings: Runs that have no program yet, by the numbers that they read on the host.
         programs: The step, specialized to the numbers that it reads; the last one that ran first.
+        unstable: Why these steps change too often to be captured; empty if they do not.
         guard: What Python held after the last recording; None before the first, and at the end.
     """
 
@@ -72,6 +73,7 @@ class CacheEntry:
     recordings: dict[tuple[Any, ...], Recording] = attrs.field(factory=dict)
     programs: list[Program] = attrs.field(factory=list)
     guard: PythonGuard | None = None
+    unstable: str = ""
 
     def after(self, event: Event) -> None:
         """Notes `event`; drops what the new state has no use for."""

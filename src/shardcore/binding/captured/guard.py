@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from shardcore.binding import seams
+from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.attributes import CONTAINERS, PLAIN, guarded_attributes, members
 from shardcore.binding.captured.contents import content_of, why_not_comparable
 from shardcore.binding.captured.functions import CalledFunctions
@@ -74,9 +75,26 @@ class PythonGuard:
             seed=seams.global_seed(),
         )
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether an attribute or a container holds `tensor`."""
-        return _memory(tensor) in self.memories
+    def check_holds(self, tensors: Iterable[Any]) -> None:
+        """Checks that an attribute or a container holds `tensors`, which a program reads.
+
+        A change of any other would not be seen.
+
+        Raises:
+            NotCaptured: If one is held by none.
+        """
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor) or _memory(tensor) in self.memories:
+                continue
+            if torch_modes.keeps_casts():
+                raise NotCaptured(
+                    "autocast keeps what it has cast of a weight, which steps in the same scope "
+                    "read: use torch.autocast(..., cache_enabled=False)"
+                )
+            raise NotCaptured(
+                f"it reads a tensor of shape {tuple(tensor.shape)} that no variable, torch module "
+                "or attribute of a layer holds: make it an attribute of the layer"
+            )
 
     def change(self) -> str:
         """Returns the name of the first attribute that has changed; empty if none has.

@@ -16,7 +16,7 @@ import torch
 from shardcore.binding import seams
 from shardcore.binding.agreement import meet_changed
 from shardcore.binding.captured import torch_modes
-from shardcore.binding.captured.agreement import Outcome, agreed
+from shardcore.binding.captured.agreement import Outcome, agreed, gathered
 from shardcore.binding.captured.cache import CacheEntry, Signature
 from shardcore.binding.captured.functions import CalledFunctions, is_profiled
 from shardcore.binding.captured.guard import PythonGuard
@@ -82,9 +82,6 @@ class CapturedStep:
                     outputs = program(_local_tensors(data, session))
                     entry.ran(program)
                     return outputs
-        if is_profiled():
-            logger.debug("%s of %r: not recorded under a profiler", self.name, self.trainer.name)
-            return step()
         return self._record(entry, step, data, session)
 
     def _is_wanted(self, data: Any) -> bool:
@@ -128,12 +125,20 @@ class CapturedStep:
         logger.debug("%s of %r: %s has changed", self.name, self.trainer.name, change)
         entry.after(Event.CHANGED)
         if entry.progress.is_unstable:
-            self._refuse(entry, f"{change} changes again and again: {_KEEP}")
+            entry.unstable = f"{change} changes again and again: {_KEEP}"
 
     def _record(
         self, entry: CacheEntry, step: Callable[[], Any], data: Any, session: Session | None
     ) -> Any:
         """Runs the step eagerly and records it; makes a program if it ran like that before."""
+        # Either may be so on one rank alone, and a step that is recorded starts other collectives.
+        unstable, profiled = zip(*gathered((entry.unstable, is_profiled()), session), strict=True)
+        if any(unstable):
+            self._refuse(entry, next(filter(None, unstable)))
+            return step()
+        if any(profiled):
+            entry.after(Event.SKIPPED)
+            return step()
         began = time.perf_counter()
         with self._called.observed():
             outputs, recording = self.capture.record(step, _local_tensors(data, session))
@@ -212,7 +217,8 @@ class CapturedStep:
                 program = self._program(earlier, recording, most)
             if program is None:
                 return Outcome(Event.RECORDED)
-            _check_held(program, entry.guard)
+            assert entry.guard is not None, "a step that was recorded has a guard"
+            entry.guard.check_holds(program.kept)
         except RecordingsDiffer as difference:
             if entry.progress.after(Event.DIFFERED).is_unstable:
                 return Outcome(Event.REFUSED, reason=f"{difference}: {_KEEP}")
@@ -263,27 +269,6 @@ class CapturedStep:
             self.name,
             self.trainer.name,
             reason,
-        )
-
-
-def _check_held(program: Program, guard: PythonGuard | None) -> None:
-    """Checks that the guard holds what `program` reads and does not make, and so sees a change.
-
-    Raises:
-        NotCaptured: If it does not.
-    """
-    assert guard is not None, "a step that was recorded has a guard"
-    for tensor in program.kept:
-        if not isinstance(tensor, torch.Tensor) or guard.holds(tensor):
-            continue
-        if torch_modes.keeps_casts():
-            raise NotCaptured(
-                "autocast keeps what it has cast of a weight, which steps in the same scope read: "
-                "use torch.autocast(..., cache_enabled=False)"
-            )
-        raise NotCaptured(
-            f"it reads a tensor of shape {tuple(tensor.shape)} that no variable, torch module or "
-            "attribute of a layer holds: make it an attribute of the layer"
         )
 
 

@@ -8,7 +8,8 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.analyses import is_view
 from shardcore.adapters.capture.guards import check
-from shardcore.adapters.capture.tape import Call, Tape, Value, rewritten, values
+from shardcore.adapters.capture.rewriting import rewritten
+from shardcore.adapters.capture.tape import Call, Tape, Value, values
 
 VIEW = torch.ops.aten.view.default
 _RESHAPE = torch.ops.aten.reshape.default

@@ -6,7 +6,8 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.tape import Call, Form, Number, Tape, rewritten, values
+from shardcore.adapters.capture.rewriting import rewritten
+from shardcore.adapters.capture.tape import Call, Form, Number, Tape, values
 
 
 def with_sizes(tape: Tape) -> Tape:

@@ -8,7 +8,8 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.analyses import gathers, is_view, makers_of, with_needs
-from shardcore.adapters.capture.tape import Call, Tape, Value, renamed
+from shardcore.adapters.capture.rewriting import renamed
+from shardcore.adapters.capture.tape import Call, Tape, Value
 
 
 def with_regathers(tape: Tape) -> Tape:

@@ -9,7 +9,8 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.analyses import last_uses
 from shardcore.adapters.capture.passes.cleanup import without_dead_code
-from shardcore.adapters.capture.tape import Call, Form, Tape, Value, renamed, rewritten, values
+from shardcore.adapters.capture.rewriting import renamed, rewritten
+from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
 
 _CLONE: Any = torch.ops.aten.clone.default
 _PERMUTE = torch.ops.aten.permute.default

@@ -1,0 +1,53 @@
+"""Replaces calls and values of a tape."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.tape import Call, Number, Tape, Value
+
+
+def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
+    """Returns `nest` with its values replaced as `names` says."""
+
+    def name(leaf: Any) -> Any:
+        if isinstance(leaf, Number):
+            return Number(names.get(leaf.value, leaf.value))
+        return names.get(leaf, leaf) if isinstance(leaf, Value) else leaf
+
+    return torch_compat.tree_map(name, nest)
+
+
+def rewritten(tape: Tape, rewrite: Callable[[Call, Tape], Call | Value]) -> Tape:
+    """Returns `tape` with each call replaced by what `rewrite` returns for it.
+
+    Args:
+        tape: A step.
+        rewrite: Takes a call and the tape that is being made, to which it may add calls before that
+            one. It returns the call, or in its place a value that is there already. Where the
+            result is another value, the calls that follow read that one.
+    """
+    found = tape.with_calls([])
+    names: dict[Value, Value] = {}
+    for call in tape.calls:
+        made = rewrite(renamed_call(call, names), found)
+        if isinstance(made, Call):
+            found.calls.append(made)
+        result = made.result if isinstance(made, Call) else made
+        if isinstance(call.result, Value) and result != call.result:
+            names[call.result] = result
+    found.outputs = renamed(tape.outputs, names)
+    found.share(names)
+    return found
+
+
+def renamed_call(call: Call, names: Mapping[Value, Value]) -> Call:
+    """Returns `call` with its values replaced as `names` says."""
+    if names.keys().isdisjoint((*call.operands, *call.results, *call.writes)):
+        return call
+    args, kwargs, result, writes = renamed(
+        (call.args, call.kwargs, call.result, call.writes), names
+    )
+    return attrs.evolve(call, args=args, kwargs=kwargs, result=result, writes=writes)
