@@ -52,9 +52,9 @@ def trained(build, jit_compile):
     keras.utils.clear_session(free_memory=False)
     tapes = []
 
-    def noted(tape, improved=passes.improved, **how):
-        tapes.extend([tape, improved(tape, **how | {"compiled": True})])
-        return improved(tape, **how)
+    def noted(tape, memories, improved=passes.improved, **how):
+        tapes.extend([tape, improved(tape, **how)])
+        return improved(tape, memories, **how)
 
     distribute(build, **SETTINGS[build])
     data = (TOKENS, TOKENS) if build is block else DATA.get(build, DATA[cnn])

@@ -20,6 +20,7 @@ from shardcore.adapters.capture.passes.communication.overlap import (
 )
 from shardcore.adapters.capture.passes.communication.regather import with_regathers
 from shardcore.adapters.capture.passes.communication.sums import in_buckets, with_small_sums_last
+from shardcore.adapters.capture.passes.memory.kept_buckets import Memories
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.capture.tape import Call
@@ -446,7 +447,7 @@ def test_all_of_them_keep_what_views_share():
         reduced_view.add_(again)
         return view, again, reduced_view
 
-    on_two_ranks(step, improved)
+    on_two_ranks(step, lambda tape: improved(tape, Memories()))
 
 
 @pytest.mark.parametrize("field", ["calls", "memory", "forms"])
@@ -454,7 +455,7 @@ def test_a_pass_leaves_the_tape_that_it_was_given(field):
     def program(rank):
         tape = recorded(lambda x: reduced(x) + reduced(x * 2), X)
         before = list(getattr(tape, field))
-        improved(tape)
+        improved(tape, Memories())
         return before == getattr(tape, field) and attrs.asdict(tape, recurse=False)["refusal"] == ""
 
     assert all(run_ranks(program, 2))

@@ -8,7 +8,7 @@ import torch
 
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.passes.memory.kept_buckets import Memories, with_kept_buckets
+from shardcore.adapters.capture.passes.memory.kept_buckets import Memories
 from shardcore.adapters.capture.recorder import Recorder
 
 STEPS, LENGTH = 12, 30
@@ -94,7 +94,7 @@ OPERATORS = [pointwise, alone, scaled, row, part, turned, image, viewed, written
 
 def better(tape):
     """`tape` after all passes."""
-    return with_kept_buckets(passes.improved(tape), Memories())
+    return passes.improved(tape, Memories())
 
 
 @pytest.mark.parametrize("first", range(0, 5 * STEPS, STEPS))

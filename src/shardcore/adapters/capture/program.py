@@ -12,7 +12,7 @@ from shardcore.adapters.capture.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.functions import seeded_by_tensor, seeded_generator
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.guards import Guard, guards_of
-from shardcore.adapters.capture.passes.memory.kept_buckets import Memories, with_kept_buckets
+from shardcore.adapters.capture.passes.memory.kept_buckets import Memories
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.tape import Tape, Value, difference, values
 from shardcore.domain.capture import NotCaptured, RecordingsDiffer
@@ -106,10 +106,8 @@ class TapeCapture:
             tape = _with_bytes(tape, most_bytes)
         guards, reads = guards_of(tape, literals)
         tape = with_checks(tape, reads)
-        as_compiled = compiled or tape.reshapes
-        better = passes.improved(tape, alike=most_bytes is not None, compiled=as_compiled)
-        if not as_compiled:
-            better = with_kept_buckets(better, self._memories)
+        memories = None if compiled or tape.reshapes else self._memories
+        better = passes.improved(tape, memories, alike=most_bytes is not None)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
         run, remark = function_of(better, literals), ""
         if compiled:

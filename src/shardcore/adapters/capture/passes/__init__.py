@@ -1,6 +1,6 @@
-"""What a tape is made better by: each pass gives another tape that does the same."""
+"""Passes: each returns another tape that does the same. `improved` runs them in order."""
 
-from collections.abc import Callable
+from functools import partial
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.passes.cleanup import (
@@ -22,69 +22,74 @@ from shardcore.adapters.capture.passes.inductor import (
     with_reshapes,
     with_sizes,
 )
+from shardcore.adapters.capture.passes.memory.kept_buckets import Memories, with_kept_buckets
 from shardcore.adapters.capture.passes.memory.reuse import (
     with_operands_reused,
     without_needless_copies,
 )
+from shardcore.adapters.capture.passes.pipeline import Collectives, Fact, Pass, Pipeline
 from shardcore.adapters.capture.tape import Tape
 
-PASSES: tuple[Callable[[Tape], Tape], ...] = (
-    without_aliases,
-    with_plain_ones,
-    without_dead_code,
-    with_small_sums_last,
-    with_regathers,
-    with_early_starts,
+_CLEANUP = (
+    Pass(without_aliases, gives={Fact.NO_ALIASES}),
+    Pass(with_plain_ones, gives={Fact.UNREAD_LOSS}),
+    Pass(without_dead_code),
+)
+_SMALL_SUMS = Pass(with_small_sums_last, needs={Fact.UNREAD_LOSS}, collectives=Collectives.MOVED)
+_REGATHERS = Pass(with_regathers, needs={Fact.NEW_MEMORY}, collectives=Collectives.CHANGED)
+_EARLY_STARTS = Pass(with_early_starts, needs={Fact.NEW_MEMORY}, collectives=Collectives.MOVED)
+_BUCKETS = Pass(
     in_buckets,
-    with_late_waits,
+    needs={Fact.NO_ALIASES, Fact.NEW_MEMORY},
+    gives={Fact.BUCKETS},
+    collectives=Collectives.CHANGED,
+)
+_LATE_WAITS = Pass(with_late_waits, needs={Fact.NO_ALIASES, Fact.NEW_MEMORY})
+_COPIES = Pass(without_needless_copies, needs={Fact.NEW_MEMORY})
+
+PASSES = (*_CLEANUP, _SMALL_SUMS, _REGATHERS, _EARLY_STARTS, _BUCKETS, _LATE_WAITS)
+
+# For ranks with local shards of different sizes. Their collectives depend on the agreed bytes of
+# all-reduces alone: these are in buckets before a pass asks for the memory of this rank.
+PASSES_ALIKE = (*_CLEANUP, _REGATHERS, _BUCKETS, _EARLY_STARTS, _LATE_WAITS)
+
+# Inductor does these by itself, or cannot take their results.
+PASSES_WITHOUT_COMPILER = (
+    Pass(with_direct_views, needs={Fact.NEW_MEMORY}),
+    _COPIES,
+    Pass(with_operands_reused, needs={Fact.NO_ALIASES}, breaks={Fact.NEW_MEMORY}),
 )
 
-# For ranks with parts of other sizes. What is started, and in which order, hangs on the bytes alone
-# that are told of all-reduces: they are in buckets before anything hangs on what a rank holds.
-PASSES_ALIKE: tuple[Callable[[Tape], Tape], ...] = (
-    without_aliases,
-    with_plain_ones,
-    without_dead_code,
-    with_regathers,
-    in_buckets,
-    with_early_starts,
-    with_late_waits,
-)
-
-# What Inductor does by itself, or cannot take.
-PASSES_WITHOUT_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
-    with_direct_views,
-    without_needless_copies,
-    with_operands_reused,
-)
-
-# What Inductor takes otherwise than the step had it, or computes slower than need be.
-PASSES_FOR_COMPILER: tuple[Callable[[Tape], Tape], ...] = (
-    with_factors_apart,
-    without_needless_copies,
-    with_plain_paddings,
-    with_reshapes,
-    with_sizes,
+# Inductor errs on these operators, or computes them slower than torch does.
+PASSES_FOR_COMPILER = (
+    Pass(with_factors_apart),
+    _COPIES,
+    Pass(with_plain_paddings),
+    Pass(with_reshapes, needs={Fact.NEW_MEMORY}),
+    Pass(with_sizes),
 )
 
 
-def improved(tape: Tape, *, alike: bool = False, compiled: bool = False) -> Tape:
-    """Returns `tape` after all passes but that which keeps memory.
+def improved(tape: Tape, memories: Memories | None = None, *, alike: bool = False) -> Tape:
+    """Returns `tape` after all passes.
 
     Args:
         tape: A step.
-        alike: Whether its collectives must be those of ranks with parts of other sizes.
-        compiled: Whether it is for Inductor, or reshapes a tensor in place: the last passes must
-            know the strides of each tensor.
+        memories: Has the memory of buckets. None leaves out the passes that write into memory of
+            others: Inductor, and steps that reshape a tensor in place, need the recorded strides.
+        alike: Whether its collectives must be those of ranks with local shards of other sizes.
+
+    Raises:
+        NotCaptured: If a pass does not keep what it declares to keep.
     """
     passes = PASSES_ALIKE if alike else PASSES
-    for each in passes if compiled else (*passes, *PASSES_WITHOUT_COMPILER):
-        tape = each(tape)
-    return tape
+    if memories is not None:
+        buckets = Pass(partial(with_kept_buckets, memories=memories), needs={Fact.BUCKETS})
+        passes = (*passes, *PASSES_WITHOUT_COMPILER, buckets)
+    return Pipeline(passes)(tape)
 
 
 def improved_for_compiler(tape: Tape, onednn: torch_compat.OneDnn) -> Tape:
-    """Returns what is to be compiled of an improved tape, after the passes for Inductor alone."""
-    for each in PASSES_FOR_COMPILER:
-        tape = each(tape)
-    return with_onednn_products(tape, onednn)
+    """Returns the part of an improved tape that Inductor compiles, after its passes."""
+    products = Pass(partial(with_onednn_products, onednn=onednn))
+    return Pipeline((*PASSES_FOR_COMPILER, products))(tape)

@@ -1,0 +1,129 @@
+"""Runs passes in order, and checks what each of them needs and keeps."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Set
+from enum import Enum
+from functools import reduce
+
+import attrs
+
+from shardcore.adapters import torch_compat
+from shardcore.adapters.capture.tape import Tape, values
+from shardcore.domain.capture import NotCaptured
+
+
+class Fact(Enum):
+    """A fact about a tape that passes rely on."""
+
+    NO_ALIASES = "no call concerns autograd alone"
+    UNREAD_LOSS = "the backward pass does not depend on the value of the loss"
+    BUCKETS = "all-reduces that can be joined are joined"
+    NEW_MEMORY = "no result is written into the memory of a dead operand"
+
+
+class Collectives(Enum):
+    """What a pass does to collectives."""
+
+    KEPT = "keeps collectives and their order"
+    MOVED = "keeps collectives"
+    CHANGED = "joins or repeats collectives"
+
+
+@attrs.frozen
+class Pass:
+    """A function from tape to tape, with what it declares.
+
+    Each pass keeps the writes into tensors from outside the step, the random draws and the form of
+    the outputs, and reads no value before a call makes it.
+
+    Args:
+        run: The function.
+        needs: Facts that hold before it.
+        gives: Facts that hold after it.
+        breaks: Facts that may no longer hold after it.
+        collectives: What it does to collectives.
+    """
+
+    run: Callable[[Tape], Tape]
+    needs: Set[Fact] = frozenset()
+    gives: Set[Fact] = frozenset()
+    breaks: Set[Fact] = frozenset()
+    collectives: Collectives = Collectives.KEPT
+
+    @property
+    def name(self) -> str:
+        """The name of the function, of which `run` may be a `partial`."""
+        return getattr(self.run, "func", self.run).__name__
+
+
+@attrs.frozen
+class Pipeline:
+    """Passes in an order in which each finds the facts that it needs.
+
+    Args:
+        passes: The passes, in order.
+
+    Raises:
+        ValueError: If a pass needs a fact that does not hold where it stands.
+    """
+
+    passes: tuple[Pass, ...]
+
+    def __attrs_post_init__(self) -> None:
+        facts = {Fact.NEW_MEMORY}  # as recorded: torch gives each result new memory
+        for each in self.passes:
+            for fact in each.needs - facts:
+                raise ValueError(f"pass {each.name!r} stands where this may not hold: {fact.value}")
+            facts = (facts | each.gives) - each.breaks
+
+    def __call__(self, tape: Tape) -> Tape:
+        """Returns `tape` after all passes.
+
+        Raises:
+            NotCaptured: If a pass does not keep what it declares to keep; the error names it.
+        """
+        found = reduce(lambda tape, each: each.run(tape), self.passes, tape)
+        least = max((each.collectives for each in self.passes), key=list(Collectives).index)
+        if _broken(tape, found, least):
+            for each in self.passes:
+                before, tape = tape, each.run(tape)
+                if broken := _broken(before, tape, each.collectives):
+                    raise NotCaptured(
+                        f"pass {each.name!r} does not keep {broken}: please report it"
+                    )
+        return found
+
+
+def _broken(before: Tape, after: Tape, collectives: Collectives) -> str:
+    """Returns what a pass did not keep; empty if it kept all that it declares."""
+    pairs = zip(_effects(before), _effects(after), strict=True)
+    names = ("writes", "draws", "outputs", "collectives", "order of collectives")
+    checked = {Collectives.KEPT: 5, Collectives.MOVED: 4, Collectives.CHANGED: 3}[collectives]
+    for name, (old, new) in list(zip(names, pairs, strict=True))[:checked]:
+        if old != new:
+            return name
+    return "" if _is_ordered(after) else "the order of calls and their operands"
+
+
+def _effects(tape: Tape) -> Iterator[Hashable]:
+    """Yields what a pass keeps, in the order of the names in `_broken`."""
+    given = tape.given()
+    written = (tape.memory[value.number] for call in tape.calls for value in call.writes)
+    yield frozenset(Counter(each for each in written if each in given).items())
+    draws = (call.operator for call in tape.calls if torch_compat.draws(call.operator))
+    yield frozenset(Counter(draws).items())
+    yield tuple(tape.forms[value.number] for value in values(tape.outputs))
+    called = (torch_compat.collective_name(call.operator) for call in tape.calls)
+    names = [name for name in called if name]
+    yield frozenset(Counter(names).items())
+    yield tuple(names)
+
+
+def _is_ordered(tape: Tape) -> bool:
+    """Whether each value is there before a call reads it."""
+    known = {*(value.number for value in tape.inputs), *tape.outside, *tape.kept}
+    for call in tape.calls:
+        if not known.issuperset(value.number for value in call.operands):
+            return False
+        known.update(value.number for value in call.results)
+    return known.issuperset(value.number for value in values(tape.outputs))

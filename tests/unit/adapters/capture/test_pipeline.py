@@ -1,0 +1,123 @@
+"""The pass manager refuses passes in a wrong order, and names a pass that breaks its promise."""
+
+import attrs
+import pytest
+import torch
+
+from shardcore.adapters.capture import passes
+from shardcore.adapters.capture.passes.pipeline import Collectives, Fact, Pass, Pipeline
+from shardcore.adapters.capture.recorder import Recorder
+from shardcore.adapters.capture.tape import Call
+from shardcore.domain.capture import NotCaptured
+
+
+def step(x, state):
+    """Draws twice, writes into a tensor from outside, and returns a new one."""
+    noise = torch.rand(3) + torch.randn(3)
+    state.add_(x)
+    state.mul_(2)
+    return x * 2 + noise
+
+
+@pytest.fixture
+def tape():
+    recorder = Recorder([x := torch.ones(3)])
+    state = torch.zeros(3)
+    recorder.run(lambda: step(x, state))
+    return recorder.tape
+
+
+def without(name):
+    """A pass that drops the last call whose operator has this name."""
+
+    def drop(tape):
+        calls = list(tape.calls)
+        calls.remove(next(call for call in reversed(calls) if name in str(call.operator)))
+        return tape.with_calls(calls)
+
+    return Pass(drop)
+
+
+def reversed_calls(tape):
+    return tape.with_calls(reversed(tape.calls))
+
+
+def with_other_outputs(tape):
+    return attrs.evolve(tape.with_calls(tape.calls), outputs=[tape.outputs, tape.outputs])
+
+
+@pytest.mark.parametrize(
+    ("broken", "what"),
+    [
+        (without("mul_"), "writes"),
+        (without("rand.default"), "draws"),
+        (without("mul.Tensor"), "the order of calls"),
+        (Pass(reversed_calls), "the order of calls"),
+        (Pass(with_other_outputs), "outputs"),
+    ],
+)
+def test_a_pass_that_loses_what_a_step_does_is_named(tape, broken, what):
+    kept = Pipeline((*passes.PASSES, *passes.PASSES_WITHOUT_COMPILER))
+    assert len(kept(tape).calls) <= len(tape.calls)
+    with pytest.raises(NotCaptured, match=f"pass '{broken.name}' does not keep {what}"):
+        Pipeline((*passes.PASSES, broken, *passes.PASSES_WITHOUT_COMPILER))(tape)
+
+
+def send(name, result, tape):
+    operator = getattr(torch.ops._c10d_functional, name).default
+    operand = tape.inputs[0]
+    args = (operand, "sum", "0") if name == "all_reduce" else (operand, 2, "0")
+    return Call(operator, args, {}, result)
+
+
+def with_sends(tape, *names):
+    found = tape.with_calls(tape.calls)
+    form = found.form(found.inputs[0])
+    found.calls += [send(name, found.new(form), found) for name in names]
+    return found
+
+
+def swapped(tape):
+    return tape.with_calls([*tape.calls[:-2], *reversed(tape.calls[-2:])])
+
+
+def sent_twice(tape):
+    return with_sends(tape, "all_gather_into_tensor")
+
+
+@pytest.mark.parametrize(
+    ("run", "declared", "what"),
+    [
+        (swapped, Collectives.KEPT, "order of collectives"),
+        (swapped, Collectives.MOVED, None),
+        (sent_twice, Collectives.MOVED, "collectives"),
+        (sent_twice, Collectives.CHANGED, None),
+    ],
+)
+def test_collectives_are_what_a_pass_declares(tape, run, declared, what):
+    sending = with_sends(tape, "all_reduce", "all_gather_into_tensor")
+    pipeline = Pipeline((Pass(run, collectives=declared),))
+    if what is None:
+        pipeline(sending)
+        return
+    with pytest.raises(NotCaptured, match=f"'{run.__name__}' does not keep {what}:"):
+        pipeline(sending)
+
+
+@pytest.mark.parametrize("alike", [passes.PASSES, passes.PASSES_ALIKE])
+def test_passes_stand_where_all_that_they_need_holds(alike):
+    Pipeline((*alike, *passes.PASSES_WITHOUT_COMPILER))
+    Pipeline(passes.PASSES_FOR_COMPILER)
+
+
+@pytest.mark.parametrize("each", [each for each in passes.PASSES if each.needs - {Fact.NEW_MEMORY}])
+def test_a_pass_without_the_facts_that_it_needs_is_refused(each):
+    with pytest.raises(ValueError, match=f"pass '{each.name}' stands where this may not hold"):
+        Pipeline((each,))
+
+
+def test_no_pass_follows_one_that_breaks_what_it_needs():
+    reused = passes.PASSES_WITHOUT_COMPILER[-1]
+    assert reused.breaks == {Fact.NEW_MEMORY}
+    with pytest.raises(ValueError, match="dead operand"):
+        Pipeline((passes.PASSES[0], reused, passes.PASSES_WITHOUT_COMPILER[0]))
