@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ class Recorder:
             self._check_generator()
             if kwargs.get("generator") is not None and self._known(kwargs["generator"]) is None:
                 self.refuse("it draws from a torch.Generator of its own", _DRAW)
-        references = self._referred(args), self._referred(kwargs)
+        references: tuple[Any, Any] = self._referred((args, kwargs))
         return None if self.tape.refusal else references
 
     def _end(
@@ -152,10 +153,10 @@ class Recorder:
                 self._used.add(text)
                 references[1][name] = Number(self._value(taken[text][0]))
         writes = tuple(map(self._value, torch_compat.written_operands(operator, args, kwargs)))
-        tensors = filter(_is_tensor, torch_compat.tree_leaves((args, kwargs)))
         memories: dict[int | None, int] = {
-            torch_compat.memory_of(each): self.tape.memory[self._value(each).number]
-            for each in tensors
+            torch_compat.memory_of(leaf): self.tape.memory[self._value(leaf).number]
+            for leaf in torch_compat.tree_leaves((args, kwargs))
+            if isinstance(leaf, torch.Tensor)
         }
         made = torch_compat.tree_map(lambda leaf: self._made(leaf, memories), result)
         backward = torch_compat.backward_pass() >= 0
@@ -167,7 +168,7 @@ class Recorder:
             return function(*args, **kwargs)
         with self.unheard():
             result = function(*args, **kwargs)
-        references = self._referred(args), self._referred(kwargs)
+        references = self._referred((args, kwargs))
         self._append(function, args, kwargs, references, result)
         return result
 
@@ -184,10 +185,12 @@ class Recorder:
         return torch_compat.tree_map(self._reference, nest)
 
     def _reference(self, leaf: Any) -> Any:
-        return self._value(leaf) if isinstance(leaf, torch.Tensor | torch.Generator) else leaf
+        return self._value(leaf) if _is_value(leaf.__class__) else leaf
 
     def _value(self, thing: Any) -> Value:
         """The value of a tensor or generator; one that was not met yet was there before."""
+        if found := self._values.get(id(thing)):  # most are: a call less for each operand
+            return found[1]
         known = self._known(thing)
         if known is None:
             known = self._from_outside(thing)
@@ -198,14 +201,16 @@ class Recorder:
         return known
 
     def _known(self, thing: Any) -> Value | None:
-        if isinstance(thing, torch.Generator):
-            return self._generators.get(torch_compat.identity_of(thing), (None,))[0]
         found = self._values.get(id(thing))
-        return None if found is None else found[1]
+        if found is not None:
+            return found[1]
+        if type(thing) is torch.Generator:
+            return self._generators.get(torch_compat.identity_of(thing), (None,))[0]
+        return None
 
     def _made(self, leaf: Any, memories: Mapping[int | None, int]) -> Any:
         """Returns the value of a result; a new one has memory of its own, or one of `memories`."""
-        if not isinstance(leaf, torch.Tensor | torch.Generator):
+        if not _is_value(leaf.__class__):
             return leaf
         known = self._known(leaf)
         if known is not None:
@@ -224,7 +229,7 @@ class Recorder:
 
     def _memory_of(self, thing: Any) -> int | None:
         """Returns the identity of the memory of a tensor; None of a generator."""
-        if isinstance(thing, torch.Generator):
+        if type(thing) is torch.Generator:
             return None
         if thing.layout is not torch.strided:
             self.refuse("it computes with a sparse tensor", "make it dense: tensor.to_dense()")
@@ -247,6 +252,15 @@ class Recorder:
 
 def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
+
+
+@cache
+def _is_value(kind: type) -> bool:
+    """Whether such a thing is a value of a tape.
+
+    By its class: torch 2.13 runs Python to tell whether an object is a generator.
+    """
+    return issubclass(kind, torch.Tensor | torch.Generator)
 
 
 # Of a larger tensor outside no copy is made: it may be a constant only if nobody writes into it.

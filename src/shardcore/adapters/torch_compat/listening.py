@@ -61,11 +61,10 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTenso
 
 
 def _is_without_values(nest: Any) -> bool:
-    return True in [
-        leaf.is_meta or isinstance(leaf, FakeTensor)
-        for leaf in tree_leaves(nest)
-        if isinstance(leaf, torch.Tensor)
-    ]
+    for leaf in tree_leaves(nest):
+        if isinstance(leaf, torch.Tensor) and (leaf.is_meta or isinstance(leaf, FakeTensor)):
+            return True
+    return False
 
 
 class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]

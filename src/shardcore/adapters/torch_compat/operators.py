@@ -198,6 +198,7 @@ def direct(operator: Any) -> Any:
     return getattr(operator, "_op", operator)
 
 
+@cache
 def draws(operator: Any) -> bool:
     """Whether `operator` draws from a random generator."""
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())

@@ -30,13 +30,11 @@ def tree_map(function: Callable[[Any], Any], nest: Any) -> Any:
         ('1', ['None', {'a': ('2',)}])
     """
     kind: Any = type(nest)
-    if kind is tuple:
-        return tuple([tree_map(function, each) for each in nest])
-    if kind is list:
-        return [tree_map(function, each) for each in nest]
+    if kind is tuple or kind is list:  # leaves at once: a call for each takes half of the time
+        return kind([function(x) if _is_leaf(x.__class__) else tree_map(function, x) for x in nest])
     if kind is dict:
         return {name: tree_map(function, each) for name, each in nest.items()}
-    return tree_map_of_torch(function, nest) if _is_other_node(kind) else function(nest)
+    return function(nest) if _is_leaf(kind) else tree_map_of_torch(function, nest)
 
 
 def tree_map_only(kind: type | tuple[type, ...], function: Callable[[Any], Any], nest: Any) -> Any:
@@ -51,20 +49,20 @@ def tree_map_only(kind: type | tuple[type, ...], function: Callable[[Any], Any],
 
 def _gather(nest: Any, found: list[Any]) -> None:
     kind: Any = type(nest)
-    if kind is tuple or kind is list:
-        for each in nest:
-            _gather(each, found)
-    elif kind is dict:
-        for each in nest.values():
-            _gather(each, found)
-    elif _is_other_node(kind):
-        tree_map_of_torch(found.append, nest)
-    else:
+    if kind is tuple or kind is list or kind is dict:
+        for each in nest.values() if kind is dict else nest:
+            if _is_leaf(each.__class__):
+                found.append(each)
+            else:
+                _gather(each, found)
+    elif _is_leaf(kind):
         found.append(nest)
+    else:
+        tree_map_of_torch(found.append, nest)
 
 
 @cache
-def _is_other_node(kind: Any) -> bool:
-    """Whether torch takes such a thing apart, as it does named tuples."""
+def _is_leaf(kind: Any) -> bool:
+    """Whether torch does not take such a thing apart, as it does named tuples."""
     is_named = issubclass(kind, tuple) and hasattr(kind, "_fields")
-    return is_named or kind in SUPPORTED_NODES
+    return not is_named and kind not in SUPPORTED_NODES

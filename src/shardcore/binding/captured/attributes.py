@@ -25,6 +25,7 @@ from shardcore.binding.captured.lookups import GuardedAttribute, Holder, Referen
 from shardcore.domain.capture import NotCaptured
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_PLAIN_TYPES = frozenset(PLAIN)
 CONTAINERS = (list, dict, set, deque)
 # How many objects of libraries may be between a layer, or what a function of the user reads, and
 # an attribute that is still guarded.
@@ -209,6 +210,8 @@ class _Walk:
         A container in a container is guarded by itself where it is `is_nested`: Keras' own are left
         out. A variable that is not the model's is that of an optimizer of the user's own.
         """
+        if type(value) in _PLAIN_TYPES:  # most values are
+            return
         if isinstance(value, weakref.ref | ContextVar):
             read = value if isinstance(value, weakref.ref) else partial(value.get, None)
             yield GuardedAttribute(Referent(read), key, name)

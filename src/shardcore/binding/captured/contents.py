@@ -19,7 +19,7 @@ def content_of(value: Any) -> Callable[[], Any] | None:
 
     An array, and whatever else has a buffer, has bytes; a random generator has a state.
     """
-    if isinstance(value, str | bytes | bool | int | float | torch.Tensor | type(None)):
+    if isinstance(value, str | bytes | torch.Tensor):
         return None
     if isinstance(value, np.ndarray):
         return value.tobytes if _is_small_array(value) else None

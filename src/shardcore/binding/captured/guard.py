@@ -64,6 +64,7 @@ class PythonGuard:
         ]
         named = [(name, member) for name, _, found in contents for member in found]
         named += [(each.name, value) for each, value in held]
+        named = [pair for pair in named if not isinstance(pair[1], PLAIN)]
         changeable = {id(value): (name, content_of(value)) for name, value in named}
         return cls(
             attributes=attributes,
@@ -136,8 +137,9 @@ def _check_comparable(held: list[tuple[GuardedAttribute, Any]], names: set[str])
         NotCaptured: If it cannot.
     """
     for attribute, value in held:
-        why = "" if isinstance(value, PLAIN) else why_not_comparable(value)
-        if why and attribute.key in names:
+        if attribute.key not in names or isinstance(value, PLAIN):
+            continue
+        if why := why_not_comparable(value):
             raise NotCaptured(f"it reads {attribute.name}, which {why}")
 
 
