@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from shardcore.domain.cost import Link
 from shardcore.policies import data_parallel, fully_sharded, sequence_parallel, tensor_parallel
@@ -21,12 +21,12 @@ Gathered: TypeAlias = Literal["per_use", "per_step"]
 
 def open_dtensor(
     world: World,
-    kind: type[ShardedStrategy] = ShardedStrategy,
+    kind: type[ShardedStrategy[Any]] = ShardedStrategy,
     *,
     weights: Weights = "compute",
     gathered: Gathered = "per_use",
     links: Mapping[str, Link] = MappingProxyType({}),
-) -> Strategy:
+) -> Strategy[Any]:
     """The strategy `dtensor` on `world`; on one device it is `single`.
 
     Args:
@@ -51,7 +51,7 @@ def _open_manual(
     weights: Weights = "compute",
     gathered: Gathered = "per_use",
     links: Mapping[str, Link] = MappingProxyType({}),
-) -> Strategy:
+) -> Strategy[Any]:
     """The strategy `manual` on `world`, with the options of `dtensor`."""
     if world.mesh.size == 1:
         return SingleDeviceStrategy(world)

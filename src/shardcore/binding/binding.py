@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import torch
 
 from shardcore.binding import (
     callback_files,
@@ -38,7 +39,7 @@ class Binding:
 
     entry: StrategyEntry
     processes: Processes
-    capture: StepCapture
+    capture: StepCapture[torch.Tensor]
     sessions: Sessions = attrs.field(init=False)
     library: BackendLibrary = attrs.field(init=False)
     _rebinding: seams.Rebinding = attrs.field(factory=seams.Rebinding, init=False)

@@ -62,7 +62,7 @@ def check_other_ranks(is_collective: Callable[[], bool], sessions: Sessions) -> 
     if shared is None or not is_collective():
         return
     if shared.failures is None:
-        failures = shared.session.processes.gather(None)
+        failures: list[Exception | None] = shared.session.processes.gather(None)
         if all(failure is None for failure in failures):
             return
         shared.failures = failures

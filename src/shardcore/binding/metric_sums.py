@@ -29,7 +29,7 @@ class _Deferred:
 
     variable: Any
     stored: Any
-    strategy: Strategy
+    strategy: Strategy[torch.Tensor]
 
 
 @attrs.define
@@ -92,7 +92,7 @@ class MetricSums:
         numbers = [number for number, v in enumerate(unread.states) if id(v) in self._deferred]
         return f"unread, pending {numbers}"
 
-    def defer(self, variable: Any, value: Any, strategy: Strategy) -> bool:
+    def defer(self, variable: Any, value: Any, strategy: Strategy[torch.Tensor]) -> bool:
         """Keeps `value` pending in `variable`, and returns whether it does.
 
         It does so for a pending sum and the state of a metric, which Keras reads seldom.
@@ -113,7 +113,7 @@ class MetricSums:
         self._keep_pending(variable, pending, strategy)
         return True
 
-    def _keep_pending(self, variable: Any, pending: Any, strategy: Strategy) -> None:
+    def _keep_pending(self, variable: Any, pending: Any, strategy: Strategy[torch.Tensor]) -> None:
         self._deferred[id(variable)] = _Deferred(variable, variable._value, strategy)
         variable._value = pending
 
@@ -152,7 +152,7 @@ class MetricSums:
         return original(trainer)
 
 
-def _is_sum(value: Any, strategy: Strategy) -> bool:
+def _is_sum(value: Any, strategy: Strategy[torch.Tensor]) -> bool:
     layout = strategy.layout(value)
     if layout is None or any(each is not None for each in layout.spec):
         return False
@@ -181,7 +181,7 @@ def _stand_in(variable: Any) -> Any:
     return pending if stored is variable._value else None
 
 
-def _kept_copy(variable: Any, value: Any, strategy: Strategy) -> Any:
+def _kept_copy(variable: Any, value: Any, strategy: Strategy[torch.Tensor]) -> Any:
     """Makes the stand-in of `variable`, with the pending sum `value`."""
     known = _stand_in(variable)
     if known is not None:
@@ -192,7 +192,7 @@ def _kept_copy(variable: Any, value: Any, strategy: Strategy) -> Any:
     return pending
 
 
-def _write(variable: Any, pending: Any, value: Any, strategy: Strategy) -> None:
+def _write(variable: Any, pending: Any, value: Any, strategy: Strategy[torch.Tensor]) -> None:
     """Overwrite `pending` in place. Of a value that is no such sum the first rank has all."""
     with torch.no_grad():
         layout = strategy.layout(pending)
@@ -204,7 +204,7 @@ def _write(variable: Any, pending: Any, value: Any, strategy: Strategy) -> None:
         strategy.assign(pending, value)
 
 
-def _joined(sums: list[Any], strategy: Strategy, world: World) -> Any:
+def _joined(sums: list[Any], strategy: Strategy[torch.Tensor], world: World) -> Any:
     """Concatenates pending sums of several axes into one over all of these axes."""
     layouts = [strategy.layout(each) for each in sums]
     pending = [() if layout is None else layout.partial for layout in layouts]

@@ -17,7 +17,7 @@ from shardcore.ports.capture import StepCapture
 
 
 def generator(
-    sessions: Sessions, capture: StepCapture, original: Callable[..., Any], seed: Any
+    sessions: Sessions, capture: StepCapture[torch.Tensor], original: Callable[..., Any], seed: Any
 ) -> Any:
     """`torch_seed_generator`: Keras' own, but in a step that is being recorded."""
     if not capture.is_recording() or seams.is_symbolic():
@@ -27,7 +27,7 @@ def generator(
 
 def draw(
     sessions: Sessions,
-    capture: StepCapture,
+    capture: StepCapture[torch.Tensor],
     original: Callable[..., Any],
     *args: Any,
     **kwargs: Any,
@@ -198,7 +198,7 @@ class NumbersOfNadam:
     """Stands in for Keras' module `core`: in a recording a number stays in its tensor."""
 
     core: Any
-    capture: StepCapture
+    capture: StepCapture[torch.Tensor]
 
     def convert_to_numpy(self, number: Any) -> Any:
         """`number`, to be divided by: as a tensor it gives the same to the last bit."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import keras
+import torch
 
 from shardcore.binding import seams
 from shardcore.binding.layout_map import rules_of
@@ -38,7 +39,7 @@ class Session:
 
     distribution: Any = attrs.field(repr=False)
     world: World
-    strategy: Strategy
+    strategy: Strategy[torch.Tensor]
     processes: Processes
     entry: StrategyEntry = attrs.field(repr=False)
     output_paths: set[str] = attrs.field(factory=set, init=False, repr=False)
@@ -99,7 +100,7 @@ class Sessions:
         factory=weakref.WeakKeyDictionary, init=False
     )
     shared_work: Any = attrs.field(default=None, init=False)
-    _strategies: dict[World, Strategy] = attrs.field(factory=dict, init=False)
+    _strategies: dict[World, Strategy[torch.Tensor]] = attrs.field(factory=dict, init=False)
     _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 
     def current(self) -> Session | None:
@@ -140,7 +141,7 @@ class Sessions:
         """Whether models are the strategy's now: without a distribution, those of one device."""
         return self.current() is not None or self.entry.serves_one_device
 
-    def strategy(self, world: World) -> Strategy:
+    def strategy(self, world: World) -> Strategy[torch.Tensor]:
         """The strategy opened on `world`, once."""
         if world not in self._strategies:
             self._strategies[world] = contract.opened(self.entry, world)
@@ -150,7 +151,7 @@ class Sessions:
         """Whether there may be sharded tensors."""
         return bool(self._strategies)
 
-    def visited(self) -> Strategy | None:
+    def visited(self) -> Strategy[torch.Tensor] | None:
         """The strategy that a thread without a distribution may meet, None without one."""
         if not self._strategies or seams.current_distribution() is not None:
             return None
@@ -168,7 +169,7 @@ class Sessions:
         session = None if self.current() else self.keeping(model)
         return nullcontext() if session is None else session.distribution.scope()
 
-    def keeper(self, tensor: Any) -> Strategy | None:
+    def keeper(self, tensor: Any) -> Strategy[torch.Tensor] | None:
         """The strategy whose sharded tensor `tensor` is, None if it is plain."""
         for strategy in self._strategies.values():
             if strategy.owns(tensor):

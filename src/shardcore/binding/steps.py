@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import attrs
+import torch
 
 from shardcore.binding import agreement, batches, rules, sample_weights, seams
 from shardcore.binding.captured.step import CapturedStep
@@ -22,7 +23,7 @@ class Steps:
     """The members of `TorchTrainer` and its helpers that shardcore replaces."""
 
     sessions: Sessions
-    capture: StepCapture
+    capture: StepCapture[torch.Tensor]
 
     def make(
         self, kind: str, original: Callable[..., Any], trainer: Any, force: bool = False

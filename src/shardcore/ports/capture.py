@@ -1,9 +1,11 @@
-"""What the binding needs to capture steps: a recording of one, and a program made of two."""
+"""Captured steps: the recording of one step, and the program made of two recordings."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import attrs
+
+from shardcore.ports.types import TensorT_contra
 
 
 @attrs.frozen
@@ -11,9 +13,9 @@ class StartedCollective:
     """A collective of a program.
 
     Args:
-        kind: What all ranks must start as the same one of their collectives.
-        group: Names the ranks that it joins.
-        elements: The size of its operands, that all those ranks must have; 0 where they may differ.
+        kind: Its kind, which must be the same on all ranks of the group.
+        group: The name of its group of ranks.
+        elements: The elements of its operands, the same on all those ranks; 0 if they may differ.
     """
 
     kind: str
@@ -22,31 +24,31 @@ class StartedCollective:
 
 
 class Recording(Protocol):
-    """What one run of a step did."""
+    """The recording of one run of a step."""
 
     @property
     def refusal(self) -> str:
-        """Why the step cannot be run from it, empty if it can."""
+        """The reason why no program can be made of it; empty if one can."""
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        """The numbers that it read on the host: a step that reads others may do something else."""
+        """The numbers that the step read on the host, which its Python may have branched on."""
 
     @property
     def last_read(self) -> str:
-        """The operator that read the last of them, and its line of Python."""
+        """The operator that read the last of these numbers, and its line of Python."""
 
     @property
     def all_reduce_bytes(self) -> tuple[int, ...]:
-        """The bytes of each all-reduce, in order."""
+        """The bytes of each all-reduce of this rank, in order."""
 
 
 class Pattern(Protocol):
-    """What the recordings of a step have in common, whatever the sizes of its batches."""
+    """The part that recordings of a step share for every batch size."""
 
 
 class Program(Protocol):
-    """A step that runs without the Python that it was made of."""
+    """A step that runs without the Python code that was recorded."""
 
     @property
     def pattern(self) -> Pattern:
@@ -55,32 +57,37 @@ class Program(Protocol):
 
     @property
     def kept(self) -> Sequence[Any]:
-        """The tensors and generators that it reads, and that were there before it."""
+        """The tensors and generators from outside that it reads."""
 
     @property
     def collectives(self) -> Sequence[StartedCollective]:
-        """The collectives that it starts, in order."""
+        """Its collectives, in order."""
 
     @property
     def remark(self) -> str:
-        """Why it is not compiled, though that was asked for; else empty."""
+        """The reason why it is not compiled although that was asked for; else empty."""
 
     def fits(self) -> bool:
-        """Whether the next step reads on the host what this one was recorded with."""
+        """Returns whether the next step reads the recorded numbers on the host."""
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        """What the step returns for a batch of these plain tensors."""
+        """Returns what the step returns for a batch of these plain tensors."""
 
 
-class StepCapture(Protocol):
-    """Makes programs of steps."""
+class StepCapture(Protocol[TensorT_contra]):
+    """A recorder of steps, and the compiler of their programs."""
 
-    def record(self, step: Callable[[], Any], inputs: Sequence[Any]) -> tuple[Any, Recording]:
-        """Run `step` as ever, and tell what it did.
+    def record(
+        self, step: Callable[[], Any], inputs: Sequence[TensorT_contra]
+    ) -> tuple[Any, Recording]:
+        """Runs `step` and records it.
 
         Args:
             step: Returns a nest of plain tensors.
             inputs: The plain tensors of its batch.
+
+        Returns:
+            The result of `step`, and the recording.
         """
 
     def program(
@@ -95,30 +102,34 @@ class StepCapture(Protocol):
 
         Args:
             earlier: An earlier run, or the pattern of runs with batches of another size.
-            recording: What the step did, which must be the same.
-            compiled: Whether the program is compiled by Inductor, if it can be.
-            most_bytes: Where ranks have shards of other sizes, and would not start the same: the
-                bytes of each all-reduce by which all of them decide what goes into one bucket.
+            recording: A later run, which did the same.
+            compiled: Whether Inductor compiles the program, if it can.
+            most_bytes: The bytes of each all-reduce that all ranks assume to fill the buckets.
+                Needed where ranks have shards of different sizes, and so would not start the same
+                collectives.
 
         Raises:
             RecordingsDiffer: If the runs differ.
-            NotCaptured: If there is something that cannot be run again.
+            NotCaptured: If the step cannot be run from a recording.
         """
 
     def is_recording(self) -> bool:
-        """Whether a step is being recorded."""
+        """Returns whether a step is being recorded."""
 
-    def hooks_of(self, module: Any) -> list[Any]:
-        """What a torch module calls beside its own `forward`, in either direction."""
+    def hooks_of(self, module: object) -> list[Any]:
+        """Returns the hooks of a torch module, of its forward and of its backward pass."""
 
-    def generator(self, seed: Any) -> Any:
-        """A random generator with the value of the plain tensor `seed`."""
+    def generator(self, seed: TensorT_contra) -> Any:
+        """Returns a random generator, seeded with the value of the plain tensor `seed`."""
 
-    def drawn(self, draw: Callable[..., Any], seed: Any, operands: dict[str, Any]) -> Any:
-        """What a function draws that seeds torch's own generator and puts it back, in a recording.
+    def drawn(
+        self, draw: Callable[..., Any], seed: TensorT_contra, operands: dict[str, Any]
+    ) -> Any:
+        """Returns random values, drawn by one call of the recording.
 
         Args:
-            draw: Takes `operands` by name, and `seed`, a number.
+            draw: Seeds torch's default generator, draws, and restores the generator. It takes
+                `operands` by name, and `seed`, a number.
             seed: A plain tensor with that number.
-            operands: Plain tensors, and what is written as Python writes it.
+            operands: Plain tensors, and constants whose `repr` is a Python literal.
         """

@@ -1,15 +1,16 @@
-"""What of a strategy's contract is checked at work: a plug-in that breaks it is named, early.
+"""Checks of a strategy while it is used, which name the plug-in that breaks the contract.
 
-The whole contract is tested by `shardcore.testing.StrategyContract`.
+`shardcore.testing.StrategyContract` tests the whole contract.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from shardcore.domain.errors import ShardcoreError, StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry, Tensors
+from shardcore.ports.types import TensorT
 from shardcore.ports.world import World
 
 METHODS = tuple(
@@ -17,12 +18,12 @@ METHODS = tuple(
 )
 
 
-def opened(entry: StrategyEntry, world: World) -> Strategy:
-    """The strategy of `entry` on `world`, which has every method as it is called.
+def opened(entry: StrategyEntry, world: World) -> Strategy[Any]:
+    """Returns the strategy of `entry`, opened on `world`, after a check of its methods.
 
     Raises:
-        StrategyError: If it cannot be opened, or a method is missing or takes something else.
-        ShardcoreError: What the strategy itself raised of these.
+        StrategyError: If opening fails, or a method is missing or takes other arguments.
+        ShardcoreError: If the strategy itself raises one.
     """
     try:
         strategy = entry.open(world)
@@ -38,41 +39,46 @@ def opened(entry: StrategyEntry, world: World) -> Strategy:
     return strategy
 
 
-def check_storage(entry: StrategyEntry, variable: NewVariable, storage: Any) -> Layout:
-    """`storage`, that the strategy gave for `variable`, if it is a layout that can be kept.
+def check_storage(entry: StrategyEntry, variable: NewVariable, storage: object) -> Layout:
+    """Returns `storage`, the strategy's answer for `variable`, if it is a storage layout.
 
     Raises:
         StrategyError: If it is not.
     """
-    fits = (
+    if (
         isinstance(storage, Layout)
         and storage.mesh == variable.layout.mesh
         and storage.ndim == len(variable.shape)
         and not storage.partial
+    ):
+        return storage
+    raise StrategyError(
+        f"{_who(entry)} wants to keep variable {variable.path!r} of shape {variable.shape} as "
+        f"{storage!s}: storage() must give a Layout over mesh {variable.layout.mesh}, of "
+        f"{len(variable.shape)} dims and with no pending sum, such as {variable.layout}."
     )
-    if not fits:
-        raise StrategyError(
-            f"{_who(entry)} wants to keep variable {variable.path!r} of shape {variable.shape} as "
-            f"{storage!s}: storage() must give a Layout over mesh {variable.layout.mesh}, of "
-            f"{len(variable.shape)} dims and with no pending sum, such as {variable.layout}."
-        )
-    return storage  # type: ignore[no-any-return]
 
 
 def check_created(
     entry: StrategyEntry,
     variable: str,
-    created: Any,
+    created: TensorT,
     shape: tuple[int, ...],
-    local: Callable[[Any], Any],
+    local: Callable[[TensorT], TensorT],
     local_shape: tuple[int, ...],
 ) -> None:
-    """Refuses what `create` gave for a variable, by its path, unless it has the global `shape`.
+    """Checks the shapes of a new variable's value, global and local.
 
-    Likewise the part of it that this rank stores, which the strategy's `local` gives.
+    Args:
+        entry: The strategy.
+        variable: The variable's path.
+        created: The result of `create`.
+        shape: The global shape that it must have.
+        local: The strategy's method, which returns the local shard.
+        local_shape: The shape that the local shard must have.
 
     Raises:
-        StrategyError: If one of the shapes is another.
+        StrategyError: If a shape differs.
     """
     found = _shape(created)
     if found != shape:
@@ -92,13 +98,13 @@ def _who(entry: StrategyEntry) -> str:
     return f"Strategy {entry.name!r} of package {entry.package!r}"
 
 
-def _shape(value: Any) -> tuple[int, ...] | str:
+def _shape(value: object) -> tuple[int, ...] | str:
     shape = getattr(value, "shape", None)
     return f"none, of type {type(value).__name__}," if shape is None else tuple(shape)
 
 
-def _check_method(entry: StrategyEntry, strategy: Any, name: str) -> None:
-    # Without `self`, which a bound method does not show.
+def _check_method(entry: StrategyEntry, strategy: object, name: str) -> None:
+    # Without `self`, which the signature of a bound method omits.
     expected = list(inspect.signature(getattr(Strategy, name)).parameters.values())[1:]
     method = getattr(strategy, name, None)
     if not callable(method):
@@ -119,6 +125,6 @@ def _check_method(entry: StrategyEntry, strategy: Any, name: str) -> None:
         ) from error
 
 
-def _call(name: str, parameters: Any) -> str:
+def _call(name: str, parameters: Iterable[inspect.Parameter]) -> str:
     shown = (each.replace(annotation=inspect.Parameter.empty) for each in parameters)
     return f"{name}({', '.join(map(str, shown))})"

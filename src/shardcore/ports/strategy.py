@@ -1,4 +1,4 @@
-"""How a distributed variable lives: the contract of every strategy, ours and third parties'."""
+"""The contract of every strategy, ours and third parties': how a distributed variable is stored."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -7,18 +7,19 @@ from typing import Any, Protocol
 import attrs
 
 from shardcore.domain.layout import Layout
+from shardcore.ports.types import TensorT
 
 
 @attrs.frozen
 class NewVariable:
-    """A variable that is about to be created, as its strategy gets it.
+    """A variable that is about to be created.
 
     Args:
         path: Its path in the model or the optimizer: "decoder/dense/kernel".
         shape: Its global shape.
         layout: The layout that the distribution gives it.
-        batch_axis: The mesh axis that splits the batch.
-        of_optimizer: Whether an optimizer keeps it: a momentum, a step counter.
+        batch_axis: The mesh axis that shards the batch.
+        of_optimizer: Whether it belongs to an optimizer: a momentum, a step counter.
     """
 
     path: str
@@ -28,107 +29,114 @@ class NewVariable:
     of_optimizer: bool
 
 
-class Tensors(Protocol):
-    """What a strategy, and a library of sharded tensors that it may build on, do alike.
+class Tensors(Protocol[TensorT]):
+    """The methods that a strategy and a library of sharded tensors have in common.
 
-    Values are tensors over one mesh that know their layout; a plain tensor is whole and equal on
-    every rank.
+    A sharded tensor has its global shape and knows its layout. A plain tensor is a full tensor,
+    equal on every rank.
     """
 
-    def join(self, part: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
-        """The tensor of which this rank brings `part`, a batch for instance.
+    def join(self, part: TensorT, layout: Layout, shape: tuple[int, ...]) -> TensorT:
+        """Returns the sharded tensor of which each rank brings one part, such as rows of a batch.
 
         Args:
-            part: This rank's part, a plain tensor of the local shape.
-            layout: The layout of the tensor.
-            shape: Its global shape.
+            part: The part of this rank, a plain tensor of the layout's local shape.
+            layout: The layout of the result.
+            shape: The global shape of the result.
         """
 
-    def whole(self, tensor: Any) -> Any:
-        """The whole value as a plain tensor, on every rank. All ranks call it together."""
+    def whole(self, tensor: TensorT) -> TensorT:
+        """Returns the full tensor, plain and detached. A collective: all ranks call it."""
 
-    def local(self, tensor: Any) -> Any:
-        """What this rank stores of `tensor`, as a plain tensor that shares its memory."""
+    def local(self, tensor: TensorT) -> TensorT:
+        """Returns the local shard, a plain tensor that shares the memory of `tensor`."""
 
-    def owns(self, tensor: Any) -> bool:
-        """Whether `tensor` is of the strategy's own kind, over its mesh; else it is plain."""
+    def owns(self, tensor: TensorT) -> bool:
+        """Returns whether `tensor` is sharded by this strategy over its mesh; else it is plain."""
 
-    def layout(self, tensor: Any) -> Layout | None:
-        """The layout of `tensor`, or None if it is plain.
+    def layout(self, tensor: TensorT) -> Layout | None:
+        """Returns the layout of `tensor`, or None if it is plain.
 
         Raises:
-            LayoutError: If no layout says how it is laid out.
+            LayoutError: If no `Layout` describes how it is sharded.
         """
 
     def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
-        """The scope, on this thread, in which plain tensors and the strategy's own mix.
+        """Returns a scope of this thread, in which operators take plain and sharded tensors alike.
 
         Args:
-            visiting: Whether the thread only computes with what it finds, and set no distribution:
-                ranks do not agree on the order of its collectives, so one raises.
+            visiting: Whether the thread set no distribution itself. A collective then raises,
+                because each rank may start it in another order.
         """
 
 
-class ShardedTensors(Tensors, Protocol):
-    """What a strategy needs from a library of sharded tensors, which compute with their layouts."""
+class ShardedTensors(Tensors[TensorT], Protocol[TensorT]):
+    """A library of sharded tensors: operators on them compute with their layouts."""
 
-    def shard(self, value: Any, layout: Layout) -> Any:
-        """`value`, plain and whole on every rank, cut to `layout` without communication."""
+    def shard(self, value: TensorT, layout: Layout) -> TensorT:
+        """Returns `value`, a full tensor on every rank, in `layout`. Starts no collective."""
 
-    def keep(self, tensor: Any) -> Any:
-        """`tensor`, known from now on as what a variable keeps between uses."""
+    def keep(self, tensor: TensorT) -> TensorT:
+        """Returns `tensor`, marked as the value of a variable."""
 
-    def redistribute(self, tensor: Any, layout: Layout) -> Any:
-        """`tensor` in `layout`. The gradient comes back in the layout that `tensor` had."""
+    def redistribute(self, tensor: TensorT, layout: Layout) -> TensorT:
+        """Returns `tensor` in `layout`. Its gradient gets the layout that `tensor` had."""
 
-    def settle(self, tensor: Any) -> Any:
-        """`tensor` with its pending reductions done; those of its gradient are done as well."""
+    def settle(self, tensor: TensorT) -> TensorT:
+        """Returns `tensor` with its partial sums reduced; so are those of its gradient."""
 
-    def copy_into(self, stored: Any, value: Any) -> None:
-        """Overwrite the values of `stored`, in place and in its layout, with those of `value`."""
+    def copy_into(self, stored: TensorT, value: TensorT) -> None:
+        """Overwrites `stored` in place and in its layout with the values of `value`."""
 
-    def on_gradient(self, stored: Any, layout: Layout) -> None:
-        """Bring every gradient that `stored` will get into `layout`, once."""
+    def on_gradient(self, stored: TensorT, layout: Layout) -> None:
+        """Redistributes each gradient of `stored` to `layout`, once."""
 
 
-class Strategy(Tensors, Protocol):
-    """The life of variables, batches and activations over one mesh.
+class Strategy(Tensors[TensorT], Protocol[TensorT]):
+    """The contract of a strategy: variables, batches and activations over one mesh.
 
-    A strategy is opened on a `World` by its `StrategyEntry` and serves all the distributions of
-    that mesh. Values are tensors of the strategy's own library; a plain tensor is whole and
-    equal on every rank.
+    A `StrategyEntry` opens a strategy on a `World`. It serves every distribution of that mesh.
 
     One rank alone may call `create`, `join`, `local`, `owns`, `layout`, and `assign` with a plain
-    value: they start no collective. `shardcore.testing.StrategyContract` tests what is promised.
+    value: they start no collective. `shardcore.testing.StrategyContract` tests the contract.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> class Replicated:
+        ...     def storage(self, variable):
+        ...         return Layout.replicated(variable.layout.mesh, len(variable.shape))
+        >>> mesh = Mesh((2,), ("data",))
+        >>> kernel = NewVariable("kernel", (8, 4), Layout(mesh, ("data", None)), "data", False)
+        >>> Replicated().storage(kernel).spec
+        (None, None)
     """
 
     def storage(self, variable: NewVariable) -> Layout:
-        """The layout that a new variable keeps between uses: as a rule `variable.layout`.
+        """Returns the storage layout of a new variable, as a rule `variable.layout`.
 
-        It is asked for every variable that takes its layout from the distribution, before
-        `create`, and must answer alike on all ranks. A model's variables should stay as the
-        layout map says; what else is kept may be split further.
+        It is called before `create`, for every variable whose layout the distribution gives, and
+        returns the same on all ranks. It may shard the variables of an optimizer further.
         """
 
-    def create(self, value: Any, storage: Layout) -> Any:
-        """What a variable holds: this rank's part of `value`, which is plain and whole.
+    def create(self, value: TensorT, storage: Layout) -> TensorT:
+        """Returns the value of a new variable, in its storage layout. Starts no collective.
 
         Args:
-            value: The initial value, equal on all ranks. It is not kept.
-            storage: The layout that the variable keeps between uses.
+            value: The initial value, a plain tensor, equal on all ranks. It is freed afterwards.
+            storage: The storage layout.
 
         Returns:
-            A tensor of the global shape that stores only the local part.
+            A tensor of the global shape that stores the local shard only.
         """
 
-    def track(self, stored: Any, storage: Layout) -> None:
-        """Bring every gradient of the parameter `stored` into its storage layout."""
+    def track(self, stored: TensorT, storage: Layout) -> None:
+        """Redistributes every gradient of the parameter `stored` to its storage layout."""
 
-    def assign(self, stored: Any, value: Any) -> None:
-        """Overwrite the variable in place with `value`, plain or in any layout."""
+    def assign(self, stored: TensorT, value: TensorT) -> None:
+        """Overwrites a variable's value in place with `value`, plain or in any layout."""
 
-    def activation(self, tensor: Any, layout: Layout | None) -> Any:
-        """An activation at a layer's edge: in `layout`, or with its pending sums done."""
+    def activation(self, tensor: TensorT, layout: Layout | None) -> TensorT:
+        """Returns a layer's output in `layout`; without one, with its partial sums reduced."""
 
 
 @attrs.frozen
@@ -136,17 +144,17 @@ class StrategyEntry:
     """A strategy as a plug-in offers it.
 
     Args:
-        name: What `shardcore.install(strategy=name)` takes.
+        name: The name that `shardcore.install(strategy=name)` takes.
         summary: One line for people.
-        open: Makes the strategy for one mesh. Imports what it needs only when it is called. A
-            mesh that is not served is a StrategyError that names the strategy and the mesh. Its
-            keyword-only parameters are options that `shardcore.install()` takes; of one that is
-            annotated with a `Literal`, it takes those values only.
-        why_unavailable: None where the strategy can be used, else the reason with its remedy.
+        open: Opens the strategy on a `World`; imports torch only then. It raises a StrategyError
+            that names the strategy and the mesh, for a mesh that it does not serve. Its
+            keyword-only parameters are the options that `shardcore.install()` takes. An option
+            that is annotated with a `Literal` takes those values only.
+        why_unavailable: Returns None where the strategy can be used, else the reason and a remedy.
         preference: `strategy="auto"` takes the available entry with the highest; None is never
             taken by "auto".
         serves_one_device: Whether it also serves a model for which no distribution is set.
-        package: Who offers it, for messages; shardcore fills it in when it finds the entry.
+        package: The package that offers it, for messages; shardcore sets it.
 
     Example:
         >>> entry = StrategyEntry("mine", "An example.", open=lambda world: None)
@@ -156,7 +164,7 @@ class StrategyEntry:
 
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9_-]*"))
     summary: str
-    open: Callable[..., Strategy]
+    open: Callable[..., Strategy[Any]]
     why_unavailable: Callable[[], str | None] = lambda: None
     preference: int | None = None
     serves_one_device: bool = False

@@ -1,11 +1,13 @@
 """The processes of a job, and a mesh over them: what a strategy is opened on."""
 
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import attrs
 
 from shardcore.domain.errors import MeshError
 from shardcore.domain.mesh import Mesh
+
+_Fact = TypeVar("_Fact")
 
 
 @attrs.frozen
@@ -16,7 +18,7 @@ class World:
         mesh: The mesh.
         processes: The process rank at each position of the mesh, in row-major order.
         process: The rank of this process.
-        device_type: What the tensors live on: "cpu" or "cuda".
+        device_type: The type of the device that holds the tensors: "cpu" or "cuda".
 
     Raises:
         MeshError: If the mesh does not hold each process once, or not this one.
@@ -46,7 +48,7 @@ class World:
 
     @property
     def position(self) -> int:
-        """Where this process is in the mesh: the rank that the layouts mean."""
+        """The position of this process in the mesh: its rank in every layout."""
         return self.processes.index(self.process)
 
 
@@ -59,7 +61,7 @@ class Processes(Protocol):
         num_processes: int | None = None,
         process_id: int | None = None,
     ) -> bool:
-        """Join the job, once; without a launcher do nothing. Tells whether it joined just now."""
+        """Joins the job, once; without a launcher does nothing. Returns whether it joined now."""
 
     @property
     def rank(self) -> int:
@@ -71,17 +73,17 @@ class Processes(Protocol):
 
     @property
     def device_type(self) -> str:
-        """What tensors live on here: "cpu" or "cuda"."""
+        """The type of the device that holds the tensors: "cpu" or "cuda"."""
 
-    def gather(self, fact: Any) -> list[Any]:
-        """`fact` of every process, in rank order. All processes call it, on their main thread."""
+    def gather(self, fact: _Fact) -> list[_Fact]:
+        """Returns the `fact` of every process, in rank order. All call it, on the main thread."""
 
     def meet(self, what: str) -> None:
-        """Go on when every process has come to the same place, in a minute at most.
+        """Waits, for a minute at most, until every process has called it for the same place.
 
         Args:
             what: The place, for the error: "model.save('a.keras')".
 
         Raises:
-            RankMismatchError: If a process did not come, or came to another place.
+            RankMismatchError: If a process does not call it, or calls it for another place.
         """

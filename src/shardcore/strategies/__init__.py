@@ -1,1 +1,1 @@
-"""How a distributed variable lives. Written against ports; strategies do not know each other."""
+"""The built-in strategies. They depend on ports only, and not on each other."""

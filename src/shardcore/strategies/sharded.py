@@ -1,67 +1,76 @@
 """Strategies `dtensor` and `manual`: variables are sharded tensors that know their layout."""
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Generic
 
 import attrs
 
 from shardcore.domain.layout import Layout
 from shardcore.ports.strategy import NewVariable, ShardedTensors
+from shardcore.ports.types import TensorT
 
 
 @attrs.frozen
-class ShardedStrategy:
-    """The life of a variable whose library computes with layouts by itself.
+class ShardedStrategy(Generic[TensorT]):
+    """A strategy over a library of sharded tensors, to subclass in a plug-in.
 
-    The library knows every tensor's layout and moves what an operator needs. What is left to
-    decide is when: variables are cut at creation, gradients brought into the storage layout once,
-    and sums left pending by a layer are reduced at its edge, so that the choice is not made
-    again, and paid for again, by every later operator.
+    The library runs each operator and starts the collectives that it needs. The strategy decides
+    when a layout changes: it shards a variable at its creation, brings its gradients to the
+    storage layout once, and reduces partial sums at the edge of each layer, so that later
+    operators do not reduce them again.
+
+    Args:
+        tensors: The library.
+
+    Example:
+        >>> class Replicated(ShardedStrategy):
+        ...     def storage(self, variable):  # instead of the layout that a rule gives
+        ...         return Layout.replicated(variable.layout.mesh, len(variable.shape))
     """
 
-    tensors: ShardedTensors
+    tensors: ShardedTensors[TensorT]
 
     def storage(self, variable: NewVariable) -> Layout:
         """Returns the layout that the distribution gives."""
         return variable.layout
 
-    def create(self, value: Any, storage: Layout) -> Any:
-        """Returns this rank's part of `value`."""
+    def create(self, value: TensorT, storage: Layout) -> TensorT:
+        """Returns `value`, sharded, and marked as the value of a variable."""
         return self.tensors.keep(self.tensors.shard(value, storage))
 
-    def track(self, stored: Any, storage: Layout) -> None:
-        """Gradients usually arrive as pending sums: they are reduced once, as they arrive."""
+    def track(self, stored: TensorT, storage: Layout) -> None:
+        """Reduces gradients, which are partial sums as a rule, once, when they arrive."""
         self.tensors.on_gradient(stored, storage)
 
-    def assign(self, stored: Any, value: Any) -> None:
+    def assign(self, stored: TensorT, value: TensorT) -> None:
         """Overwrites `stored` in place, in its own layout."""
         self.tensors.copy_into(stored, value)
 
-    def join(self, part: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
-        """Returns the parts as they are: no communication."""
+    def join(self, part: TensorT, layout: Layout, shape: tuple[int, ...]) -> TensorT:
+        """Returns the sharded tensor of which each rank has one part, without communication."""
         return self.tensors.join(part, layout, shape)
 
-    def activation(self, tensor: Any, layout: Layout | None) -> Any:
-        """Returns it in the layout that a rule asks for, else with its pending sums reduced."""
+    def activation(self, tensor: TensorT, layout: Layout | None) -> TensorT:
+        """Returns `tensor` in the layout that a rule names, else with partial sums reduced."""
         if layout is None:
             return self.tensors.settle(tensor)
         if self.tensors.owns(tensor):
             return self.tensors.redistribute(tensor, layout)
         return self.tensors.shard(tensor, layout)
 
-    def whole(self, tensor: Any) -> Any:
-        """Returns the whole value on every rank."""
+    def whole(self, tensor: TensorT) -> TensorT:
+        """Returns the full tensor on every rank."""
         return self.tensors.whole(tensor)
 
-    def local(self, tensor: Any) -> Any:
-        """Returns what this rank stores."""
+    def local(self, tensor: TensorT) -> TensorT:
+        """Returns the local shard."""
         return self.tensors.local(tensor)
 
-    def owns(self, tensor: Any) -> bool:
+    def owns(self, tensor: TensorT) -> bool:
         """Returns whether `tensor` is sharded over this mesh."""
         return self.tensors.owns(tensor)
 
-    def layout(self, tensor: Any) -> Layout | None:
+    def layout(self, tensor: TensorT) -> Layout | None:
         """Returns the layout of `tensor`, or None if it is plain."""
         return self.tensors.layout(tensor)
 

@@ -1,22 +1,32 @@
-"""Strategy `single`: one device holds everything whole."""
+"""Strategy `single`: one device stores every full tensor."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Generic
 
 import attrs
 
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.ports.strategy import NewVariable
+from shardcore.ports.types import TensorT
 from shardcore.ports.world import World
 
 
 @attrs.frozen
-class SingleDeviceStrategy:
-    """The life of a variable on one device: every layout is the whole tensor.
+class SingleDeviceStrategy(Generic[TensorT]):
+    """A strategy for one device: every local shard is the full tensor.
+
+    Args:
+        world: A mesh of one device.
 
     Raises:
-        StrategyError: If it is opened on a mesh of several ranks.
+        StrategyError: If the mesh has several ranks.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> single = SingleDeviceStrategy(World(Mesh((1,), ("data",)), (0,), 0, "cpu"))
+        >>> single.layout("any tensor") is None  # plain
+        True
     """
 
     world: World
@@ -33,38 +43,38 @@ class SingleDeviceStrategy:
         """Returns the layout that the distribution gives."""
         return variable.layout
 
-    def create(self, value: Any, storage: Layout) -> Any:
+    def create(self, value: TensorT, storage: Layout) -> TensorT:
         """Returns the value itself."""
         return value
 
-    def track(self, stored: Any, storage: Layout) -> None:
-        """Does nothing: a gradient is whole."""
+    def track(self, stored: TensorT, storage: Layout) -> None:
+        """Does nothing: a gradient is a full tensor."""
 
-    def assign(self, stored: Any, value: Any) -> None:
+    def assign(self, stored: TensorT, value: TensorT) -> None:
         """Overwrites `stored` in place."""
         stored.copy_(value)
 
-    def join(self, part: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
-        """Returns the part, which is the full tensor."""
+    def join(self, part: TensorT, layout: Layout, shape: tuple[int, ...]) -> TensorT:
+        """Returns `part`, which is the full tensor."""
         return part
 
-    def activation(self, tensor: Any, layout: Layout | None) -> Any:
-        """Returns the activation itself."""
+    def activation(self, tensor: TensorT, layout: Layout | None) -> TensorT:
+        """Returns `tensor` itself."""
         return tensor
 
-    def whole(self, tensor: Any) -> Any:
+    def whole(self, tensor: TensorT) -> TensorT:
         """Returns the tensor itself, detached."""
         return tensor.detach()
 
-    def local(self, tensor: Any) -> Any:
+    def local(self, tensor: TensorT) -> TensorT:
         """Returns the tensor itself."""
         return tensor
 
-    def owns(self, tensor: Any) -> bool:
+    def owns(self, tensor: TensorT) -> bool:
         """Returns False: every tensor is plain."""
         return False
 
-    def layout(self, tensor: Any) -> Layout | None:
+    def layout(self, tensor: TensorT) -> Layout | None:
         """Returns None: every tensor is plain."""
         return None
 

@@ -130,8 +130,9 @@ class TapeCapture:
         """Whether a tape is being written."""
         return recording() is not None
 
-    def hooks_of(self, module: torch.nn.Module) -> list[Any]:
+    def hooks_of(self, module: object) -> list[Any]:
         """What a torch module calls beside its own `forward`, in either direction."""
+        assert isinstance(module, torch.nn.Module), f"{type(module).__name__} is no torch module"
         return torch_compat.hooks_of(module)
 
     def generator(self, seed: torch.Tensor) -> torch.Generator:

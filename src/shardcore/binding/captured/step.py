@@ -54,7 +54,7 @@ class CapturedStep:
 
     trainer: Any
     name: str
-    capture: StepCapture
+    capture: StepCapture[torch.Tensor]
     _called: CalledFunctions = attrs.field(factory=CalledFunctions, init=False)
     _entries: dict[Signature, CacheEntry] = attrs.field(factory=dict, init=False)
     _seconds: float = attrs.field(default=0.0, init=False)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from shardcore.bootstrap import plugins
 from shardcore.domain.errors import ShardcoreError
@@ -31,7 +31,7 @@ class OnMeshes:
         """Returns the strategy as its package offers it."""
         return plugins.choose(self.strategy, plugins.offered(plugins.STRATEGIES))[0]
 
-    def on_mesh(self, shape: Shape, promise: Callable[[Strategy, World], None]) -> None:
+    def on_mesh(self, shape: Shape, promise: Callable[[Strategy[Any], World], None]) -> None:
         """Try a promise on every rank of a mesh, inside the scopes in which Keras calls."""
         entry = self.entry()
 

@@ -37,7 +37,7 @@ class Case:
         layout: The layout that it is kept in.
     """
 
-    strategy: Strategy
+    strategy: Strategy[torch.Tensor]
     world: World
     whole: torch.Tensor
     layout: Layout
@@ -64,14 +64,14 @@ class Case:
         np.testing.assert_array_equal(found, expected, f"{what} of a tensor kept as {self.layout}")
 
 
-def cases(strategy: Strategy, world: World, *wholes: torch.Tensor) -> Iterator[Case]:
+def cases(strategy: Strategy[torch.Tensor], world: World, *wholes: torch.Tensor) -> Iterator[Case]:
     """Every value in every layout of its number of dims."""
     for whole in wholes:
         for spec in SPECS:
             yield Case(strategy, world, whole, Layout(world.mesh, spec))
 
 
-def is_created(strategy: Strategy, world: World) -> None:
+def is_created(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Values of each kind, in each layout."""
     for case in cases(strategy, world, EVEN, EVEN.to(torch.int64), EVEN > 40):
         created = strategy.create(case.whole.clone(), case.layout)
@@ -83,7 +83,7 @@ def is_created(strategy: Strategy, world: World) -> None:
     )
 
 
-def stores_its_part(strategy: Strategy, world: World) -> None:
+def stores_its_part(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Counted in the storage, which a view of the whole would show."""
     for case in cases(strategy, world, EVEN, *UNEVEN):
         local = strategy.local(case.stored().detach())
@@ -94,7 +94,7 @@ def stores_its_part(strategy: Strategy, world: World) -> None:
         )
 
 
-def knows_its_layout(strategy: Strategy, world: World) -> None:
+def knows_its_layout(strategy: Strategy[torch.Tensor], world: World) -> None:
     """What is of the strategy's own kind says its layout; what is plain has none."""
     for case in cases(strategy, world, EVEN, *UNEVEN):
         tensor = case.stored()
@@ -106,7 +106,7 @@ def knows_its_layout(strategy: Strategy, world: World) -> None:
     assert strategy.layout(EVEN) is None, "a plain tensor has no layout"
 
 
-def is_read(strategy: Strategy, world: World) -> None:
+def is_read(strategy: Strategy[torch.Tensor], world: World) -> None:
     """As a whole, as the local part that shares its memory, and in a computation."""
     for case in cases(strategy, world, EVEN):
         stored = case.stored()
@@ -120,7 +120,7 @@ def is_read(strategy: Strategy, world: World) -> None:
     np.testing.assert_array_equal(strategy.whole(EVEN), EVEN, "whole() of a plain tensor")
 
 
-def is_assigned(strategy: Strategy, world: World) -> None:
+def is_assigned(strategy: Strategy[torch.Tensor], world: World) -> None:
     """In place, by a plain value and by a tensor of every layout."""
     for case in cases(strategy, world, EVEN, *UNEVEN):
         stored = case.stored()
@@ -137,14 +137,14 @@ def is_assigned(strategy: Strategy, world: World) -> None:
         assert strategy.local(stored.detach()).data_ptr() == memory, "assign() is in place"
 
 
-def joins_parts(strategy: Strategy, world: World) -> None:
+def joins_parts(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Rows as a batch brings them; parts that are yet to be summed."""
     for case in cases(strategy, world, EVEN, UNEVEN[0]):
         joined = strategy.join(case.part(case.whole).clone(), case.layout, tuple(case.whole.shape))
         case.check(joined, case.whole)
 
 
-def moves_activations(strategy: Strategy, world: World) -> None:
+def moves_activations(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Into a layout, from any other, from a plain tensor, and from a pending sum."""
     at = world.mesh.coordinate(world.position)[0]
     ranks = world.mesh.axis_size("data")
@@ -163,7 +163,7 @@ def moves_activations(strategy: Strategy, world: World) -> None:
     replicated.check(summed, total)
 
 
-def moves_nothing(strategy: Strategy, world: World) -> None:
+def moves_nothing(strategy: Strategy[torch.Tensor], world: World) -> None:
     """One rank alone may do all of this."""
     with count_collectives() as traffic:
         for case in cases(strategy, world, EVEN):
@@ -175,7 +175,7 @@ def moves_nothing(strategy: Strategy, world: World) -> None:
     assert not traffic.calls, f"these need no other rank, but moved {dict(traffic.calls)}"
 
 
-def _uneven(strategy: Strategy, world: World) -> None:
+def _uneven(strategy: Strategy[torch.Tensor], world: World) -> None:
     for case in cases(strategy, world, *UNEVEN):
         case.check(case.stored(), case.whole)
 
@@ -192,7 +192,7 @@ EVERY = (
 )
 
 
-def _all(strategy: Strategy, world: World) -> None:
+def _all(strategy: Strategy[torch.Tensor], world: World) -> None:
     for promise in EVERY:
         promise(strategy, world)
 

@@ -1,0 +1,80 @@
+"""Types of what crosses a port or the public API. They name no class of torch or Keras."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, Self, TypeVar
+
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.spec import DimSpec
+
+
+class Tensor(Protocol):
+    """A tensor: a `torch.Tensor`, full or sharded."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """The global shape."""
+
+    def detach(self) -> Self:
+        """Returns the same values without their autograd graph."""
+
+    def copy_(self, value: Self, /) -> Self:
+        """Overwrites the values in place."""
+
+
+# The tensor class of one strategy: `torch.Tensor`, or a subclass of it.
+TensorT = TypeVar("TensorT", bound=Tensor)
+TensorT_contra = TypeVar("TensorT_contra", bound=Tensor, contravariant=True)
+
+
+class KerasVariable(Protocol):
+    """A `keras.Variable`."""
+
+    @property
+    def path(self) -> str:
+        """The path, such as "decoder/dense/kernel"."""
+
+    @property
+    def shape(self) -> Sequence[int | None]:
+        """The global shape."""
+
+
+class KerasModel(Protocol):
+    """A `keras.Model`."""
+
+    @property
+    def variables(self) -> Sequence[KerasVariable]:
+        """All variables, those that are not trained included."""
+
+
+class DeviceMesh(Protocol):
+    """The `DeviceMesh` of Keras or of torch."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """The number of ranks along each axis."""
+
+
+# A mesh as users give one.
+MeshLike = DeviceMesh | Mesh
+
+
+class TensorLayout(Protocol):
+    """A `keras.distribution.TensorLayout`."""
+
+    @property
+    def axes(self) -> Sequence[str | None]:
+        """Per tensor dim the mesh axis that shards it."""
+
+
+# A layout as users write one: a Keras layout, or one mesh axis, or None, per tensor dim.
+LayoutLike = TensorLayout | Sequence[DimSpec]
+
+
+class TorchModule(Protocol):
+    """A `torch.nn.Module`."""
+
+    def named_parameters(self) -> Iterable[tuple[str, object]]:
+        """Returns the parameters by name, such as "encoder.0.weight"."""
+
+
+TorchModuleT = TypeVar("TorchModuleT", bound=TorchModule)
