@@ -33,8 +33,8 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(call headline,ruff format --check)
 	$(VENV)/bin/ruff format --check .
-	$(call headline,mypy --strict)
-	$(VENV)/bin/mypy --strict src
+	$(call headline,mypy --strict; the example plug-in too)
+	$(VENV)/bin/mypy --strict src examples/strategy-plugin
 	$(call headline,import-linter)
 	$(VENV)/bin/lint-imports --no-logo
 

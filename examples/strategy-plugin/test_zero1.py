@@ -1,5 +1,7 @@
 """The strategy keeps the promises of strategies, and does what it is for."""
 
+from typing import Any
+
 import numpy as np
 
 import shardcore
@@ -14,8 +16,8 @@ class TestZero1(StrategyContract):
     strategy = "zero1"
 
 
-def train(rank, strategy):
-    """Five steps of Adam; gives the numbers, the bytes kept, and what one more step gathers."""
+def train(rank: int, strategy: str | None) -> Any:
+    """Returns the numbers after five steps, the bytes stored, and the bytes that a step gathers."""
     if strategy is not None:
         shardcore.install(strategy)
         keras.distribution.set_distribution(keras.distribution.DataParallel())
@@ -37,7 +39,7 @@ def train(rank, strategy):
     return numbers, kept, traffic.operand_bytes["all_gather"]
 
 
-def test_two_ranks_keep_half_of_the_optimizer_state_each():
+def test_two_ranks_keep_half_of_the_optimizer_state_each() -> None:
     ((expected, _, _),) = run_ranks(train, 1, None)
     weights = sum(array.nbytes for array in expected[:4])
     assert {tuple(kept) for _, kept, _ in run_ranks(train, 2, "dtensor")} == {
@@ -45,6 +47,6 @@ def test_two_ranks_keep_half_of_the_optimizer_state_each():
     }
     for numbers, kept, gathered in run_ranks(train, 2, "zero1"):
         assert kept == [weights, weights]
-        assert gathered == weights / 2  # this rank's part of every update
+        assert gathered == weights / 2  # its shard of every update
         for found, value in zip(numbers, expected, strict=True):
             np.testing.assert_allclose(found, value, atol=1e-6)
