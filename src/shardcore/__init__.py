@@ -26,30 +26,16 @@ if TYPE_CHECKING:
         status,
         uninstall,
         verify,
-    )
+    )  # fmt: skip
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Link",
-    "ShardcoreError",
-    "all_gather",
-    "all_gather_variable",
-    "all_reduce",
-    "distribute_tensor",
-    "distribute_variable",
-    "ensure_dtensor",
-    "ensure_dtensor_input",
-    "explain",
-    "install",
-    "mesh_info",
-    "parallelize_torch_module",
-    "plan",
-    "rules_report",
-    "status",
-    "uninstall",
-    "verify",
-]
+    "Link", "ShardcoreError", "all_gather", "all_gather_variable", "all_reduce",
+    "distribute_tensor", "distribute_variable", "ensure_dtensor", "ensure_dtensor_input",
+    "explain", "install", "mesh_info", "parallelize_torch_module", "plan", "rules_report",
+    "status", "uninstall", "verify",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,30 +1,56 @@
-"""The functions of `shardcore`: each finds what is installed and hands on."""
+"""The functions of `shardcore`. Each finds the installation and calls it.
 
+The examples have one model, on a mesh of one device::
+
+    import shardcore
+
+    shardcore.install()
+    import keras
+
+    mesh = keras.distribution.DeviceMesh((1, 1), ("data", "model"))
+    rules = keras.distribution.LayoutMap(mesh)
+    rules[".*hidden/kernel"] = (None, "model")
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="data")
+    )
+    hidden = keras.layers.Dense(4, name="hidden")
+    model = keras.Sequential([keras.Input((8,)), hidden], name="net")
+    model.compile("adam", "mse")
+    x, y = keras.random.uniform((16, 8)), keras.random.uniform((16, 4))
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardcore import bootstrap
 from shardcore.bootstrap import environment, planning
 from shardcore.domain.paths.report import RulesReport
 from shardcore.domain.placements import ReduceOp
+
+from shardcore.ports.types import (  # isort: skip
+    Array, KerasModel, KerasVariable, KerasVariableT, LayoutLike, MeshLike, TorchModuleT,
+)  # fmt: skip
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
 
 if TYPE_CHECKING:
-    from shardcore.binding.functions import Functions
+    from shardcore.binding.functions import Functions, Tensor
+    from shardcore.binding.plan import Plan
+    from shardcore.binding.session import Sessions
 
 
-def install(strategy: str = "auto", **options: Any) -> Status:
-    """Give Keras on PyTorch the `keras.distribution` API.
+def install(strategy: str = "auto", **options: object) -> Status:
+    """Gives Keras on PyTorch the `keras.distribution` API.
 
-    With no distribution set, Keras computes as before. Call it before the model is built; before
-    or after Keras is imported. Calling it again with the same strategy, or "auto", changes
-    nothing; another strategy needs `uninstall()` first.
+    Call it before the model is built; before or after Keras is imported. Until a distribution is
+    set, Keras computes as before. A second call with the same strategy, or "auto", changes
+    nothing; for another strategy call `uninstall()` first.
 
     Args:
-        strategy: How distributed variables live: "dtensor", "manual", "single", the name of one
-            that another package offers, or "auto" for the best that can be had here.
-        options: Those of the strategy. "dtensor" and "manual" have `weights` ("compute"
+        strategy: How distributed variables are stored: "dtensor", "manual", "single", the name of
+            a plug-in's, or "auto" for the best one that is available.
+        options: Options of the strategy. "dtensor" and "manual" take `weights` ("compute"
             or "gather"), `gathered` ("per_use" or "per_step") and `links` (a `shardcore.Link` by
             mesh axis).
 
@@ -32,50 +58,56 @@ def install(strategy: str = "auto", **options: Any) -> Status:
         The same as `status()`.
 
     Raises:
-        EnvironmentProblem: If Keras runs on another backend, or Keras or torch is missing or of
-            an unknown version.
-        StrategyError: If there is no such strategy, it cannot be used here, or another is
-            installed; if it has no such option.
+        EnvironmentProblem: If Keras runs on another backend, or the version of Keras or torch is
+            missing or unsupported.
+        StrategyError: If the strategy does not exist, cannot be used here or has no such option,
+            or if another one is installed.
 
     Example:
-        >>> import shardcore
         >>> shardcore.install(strategy="auto").strategy
         'dtensor'
-        >>> shardcore.uninstall()
     """
     bootstrap.install(strategy, options)
     return bootstrap.status()
 
 
 def uninstall() -> None:
-    """Give every Keras name its own value back, and unset the distribution.
+    """Restores every Keras name that `install` patched, and unsets the distribution.
 
-    A process group that was joined stays joined, and variables that were laid out stay so: build
-    the model again.
+    The process group stays open. Variables keep their layouts, so build the model again.
+
+    Example:
+        >>> shardcore.uninstall()
+        >>> shardcore.status().installed
+        False
     """
     bootstrap.uninstall()
 
 
 def status() -> Status:
-    """Which strategy is in use and why not the others, the mesh, the devices, the versions.
+    """Returns the strategy in use and why not the others, the mesh, the devices, the versions.
 
-    It does not join the job: before `keras.distribution.initialize()`, which `list_devices()` and
-    every distribution call, this process is one of one.
+    It does not join the job. `keras.distribution.initialize()`, `list_devices()` and every
+    distribution do; before one of them is called, the job has one process.
+
+    Example:
+        >>> shardcore.status().mesh_shape, shardcore.status().world_size
+        ((1, 1), 1)
     """
     return bootstrap.status()
 
 
-def verify(model: Any, batch: Any = None) -> Verification:
-    """The report to run before believing it: is every variable stored as its layout says?
+def verify(model: KerasModel, batch: object = None) -> Verification:
+    """Checks that every variable is stored as its layout says. A collective: all ranks call it.
 
-    All ranks call it together. Per variable: path, rule, spec, shapes, bytes here and in all,
-    whether what this rank stores is its shard of the whole value (compared on every rank), and
-    whether the last gradient arrived in the variable's layout.
+    Per variable it reports path, rule, spec, shapes, bytes on this rank and in all. It checks on
+    every rank that the stored shard equals its slice of the full tensor, and that the last
+    gradient has the layout of the variable.
 
     Args:
         model: A built Keras model.
-        batch: `(x, y)` or `(x, y, sample_weight)`, the global batch: its gradients are computed
-            first, and no variable is changed. Without it the gradients of the last step count.
+        batch: The global batch, `(x, y)` or `(x, y, sample_weight)`, to compute gradients of; no
+            variable changes. Without it, the gradients of the last step are checked.
 
     Returns:
         The report: print it for a table, `.to_dict()` for data, `.ok` for the verdict.
@@ -83,18 +115,22 @@ def verify(model: Any, batch: Any = None) -> Verification:
     Raises:
         EnvironmentProblem: If shardcore is not installed.
         StrategyError: If no distribution is set.
+
+    Example:
+        >>> shardcore.verify(model, (x, y)).ok
+        True
     """
     from shardcore.binding.verification import verify_model
 
     return verify_model(model, batch, _sessions())
 
 
-def explain(model: Any, batch: Any, step: str = "train") -> Explanation:
-    """What one step of the model moves between ranks: every collective, where, and why.
+def explain(model: KerasModel, batch: object, step: str = "train") -> Explanation:
+    """Explains one step: every collective, its layer, bytes and reason. All ranks call it.
 
-    All ranks call it together, on the main thread. One step is run on the batch, eagerly; then
-    variables, gradients, optimizer state, metrics and generators are put back as they were. What
-    Python code of yours does in a step it does here too. What is not built yet is built.
+    It runs one eager step on the batch, on the main thread, and builds what is not built yet. Then
+    it restores variables, gradients, optimizer state, metrics and generators. It does not undo
+    side effects of your own Python code.
 
     Args:
         model: A Keras model; compiled, unless the step is "predict".
@@ -107,8 +143,12 @@ def explain(model: Any, batch: Any, step: str = "train") -> Explanation:
 
     Raises:
         EnvironmentProblem: If shardcore is not installed.
-        StrategyError: If the model is not compiled, the batch or the step is none, or this is not
-            the main thread.
+        StrategyError: If the model is not compiled, the batch or the step is not valid, or this is
+            not the main thread.
+
+    Example:
+        >>> shardcore.explain(model, (x, y)).summary()
+        'Nothing is moved between ranks: the mesh is of one device.'
     """
     from shardcore.adapters.traffic import StepWitness
     from shardcore.binding.explaining import explain_model
@@ -116,39 +156,43 @@ def explain(model: Any, batch: Any, step: str = "train") -> Explanation:
     return explain_model(model, batch, step, _sessions(), StepWitness)
 
 
-def plan(model: Any, mesh: Any, policy: str = "tensor_parallel", **options: Any) -> Any:
-    """A layout map for the model, made by a policy: print it, edit it, keep it.
+def plan(
+    model: KerasModel | Callable[[], KerasModel],
+    mesh: MeshLike,
+    policy: str = "tensor_parallel",
+    **options: object,
+) -> "Plan":
+    """Returns a layout map for the model, made by a policy: print it, edit it, use it.
 
-    The model is built again afterwards, under the distribution that uses the plan: Keras lays
-    variables out as it creates them.
+    Build the model after that, under a distribution that uses the plan.
 
     Args:
-        model: A function without arguments that builds the model: it is called on the meta
-            device, which holds no values, and leaves no trace, so that the model that it builds
-            later has the same names and initial values as without a plan. Or a built model; then
-            the model that is built later needs the same variable paths, so name its layers.
-        mesh: The `keras.distribution.DeviceMesh`; or a `shardcore.domain.mesh.Mesh`, to look at
-            a plan where the devices are not.
-        policy: Which layout each variable gets: "data_parallel", "fully_sharded",
-            "tensor_parallel", "sequence_parallel", or the name of one that another package offers.
-        **options: What the policy takes: `axis`, the mesh axis that it splits over, and `small`,
-            the bytes below which it splits nothing; none for "data_parallel" but `axis`.
-            "sequence_parallel" takes `batch` too, the axis of the batch.
+        model: A function without arguments that builds the model. It runs on the meta device,
+            which stores no values, and does not change the names and initial values of models
+            that are built later. Or a built model; the variables of the model that you build
+            later need the same paths, so name its layers.
+        mesh: The `keras.distribution.DeviceMesh`; or a `shardcore.domain.mesh.Mesh`, to see
+            a plan on a machine without these devices.
+        policy: "data_parallel", "fully_sharded", "tensor_parallel", "sequence_parallel", or the
+            name of a plug-in's.
+        **options: Options of the policy: `axis`, the mesh axis to shard over; `small`, the bytes
+            below which a variable is replicated. "data_parallel" takes `axis` only.
+            "sequence_parallel" also takes `batch`, the axis of the batch.
 
     Returns:
         The `Plan`, a `keras.distribution.LayoutMap`. `print(plan)` shows its rules, what they
-        save and why; `plan[key] = spec` and `del plan[key]` edit it; `plan.to_python()` is the
-        program that makes it.
+        save and why; `plan[key] = spec` and `del plan[key]` edit it; `plan.to_python()` is a
+        program that makes the same layout map.
 
     Raises:
         PolicyError: If there is no such policy or option, or it cannot plan this model.
         EnvironmentProblem: If Keras runs on another backend.
 
     Example:
-        >>> import shardcore
-        >>> def distribution(build, mesh):
-        ...     plan = shardcore.plan(build, mesh, policy="fully_sharded")
-        ...     return keras.distribution.ModelParallel(layout_map=plan, batch_dim_name="data")
+        >>> from shardcore.domain.mesh import Mesh
+        >>> plan = shardcore.plan(model, Mesh((4,), ("data",)), policy="fully_sharded", small=0)
+        >>> plan["net/hidden/kernel"].axes
+        ('data', None)
     """
     environment.choose_backend()
     from shardcore.binding.planning import make_plan
@@ -158,104 +202,163 @@ def plan(model: Any, mesh: Any, policy: str = "tensor_parallel", **options: Any)
     )
 
 
-def rules_report(model: Any) -> RulesReport | None:
-    """Which rule of the layout map each variable got, and the rules that got none.
+def rules_report(model: KerasModel) -> RulesReport | None:
+    """Returns which rule of the layout map each variable got, and the rules that match nothing.
 
     Returns:
-        The report, or None where the distribution has no layout map.
+        The report, or None if the distribution has no layout map.
 
     Raises:
         EnvironmentProblem: If shardcore is not installed.
         StrategyError: If no distribution is set.
+
+    Example:
+        >>> shardcore.rules_report(model).unused_rules
+        ()
     """
     from shardcore.binding import rules
 
     return rules.rules_report(model, _sessions().required())
 
 
-def distribute_variable(variable: Any, layout: Any = None) -> Any:
-    """Lay a Keras variable out again, for instance one made before the distribution was set.
+def distribute_variable(
+    variable: KerasVariableT, layout: LayoutLike | None = None
+) -> KerasVariableT:
+    """Redistributes a Keras variable, such as one created before the distribution was set.
 
-    All ranks call it together. The value is rank 0's.
+    All ranks call it; all take the value of rank 0.
 
     Args:
         variable: The Keras variable. It is changed in place.
-        layout: A `TensorLayout` or a tuple of axis names, one entry per dim; by default what
-            the distribution says.
+        layout: A `TensorLayout` or a tuple of axis names, one entry per dim; by default the
+            layout that the distribution gives.
 
     Returns:
         The variable.
+
+    Raises:
+        LayoutError: If the layout does not fit the variable.
+        StrategyError: If no distribution is set.
+
+    Example:
+        >>> shardcore.distribute_variable(model.weights[0], ("model", None)).path
+        'net/hidden/kernel'
     """
-    return _functions().distribute_variable(variable, layout)
+    _functions().distribute_variable(variable, layout)
+    return variable
 
 
-def distribute_tensor(tensor: Any, layout: Any) -> Any:
-    """`tensor` in `layout`, differentiable; a plain tensor counts as equal on all ranks.
+def distribute_tensor(tensor: Array, layout: LayoutLike) -> "Tensor":
+    """Returns `tensor` in `layout`, differentiable. All ranks call it.
 
     Args:
-        tensor: A tensor or array.
+        tensor: A tensor or array. A plain one is equal on all ranks.
         layout: A `TensorLayout` or a tuple of axis names, one entry per dim.
+
+    Raises:
+        LayoutError: If the layout does not fit the tensor.
+        StrategyError: If no distribution is set.
+
+    Example:
+        >>> shardcore.distribute_tensor(x, ("data", None)).shape  # the global shape
+        torch.Size([16, 8])
     """
     return _functions().distribute_tensor(tensor, layout)
 
 
-def all_gather_variable(variable: Any) -> Any:
-    """The whole value of a Keras variable as a plain tensor, on every rank.
+def all_gather_variable(variable: KerasVariable) -> "Tensor":
+    """Returns the full tensor of a Keras variable, plain, on every rank. All ranks call it.
 
-    All ranks call it together.
+    Example:
+        >>> shardcore.all_gather_variable(model.weights[0]).shape
+        torch.Size([8, 4])
     """
     return _functions().all_gather_variable(variable)
 
 
-def all_reduce(tensor: Any, op: ReduceOp = "sum", axis_name: str | None = None) -> Any:
-    """`tensor` reduced over the ranks along a mesh axis, on each of them.
+def all_reduce(tensor: Array, op: ReduceOp = "sum", axis_name: str | None = None) -> "Tensor":
+    """Returns the reduction of the ranks' tensors along a mesh axis, on each of them.
 
     Args:
-        tensor: A plain tensor, of one shape on all ranks; this rank's own values.
+        tensor: The plain tensor of this rank; all ranks have the same shape.
         op: "sum", "avg", "max", "min" or "product".
         axis_name: The mesh axis, by default all of them.
+
+    Raises:
+        LayoutError: If the tensor is sharded.
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> bool((shardcore.all_reduce(x, axis_name="data") == x).all())  # one rank: the same
+        True
     """
     return _functions().all_reduce(tensor, op, axis_name)
 
 
-def all_gather(tensor: Any, axis: int = 0, axis_name: str | None = None) -> Any:
-    """The tensors of the ranks along a mesh axis, joined along tensor dim `axis`.
+def all_gather(tensor: Array, axis: int = 0, axis_name: str | None = None) -> "Tensor":
+    """Returns the ranks' tensors along a mesh axis, concatenated along the tensor dim `axis`.
 
     Args:
-        tensor: A plain tensor, of one shape on all ranks; this rank's own values.
-        axis: The tensor dim to join along.
+        tensor: The plain tensor of this rank; all ranks have the same shape.
+        axis: The tensor dim to concatenate along.
         axis_name: The mesh axis, by default all of them.
+
+    Raises:
+        LayoutError: If the tensor is sharded, or has no such dim.
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> shardcore.all_gather(x, axis=1).shape  # (16, 8 * ranks)
+        torch.Size([16, 8])
     """
     return _functions().all_gather(tensor, axis, axis_name)
 
 
-def ensure_dtensor(tensor: Any, layout: Any = None) -> Any:
-    """`tensor` as the strategy's own kind, replicated unless a layout is given.
+def ensure_dtensor(tensor: Array, layout: LayoutLike | None = None) -> "Tensor":
+    """Returns `tensor` as a sharded tensor of the strategy, by default replicated.
 
-    On a mesh of one device every tensor is plain and stays so.
+    On a mesh of one device it returns a plain tensor.
 
     Args:
-        tensor: A tensor or array; plain values count as equal on all ranks.
+        tensor: A tensor or array. A plain one is equal on all ranks.
         layout: A `TensorLayout` or a tuple of axis names, one entry per dim.
+
+    Raises:
+        LayoutError: If the layout does not fit the tensor.
+
+    Example:
+        >>> shardcore.ensure_dtensor(x).shape
+        torch.Size([16, 8])
     """
     return _functions().ensure_dtensor(tensor, layout)
 
 
-def ensure_dtensor_input(data: Any) -> Any:
-    """A batch, any nest of arrays and tensors, split over the batch axis as `fit` does."""
+def ensure_dtensor_input(data: object) -> Any:
+    """Returns a batch, sharded over the batch axis as `fit` does.
+
+    Args:
+        data: The global batch: any nest of arrays and tensors whose first dim is the batch.
+
+    Example:
+        >>> [each.shape for each in shardcore.ensure_dtensor_input((x, y))]
+        [torch.Size([16, 8]), torch.Size([16, 4])]
+    """
     return _functions().ensure_dtensor_input(data)
 
 
-def parallelize_torch_module(module: Any, mesh: Any, rules: Any) -> Any:
-    """Lay a plain torch module out by rules, in place, as torch's `parallelize_module` does.
+def parallelize_torch_module(
+    module: TorchModuleT,
+    mesh: MeshLike,
+    rules: Mapping[str, LayoutLike] | Iterable[tuple[str, LayoutLike]],
+) -> TorchModuleT:
+    """Shards a torch module in place by rules, as torch's `parallelize_module` does.
 
-    A rule's key is matched with the module's own names ("encoder.0.weight"), read as a layout
-    map's keys are; parameters without a rule, and buffers, are replicated. At the edge of every
-    submodule plain tensors become replicated ones and pending sums are reduced; a key that
-    ends in ".output" gives that edge a layout. A module that is wrapped in a
-    `keras.layers.TorchModuleWrapper` afterwards keeps its layouts.
-
-    All ranks call it together, under a distribution. The values are rank 0's.
+    All ranks call it, under a distribution; all take the values of rank 0. A key of a rule matches
+    the module's parameter names ("encoder.0.weight") as a key of a layout map matches paths.
+    Parameters without a rule, and buffers, are replicated. At the edge of every submodule plain
+    tensors become replicated ones, and partial sums are reduced. A key that ends in ".output"
+    sets the layout at that edge. Wrap the module in `keras.layers.TorchModuleWrapper` afterwards;
+    it keeps its layouts.
 
     Args:
         module: A `torch.nn.Module`.
@@ -265,32 +368,40 @@ def parallelize_torch_module(module: Any, mesh: Any, rules: Any) -> Any:
             names, one entry per dim.
 
     Returns:
-        The module. An optimizer of `torch.optim` is made after it: the parameters are new.
+        The module. Make an optimizer of `torch.optim` after it: the parameters are new.
 
     Raises:
         RuleError: If a rule matches nothing, or two rules match one parameter.
         LayoutError: If a layout does not fit its parameter or the mesh.
         MeshError: If `mesh` is not that of the distribution.
-        StrategyError: If it is no module, is laid out already, or no distribution is set.
+        StrategyError: If it is no module, is sharded already, or no distribution is set.
 
     Example:
-        >>> import shardcore
-        >>> rules = {"0.weight": ("model", None), "2.weight": (None, "model")}
-        >>> def parallel(module, device_mesh):  # between set_distribution(...) and the first step
-        ...     return shardcore.parallelize_torch_module(module, device_mesh, rules)
+        >>> import torch
+        >>> module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+        >>> rules = {"0.weight": ("model", None), "1.weight": (None, "model")}
+        >>> shardcore.parallelize_torch_module(module, mesh, rules) is module
+        True
     """
     from shardcore.binding import parallelize
 
-    return parallelize.parallelize(module, mesh, rules, _sessions())
+    parallelize.parallelize(module, mesh, rules, _sessions())
+    return module
 
 
 def mesh_info() -> dict[str, Any]:
-    """The mesh of the distribution that is set: `shape`, `axis_names`, `devices`."""
+    """Returns `shape`, `axis_names` and `devices` of the mesh of the distribution that is set.
+
+    Example:
+        >>> shardcore.mesh_info()["axis_names"]
+        ('data', 'model')
+    """
     return _functions().mesh_info()
 
 
-def _sessions() -> Any:
-    return bootstrap.installation().binding.sessions
+def _sessions() -> "Sessions":
+    sessions: Sessions = bootstrap.installation().binding.sessions
+    return sessions
 
 
 def _functions() -> "Functions":

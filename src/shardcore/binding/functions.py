@@ -12,6 +12,9 @@ from shardcore.binding.variable import place, strategy_of
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
+from shardcore.ports.types import Array, LayoutLike
+
+Tensor = torch.Tensor  # by which `shardcore.api` names the class without an import of torch
 
 
 @attrs.frozen
@@ -20,7 +23,7 @@ class Functions:
 
     sessions: Sessions
 
-    def distribute_variable(self, variable: Any, layout: Any) -> Any:
+    def distribute_variable(self, variable: Any, layout: LayoutLike | None) -> None:
         """Lays `variable` out again. Every rank takes rank 0's value."""
         session = self.sessions.required()
         value = self.all_gather_variable(variable)
@@ -30,20 +33,20 @@ class Functions:
         variable._value = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)
         place(variable, session, None if layout is None else _layout(layout, value, session))
         torch_modules.follow(variable, before)
-        return variable
 
-    def distribute_tensor(self, tensor: Any, layout: Any) -> Any:
+    def distribute_tensor(self, tensor: Array, layout: LayoutLike) -> Tensor:
         """Returns `tensor` in `layout`."""
         session = self.sessions.required()
-        tensor = keras.ops.convert_to_tensor(tensor)
-        return session.strategy.activation(tensor, _layout(layout, tensor, session))
+        value: Tensor = keras.ops.convert_to_tensor(tensor)
+        return session.strategy.activation(value, _layout(layout, value, session))
 
-    def all_gather_variable(self, variable: Any) -> Any:
+    def all_gather_variable(self, variable: Any) -> Tensor:
         """Returns the whole value, plain."""
         strategy = strategy_of(variable, self.sessions)
-        return variable._value.detach() if strategy is None else strategy.whole(variable._value)
+        value: Tensor = variable._value
+        return value.detach() if strategy is None else strategy.whole(value)
 
-    def all_reduce(self, tensor: Any, op: ReduceOp, axis_name: str | None) -> Any:
+    def all_reduce(self, tensor: Array, op: ReduceOp, axis_name: str | None) -> Tensor:
         """Reduces the ranks' tensors along the axis: they are pending parts of one tensor."""
         session = self.sessions.required()
         tensor = _plain(tensor, "all_reduce", session)
@@ -51,7 +54,7 @@ class Functions:
         layout = Layout(session.mesh, (None,) * tensor.ndim, pending)
         return _whole_of(tensor, layout, tuple(tensor.shape), session)
 
-    def all_gather(self, tensor: Any, dim: int, axis_name: str | None) -> Any:
+    def all_gather(self, tensor: Array, dim: int, axis_name: str | None) -> Tensor:
         """Gathers the ranks' tensors along the axis: they are chunks of one tensor."""
         session = self.sessions.required()
         tensor = _plain(tensor, "all_gather", session)
@@ -68,16 +71,16 @@ class Functions:
             shape[dim] *= session.mesh.axis_size(axis)
         return _whole_of(tensor, Layout(session.mesh, spec), tuple(shape), session)
 
-    def ensure_dtensor(self, tensor: Any, layout: Any) -> Any:
+    def ensure_dtensor(self, tensor: Array, layout: LayoutLike | None) -> Tensor:
         """Returns `tensor` as one of the strategy's own."""
         session = self.sessions.required()
-        value = tensor._value if isinstance(tensor, keras.Variable) else tensor
-        value = keras.ops.convert_to_tensor(value)
+        own = tensor._value if isinstance(tensor, keras.Variable) else tensor
+        value: Tensor = keras.ops.convert_to_tensor(own)
         if session.strategy.owns(value) and layout is None:
             return value
         return self.distribute_tensor(value, (None,) * value.ndim if layout is None else layout)
 
-    def ensure_dtensor_input(self, data: Any) -> Any:
+    def ensure_dtensor_input(self, data: object) -> Any:
         """Splits a batch as `fit` does."""
         return batches.distribute(data, self.sessions.required())
 
@@ -97,8 +100,7 @@ def _whole_of(
     """The tensor of which each rank brings a part, plain, on every rank."""
     joined = session.strategy.join(part, layout, shape)
     replicated = Layout.replicated(session.mesh, part.ndim)
-    whole: torch.Tensor = session.strategy.local(session.strategy.activation(joined, replicated))
-    return whole
+    return session.strategy.local(session.strategy.activation(joined, replicated))
 
 
 def _layout(layout: Any, tensor: torch.Tensor, session: Session) -> Layout:
@@ -114,7 +116,7 @@ def _axes(axis_name: str | None, session: Session) -> tuple[str, ...]:
     return (axis_name,)
 
 
-def _plain(tensor: Any, name: str, session: Session) -> torch.Tensor:
+def _plain(tensor: Array, name: str, session: Session) -> torch.Tensor:
     plain: torch.Tensor = keras.ops.convert_to_tensor(tensor)
     if session.strategy.owns(plain):
         raise LayoutError(

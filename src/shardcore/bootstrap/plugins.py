@@ -126,7 +126,7 @@ def offered(hook: Hook[E]) -> Offers[E]:
     return offers
 
 
-def _offered(manager: pluggy.PluginManager, plugin: Any, hook: Hook[E]) -> list[E]:
+def _offered(manager: pluggy.PluginManager, plugin: object, hook: Hook[E]) -> list[E]:
     """What one plug-in offers by the hook, against which it is checked."""
     manager.register(plugin)
     _check_hooks(manager, plugin)
@@ -138,7 +138,7 @@ def _offered(manager: pluggy.PluginManager, plugin: Any, hook: Hook[E]) -> list[
     return offered
 
 
-def _check_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
+def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
     """Refuse a plug-in that has none of our hooks, or one that we have not."""
     ours = [name for name in vars(hookspecs) if name.startswith("shardcore_")]
     its = [caller.name for caller in manager.get_hookcallers(plugin) or ()]
@@ -192,7 +192,7 @@ def with_options(entry: StrategyEntry, options: dict[str, Any]) -> StrategyEntry
     return attrs.evolve(entry, open=partial(entry.open, **options)) if options else entry
 
 
-def _expected(name: str, value: Any, annotation: Any) -> str | None:
+def _expected(name: str, value: object, annotation: object) -> str | None:
     """The values that option `name` takes; None if `value` is one, or the annotation is silent."""
     origin, of = get_origin(annotation), get_args(annotation)
     if origin is Literal and value not in of:

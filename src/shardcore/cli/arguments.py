@@ -61,8 +61,9 @@ exit code: 0 if all is as it should be, 1 if not, 2 for wrong usage.
 class _Parser(argparse.ArgumentParser):
     """A parser whose texts are printed as they are."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, formatter_class=argparse.RawDescriptionHelpFormatter)
+    def __init__(self, prog: str, description: str, epilog: str = "", **_: object) -> None:
+        texts = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, None, description, epilog, formatter_class=texts)
 
 
 def parser(

@@ -1,4 +1,4 @@
-"""The user's script: loaded, and asked for its model."""
+"""Loads the user's script and builds its model."""
 
 import importlib.util
 import sys
@@ -15,7 +15,7 @@ class UsageError(ShardcoreError, ValueError):
 
 
 def load(file: Path) -> ModuleType:
-    """Run a script as a module, with its folder first on `sys.path`, as `python FILE` has it.
+    """Runs a script as a module, with its folder first on `sys.path`, as under `python FILE`.
 
     Raises:
         UsageError: If it is no Python file.
@@ -26,7 +26,7 @@ def load(file: Path) -> ModuleType:
         raise UsageError(f"{str(file)!r} is no Python file: its name should end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(file.resolve().parent))
-    # Where pickling and Keras' serialization look for the classes of the script.
+    # Pickle and Keras' serialization look there for the classes of the script.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
@@ -70,5 +70,5 @@ def build_model(module: ModuleType, name: str) -> Any:
     return model
 
 
-def _is_own_function(value: Any, module: ModuleType) -> bool:
+def _is_own_function(value: object, module: ModuleType) -> bool:
     return callable(value) and getattr(value, "__module__", None) == module.__name__

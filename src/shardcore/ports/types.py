@@ -7,12 +7,16 @@ from shardcore.domain.mesh import Mesh
 from shardcore.domain.spec import DimSpec
 
 
-class Tensor(Protocol):
-    """A tensor: a `torch.Tensor`, full or sharded."""
+class Array(Protocol):
+    """A tensor or an array: of torch, NumPy or JAX."""
 
     @property
     def shape(self) -> Sequence[int]:
-        """The global shape."""
+        """The shape; of a sharded tensor the global one."""
+
+
+class Tensor(Array, Protocol):
+    """A `torch.Tensor`, plain or sharded."""
 
     def detach(self) -> Self:
         """Returns the same values without their autograd graph."""
@@ -36,6 +40,9 @@ class KerasVariable(Protocol):
     @property
     def shape(self) -> Sequence[int | None]:
         """The global shape."""
+
+
+KerasVariableT = TypeVar("KerasVariableT", bound=KerasVariable)
 
 
 class KerasModel(Protocol):

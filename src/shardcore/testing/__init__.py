@@ -1,4 +1,4 @@
-"""Shipped to plug-in authors: the contract of strategies, real ranks, and what they move."""
+"""For authors of plug-ins: the contract of strategies, tests on real ranks, counted collectives."""
 
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from shardcore.testing.ranks import RankFailed, run_ranks
 
 if TYPE_CHECKING:
+    from shardcore.adapters.traffic import Traffic
     from shardcore.testing.contract import StrategyContract
 
 __all__ = ["RankFailed", "StrategyContract", "count_collectives", "run_ranks"]
@@ -20,17 +21,18 @@ def __getattr__(name: str) -> Any:
     return StrategyContract
 
 
-def count_collectives() -> AbstractContextManager[Any]:
-    """Counts the collectives that this thread starts inside.
+def count_collectives() -> AbstractContextManager["Traffic"]:
+    """Counts the collectives that this thread starts inside the `with`.
 
-    Yields:
-        An object with `calls` and `operand_bytes`, counters by name ("all_reduce").
+    Returns:
+        A context of an object with two counters by name ("all_reduce"): `calls`, and
+        `operand_bytes`, the bytes of the operands of this rank.
 
     Example:
         >>> with count_collectives() as traffic:
         ...     pass  # model.train_on_batch(x, y)
-        >>> dict(traffic.calls)
-        {}
+        >>> dict(traffic.calls), traffic.operand_bytes["all_reduce"]
+        ({}, 0)
     """
     from shardcore.adapters import traffic
 

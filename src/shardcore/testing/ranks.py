@@ -1,7 +1,7 @@
-"""Real ranks for a test: forked from this process, joined in a gloo group, ended together.
+"""Real ranks for a test: processes forked from this one, in a gloo group.
 
-Forking keeps the modules that the parent has imported, so a case takes a second or two and not the
-time of importing torch and Keras again. Needs a system with ``fork`` (Linux, macOS).
+A forked process has the modules that its parent imported, so a call takes a second or two: it does
+not import torch and Keras again. It needs a system with `fork` (Linux, macOS).
 """
 
 import atexit
@@ -22,22 +22,24 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from attrs import frozen
+import attrs
 
 from shardcore.domain.errors import MeshError, ShardcoreError
 
+_Result = TypeVar("_Result")
+
 _LAUNCH_VARIABLES = ("KERAS_DISTRIBUTION_", "TORCHELASTIC_")
-# How long the parent listens for other ranks' news once one has failed.
+# How long the parent waits for the reports of other ranks after one has failed.
 _GRACE_SECONDS = 0.3
 
 
 class RankFailed(ShardcoreError, AssertionError):  # noqa: N818 - it says what happened, as a test's report
-    """A rank of :func:`run_ranks` raised, died or did not end in time.
+    """A rank of `run_ranks` raised, died or did not end in time.
 
     Attributes:
-        rank: the first rank that failed.
+        rank: The first rank that failed.
     """
 
     def __init__(self, rank: int, message: str) -> None:
@@ -45,30 +47,30 @@ class RankFailed(ShardcoreError, AssertionError):  # noqa: N818 - it says what h
         self.rank = rank
 
 
-@frozen
-class _Case:
-    """What every rank of one call is told."""
+@attrs.frozen
+class _Case(Generic[_Result]):
+    """The arguments of one call, for every rank."""
 
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
+    fn: Callable[..., _Result]
+    args: tuple[object, ...]
     environment: dict[str, str]
     folder: Path
     timeout: float
     init: bool
 
     def stacks(self, rank: int) -> Path:
-        """Returns the file to which the rank writes where it is, when it is asked to."""
+        """Returns the file to which the rank writes its stacks when it gets SIGUSR1."""
         return self.folder / f"stacks-{rank}"
 
 
-@frozen
+@attrs.frozen
 class _Failure:
     rank: int
     at: float
     report: str
 
 
-@frozen
+@attrs.frozen
 class _Rank:
     rank: int
     process: BaseProcess
@@ -76,35 +78,35 @@ class _Rank:
 
 
 def run_ranks(
-    fn: Callable[..., Any],
+    fn: Callable[..., _Result],
     world_size: int,
-    *args: Any,
+    *args: object,
     timeout: float = 60,
     init: bool = True,
-) -> list[Any]:
-    """Runs ``fn(rank, *args)`` on ``world_size`` real ranks and returns what each returned.
+) -> list[_Result]:
+    """Runs `fn(rank, *args)` on `world_size` real ranks and returns their results.
 
-    The ranks are forked from this process, so ``fn`` and ``args`` may be anything, closures
-    included; import torch and Keras once before, and compute nothing with them in this process:
-    thread pools do not survive a fork. A reference run on one device is ``run_ranks(fn, 1)``. In
-    each rank the environment is as ``torchrun`` sets it, torch uses one thread, Keras has a fresh
-    session, and what the rank registers with ``atexit`` is run when ``fn`` has returned.
+    The ranks are forked from this process, so `fn` and `args` may be anything, closures
+    included. Import torch and Keras first, and compute nothing with them in this process:
+    thread pools do not survive a fork. `run_ranks(fn, 1)` is a reference run on one device. In
+    each rank the environment is as `torchrun` sets it, torch uses one thread, Keras has a fresh
+    session, and the rank runs its `atexit` functions after `fn`.
 
     Args:
-        fn: called as ``fn(rank, *args)``; its result must be picklable.
-        world_size: number of ranks, at least 1.
-        *args: further arguments of ``fn``.
-        timeout: seconds for everything, after which all ranks are killed.
-        init: whether the gloo group is there before ``fn`` is called; if False, ``fn`` may start
+        fn: Called as `fn(rank, *args)`; its result must be picklable.
+        world_size: The number of ranks, at least 1.
+        *args: Further arguments of `fn`.
+        timeout: Seconds for the whole call, after which all ranks are killed.
+        init: Whether to start the gloo group before `fn` is called; if False, `fn` may start
             one itself from the environment.
 
     Returns:
         The results in the order of ranks.
 
     Raises:
-        MeshError: if there would be no rank.
-        RankFailed: if a rank raised, died or did not end in time; the message begins with the
-            first failing rank's traceback, or holds every rank's stack. All ranks are gone then.
+        MeshError: If `world_size` is below 1.
+        RankFailed: If a rank raised, died or did not end in time. The message begins with the
+            first failing rank's traceback, or has the stack of every late rank. No rank is left.
 
     Example:
         >>> run_ranks(lambda rank, base: base + rank, 2, 10, init=False)
@@ -126,11 +128,11 @@ def run_ranks(
 
 
 @contextlib.contextmanager
-def _forked(case: _Case, world_size: int) -> Iterator[list[_Rank]]:
-    """Forks the ranks; on leaving, none of them is left, not even as a zombie."""
+def _forked(case: _Case[Any], world_size: int) -> Iterator[list[_Rank]]:
+    """Forks the ranks; kills and joins all of them at the end, so that no zombie is left."""
     context = multiprocessing.get_context("fork")
     ranks: list[_Rank] = []
-    # What is buffered here would be written once more by every rank.
+    # Every rank would write the buffered text again.
     _flush()
     try:
         for rank in range(world_size):
@@ -153,7 +155,7 @@ def _forked(case: _Case, world_size: int) -> Iterator[list[_Rank]]:
 
 
 def free_port() -> int:
-    """A TCP port of this host that nobody listens on now."""
+    """Returns a TCP port of this host that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -164,11 +166,11 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-def _child(case: _Case, rank: int, sender: Connection) -> None:
-    """One rank, from fork to its end: sends ``("result", ...)`` or ``("failure", ...)``."""
-    # What the parent made stays: to look through it at each collection takes a quarter of a second.
+def _child(case: _Case[Any], rank: int, sender: Connection) -> None:
+    """Runs one rank, which sends `("result", ...)` or `("failure", ...)`."""
+    # Each garbage collection would spend a quarter of a second on the objects of the parent.
     gc.freeze()
-    # What the parent registered is the parent's to run.
+    # Only the parent runs the functions that it registered.
     atexit._clear()  # noqa: SLF001 - the only way, undocumented since Python 3.0
     dump = case.stacks(rank).open("w")
     faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True)
@@ -176,17 +178,17 @@ def _child(case: _Case, rank: int, sender: Connection) -> None:
         _become_rank(case, rank)
         message = pickle.dumps(("result", case.fn(rank, *case.args)))
         atexit._run_exitfuncs()  # noqa: SLF001 - a forked process does not run them by itself
-    except BaseException:  # noqa: BLE001 - SystemExit too: whatever ends a rank is told
+    except BaseException:  # noqa: BLE001 - SystemExit too: the parent reports it
         report = f"rank {rank} failed:\n{traceback.format_exc()}"
         message = pickle.dumps(("failure", _Failure(rank, time.monotonic(), report)))
     _flush()
     sender.send_bytes(message)
-    # Stay until killed: a rank that leaves breaks the connections of those still at work, and
-    # their errors would blur what was first.
+    # Wait to be killed: a rank that ends breaks the connections of the others, whose errors would
+    # hide the first one.
     time.sleep(case.timeout)
 
 
-def _become_rank(case: _Case, rank: int) -> None:
+def _become_rank(case: _Case[Any], rank: int) -> None:
     for name in [n for n in os.environ if n.startswith(_LAUNCH_VARIABLES)]:
         del os.environ[name]
     os.environ.update(case.environment, RANK=str(rank), LOCAL_RANK=str(rank))
@@ -205,10 +207,10 @@ def _become_rank(case: _Case, rank: int) -> None:
         )
 
 
-def _collect(case: _Case, ranks: list[_Rank]) -> list[Any]:
+def _collect(case: _Case[_Result], ranks: list[_Rank]) -> list[_Result]:
     deadline = time.monotonic() + case.timeout
     waiting = {each.pipe: each for each in ranks}
-    results: dict[int, Any] = {}
+    results: dict[int, _Result] = {}
     failures: list[_Failure] = []
     while waiting:
         ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
@@ -237,11 +239,11 @@ def _receive(each: _Rank) -> tuple[str, Any]:
     except EOFError:
         each.process.join()
         report = f"rank {each.rank} ended without a result, exit code {each.process.exitcode}\n"
-        # Time 0: what the other ranks then raise is a consequence.
+        # Time 0: the errors of the other ranks follow from this one.
         return "failure", _Failure(each.rank, 0.0, report)
 
 
-def _timed_out(case: _Case, late: list[_Rank]) -> RankFailed:
+def _timed_out(case: _Case[Any], late: list[_Rank]) -> RankFailed:
     for each in late:
         assert each.process.pid is not None
         os.kill(each.process.pid, signal.SIGUSR1)

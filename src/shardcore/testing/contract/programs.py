@@ -8,6 +8,7 @@ import numpy as np
 
 import shardcore
 from shardcore import bootstrap
+from shardcore.binding.session import Session
 from shardcore.domain.layout import Layout
 from shardcore.testing.contract.meshes import AXES, Shape
 
@@ -48,14 +49,14 @@ def model(dropout: float = 0.2) -> Any:
     return built
 
 
-def losses(trained: Any, epochs: int) -> list[float]:
+def losses(trained: keras.Model, epochs: int) -> list[float]:
     """Returns the losses of further epochs."""
     options = {"batch_size": 4, "epochs": epochs, "shuffle": False, "verbose": 0}
     history = trained.fit(X, Y, sample_weight=WEIGHTS, **options).history
     return [float(loss) for loss in history["loss"]]
 
 
-def values_of(trained: Any) -> dict[str, Any]:
+def values_of(trained: keras.Model) -> dict[str, Any]:
     """Every number that the model and its optimizer keep, by path."""
     variables = [*trained.variables, *trained.optimizer.variables]
     return {variable.path: keras.ops.convert_to_numpy(variable) for variable in variables}
@@ -97,7 +98,7 @@ def gradients(rank: int, strategy: str | None, shape: Shape) -> dict[str, Any]:
     return {v.path: _kept(v, session) for v in built.trainable_variables}
 
 
-def _kept(variable: Any, session: Any) -> tuple[Any, bool, tuple[slice, ...]]:
+def _kept(variable: keras.Variable, session: Session) -> tuple[Any, bool, tuple[slice, ...]]:
     gradient = variable.value.grad
     layout = session.strategy.layout(gradient)
     spec = RULES.get(variable.path, (None,) * len(variable.shape))

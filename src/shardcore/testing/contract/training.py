@@ -1,6 +1,7 @@
 """Promises of a strategy under Keras: the numbers of one device, its gradients and its files."""
 
 import math
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ TOLERANCE = 1e-5
 
 
 @cache
-def one_device(program: Any) -> dict[str, Any]:
+def one_device(program: Callable[..., Any]) -> dict[str, Any]:
     """Returns what `program` gives in plain Keras."""
     (found,) = run_ranks(program, 1, None, (1, 1))
     assert isinstance(found, dict)
@@ -71,7 +72,7 @@ class TrainingPromises(OnMeshes):
             next_losses = {"on the mesh": resumed, "in plain Keras": plain}
             _close(next_losses, dict.fromkeys(next_losses, further), f"rank {rank}, next loss")
 
-    def _on_ranks(self, program: Any, shape: Shape, *args: Any) -> list[Any]:
+    def _on_ranks(self, program: Callable[..., Any], shape: Shape, *args: object) -> list[Any]:
         return run_ranks(program, math.prod(shape), self.strategy, shape, *args)
 
 
