@@ -1,4 +1,4 @@
-"""shardcore's own strategies and policies, offered by the same hook as anybody else's."""
+"""The built-in strategies and policies, offered by the same hooks as those of other packages."""
 
 import importlib
 from collections.abc import Iterable, Mapping
@@ -27,15 +27,15 @@ def open_dtensor(
     gathered: Gathered = "per_use",
     links: Mapping[str, Link] = MappingProxyType({}),
 ) -> Strategy[Any]:
-    """The strategy `dtensor` on `world`; on one device it is `single`.
+    """Returns the strategy `dtensor` on `world`; on one device it is `single`.
 
     Args:
-        world: What it is opened on.
-        kind: A subclass, by which a plug-in changes how some variables live.
-        weights: How a weight that is sharded over a model axis is used: "compute" with it as it
-            is, where that is cheaper, or "gather" it for each use.
-        gathered: How long an all-gathered weight lives: "per_use" or "per_step".
-        links: By mesh axis, how fast its ranks send to each other, where the default is wrong.
+        world: The mesh over the processes of the job.
+        kind: The class of the strategy; a plug-in passes a subclass.
+        weights: The use of a weight that is sharded over a model axis: "compute" with its shards,
+            if that is cheaper, or "gather" it for each use.
+        gathered: The lifetime of an all-gathered weight: "per_use" or "per_step".
+        links: By mesh axis, the latency and the bandwidth of its link, if the default is wrong.
     """
     if world.mesh.size == 1:  # one device has nothing to shard, and plain tensors are faster
         return SingleDeviceStrategy(world)
@@ -52,7 +52,7 @@ def _open_manual(
     gathered: Gathered = "per_use",
     links: Mapping[str, Link] = MappingProxyType({}),
 ) -> Strategy[Any]:
-    """The strategy `manual` on `world`, with the options of `dtensor`."""
+    """Returns the strategy `manual` on `world`, with the options of `dtensor`."""
     if world.mesh.size == 1:
         return SingleDeviceStrategy(world)
     from shardcore.adapters.engine.kinds.local_shards import LocalShards
@@ -62,7 +62,7 @@ def _open_manual(
 
 
 def why_no_dtensor() -> str | None:
-    """None where `dtensor` can be had, else the reason with its remedy."""
+    """Returns None if `dtensor` is available, else the reason with its remedy."""
     return _why_no("DTensor", "torch.distributed.tensor")
 
 
@@ -80,7 +80,7 @@ def _why_no(name: str, module: str) -> str | None:
 
 @hookimpl
 def shardcore_strategies() -> Iterable[StrategyEntry]:
-    """`dtensor`, `manual` and `single`."""
+    """Offers `dtensor`, `manual` and `single`."""
     return [
         StrategyEntry(
             "dtensor",
@@ -108,7 +108,7 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:
 
 @hookimpl
 def shardcore_policies() -> Iterable[PolicyEntry]:
-    """`data_parallel`, `fully_sharded`, `tensor_parallel` and `sequence_parallel`."""
+    """Offers `data_parallel`, `fully_sharded`, `tensor_parallel` and `sequence_parallel`."""
     return [
         PolicyEntry(
             "data_parallel",

@@ -1,1 +1,4 @@
-"""What sharding is: meshes, placements, layouts and redistribution, as pure data."""
+"""The rules of sharding as pure data: meshes, placements, layouts, redistribution, operators.
+
+Every other folder may import all of it; it imports no torch, no Keras and nothing of shardcore.
+"""

@@ -1,6 +1,6 @@
-"""When a step is recorded, when it runs from a program, and what makes it be recorded again.
+"""The states of a captured step: when it is recorded, runs from a program, or runs eagerly.
 
-The steps of one function with batches of one signature go through these states together.
+The steps of one function with batches of one signature share one state.
 """
 
 from collections.abc import Mapping
@@ -17,20 +17,20 @@ class NotCaptured(ShardcoreError):  # noqa: N818 - it is no error: the step runs
 
 
 class RecordingsDiffer(NotCaptured):
-    """Two runs of a step did not do the same; what the first found out once may be the reason."""
+    """Two recordings of a step differ, often because the first run fills a cache."""
 
 
 class GuardFailed(ShardcoreError):  # noqa: N818 - it is no error: another program may fit
-    """A step reads another number on the host than its program was recorded with."""
+    """A step reads a number on the host that differs from the recorded one."""
 
 
 class State(Enum):
-    """How the next step runs."""
+    """The way in which the next step runs."""
 
     DEFERRED = "deferred"
-    """Eagerly: steps with batches of another size have a program, so it is recorded later."""
+    """Eagerly: batches of another size have a program, so this size is recorded later."""
     NEW = "new"
-    """Eagerly, and it is recorded: a program of another size may do for a second recording."""
+    """Eagerly, and it is recorded: a program of another size may replace a second recording."""
     RECORDED = "recorded"
     """Eagerly, and it is recorded: if an earlier recording is equal, both become a program."""
     CAPTURED = "captured"
@@ -43,17 +43,17 @@ class Event(Enum):
     """An event of a step."""
 
     SKIPPED = "skipped"
-    """It ran eagerly and was not recorded: a rank is profiled, or another size has a program."""
+    """It ran eagerly, unrecorded: a rank is being profiled, or another size has a program."""
     RECORDED = "recorded"
-    """It was recorded; no recording before has read the same numbers on the host."""
+    """It was recorded; no earlier recording read the same numbers on the host."""
     DIFFERED = "differed"
     """It was recorded; a recording with the same numbers has other operators."""
     MATCHED = "matched"
-    """It was recorded, as before or as with another size: it became a program, on all ranks."""
+    """Its recording equals an earlier one or that of another size: all ranks have a program."""
     RAN = "ran"
     """A program ran."""
     CHANGED = "changed"
-    """Python holds something else than when the step was recorded: its programs are dropped."""
+    """Python state differs from the recorded state: its programs are dropped."""
     REFUSED = "refused"
     """It cannot be run from a recording, on this or on another rank."""
 
@@ -85,18 +85,18 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
 MOST_DIFFERENCES = 2
 # How often programs may be dropped, with few runs in between.
 MOST_CHANGES = 8
-# After more runs than these a change is one of its own, and not one of a row.
+# A change after more runs than these does not count as one of a series.
 FEW_RUNS = 20
 
 
 @attrs.frozen
 class Progress:
-    """The state of a step, and what is counted of it.
+    """The state of a step, and its counts.
 
     Args:
         state: How the next step runs.
-        runs: Runs of programs since they were made.
-        changes: Changes in a row, each after few runs.
+        runs: Runs of its programs since they exist.
+        changes: Consecutive changes, each after few runs.
         differences: Recordings that differed.
     """
 
@@ -106,7 +106,7 @@ class Progress:
     differences: int = 0
 
     def after(self, event: Event) -> "Progress":
-        """The progress after `event`.
+        """Returns the progress after `event`.
 
         Example:
             >>> progress = Progress()

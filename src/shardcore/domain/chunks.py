@@ -1,4 +1,4 @@
-"""How a dim is cut into chunks, as `torch.chunk` cuts it, between blocks of elements."""
+"""Sizes of the chunks of a dim, as `torch.chunk` cuts it, between blocks of elements."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -33,7 +33,7 @@ def _cut(size: int, count: int, block: int) -> Iterator[int]:
 def block_of(size: int, ranks: tuple[int, ...], chunks: tuple[int, ...]) -> int | None:
     """Returns the block by which `size` elements are split into `chunks`, None if there is none.
 
-    It is the least one that divides `size`, else the least one. Any such block divides the first
+    It is the smallest one that divides `size`, else the smallest. Any such block divides the first
     chunk.
 
     Example:

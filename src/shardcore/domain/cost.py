@@ -1,6 +1,6 @@
-"""What a collective costs, in seconds: the bytes that a rank sends, over the link of a mesh axis.
+"""The cost of a collective in seconds: the bytes that a rank sends over the link of a mesh axis.
 
-Bytes are those of the bandwidth-optimal algorithms: see `domain.redistribution`.
+The bytes are those of bandwidth-optimal algorithms: see `domain.redistribution`.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Kind: TypeAlias = Literal["slice", "all_gather", "all_to_all", "all_reduce", "re
 
 @attrs.frozen
 class Link:
-    """How fast the ranks along a mesh axis send to each other.
+    """The latency and the bandwidth between the ranks along a mesh axis.
 
     Args:
         latency: The seconds that a collective takes to start.
@@ -59,11 +59,11 @@ def _pairs(
 
 @attrs.frozen(cache_hash=True)
 class Costs:
-    """The links of a mesh, and how fast a rank computes.
+    """The links of a mesh, and the speed of a rank.
 
     Args:
-        links: The link of each mesh axis; that within a host, of an axis that is not there.
-        multiplications: How many a rank does in a second.
+        links: The link of each mesh axis. An axis without one has the link within a host.
+        multiplications: The multiplications that a rank computes in a second.
 
     Example:
         >>> costs = Costs({"data": Link(latency=1e-3)})
@@ -79,13 +79,13 @@ class Costs:
         return dict(self.links).get(axis, WITHIN_A_HOST)
 
     def collective(self, kind: Kind | None, axis: str, ranks: int, held: float) -> float:
-        """Returns the seconds of a step along an axis, 0 where nothing is sent.
+        """Returns the seconds of a step along an axis, 0 if it sends nothing.
 
         Args:
-            kind: What the ranks do; None for nothing.
+            kind: The step; None for no step.
             axis: The mesh axis.
-            ranks: The ranks along it.
-            held: The bytes that they hold together, or each of them where the values are partial.
+            ranks: The number of ranks along it.
+            held: The bytes that these ranks hold together; of partial values, those of one rank.
         """
         if kind is None or kind == "slice" or ranks == 1:
             return 0.0
@@ -93,7 +93,7 @@ class Costs:
 
 
 def bytes_sent(kind: str, ranks: int, held: float) -> float:
-    """Returns the bytes that each of `ranks` sends of `held` in all, where shards are even.
+    """Returns the bytes that each of `ranks` sends of `held` in all, for even shards.
 
     Example:
         >>> [bytes_sent(kind, 4, 1600) for kind in ("all_gather", "all_to_all", "all_reduce")]
@@ -108,7 +108,7 @@ def links_of(
     hosts: tuple[str, ...],
     given: Mapping[str, Link],
 ) -> tuple[tuple[str, Link], ...]:
-    """Returns the link of each mesh axis: the given one, else by whether its ranks share a host.
+    """Returns the link of each mesh axis: the given one, else that within or between hosts.
 
     Args:
         groups: Per axis the groups of processes along it.

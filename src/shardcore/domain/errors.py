@@ -6,15 +6,15 @@ class ShardcoreError(Exception):
 
 
 class MeshError(ShardcoreError, ValueError):
-    """A mesh, an axis name or a rank that cannot be."""
+    """A mesh, an axis name or a rank that is invalid."""
 
 
 class LayoutError(ShardcoreError, ValueError):
-    """A layout that cannot be, or that does not fit its tensor."""
+    """A layout that is invalid, or that does not fit its tensor."""
 
 
 class RuleError(ShardcoreError, ValueError):
-    """A path rule that cannot be read, or rules that contradict each other."""
+    """A path rule that is malformed, or rules that contradict each other."""
 
 
 class StrategyError(ShardcoreError, RuntimeError):
@@ -26,11 +26,11 @@ class EnvironmentProblem(ShardcoreError, RuntimeError):  # noqa: N818, Environme
 
 
 class RankMismatchError(ShardcoreError, RuntimeError):
-    """Ranks that should agree do not."""
+    """Ranks differ in a value that must be equal on all of them."""
 
 
 class PluginError(ShardcoreError, TypeError):
-    """A plug-in that offers something else than the hooks say."""
+    """A plug-in whose offer does not match the hook's specification."""
 
 
 class PolicyError(ShardcoreError, ValueError):

@@ -1,4 +1,4 @@
-"""Ranks exchange elements of one dim, where no placement says which elements each rank gets.
+"""Exchange of elements of one dim between ranks, for parts that no placement describes.
 
 A rank may hold or want parts of several stretches, or a slice that begins anywhere.
 """
@@ -37,13 +37,13 @@ def ranges_of(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:
 
 @attrs.frozen
 class Exchange:
-    """A step in which each rank along an axis gets elements of a dim from the ranks that hold them.
+    """A step in which each rank along an axis gets elements of a dim from other ranks.
 
     Args:
         axis: The mesh axis.
         dim: The tensor dim.
         held: For each place along the axis, the elements that its rank holds.
-        wanted: For each place, the elements that its rank gets, each of which some rank holds.
+        wanted: For each place, the elements that its rank gets. Some rank holds each of them.
 
     Example:
         >>> halves = (range(0, 3),), (range(3, 6),)
@@ -61,7 +61,7 @@ class Exchange:
 
     @cached_property
     def is_local(self) -> bool:
-        """Tells whether each rank holds all that it wants, so that nothing is sent."""
+        """Whether each rank holds all that it wants, so that nothing is sent."""
         return all(
             owner == place for place in range(len(self.held)) for owner, _ in self.received(place)
         )
@@ -81,7 +81,7 @@ class Exchange:
 
 
 def _common(held: Ranges, wanted: Ranges) -> Iterator[tuple[int, slice]]:
-    """Yields the parts that both have: the place of each in `wanted`, its slice of `held`."""
+    """Yields the parts that both have: the position of each in `wanted`, its slice of `held`."""
     for first, one in zip(_starts(wanted), wanted, strict=True):
         for start, other in zip(_starts(held), held, strict=True):
             begin, end = max(one.start, other.start), min(one.stop, other.stop)

@@ -1,8 +1,8 @@
-"""Who this process is in a job of several: rank, world size, and where rank 0 is met.
+"""The place of this process in its job: rank, world size, and the address of rank 0.
 
-Pure: the environment is an argument. Three sources are read, each value on its own, the first that
-has it wins: the arguments of ``keras.distribution.initialize``, the ``KERAS_DISTRIBUTION_*``
-variables of Keras, and the variables that ``torchrun`` sets.
+Pure: the environment is an argument. Each value is read from the first source that has it: the
+arguments of `keras.distribution.initialize`, the `KERAS_DISTRIBUTION_*` variables of Keras, and
+the variables that `torchrun` sets.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @frozen
 class _Found:
-    """A value as it was given, and where."""
+    """A value as it was given, and its source."""
 
     value: object
     where: str
@@ -30,18 +30,18 @@ class _Found:
 
 @frozen
 class Job:
-    """This process's place in a job of one or more processes.
+    """The place of this process in a job of one or more processes.
 
-    Attributes:
-        rank: this process, ``0 <= rank < world_size``.
-        world_size: how many processes the job has.
-        local_rank: this process among those of its host; the index of its device.
-        master_address: host name or IP address where rank 0 is met.
-        master_port: TCP port there, 1 to 65535.
-        source: for each of the names above, where its value came from.
+    Args:
+        rank: This process, `0 <= rank < world_size`.
+        world_size: The number of processes.
+        local_rank: This process among those of its host; the index of its device.
+        master_address: The host name or IP address of rank 0.
+        master_port: The TCP port there, 1 to 65535.
+        source: For each of the names above, the source of its value.
 
     Raises:
-        EnvironmentProblem: if a value is outside its range.
+        EnvironmentProblem: If a value is outside its range.
 
     Example:
         >>> job = Job(
@@ -83,34 +83,34 @@ def resolve_job(
     *,
     environ: Mapping[str, str],
 ) -> Job | None:
-    """This process's place in its job, with the meaning of ``keras.distribution.initialize``.
+    """Returns the place of this process in its job, as `keras.distribution.initialize` defines it.
 
-    Each value is resolved on its own, the first source that has it wins:
+    Each value comes from the first source that has it:
 
-    | value | argument | ``KERAS_DISTRIBUTION_…`` | torchrun |
+    | value | argument | `KERAS_DISTRIBUTION_…` | torchrun |
     |---|---|---|---|
-    | address | ``job_addresses`` | ``JOB_ADDRESSES`` | ``MASTER_ADDR``, ``MASTER_PORT`` |
-    | world size | ``num_processes`` | ``NUM_PROCESSES`` | ``WORLD_SIZE`` |
-    | rank | ``process_id`` | ``PROCESS_ID`` | ``RANK`` |
+    | address | `job_addresses` | `JOB_ADDRESSES` | `MASTER_ADDR`, `MASTER_PORT` |
+    | world size | `num_processes` | `NUM_PROCESSES` | `WORLD_SIZE` |
+    | rank | `process_id` | `PROCESS_ID` | `RANK` |
 
-    The local rank is ``LOCAL_RANK`` where that is set. Otherwise it is derived: with one address
-    per process, the number of earlier processes on the same host; with only a coordinator on the
-    loopback, which no other host can reach, the rank; else 0, one process per host.
+    The local rank is `LOCAL_RANK` if that is set. Otherwise it is derived: with one address per
+    process, it is the number of earlier processes on the same host. With a single address on the
+    loopback, which no other host can reach, it is the rank. Else it is 0: one process per host.
 
     Args:
-        job_addresses: comma-separated ``host:port`` of every process in the order of ranks, or of
-            the first alone. The first is where rank 0 is met. IPv6 is written ``[::1]:1234``.
-        num_processes: world size. With two or more addresses it may be left out, and must be
-            their number.
-        process_id: rank.
-        environ: the environment variables, usually ``os.environ``. An empty one counts as unset.
+        job_addresses: Comma-separated `host:port` of every process in the order of ranks, or of
+            rank 0 alone. IPv6 is written `[::1]:1234`.
+        num_processes: The world size. It must equal the number of addresses if there are two or
+            more, and may then be left out.
+        process_id: The rank.
+        environ: The environment variables, usually `os.environ`. An empty one counts as unset.
 
     Returns:
-        The job; None for a process alone, when no rank, no world size and no Keras addresses
-        are given, or a world size of 1 without an address.
+        The job. None for a single process: no rank, no world size and no Keras addresses are
+        given, or a world size of 1 without an address.
 
     Raises:
-        EnvironmentProblem: if a value is missing, malformed, or contradicts another.
+        EnvironmentProblem: If a value is missing, malformed, or contradicts another.
 
     Example:
         >>> resolve_job(environ={}) is None
@@ -183,7 +183,11 @@ def _host(address: str, where: str) -> tuple[str, int]:
 
 
 def _counted(size: _Found | None, hosts: list[tuple[str, int]], addresses: _Found | None) -> _Found:
-    """Returns the world size, given or counted; several addresses must be one per process."""
+    """Returns the world size, given or counted from the addresses.
+
+    Raises:
+        EnvironmentProblem: If several addresses are not one per process.
+    """
     if size is None:
         if len(hosts) > 1 and addresses is not None:
             return _Found(len(hosts), f"the number of addresses in {addresses.where}")

@@ -1,9 +1,9 @@
-"""How a tensor lies on a mesh: the axes that split each dim, and the part each rank holds.
+"""Layouts: the mesh axes that split each dim of a tensor, and the part that each rank holds.
 
-A dim split by several axes is split by the first one (the major), and each chunk again by the
-next. Every split is `torch.chunk`'s: chunks of the size rounded up, the later ones smaller or
-empty. A dim in blocks is split between blocks only: its chunks are chunks of blocks. A dim
-of several stretches is split within each of them.
+If several axes split a dim, the first one (the major) splits it, and the next one splits each
+chunk. Every split is that of `torch.chunk`: the size is rounded up, so that later chunks are
+smaller or empty. A dim in blocks is split between blocks only: its chunks are chunks of blocks.
+A dim of several stretches is split within each of them.
 """
 
 import math
@@ -145,14 +145,14 @@ class Layout:
         return not any(self.spec) and not self.partial
 
     def fitting(self, shape: Iterable[int], what: str) -> "Layout":
-        """Returns this layout, if it is of a tensor of as many dims as `shape`.
+        """Returns this layout, if it has as many dims as `shape`.
 
         Args:
             shape: The global shape.
-            what: What has that shape, for the error: "Variable 'dense/kernel'".
+            what: The name of the tensor, for the error: "Variable 'dense/kernel'".
 
         Raises:
-            LayoutError: If it is of another number of dims.
+            LayoutError: If it has another number of dims.
         """
         sizes = tuple(shape)
         if self.ndim != len(sizes):
@@ -167,7 +167,7 @@ class Layout:
         return entry_axes(self.spec[dim])
 
     def placement(self, axis: str) -> Placement:
-        """Returns what `axis` does to the tensor.
+        """Returns the placement of the tensor along `axis`.
 
         Raises:
             MeshError: If the mesh has no such axis.
@@ -181,9 +181,9 @@ class Layout:
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """What each mesh axis does to the tensor, in the order of the axes.
+        """The placement along each mesh axis, in the order of the axes.
 
-        They do not tell the order of the axes that split one dim: see `in_mesh_order`.
+        Placements do not contain the order of the axes that split one dim: see `in_mesh_order`.
         """
         return tuple(self.placement(axis) for axis in self.mesh.axis_names)
 
@@ -217,9 +217,9 @@ class Layout:
         return Layout(self.mesh, self.spec, (), self.blocks) if self.partial else self
 
     def normalized(self, shape: Iterable[int]) -> "Layout":
-        """Returns this layout without blocks that split a tensor of `shape` just as 1 does.
+        """Returns this layout without blocks that split a tensor of `shape` as blocks of 1 do.
 
-        Two normalized layouts of one spec that give every rank the same elements are equal.
+        Two normalized layouts with one spec are equal if they give every rank the same elements.
 
         Example:
             >>> layout = Layout(Mesh((2,), ("data",)), ("data", None), blocks=(4, 1))
@@ -241,7 +241,7 @@ class Layout:
         return tuple(self.mesh.axis_size(axis) for axis in self.dim_axes(dim))
 
     def chunk_sizes(self, dim: int, size: int) -> tuple[int, ...]:
-        """Returns how many of the `size` elements of `dim` each rank has: all ranks, in order.
+        """Returns the sizes of all chunks of `dim`, which has `size` elements, in order.
 
         Example:
             >>> Layout(Mesh((2,), ("data",)), ("data",), blocks=(4,)).chunk_sizes(0, 20)
@@ -256,7 +256,7 @@ class Layout:
         return tuple(stretches_of(each)[0] for each in self.blocks)
 
     def local_shape(self, shape: Iterable[int], rank: int) -> tuple[int, ...]:
-        """Returns the shape of what `rank` holds of a tensor of global shape `shape`.
+        """Returns the shape of the local shard of `rank`, of a tensor of global shape `shape`.
 
         Raises:
             LayoutError: If `shape` has another number of dims than the spec.
@@ -267,22 +267,22 @@ class Layout:
     def slices(self, shape: Iterable[int], rank: int) -> tuple[slice, ...]:
         """Returns the part of the global tensor that `rank` holds, as an index.
 
-        In a dim where the rank holds nothing it begins at the end of the dim, as in torch.
+        An empty part begins at the end of its dim, as in torch.
 
         Raises:
             LayoutError: If `shape` has another number of dims than the spec, or a dim is split
-                within stretches, so that what a rank holds is not in one piece.
+                within stretches, so that the local shard is not one piece.
             MeshError: If the mesh has no such rank.
         """
         if any(count > 1 for count in self.stretches):
             raise LayoutError(
-                f"Layout {self} splits a dim within stretches: what a rank holds is not one piece. "
+                f"Layout {self} splits a dim within stretches: a local shard is not one piece. "
                 "Ask for the slices of stretches.without_stretches()."
             )
         return tuple(slice(start, start + size) for start, size in self._held(tuple(shape), rank))
 
     def _held(self, shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int], ...]:
-        """Returns per dim the start and the size of what `rank` holds, all stretches together."""
+        """Returns per dim the start and the size of the shard of `rank`, over all stretches."""
         self.fitting(shape, "A tensor")
         at = dict(zip(self.mesh.axis_names, self.mesh.coordinate(rank), strict=True))
         held = []

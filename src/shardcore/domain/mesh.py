@@ -99,7 +99,7 @@ class Mesh:
         return self.shape[self.axis_index(axis)]
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
-        """Returns where `rank` is along each axis.
+        """Returns the position of `rank` along each axis.
 
         Raises:
             MeshError: If the mesh has no such rank.

@@ -1,4 +1,4 @@
-"""What one mesh axis does to a tensor: copy it, split one dim of it, or leave it to be reduced."""
+"""Placements of a tensor along one mesh axis: replicated, sharded by one dim, or partial."""
 
 from operator import index
 from typing import Literal, TypeAlias, get_args
@@ -19,14 +19,14 @@ def _dim(value: int) -> int:
 
 @attrs.frozen(cache_hash=True)
 class Stretches:
-    """A dim of so many stretches, one after the other, each of which is split alike.
+    """A dim that consists of consecutive stretches of one size, each of which is split alike.
 
-    4 steps of 6 rows each, flattened to 24 elements, are 4 stretches: where the rows are split over
-    two ranks, each rank has 3 elements of every stretch.
+    4 steps of 6 rows each, flattened to 24 elements, are 4 stretches. If the rows are split over
+    two ranks, each rank has 3 elements of every stretch. torch calls this a strided shard.
 
     Args:
         count: The number of stretches, 2 or more.
-        block: The elements of a block, between which a stretch is split.
+        block: The elements of a block. A stretch is split between blocks only.
     """
 
     count: int
@@ -71,8 +71,8 @@ class Shard:
 
     Args:
         dim: The tensor dim that is split. A negative one counts from the end.
-        block: The dim is split between blocks of so many elements only: 5 rows of 4 steps that
-            are flattened to 20 elements are split into 12 and 8, in blocks of 4. Or `Stretches`.
+        block: The elements of a block, or `Stretches`. The dim is split between blocks only: 5 rows
+            of 4 steps, flattened to 20 elements, are split into 12 and 8, in blocks of 4.
 
     Raises:
         LayoutError: If `dim` is not an integer, or `block` is less than 1.
@@ -87,10 +87,10 @@ class Shard:
 
 @attrs.frozen
 class Partial:
-    """The values along the axis still have to be reduced to give the tensor.
+    """The ranks along the axis hold partial values: their reduction is the tensor.
 
     Args:
-        op: How they are reduced: "sum", "avg", "max", "min" or "product".
+        op: The reduction: "sum", "avg", "max", "min" or "product".
 
     Raises:
         LayoutError: If `op` is none of these.

@@ -1,18 +1,16 @@
-"""From one layout to another: an ordered list of steps along one axis each, as data.
+"""Redistribution from one layout to another: an ordered list of steps along one axis each, as data.
 
-Every step is an edge in the graph of layouts, drawn from the table `TRANSITIONS`; `plan` takes
-the cheapest path, where a step costs the seconds in which a collective starts and each rank sends
-its bytes when the split is even (`domain.cost`). Only axes that must move do. An axis can leave a
-dim only when it is the last (minor) one that splits it, and enters one as the last: only so are the
-pieces chunks of chunks.
+Every step is an edge in the graph of layouts, from the table `TRANSITIONS`. `plan` takes the
+cheapest path. A step costs the seconds in which a collective starts and each rank sends its bytes,
+for even shards (`domain.cost`). Only axes that must move do. An axis can leave a dim only as the
+last (minor) one that splits it, and enters a dim as the last: the pieces stay chunks of chunks.
 
-Bytes are those of the bandwidth-optimal algorithms in which nothing is forwarded: a rank sends
-each other rank of its axis group the elements of its local tensor that this rank needs. For `n`
-ranks along the axis, and `B` bytes that the group holds together (each rank, when the values are
-partial), an even split gives per rank `B(n-1)/n` for all-gather and reduce-scatter, `B(n-1)/n²`
-for all-to-all and `2B(n-1)/n` for all-reduce, which is a reduce-scatter and an all-gather of flat
-chunks. Uneven shards are counted exactly, in whole elements. An axis of one rank needs no
-collective: its steps are slices.
+The bytes are those of bandwidth-optimal algorithms that forward nothing: a rank sends each other
+rank of its axis group the elements that this rank needs. Let the axis have `n` ranks, which hold
+`B` bytes together (of partial values: each of them). For even shards a rank sends `B(n-1)/n` in an
+all-gather or a reduce-scatter, and `B(n-1)/n²` in an all-to-all. It sends `2B(n-1)/n` in an
+all-reduce, which is a reduce-scatter and an all-gather of flat chunks. Uneven shards are counted
+exactly, in elements. An axis of one rank needs no collective: its steps are slices.
 """
 
 import math
@@ -42,7 +40,7 @@ def transition(source: Placement, target: Placement) -> Kind | None:
     """Returns the step along one axis from one placement to another; None when they are equal.
 
     Raises:
-        LayoutError: If no step leads there: nothing becomes partial, or partial with another op.
+        LayoutError: If no step leads there: no tensor becomes partial, or changes its reduction.
 
     Example:
         >>> transition(Partial("sum"), Shard(0))
@@ -61,12 +59,12 @@ def transition(source: Placement, target: Placement) -> Kind | None:
 
 @attrs.frozen
 class Step:
-    """One move along one axis, of a tensor of global shape `shape`.
+    """One step along one axis, of a tensor of global shape `shape`.
 
     Args:
         axis: The mesh axis along which ranks take part.
         source: The layout before.
-        target: The layout after. It differs from `source` in what `axis` does.
+        target: The layout after. It differs from `source` in the placement along `axis`.
         shape: The global shape of the tensor.
         itemsize: The bytes of one element.
     """
@@ -79,7 +77,7 @@ class Step:
 
     @property
     def kind(self) -> Kind:
-        """What the ranks do."""
+        """The kind of the step."""
         kind = transition(self.source.placement(self.axis), self.target.placement(self.axis))
         assert kind is not None, "a step changes the placement of its axis"
         return kind if self.source.mesh.axis_size(self.axis) > 1 else "slice"
@@ -101,7 +99,7 @@ class Step:
         return before.op if isinstance(before, Partial) else None
 
     def part(self, rank: int, peer: int) -> tuple[slice, ...]:
-        """Returns the part of what `rank` holds before, that `peer` holds after, as a local index.
+        """Returns the part of the shard of `rank` that `peer` holds after, as a local index.
 
         Both are in one axis group; they may be the same rank.
         """
@@ -137,20 +135,20 @@ def plan(
     itemsize: int,
     costs: Costs = Costs(),  # noqa: B008 - it is frozen
 ) -> tuple[Step, ...]:
-    """Returns the steps that take a tensor from one layout to another.
+    """Returns the steps that redistribute a tensor from one layout to another.
 
     Args:
-        source: The layout the tensor has.
-        target: The layout it shall have. It may keep a pending reduction of `source`.
+        source: The layout of the tensor.
+        target: The layout that it gets. It may keep a pending reduction of `source`.
         shape: The global shape of the tensor.
         itemsize: The bytes of one element.
-        costs: What a collective along each axis costs.
+        costs: The costs of collectives along each axis.
 
     Returns:
-        The steps in order, none when the layouts are equal. Every rank gets the same list.
+        The steps in order, none if the layouts are equal. Every rank gets the same list.
 
     Raises:
-        LayoutError: If the layouts are of different meshes or numbers of dims, `shape` does not
+        LayoutError: If the layouts have different meshes or numbers of dims, `shape` does not
             fit them, or `target` has a pending reduction that `source` has not.
 
     Example:
@@ -187,7 +185,7 @@ _Cost: TypeAlias = tuple[float, int]
 def _cheapest(
     source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, costs: Costs
 ) -> tuple[Step, ...]:
-    """Returns the path of least seconds by A*; of equal ones that of the fewest steps."""
+    """Returns the cheapest path, found by A*; of equal ones the one with the fewest steps."""
     moving = _leaving(source, target) | _leaving(target, source)
     movable = [axis for axis in source.mesh.axis_names if axis in moving]
     entry = count()  # ties are taken in the order found, so that all ranks agree
@@ -212,7 +210,7 @@ def _cheapest(
 
 
 def _moves(layout: Layout, axis: str, target: Layout) -> Iterator[Layout]:
-    """Yields the layouts that one step along `axis` gives, if possible in blocks of `target`."""
+    """Yields the layouts after one step along `axis`, if possible in blocks of `target`."""
     before = layout.placement(axis)
     if isinstance(before, Shard) and layout.dim_axes(before.dim)[-1] != axis:
         return
@@ -236,14 +234,14 @@ def _seconds(step: Step, costs: Costs) -> float:
 
 
 def _missing(layout: Layout, target: Layout, costs: Costs) -> _Cost:
-    """Returns what any path from `layout` to `target` costs at the least."""
+    """Returns a lower bound of the cost of any path from `layout` to `target`."""
     leave, enter = _leaving(layout, target), _leaving(target, layout)
     starts = (costs.link(axis).latency for axis in sorted(leave) if layout.mesh.axis_size(axis) > 1)
     return (sum(starts), len(leave | enter))
 
 
 def _leaving(layout: Layout, target: Layout) -> set[str]:
-    """Returns the axes that must leave their dim of `layout`, as `target` has them elsewhere."""
+    """Returns the axes that must leave their dim of `layout` because `target` differs there."""
     leaving = {axis for axis, _ in layout.partial} - {axis for axis, _ in target.partial}
     for dim in range(layout.ndim):
         have, want = layout.dim_axes(dim), target.dim_axes(dim)

@@ -1,4 +1,4 @@
-"""Specs: per tensor dim the mesh axes that split it."""
+"""Specs: per tensor dim, the mesh axes that split it."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias

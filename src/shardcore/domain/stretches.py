@@ -1,4 +1,4 @@
-"""Layouts with a dim of its own for the stretches of each dim, in which shards are one piece."""
+"""Layouts in which the stretches of a dim become a separate dim, so that shards are one piece."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from shardcore.domain.spec import DimSpec
 def without_stretches(
     layout: Layout, shape: Iterable[int], counts: tuple[int, ...] = ()
 ) -> tuple[tuple[int, ...], Layout]:
-    """Returns the shape and the layout with a dim of its own for the stretches of each dim.
+    """Returns the shape and the layout with a separate dim for the stretches of each dim.
 
     Args:
         layout: The layout.

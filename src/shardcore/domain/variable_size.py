@@ -1,4 +1,4 @@
-"""What a variable takes: all that plans and explanations have in common about one."""
+"""Shape and bytes of a variable, for plans and explanations."""
 
 from math import prod
 
@@ -11,7 +11,7 @@ from shardcore.domain.spec import DimSpec
 
 @attrs.frozen
 class VariableSize:
-    """A variable, and what it takes.
+    """A variable with its shape and its bytes.
 
     Args:
         path: Its path, such as "block_0/dense/kernel".
@@ -35,11 +35,11 @@ class VariableSize:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the whole value."""
+        """The bytes of the full tensor."""
         return prod(self.shape) * self.itemsize
 
     def bytes_here(self, spec: tuple[DimSpec, ...], mesh: Mesh) -> int:
-        """Returns the bytes on the fullest rank: shards are cut as by `torch.chunk`, so the first.
+        """Returns the bytes on the fullest rank, which is the first, as `torch.chunk` cuts.
 
         Raises:
             LayoutError: If `spec` does not fit the variable or the mesh.

@@ -7,7 +7,7 @@ from shardcore.ports.policy import Choice
 
 
 def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None) -> dict[str, Choice]:
-    """Keeps every variable whole.
+    """Replicates every variable.
 
     Args:
         model: The model.

@@ -1,6 +1,6 @@
-"""Policy `fully_sharded`: every rank holds a part of every variable that is worth it.
+"""Policy `fully_sharded`: every rank holds a shard of every large variable.
 
-A variable is whole only where it is used: it is gathered, and its gradient is reduced to the parts.
+A variable is all-gathered for each use, and its gradient is reduce-scattered.
 """
 
 from shardcore.domain.mesh import Mesh
@@ -12,13 +12,13 @@ from shardcore.ports.policy import Choice
 def plan(
     model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int = SMALL
 ) -> dict[str, Choice]:
-    """Splits every variable over the batch axis, where that pays.
+    """Splits every large variable over the batch axis.
 
     Args:
         model: The model.
         mesh: The mesh.
         axis: The axis that splits the batch, by default the first.
-        small: A variable is split where that spares every rank this many bytes.
+        small: A variable is split if that saves every rank this many bytes.
     """
     name = batch_axis(mesh, axis)
     return {each.path: _choice(each, mesh, name, small) for each in model.all_variables()}
@@ -40,7 +40,7 @@ def _choice(variable: VariableFacts, mesh: Mesh, axis: str, small: int) -> Choic
 def _best_dim(shape: tuple[int, ...], parts: int) -> int | None:
     """Returns the largest dim that `parts` divides, else the largest; of equal ones the first.
 
-    A dim that is shorter than `parts` would leave ranks with nothing: it is not split.
+    A dim that is shorter than `parts` is not split: some ranks would have no element.
 
     Example:
         >>> _best_dim((30, 8), 4), _best_dim((30, 9), 4), _best_dim((3, 3), 4)

@@ -1,7 +1,7 @@
-r"""From choices to the rules of a layout map: blocks that are alike share one rule.
+r"""Conversion of choices to the rules of a layout map: equal blocks share one rule.
 
-A number that ends a name (`block_0/...`) becomes `\d+` where all variables of that form are laid
-out alike, if it is not the same in all. No path matches two such rules: the form of a path is one.
+A number that ends a name (`block_0/...`) becomes `\d+` if all variables of that form have one
+layout and different numbers. A path matches only one such rule, since it has one form.
 """
 
 import re
@@ -37,12 +37,12 @@ class Rule:
 
 
 def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> dict[str, Choice]:
-    """Returns the choices, checked, and with those that a policy has left out.
+    """Returns the choices, checked, with one for each variable that a policy has left out.
 
-    A path that variables of several shapes have gets none: no rule could fit them all.
+    A path that several variables of different shapes share gets none: no rule would fit them all.
 
     Raises:
-        PolicyError: If a choice is of no variable and no output, or does not fit it or the mesh.
+        PolicyError: If a choice is for no variable and no output, or does not fit it or the mesh.
     """
     variables = model.all_variables()
     shapes: dict[str, set[tuple[int, ...]]] = defaultdict(set)
@@ -67,7 +67,7 @@ def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> di
 
 
 def _check(path: str, variable: VariableFacts | None, choice: Choice, mesh: Mesh) -> None:
-    """Checks a choice. Of an output no shape is known, but its axes must be those of the mesh."""
+    """Checks a choice: its dims for a variable, and its axes also for an output."""
     if not isinstance(choice, Choice):
         raise PolicyError(f"it gave {choice!r} for {path!r}, expected a Choice")
     try:
@@ -105,7 +105,7 @@ def _rules(form: str, paths: list[str], choices: Mapping[str, Choice]) -> list[R
 
 
 def _pattern(paths: list[str]) -> str:
-    """Returns what paths of one form have in common: numbers that differ are left open."""
+    """Returns the regular expression for paths of one form, in which different numbers are open."""
     texts = _NUMBER.split(paths[0])
     numbers = zip(*map(_NUMBER.findall, paths), strict=True)
     common = [each[0] if len(set(each)) == 1 else r"\d+" for each in numbers]
@@ -119,5 +119,5 @@ def _exact(path: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """`re.escape` without its care for characters that mean nothing, which people would read."""
+    """Escapes as `re.escape` does, but only where needed, so that rules stay readable."""
     return re.sub(r"[\\^$*+?{}\[\]()|.]", r"\\\g<0>", text)

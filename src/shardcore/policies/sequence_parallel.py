@@ -1,8 +1,9 @@
-"""Policy `sequence_parallel`: as `tensor_parallel`, and between its regions the sequence is split.
+"""Policy `sequence_parallel`: `tensor_parallel`, and the sequence is split between its regions.
 
-What a region adds up is scattered over the tokens rather than reduced whole; norms and short cuts
-compute each rank's tokens; the sequence is gathered once before the next region. The bytes are the
-same, the activations between the regions a part (Korthikanti et al. 2022, section 4.2.2).
+The sum of a region is reduce-scattered over the tokens instead of all-reduced. Norms and residual
+connections compute each rank's tokens. The sequence is all-gathered once before the next region.
+The bytes stay the same, and the activations between the regions are split (Korthikanti et al. 2022,
+section 4.2.2).
 """
 
 from collections.abc import Iterator
@@ -26,17 +27,17 @@ def plan(
     batch: str | None = None,
     small: int = SMALL,
 ) -> dict[str, Choice]:
-    """Lays out variables as `tensor_parallel` does, and the outputs at the edges of its regions.
+    """Lays out variables as `tensor_parallel` does, and the outputs at the borders of its regions.
 
     Args:
         model: The model.
         mesh: The mesh.
         axis: The axis that splits variables and sequences, by default the last.
         batch: The axis that splits the batch, by default the first.
-        small: A pair, an attention or an embedding of fewer bytes than this stays whole.
+        small: A pair, an attention or an embedding of fewer bytes than this is replicated.
 
     Raises:
-        PolicyError: If one axis is to split both the batch and the sequence.
+        PolicyError: If one axis would split both the batch and the sequence.
     """
     name, rows = model_axis(mesh, axis), batch_axis(mesh, batch)
     if name == rows:
@@ -52,14 +53,14 @@ def plan(
 
 @attrs.frozen
 class _Edges:
-    """Chooses for the outputs of layers."""
+    """Chooses the layouts of layer outputs."""
 
     roles: Roles
     batch: str
     axis: str
 
     def choices(self, layer: LayerFacts) -> Iterator[tuple[str, Choice]]:
-        """Yields the choices in `layer`, and those in the layers that it holds."""
+        """Yields the choices for `layer` and the layers in it."""
         if layer.feeds is not None:
             yield from self._in_graph(layer)
         elif self.roles.of(layer) == "block":
@@ -84,7 +85,7 @@ class _Edges:
                 yield self._gathered(layer, users)
 
     def _in_order(self, layer: LayerFacts) -> Iterator[tuple[str, Choice]]:
-        """Embeddings, blocks, and norms behind the blocks, in a layer whose graph is not known."""
+        """Yields the choices for embeddings, blocks and later norms of a layer without a graph."""
         roles = {each.name: self.roles.of(each) for each in layer.children}
         if "block" not in roles.values():
             return

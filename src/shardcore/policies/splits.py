@@ -1,4 +1,4 @@
-"""The mesh axis that a policy splits over, the specs that it gives, and what a split saves."""
+"""The mesh axes over which policies split, the specs that they give, and the bytes they save."""
 
 from collections.abc import Iterable
 
@@ -7,13 +7,13 @@ from shardcore.domain.mesh import Mesh
 from shardcore.ports.model import VariableFacts
 from shardcore.ports.policy import Choice, Spec
 
-# Below this a collective costs its start, not its bytes: a start takes 10 to 50 µs, in which a
-# link of 5 GB/s moves 50 to 250 KB. Biases and norms, which are many, are below it.
+# Below this the latency of a collective dominates: it is 10 to 50 µs, in which a link of 5 GB/s
+# moves 50 to 250 KB. Biases and norms, which are many, are below it.
 SMALL = 64 * 1024
 
 
 def saves(variable: VariableFacts, spec: Spec, mesh: Mesh) -> int:
-    """Returns the bytes that every rank is spared, at the least."""
+    """Returns the bytes that a split saves every rank at least."""
     return variable.bytes - variable.bytes_here(spec, mesh)
 
 
@@ -40,7 +40,7 @@ def split(variable: VariableFacts, dim: int, axis: str) -> Spec:
 
 
 def batch_axis(mesh: Mesh, axis: str | None = None) -> str:
-    """Returns `axis`, by default the first one, as `ModelParallel` has it.
+    """Returns `axis`, by default the first one, as in `ModelParallel`.
 
     Raises:
         MeshError: If the mesh has no such axis.
@@ -55,7 +55,7 @@ def model_axis(mesh: Mesh, axis: str | None = None) -> str:
 
     Raises:
         MeshError: If the mesh has no such axis.
-        PolicyError: If the mesh has one axis only, which splits the batch.
+        PolicyError: If the mesh has only one axis, which splits the batch.
     """
     if axis is None and mesh.ndim == 1:
         raise PolicyError(

@@ -1,7 +1,7 @@
-"""Policy `tensor_parallel`: layers that follow one another are split so that sums are rare.
+"""Policy `tensor_parallel`: consecutive layers are split in pairs, with one reduction per pair.
 
-What is not part of a pair, an attention or an embedding stays whole: a split would save memory and
-move activations for it. To split it, edit the plan.
+A variable outside pairs, attentions and embeddings is replicated: its split would save memory, but
+move activations. To split it, edit the plan.
 """
 
 import attrs
@@ -23,7 +23,7 @@ def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int =
         model: The model.
         mesh: The mesh.
         axis: The axis to split over, by default the last.
-        small: A pair, an attention or an embedding of fewer bytes than this stays whole.
+        small: A pair, an attention or an embedding of fewer bytes than this is replicated.
     """
     name = model_axis(mesh, axis)
     if mesh.axis_size(name) == 1:
@@ -31,13 +31,13 @@ def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int =
     splitter = _Splitter(mesh, name, small)
     chosen: Choices = {}
     for layer in model.layers():
-        chosen = splitter.choices(layer) | chosen  # what a parent has said stands
+        chosen = splitter.choices(layer) | chosen  # the choice of a parent has precedence
     return {each.path: chosen[each.path] for each in model.all_variables()}
 
 
 @attrs.frozen
 class _Splitter:
-    """Chooses for one layer and what it holds."""
+    """Chooses the layouts for a layer and the layers in it."""
 
     mesh: Mesh
     axis: str
@@ -72,7 +72,7 @@ class _Splitter:
         return {table.path: Choice(spec, reason)}
 
     def _pairs(self, layer: LayerFacts) -> Choices:
-        """Splits the regions that save most first; a layer is part of one."""
+        """Returns the choices for regions, those that save most first; a layer is in one region."""
         regions, alone = (block_regions if layer.feeds is None else graph_regions)(layer)
         chosen = _all_whole(alone)
         taken: set[str] = set()
@@ -100,9 +100,9 @@ class _Splitter:
         columns = ", ".join(dict.fromkeys(each.layer.name for each in region.columns))
         rows = ", ".join(dict.fromkeys(each.layer.name for each in region.rows))
         for linear in region.columns:
-            chosen |= linear.columns(self.axis, f"columns: {rows} sums up (by {region.told_by})")
+            chosen |= linear.columns(self.axis, f"columns: {rows} sums up (by {region.found_by})")
         for linear in region.rows:
-            chosen |= linear.rows(self.axis, f"rows: sums up {columns} (by {region.told_by})")
+            chosen |= linear.rows(self.axis, f"rows: sums up {columns} (by {region.found_by})")
         for layer in region.between:
             for each in layer.variables:
                 chosen[each.path] = Choice(split(each, 0, self.axis), f"as {columns}")

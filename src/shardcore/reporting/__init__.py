@@ -1,1 +1,4 @@
-"""What a person sees: results as data, the tables that show them, and the log."""
+"""Reports for people: results as data, their tables and pictures, and the log.
+
+Import the report classes and `logs.configure`; `tables` and the picture modules serve this folder.
+"""

@@ -1,4 +1,4 @@
-"""What `shardcore.explain()` tells, as a table, as data, and as a file with the picture."""
+"""The result of `shardcore.explain()`: as a table, as data, and as a file with the picture."""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -17,17 +17,17 @@ from shardcore.reporting.tables import Shown, human_bytes
 
 @attrs.frozen
 class Explanation(Explained, Shown):
-    """What one step of a model moves between ranks, as this rank saw it."""
+    """The collectives of one step of a model, as seen by one rank."""
 
     def title(self) -> str:
-        """Returns the model, the step and where it ran, in one line."""
+        """Returns the model, the step, the strategy, the mesh and the rank, in one line."""
         where = "no distribution is set"
         if self.mesh is not None:
             where = f"strategy {self.strategy}, mesh {self.mesh}, rank {self.rank}"
         return f"one {self.step} step of model {self.model!r}: {where}"
 
     def summary(self) -> str:
-        """How much is moved, in one line."""
+        """Returns the number and the bytes of the collectives, in one line."""
         if not self.collectives:
             why = ": no distribution is set" if self.mesh is None else ""
             if self.mesh is not None and self.mesh.size == 1:
@@ -38,7 +38,7 @@ class Explanation(Explained, Shown):
         return f"{calls} collectives ({kinds}) on {human_bytes(size)} of this rank."
 
     def advice(self) -> tuple[str, ...]:
-        """One line for each avoidable collective."""
+        """Returns one line for each avoidable collective."""
         return tuple(
             f"Avoidable: {each.problem}. Instead: {said(each.rules)}. Then {each.effect}."
             for each in self.avoidable
@@ -52,7 +52,7 @@ class Explanation(Explained, Shown):
         return found
 
     def table(self) -> Table:
-        """One row per collective, the sums by axis and kind, and the advice."""
+        """Returns a table with a row per collective, the sums by axis and kind, and the advice."""
         table = Table(title=self.title(), caption="\n".join([self.summary(), *self.advice()]))
         table.caption_justify = "left"
         for name in ("phase", "layer", "collective", "axis", "operator"):
@@ -69,7 +69,7 @@ class Explanation(Explained, Shown):
         return table
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture: the layers down the page, and the collectives where they happen.
+        """Writes the picture: the layers down the page, each with its collectives.
 
         One rank writes; call it on one.
 
@@ -108,7 +108,7 @@ def _row(each: Collective) -> tuple[str, ...]:
 
 
 def _totals(collectives: Iterable[Collective]) -> list[tuple[str, ...]]:
-    """A row for each axis and kind, and one for all."""
+    """Returns a row for each axis and kind, and one for the total."""
     grouped: dict[tuple[str, str], list[Collective]] = {}
     for each in collectives:
         grouped.setdefault((", ".join(each.axes) or "-", each.kind), []).append(each)

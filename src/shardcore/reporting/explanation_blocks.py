@@ -1,4 +1,4 @@
-"""Tensors as small blocks in a picture: split as they are, this rank's part in the axis' colour.
+"""Tensors as small blocks in a picture, with this rank's part in the colour of the axis.
 
 The style sheets follow the reader's light or dark page.
 """
@@ -10,12 +10,12 @@ from shardcore.domain.mesh import Mesh
 from shardcore.domain.spec import DimSpec, entry_axes
 
 WIDTH, HEIGHT = 34, 20
-# More parts than this are drawn as this many.
+# The largest number of parts that is drawn.
 MOST_PARTS = 8
 
 
 def colour(axis: str, mesh: Mesh | None) -> str:
-    """Returns the class of `axis` in the style sheet; that of no axis for one that is unknown.
+    """Returns the class of `axis` in the style sheet; a neutral one for an unknown axis.
 
     Example:
         >>> colour("model", Mesh((2, 2), ("data", "model")))
@@ -26,13 +26,13 @@ def colour(axis: str, mesh: Mesh | None) -> str:
 
 
 def block(x: float, y: float, spec: Sequence[DimSpec], mesh: Mesh | None, rank: int) -> str:
-    """A block at `x`, `y`: its last dim is drawn across, the other dims down.
+    """Returns a block at `x`, `y`: its last dim is drawn across, the other dims down.
 
     Args:
         x: Its left side.
         y: Its top.
         spec: Per tensor dim the mesh axes that split it.
-        mesh: The mesh, None where nothing is distributed.
+        mesh: The mesh, None if nothing is distributed.
         rank: The rank whose part is coloured.
     """
     if mesh is None or not _axes(spec, mesh):
@@ -55,13 +55,13 @@ def block(x: float, y: float, spec: Sequence[DimSpec], mesh: Mesh | None, rank: 
 
 
 def _axes(spec: Sequence[DimSpec], mesh: Mesh) -> list[str]:
-    """Returns the axes of several ranks that split a dim of `spec`."""
+    """Returns the axes that split a dim of `spec` and have several ranks."""
     axes = (axis for entry in spec for axis in entry_axes(entry))
     return [axis for axis in axes if mesh.axis_size(axis) > 1]
 
 
 def _parts(spec: Sequence[DimSpec], mesh: Mesh, rank: int) -> tuple[int, int]:
-    """Returns into how many parts a side of a block is split, and which of them is the rank's."""
+    """Returns the number of parts of a side of a block, and the index of the rank's part."""
     at = dict(zip(mesh.axis_names, mesh.coordinate(rank), strict=True))
     parts, own = 1, 0
     for axis in _axes(spec, mesh):
@@ -74,7 +74,7 @@ def _rect(x: float, y: float, width: float, height: float, kind: str) -> str:
     return f'<rect x="{x:g}" y="{y:g}" {size} class="{escape(kind)}"/>'
 
 
-# Per class, what is painted, and in which colours on a light and on a dark page.
+# Per class the property, and its colours on a light and on a dark page.
 COLOURS = {
     "text": ("fill", "#1b1f24", "#e6edf3"),
     ".soft": ("fill", "#57606a", "#9198a1"),

@@ -1,4 +1,4 @@
-"""A step as a picture: layers down the page, sharding by colour, collectives where they happen."""
+"""A step as a picture: layers down the page, sharding by colour, collectives beside the layers."""
 
 from collections.abc import Iterable, Iterator
 from html import escape
@@ -9,13 +9,13 @@ from shardcore.domain.mesh import Mesh
 from shardcore.reporting.explanation_blocks import PAGE_STYLE, STYLE, WIDTH, block, colour
 from shardcore.reporting.tables import human_bytes
 
-# The left sides of the columns: layers, variables, outputs, both passes; and the whole width.
+# The left sides of the columns: layers, variables, outputs, both passes; and the full width.
 LAYERS, VARIABLES, OUTPUTS, FORWARD, BACKWARD, PAGE = 16, 300, 560, 790, 1060, 1330
 LINE, LETTER = 26, 7.3
 
 
 def svg(explained: Explained, title: str, summary: str, advice: Iterable[str]) -> str:
-    """Returns the picture, complete in itself."""
+    """Returns the picture as a self-contained SVG."""
     y, shapes = _head(explained, title, summary, advice)
     for number, (name, layer, collectives) in enumerate(_rows(explained)):
         columns: dict[int, list[Collective]] = {FORWARD: [], BACKWARD: []}
@@ -40,7 +40,7 @@ def svg(explained: Explained, title: str, summary: str, advice: Iterable[str]) -
 
 
 def html(title: str, picture: str, table: str) -> str:
-    """Returns a page with the picture, and the table below it."""
+    """Returns a page with the picture and the table below it."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
         f"<title>{escape(title)}</title><style>{PAGE_STYLE}</style></head><body>\n"
@@ -49,7 +49,7 @@ def html(title: str, picture: str, table: str) -> str:
 
 
 def _rows(explained: Explained) -> Iterator[tuple[str, ExplainedLayer | None, list[Collective]]]:
-    """Yields a row for each layer, and for each phase of what belongs to none, by its name."""
+    """Yields a row for each layer, and one for each phase with collectives outside all layers."""
     paths = {layer.path for layer in explained.layers}
 
     def outside(*phases: Phase) -> Iterator[tuple[str, None, list[Collective]]]:
@@ -85,7 +85,7 @@ def _layer(name: str, layer: ExplainedLayer, y: int, explained: Explained) -> It
 def _head(
     explained: Explained, title: str, summary: str, advice: Iterable[str]
 ) -> tuple[int, list[str]]:
-    """Returns where the rows begin, and what stands above them."""
+    """Returns the top of the first row, and the shapes above it."""
     lines = [_text(LAYERS, 6, title, "title"), _text(LAYERS, 30, summary)]
     y = 54
     for each in advice:
@@ -117,7 +117,7 @@ def _legend(y: int, mesh: Mesh | None) -> list[str]:
 
 
 def _chip(x: int, y: int, each: Collective, mesh: Mesh | None, forced: bool) -> str:
-    """A collective: its axes by colour, its kind, its bytes, how often; the reason on hovering."""
+    """Returns a collective: axes by colour, kind, bytes and count; the reason on hovering."""
     bars = "".join(
         f'<rect x="{x + 5 * n}" y="{y}" width="5" height="{LINE - 6}" class="{kind}"/>'
         for n, kind in enumerate(colour(axis, mesh) for axis in each.axes)
@@ -142,7 +142,7 @@ def _of_what(each: Collective) -> str:
 
 
 def _label(x: int, y: int, text: str, end: int) -> str:
-    """Returns what stands beside a block at `x`, up to `end`."""
+    """Returns the text beside a block at `x`, up to `end`."""
     return _text(x + WIDTH + 8, y, text, room=end - x - WIDTH - 8)
 
 
@@ -153,7 +153,7 @@ def _sizes(shape: tuple[int, ...]) -> str:
 def _text(
     x: float, y: int, text: str, kind: str = "", room: int | None = None, then: str = ""
 ) -> str:
-    """Text in the line at `y`, and something pale after it, cut to its room."""
+    """Returns `text` in the line at `y`, with `then` pale after it, both cut to the room."""
     most = len(text) + len(then) if room is None else max(4, int((room - 12) / LETTER))
     shown, pale = _cut(text, most), _cut(then, most - len(text))
     named = f' class="{kind}"' if kind else ""

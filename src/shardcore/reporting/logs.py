@@ -17,13 +17,13 @@ LEVELS = ("debug", "info", "warning", "error")
 def configure(rank: Callable[[], int]) -> Callable[[], None]:
     """Shows the log on standard error, as `SHARDCORE_LOG` asks; by default "info" on rank 0.
 
-    Does nothing where the program has set the log up by the logging module.
+    Does nothing if the program has set the log up with the logging module.
 
     Args:
-        rank: Gives the rank of this process.
+        rank: A function that returns the rank of this process.
 
     Returns:
-        Puts the log back as it was.
+        A function that restores the log.
     """
     root = logging.getLogger("shardcore")
     words = [word.strip() for word in os.environ.get(VARIABLE, "").lower().split(",")]

@@ -1,4 +1,4 @@
-"""What a plan says, and how it is shown."""
+"""The report on a plan: its rules, and the bytes of the variables that they decide."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,16 +17,16 @@ from shardcore.reporting.tables import Shown, human_bytes
 
 @attrs.frozen
 class PlannedRule:
-    """One rule, and what it does to the variables and outputs that it decides.
+    """One rule, with the variables and outputs that it decides.
 
     Args:
         rule: The rule's key; empty for the variables that no rule matches.
         spec: Its value as text.
         shapes: The global shapes of the variables, each once.
-        variables: How many there are.
-        outputs: Of how many layers it lays out the output.
-        bytes_here: The bytes that the fullest rank stores of them.
-        bytes_whole: Their bytes.
+        variables: The number of variables.
+        outputs: The number of layer outputs that it lays out.
+        bytes_here: The bytes of the variables on the fullest rank.
+        bytes_whole: The bytes of the full variables.
         reason: Why the policy chose it.
     """
 
@@ -70,7 +70,7 @@ class PlanReport(Shown):
         return {**super().to_dict(), **sums}
 
     def table(self) -> Table:
-        """One row per rule, and the sum."""
+        """Returns a table with a row per rule, and the total."""
         table = Table(title=f"policy {self.policy}, mesh {self.mesh}")
         for name in ("rule", "spec", "shape"):
             table.add_column(name, overflow="fold")
@@ -100,7 +100,7 @@ def plan_report(
     rules: PathRules[tuple[DimSpec, ...]],
     reasons: Mapping[str, str],
 ) -> PlanReport:
-    """Returns what the rules, specs by keys, do to the variables and to the outputs of these paths.
+    """Returns the report on rules, specs by keys, for the variables and the outputs of these paths.
 
     Raises:
         LayoutError: If a rule does not fit a variable that it decides.

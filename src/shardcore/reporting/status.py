@@ -1,4 +1,4 @@
-"""What `shardcore.status()` tells, and how it is shown."""
+"""The result of `shardcore.status()`."""
 
 import attrs
 from rich.table import Table
@@ -8,12 +8,12 @@ from shardcore.reporting.tables import Shown
 
 @attrs.frozen
 class Status(Shown):
-    """Where this process stands.
+    """The state of shardcore in this process.
 
     Args:
-        installed: Whether shardcore is in Keras.
-        strategy: The strategy that was chosen, None where nothing is installed.
-        passed_over: Why the other strategies were not, by name.
+        installed: Whether shardcore is installed into Keras.
+        strategy: The strategy that was chosen, None if shardcore is not installed.
+        passed_over: The reasons against the other strategies, by name.
         mesh_shape: The shape of the mesh of the distribution that is set, None without one.
         axis_names: The names of its axes.
         devices: Every device of the job, in the order of the ranks.

@@ -29,7 +29,7 @@ class Shown(ABC):
 
 
 def render(table: Table) -> str:
-    """Returns `table` as text, without colours, as wide as it needs to be.
+    """Returns `table` as text, without colours and without a limit on its width.
 
     Example:
         >>> print(render(Table("a", "b")).splitlines()[0][:1])
@@ -43,7 +43,7 @@ def render(table: Table) -> str:
 
 
 def human_bytes(count: int) -> str:
-    """A number of bytes for people.
+    """Returns a number of bytes for people.
 
     Example:
         >>> human_bytes(999), human_bytes(1536), human_bytes(3 * 2**30)

@@ -1,4 +1,4 @@
-"""What `shardcore.verify()` tells, and how it is shown."""
+"""The result of `shardcore.verify()`."""
 
 from typing import Any
 
@@ -10,20 +10,20 @@ from shardcore.reporting.tables import Shown, human_bytes
 
 @attrs.frozen
 class VariableCheck:
-    """One variable, as it was found on this rank and confirmed on all.
+    """The check of one variable, as found on this rank and confirmed on all.
 
     Args:
         path: The variable's path.
         rule: The layout map's rule that decided, None if no rule did.
         spec: The layout as text.
         shape: The global shape.
-        local_shape: The shape of what this rank stores.
-        bytes_here: The bytes that this rank's storage takes.
-        bytes_whole: The bytes of the whole value.
-        stored: Whether every rank stores its shard of the whole value, and nothing else.
-        gradient: The layout of its gradient as text, None where there is none.
-        gradient_fits: Whether that is the layout of the variable, on every rank; None without one.
-        stale: What the rules say since it was built, in words; None where they say the same.
+        local_shape: The shape of this rank's shard.
+        bytes_here: The bytes of this rank's storage.
+        bytes_whole: The bytes of the full tensor.
+        stored: Whether every rank stores its shard of the full tensor, and nothing else.
+        gradient: The layout of its gradient as text, None without a gradient.
+        gradient_fits: Whether that is the variable's layout on every rank; None without one.
+        stale: A message if the rules have changed since the variable was built, else None.
     """
 
     path: str
@@ -40,7 +40,7 @@ class VariableCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong with it."""
+        """Whether the variable is as its rule says."""
         return self.stored and self.gradient_fits is not False and self.stale is None
 
 
@@ -51,7 +51,7 @@ class Verification(Shown):
     Args:
         mesh: The mesh as text.
         strategy: The strategy's name.
-        rank: The rank that this report is of.
+        rank: The rank that made this report.
         variables: One check per variable: the model's, then the optimizer's.
         unused_rules: The rules of the layout map that matched no variable and no output.
     """
@@ -64,7 +64,7 @@ class Verification(Shown):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong with any variable."""
+        """Whether every variable is as its rule says."""
         return all(check.ok for check in self.variables)
 
     @property
@@ -82,7 +82,7 @@ class Verification(Shown):
         return {**super().to_dict(), "ok": self.ok}
 
     def table(self) -> Table:
-        """One row per variable, and the sum."""
+        """Returns a table with a row per variable, and the total."""
         table = Table(
             title=f"strategy {self.strategy}, mesh {self.mesh}, rank {self.rank}: "
             + ("all as it should be" if self.ok else "WRONG, see below")

@@ -297,7 +297,7 @@ def test_projections_without_heads_in_their_shapes_stay_whole():
     children = [dense(f"att/{name}", 16, 16) for name in names]
     model = block("block", LayerFacts("att", ("Attention",), children=tuple(children)))
     assert specs(plan(model)) == {}
-    assert reasons(model)["att/query/kernel"] == "whole: its heads are not told by its kernels"
+    assert reasons(model)["att/query/kernel"] == "whole: its kernels do not show its heads"
 
 
 # --- embeddings, norms, and the rest --------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""The collectives of a step: their reasons, and how to avoid them."""
+"""The collectives of a step, their reasons, and advice to avoid them: data for `explain()`."""

@@ -1,4 +1,4 @@
-"""Which collectives of a step another rule would spare, and the rule."""
+"""Advice: the collectives of a step that another rule would avoid, and that rule."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,24 +9,24 @@ from shardcore.domain.spec import DimSpec, dim_spec, entry_axes, without_axes
 
 Rules = dict[str, tuple[DimSpec, ...] | None]
 
-# Gathers, and what takes their place where a dim is split in the place of another.
+# An all-to-all replaces an all-gather if another dim is split instead.
 _GATHERS = ("all_gather", "all_to_all")
 _PHASES = ("forward", "loss and metrics")
 
-# As in the policies: below it a collective costs its start more than its bytes.
+# As in the policies: below it the latency of a collective exceeds the time for its bytes.
 SMALL = 64 * 1024
-# The rules of one advice that are written out; the data has all.
+# The number of rules of one advice that are printed; the data has all.
 MOST_SAID = 4
 
 
 def advise(moved: Sequence[Facts], layers: Sequence[ExplainedLayer]) -> tuple[Avoidable, ...]:
     """Returns the gathers that a layout forces, each once with the rules to change.
 
-    Only what another rule spares is named: a large weight that is gathered for use is split to save
-    memory, and a pending sum is what a split kernel costs.
+    A large weight that is gathered for use is left out, since its split saves memory. So is the
+    reduction of a partial sum, which every split kernel needs.
     """
     found: list[Avoidable] = []
-    ruled: set[str] = set()  # one change at a time: a rule that is changed changes what follows
+    ruled: set[str] = set()  # one change at a time: a changed rule changes later collectives
     for facts in moved:
         if facts.kind in _GATHERS and not facts.reduced and facts.phase in _PHASES:
             advised = _advice(facts, layers)
@@ -38,7 +38,7 @@ def advise(moved: Sequence[Facts], layers: Sequence[ExplainedLayer]) -> tuple[Av
 
 def _advice(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
     if facts.rule:
-        if _gathers_tokens(facts):  # once, for all who need them
+        if _gathers_tokens(facts):  # once, for all layers that need them
             return None
         return Avoidable(
             facts.collective(),
@@ -54,7 +54,7 @@ def _advice(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
 def _small_variables(
     moved: Iterable[Facts], layers: Sequence[ExplainedLayer]
 ) -> Iterator[Avoidable]:
-    """Variables that are gathered at each use, and so small that it costs more than it saves."""
+    """Yields advice for small split variables, whose gathers cost more than their split saves."""
     small = {v.path: v for layer in layers for v in layer.variables if v.bytes < SMALL}
     found: dict[tuple[str, ...], dict[str, Facts]] = {}
     for facts in moved:
@@ -76,7 +76,7 @@ def _small_variables(
 
 
 def _by_rows(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
-    """A kernel whose input comes split by features: split by rows, it takes the input so."""
+    """Returns the advice to split a kernel by rows, so that its input stays split by features."""
     layer = next((each for each in layers if each.path == facts.layer), None)
     size = _features(facts)
     if layer is None or size is None:
@@ -90,7 +90,7 @@ def _by_rows(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None
     rows = (*kernel.spec[:-2], with_axis, *without_axes(kernel.spec[-1:], axis))
     others = [
         each for each in layer.variables if each is not kernel and _has(each.spec, axis)
-    ]  # the output is whole then
+    ]  # the output is replicated then
     split = "split by its last dim" if axis in entry_axes(kernel.spec[-1]) else "whole"
     return Avoidable(
         facts.collective(),
@@ -102,7 +102,7 @@ def _by_rows(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None
 
 
 def _whole_producer(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
-    """Returns the layer whose output is split as this one cannot use it: the last before it."""
+    """Returns the advice to replicate the last layer before whose split output must be gathered."""
     axis = facts.axes[0]
     paths = [layer.path for layer in layers]
     upto = paths.index(facts.layer) if facts.layer in paths else len(layers)
@@ -126,7 +126,7 @@ def _gathers_tokens(facts: Facts) -> bool:
 
 
 def _features(facts: Facts) -> int | None:
-    """Returns the size of the last dim, if that is what is gathered."""
+    """Returns the size of the last dim, if that is gathered."""
     if facts.shape is None or facts.source is None or not facts.shape:
         return None
     last = len(facts.shape) - 1
@@ -139,7 +139,7 @@ def _has(spec: Iterable[DimSpec], axis: str) -> bool:
 
 
 def said(rules: Rules) -> str:
-    """Returns the rules as the lines that write them; of many the first.
+    """Returns the rules as the lines of code that set them; of many rules, the first ones.
 
     Example:
         >>> said({"down/kernel": ("model", None), "down/output": None})

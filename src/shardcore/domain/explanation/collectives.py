@@ -1,4 +1,4 @@
-"""What a step moves between ranks, as data: its collectives, and the layers that they are for."""
+"""The collectives of a step as data, with the layers that need them."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -17,23 +17,23 @@ Phase: TypeAlias = Literal["batch", "forward", "loss and metrics", "backward", "
 
 @attrs.frozen
 class Collective:
-    """A collective of a step, or several that are equal in all of this.
+    """A collective of a step, or several that are equal in all attributes.
 
     Args:
         kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "broadcast".
-        phase: The part of the step that it belongs to.
-        layer: The path of the layer that needs it; in the backward pass the one whose forward
-            operator is gone through. Empty outside the model.
-        operator: The operator that needs it: "aten.mm.default". Empty where none does.
+        phase: The phase of the step.
+        layer: The path of the layer that needs it. In the backward pass this is the layer of the
+            forward operator. Empty outside the model.
+        operator: The operator that needs it: "aten.mm.default". Empty if none does.
         axes: The mesh axes along which the ranks take part.
-        ranks: How many take part.
-        operand_bytes: The bytes of this rank's operands, of each time.
-        sent_bytes: The bytes that one rank sends to others by theory, of each time.
-        variables: The paths of the variables, or of those whose gradients, are moved.
-        shape: The global shape of what is moved, where it is one tensor that is known.
-        change: Its placements before and after, over `axes`: "S(1) -> R". Empty where not known.
-        reason: Why, in words.
-        times: How often.
+        ranks: The number of ranks that take part.
+        operand_bytes: The bytes of this rank's operands, each time.
+        sent_bytes: The bytes that one rank sends in theory, each time.
+        variables: The paths of the variables that are moved, or whose gradients are.
+        shape: The global shape of the tensor; None for several tensors or an unknown one.
+        change: Its placements before and after, over `axes`: "S(1) -> R". Empty if unknown.
+        reason: The reason in words.
+        times: The number of equal collectives.
     """
 
     kind: str
@@ -53,13 +53,13 @@ class Collective:
 
 @attrs.frozen
 class Avoidable:
-    """A collective that another rule of the layout map would spare.
+    """A collective that another rule of the layout map would avoid.
 
     Args:
         collective: The collective.
-        problem: What forces it.
-        rules: The rules to write, specs by keys; None where a rule is to be taken out.
-        effect: What they change.
+        problem: Its cause.
+        rules: The rules to set, specs by keys; None for a rule to remove.
+        effect: The effect of these rules.
     """
 
     collective: Collective
@@ -89,11 +89,11 @@ class ExplainedLayer:
     Args:
         path: Its path.
         kind: The name of its class.
-        depth: How many layers it is called inside of.
-        calls: How often it was called.
-        variables: Its own variables, and not those of layers that it calls.
-        shape: The global shape of its output, the first if it has several; None without one.
-        spec: Its layout: per tensor dim the mesh axes that split it.
+        depth: The number of layers around the call.
+        calls: The number of calls.
+        variables: Its variables, without those of layers that it calls.
+        shape: The global shape of its first output; None without one.
+        spec: The layout of that output: per tensor dim the mesh axes that split it.
     """
 
     path: str
@@ -107,17 +107,17 @@ class ExplainedLayer:
 
 @attrs.frozen
 class Explained:
-    """What one step of a model moves between ranks, as this rank saw it.
+    """The collectives of one step of a model, as seen by one rank.
 
     Args:
         model: The model's name.
         step: "train", "test" or "predict".
-        mesh: The mesh; None where no distribution is set.
-        strategy: The strategy's name; empty where no distribution is set.
-        rank: The rank of the mesh that this is of.
+        mesh: The mesh; None if no distribution is set.
+        strategy: The strategy's name; empty if no distribution is set.
+        rank: That rank of the mesh.
         layers: The layers that the step called, in the order of the first calls.
-        collectives: The collectives of the step, in order; equal ones once, with how often.
-        avoidable: Those that another rule would spare, with the rule.
+        collectives: The collectives of the step, in order; equal ones once, with their number.
+        avoidable: Those that another rule would avoid, with the rule.
     """
 
     model: str
@@ -131,7 +131,7 @@ class Explained:
 
     @property
     def calls(self) -> "Counter[str]":
-        """How many collectives are started, by kind."""
+        """The number of collectives, by kind."""
         return self._sum(lambda each: 1)
 
     @property
@@ -146,27 +146,27 @@ class Explained:
         return total
 
     def is_avoidable(self, collective: Collective) -> bool:
-        """Returns whether another rule would spare `collective`."""
+        """Returns whether another rule would avoid `collective`."""
         once = attrs.evolve(collective, times=1)
         return any(each.collective == once for each in self.avoidable)
 
 
 def sent_bytes(kind: str, operand_bytes: int, ranks: int) -> int:
-    """Returns the bytes that one rank sends by theory, when all ranks have operands of one size.
+    """Returns the bytes that one rank sends in theory, if all operands have one size.
 
-    Those of `Step.bytes_sent` for an even split.
+    For even shards they equal `Step.bytes_sent`.
 
     Example:
         >>> sent_bytes("all_reduce", 96, ranks=4), sent_bytes("all_gather", 96, ranks=4)
         (144, 288)
     """
-    # A rank's operand is a shard of what the ranks hold together, or all of it.
+    # A rank's operand is its shard of the tensor, or the full tensor.
     held = operand_bytes * (ranks if kind in ("all_gather", "all_to_all") else 1)
     return round(bytes_sent(kind, ranks, held))
 
 
 def axes_of(mesh: Mesh, processes: Iterable[int], group: Collection[int]) -> tuple[str, ...]:
-    """Returns the axes of `mesh` that the processes of `group` lie along, or none.
+    """Returns the axes of `mesh` along which `group` extends; none if it is no group of the mesh.
 
     Args:
         mesh: The mesh.
@@ -188,7 +188,7 @@ def axes_of(mesh: Mesh, processes: Iterable[int], group: Collection[int]) -> tup
 
 
 def counted(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Returns equal collectives as one, with how often, in the order of the first."""
+    """Returns equal collectives as one, with their number, in the order of the first."""
     times: dict[Collective, int] = {}
     for each in collectives:
         once = attrs.evolve(each, times=1)

@@ -1,4 +1,4 @@
-"""Why a collective was made, in words."""
+"""The reason of a collective, in words."""
 
 import attrs
 
@@ -12,25 +12,26 @@ _READS = "aten._local_scalar_dense"
 
 @attrs.frozen
 class Facts:
-    """What is known of one collective.
+    """The facts about one collective, from which its reason follows.
 
     Args:
         kind: "all_reduce", "all_gather", ...
-        phase: The part of the step.
+        phase: The phase of the step.
         axes: The mesh axes.
-        processes: Those that take part.
+        processes: The processes that take part.
         operand_bytes: The bytes of this rank's operands.
-        layer: The path of the layer, empty outside.
-        operator: The operator, empty where none needs it.
-        fell_back: Whether the operator runs on whole operands, as it cannot be split.
-        shape: The global shape of what is moved, None where it is not known.
-        source: The layout that it has.
-        target: The layout that it gets.
-        variable: The variable that is moved, None for something else.
-        reduced: The variables whose gradients are moved; outside of a backward pass, those whose
-            new values are.
-        cause: What is moved, where Keras asks for it and no operator does: "the layer's output:".
-        rule: The key of the rule that asks for it, empty where none does.
+        layer: The path of the layer, empty outside the model.
+        operator: The operator that needs it, empty if none does.
+        fell_back: Whether the operator runs on full operands, as it cannot be split.
+        shape: The global shape of the tensor, None if it is unknown.
+        source: The layout before.
+        target: The layout after.
+        variable: The variable that is moved, None for another tensor.
+        reduced: The variables whose gradients are moved; outside a backward pass, those whose
+            new values are moved.
+        cause: A text that names the tensor, if Keras needs the collective and no operator does:
+            "the layer's output:".
+        rule: The key of the rule that causes it, empty if none does.
         batch_axis: The axis that splits batches.
     """
 
@@ -52,15 +53,15 @@ class Facts:
     batch_axis: str = ""
 
     def before(self) -> tuple[Placement, ...]:
-        """Returns what the axes do to the tensor before."""
+        """Returns the placements along the axes before."""
         return () if self.source is None else tuple(map(self.source.placement, self.axes))
 
     def after(self) -> tuple[Placement, ...]:
-        """Returns what the axes do to the tensor after."""
+        """Returns the placements along the axes after."""
         return () if self.target is None else tuple(map(self.target.placement, self.axes))
 
     def collective(self) -> Collective:
-        """Returns the collective, as an explanation shows it."""
+        """Returns the collective with its reason."""
         ranks = len(self.processes)
         changes = zip(self.before(), self.after(), strict=True)
         return Collective(
@@ -80,7 +81,7 @@ class Facts:
 
 
 def reason(facts: Facts) -> str:
-    """Returns why the collective was made.
+    """Returns the reason of the collective.
 
     Example:
         >>> facts = Facts("all_reduce", "backward", ("data",), reduced=("dense/kernel",))
@@ -112,7 +113,7 @@ def _of_reduced(facts: Facts) -> str:
 
 
 def _what(facts: Facts) -> str:
-    """Returns what is moved, where it is neither a variable nor the gradient of one."""
+    """Returns words for the tensor, if it is neither a variable nor the gradient of one."""
     if facts.operator.startswith(_READS):
         return "a value that is read on the host"
     if facts.operator:
@@ -124,7 +125,7 @@ def _what(facts: Facts) -> str:
 
 
 def _move(facts: Facts) -> str:
-    """Returns how it is placed, and what is done about it."""
+    """Returns words for the placement before and for the change."""
     over, after = _over(facts.axes), facts.after()
     dims = [placement.dim for placement in after if isinstance(placement, Shard)]
     for before in facts.before():

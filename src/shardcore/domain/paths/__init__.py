@@ -1,1 +1,1 @@
-"""Rules that are keyed by the paths of variables and outputs."""
+"""Rules keyed by the paths of variables and outputs: import `rules.PathRules`."""

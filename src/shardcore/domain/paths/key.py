@@ -1,4 +1,4 @@
-"""How one rule's key is read, as a name or as a regular expression, and how paths are spelled."""
+"""Keys of rules, which are names or regular expressions, and the spellings of paths."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -11,9 +11,9 @@ from shardcore.domain.errors import RuleError
 
 SEPARATORS: Final = ("/", ".")
 
-# Only names that mean one thing wherever they stand. Left out: RMSNormalization's `scale` (in an
-# attention layer `scale` is no torch weight), PReLU's `alpha`, and the LSTM `kernel` as
-# `weight_ih` (a rule `.*weight_.*` would then match every kernel).
+# Only names with one meaning in all layers. Left out: RMSNormalization's `scale` (in an attention
+# layer `scale` is no torch weight), PReLU's `alpha`, and the LSTM `kernel` as `weight_ih` (a rule
+# `.*weight_.*` would then match every kernel).
 KERAS_TO_TORCH: Final[Mapping[str, str]] = MappingProxyType(
     {
         "kernel": "weight",
@@ -50,11 +50,11 @@ def dotted(path: str) -> str:
 
 
 def spellings(path: str) -> tuple[str, ...]:
-    """Returns every way to write `path`, as it was given first.
+    """Returns every spelling of `path`, the given one first.
 
     The separators may be all `/` or all `.`, and the last name may be any that Keras or PyTorch
-    gives to the same variable. A path with a slash is Keras' own, so its last name is read as a
-    Keras name: `dense/bias` is a bias and never a `beta`. A path without one may be PyTorch's.
+    gives to the same variable. A path with a slash is a Keras path, so its last name is a Keras
+    name: `dense/bias` is a bias and never a `beta`. A path without one may be a PyTorch path.
 
     Example:
         >>> spellings("dense/kernel")
@@ -85,20 +85,22 @@ def _checked_text(text: object) -> str:
 
 @attrs.frozen
 class PathKey:
-    r"""A rule's key, read once.
+    r"""A rule's key, parsed once.
 
     A key without a regular-expression character other than the dot is a **name**: each `.` and
     `/` in it is a separator. Any other key is a **pattern**, in which `.` is any character and a
-    separator is written `/` or `\.`; a pattern that names one of the two is compared with the
-    spellings that use that one, so that `[^/]+` stays within one name.
+    separator is written `/` or `\.`. A pattern with one of the two is compared only with spellings
+    that use it, so that `[^/]+` stays within one name.
+
+    Args:
+        text: The key as the user wrote it.
 
     Attributes:
-        text: The key as the user wrote it.
         pattern: The compiled regular expression; None for a name.
-        separators: The separators that a pattern names; empty for a name.
+        separators: The separators in a pattern; empty for a name.
 
     Raises:
-        RuleError: The key is not a non-empty string, or not a valid regular expression.
+        RuleError: If the key is not a non-empty string, or not a valid regular expression.
 
     Example:
         >>> PathKey("dense_1.kernel").is_pattern, PathKey("dense_1.*kernel").is_pattern
@@ -138,17 +140,17 @@ class PathKey:
 
     @property
     def exact_name(self) -> str:
-        """The spelling that this key equals: slashed for a name, itself for a pattern."""
+        """The spelling that this key equals: with slashes for a name, itself for a pattern."""
         return self.text if self.is_pattern else slashed(self.text)
 
     def fullmatches(self, names: Iterable[str]) -> bool:
-        """Returns whether the pattern matches one whole spelling; always False for a name."""
+        """Returns whether the pattern matches all of one spelling; always False for a name."""
         pattern = self.pattern
         return pattern is not None and any(
             pattern.fullmatch(name) for name in names if self._speaks(name)
         )
 
     def _speaks(self, spelling: str) -> bool:
-        """Returns whether `spelling` uses a separator that the pattern names, if it names any."""
+        """Returns whether `spelling` uses the separator of the pattern, if the pattern has one."""
         used = [separator for separator in SEPARATORS if separator in spelling]
         return len(self.separators) != 1 or not used or self.separators[0] in used

@@ -1,4 +1,4 @@
-"""What a set of rules did to a model's paths, and what a rule that did nothing may have meant."""
+"""Report on the rules that matched a model's paths, with hints for unused rules."""
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
@@ -11,13 +11,13 @@ from shardcore.domain.paths.key import PathKey, slashed, spellings
 
 @attrs.frozen
 class RulesReport:
-    """Which rule each path got, and what was left over on either side.
+    """The rule of each path, the unused rules and the unmatched paths.
 
-    Attributes:
+    Args:
         matched: For each path that a rule matched, that rule's key.
         unused_rules: The keys that decided no path.
         unmatched_paths: The paths that no rule matched.
-        hints: For some unused keys, what to do about them.
+        hints: For some unused keys, a remedy.
     """
 
     matched: Mapping[str, str]
@@ -46,11 +46,11 @@ def _table(rows: Mapping[str, str]) -> list[str]:
 
 
 def hint(key: PathKey, paths: Collection[str], matched: Mapping[str, str]) -> str | None:
-    """Says what an unused `key` may have meant, or None when nothing is near.
+    """Returns a hint for an unused `key`, None if there is none.
 
     Args:
         key: The key that decided no path.
-        paths: Every path that was asked for.
+        paths: Every path that was looked up.
         matched: For each matched path, the key that decided it.
     """
     return _overruled(key, matched) or _unanchored(key, paths) or _closest(key, paths)
@@ -64,10 +64,10 @@ def _overruled(key: PathKey, matched: Mapping[str, str]) -> str | None:
 
 
 def _unanchored(key: PathKey, paths: Iterable[str]) -> str | None:
-    """The hint for a key that `re.search` would have found: older Keras releases used it."""
+    """Returns the hint for a key that `re.search` would find: older Keras releases used it."""
     try:
         widened = PathKey(widen(key))
-    except RuleError:  # such as inline flags, which must stand first
+    except RuleError:  # such as inline flags, which must come first
         return None
     found = [path for path in paths if widened.fullmatches(spellings(path))]
     if not found:
@@ -79,7 +79,7 @@ def _unanchored(key: PathKey, paths: Iterable[str]) -> str | None:
 
 
 def widen(key: PathKey) -> str:
-    """Returns the regular expression that matches wherever `key` would be found.
+    """Returns the regular expression that matches each path in which `key` would be found.
 
     Example:
         >>> widen(PathKey("dense.kernel")), widen(PathKey(".*dense|conv"))
@@ -92,7 +92,7 @@ def widen(key: PathKey) -> str:
 
 
 def _closest(key: PathKey, paths: Collection[str]) -> str | None:
-    if not key.is_pattern:  # answer in the way that the key is written
+    if not key.is_pattern:  # the hint is spelled as the key is
         paths = dict.fromkeys(name for path in paths for name in spellings(path))
     near = difflib.get_close_matches(key.text, paths, n=1)
     return f"the closest path is {near[0]!r}" if near else None

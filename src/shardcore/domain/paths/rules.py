@@ -1,4 +1,4 @@
-"""Rules keyed by paths: which value each variable of a model gets."""
+"""Rules keyed by paths, which give a value to each variable of a model."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, Literal, TypeVar
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Match(Generic[T]):
     """The rule that decides a path.
 
-    Attributes:
+    Args:
         key: The rule's key, as the user wrote it.
         value: The rule's value.
         how: "exact" when the key is one of the path's spellings, "pattern" when it is a regular
@@ -41,17 +41,17 @@ def _collect(rules: Mapping[str, T] | Iterable[tuple[str, T]]) -> dict[str, T]:
 
 @attrs.frozen(eq=False)
 class PathRules(Mapping[str, T]):
-    """An immutable mapping from keys to values that can be asked by path.
+    """An immutable mapping from keys to values, with a lookup by path.
 
-    As a mapping it gives back what was put in, key by key. `match` asks which rule decides a
-    variable's path: the key that spells the path, else the one regular expression that matches
-    all of it. Keys and paths may be written Keras' way or PyTorch's; see docs/rules.md.
+    `match` returns the rule that decides a path: the key that spells the path, else the one regular
+    expression that matches all of it. Keys and paths may be spelled as in Keras or as in PyTorch;
+    see docs/rules.md.
 
     Args:
         rules: A mapping, or pairs, of key and value.
 
     Raises:
-        RuleError: A key is empty, given twice, or not a valid regular expression.
+        RuleError: If a key is empty, given twice, or not a valid regular expression.
 
     Example:
         >>> rules = PathRules({".*dense.*kernel": "columns", "block_0/dense/kernel": "rows"})
@@ -81,28 +81,28 @@ class PathRules(Mapping[str, T]):
         return len(self._rules)
 
     def match(self, path: str) -> Match[T] | None:
-        """Returns the rule that decides `path`, or None when no rule matches it.
+        """Returns the rule that decides `path`, or None if no rule matches it.
 
         Args:
             path: A variable's path (`block_0/dense/kernel`, `block_0.dense.weight`), or a layer's
                 output (`block_0/dense/output`).
 
         Raises:
-            RuleError: Several rules match.
+            RuleError: If several rules match.
         """
         if path not in self._answers:
             self._answers[path] = self._find(path)
         return self._answers[path]
 
     def report(self, paths: Iterable[str]) -> RulesReport:
-        """Returns which rule each path got, the rules that got none, and hints for those.
+        """Returns the rule of each path, the unused rules, and hints for these.
 
         Args:
-            paths: Every path of the model that a rule may be meant for; layers' outputs too,
-                where there are rules for them.
+            paths: Every path of the model that a rule may be meant for, with the outputs of layers
+                if there are rules for them.
 
         Raises:
-            RuleError: Several rules match one of the paths.
+            RuleError: If several rules match one of the paths.
         """
         found = {path: self.match(path) for path in paths}
         matched = {path: match.key for path, match in found.items() if match}
@@ -127,15 +127,15 @@ class PathRules(Mapping[str, T]):
         return Match(keys[0], self._rules[keys[0]], how) if keys else None
 
     def _exact_keys(self, path: str) -> list[str]:
-        # Asked for a pattern itself, as a mapping's own iteration does, answer with that rule.
+        # A mapping looks its own keys up: a path that equals a pattern gets that rule.
         if path in self._keys and self._keys[path].is_pattern:
             return [path]
         names = spellings(path)
         return [key.text for key in self._keys.values() if key.exact_name in names]
 
     def _pattern_keys(self, path: str) -> list[str]:
-        # What Keras itself calls the variable goes before what PyTorch would call it: rules for
-        # `.*bias` and `.*beta` in one map are not both meant for a `beta`.
+        # The Keras name has precedence over the PyTorch name: rules for `.*bias` and `.*beta` in
+        # one map are not both meant for a `beta`.
         own = (path, dotted(path)) if "/" in path else ()
         for names in (own, spellings(path)):
             keys = [key.text for key in self._keys.values() if key.fullmatches(names)]

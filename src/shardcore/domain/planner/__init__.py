@@ -1,1 +1,1 @@
-"""How an operator is split over a mesh, given its sharding rule and its operands."""
+"""Choice of the split of an operator over a mesh: import `choice.choose` and `call.Placed`."""

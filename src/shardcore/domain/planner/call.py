@@ -1,4 +1,4 @@
-"""One call of an operator: its rule, its operands on a mesh, and how its factors may be split."""
+"""One call of an operator: its rule, its operands on a mesh, and the possible splits of factors."""
 
 from collections.abc import Iterator, Mapping
 from math import prod
@@ -32,8 +32,8 @@ class Placed:
         shape: Its global shape.
         layout: Its layout.
         itemsize: The bytes of one element.
-        weight: Whether it is a variable's value, or made of such values alone.
-        other: A layout in which it is too.
+        weight: Whether it is a variable's value, or computed from such values alone.
+        other: A second layout in which it is available.
     """
 
     shape: tuple[int, ...]
@@ -49,12 +49,12 @@ class Placed:
 
 @attrs.frozen
 class Cut:
-    """How a factor is split.
+    """The split of a factor.
 
     Args:
         axes: The mesh axes that split it, the major first.
-        grain: The steps that are never split from each other.
-        count: The stretches of steps, each of which is split alike.
+        grain: The number of consecutive steps that stay together.
+        count: The number of stretches of steps, each of which is split alike.
     """
 
     axes: tuple[str, ...] = ()
@@ -69,10 +69,10 @@ class Call:
     Args:
         rule: Its rule.
         operands: Its operands.
-        result_shapes: The global shapes of its results, where they are known.
+        result_shapes: The global shapes of its results, if they are known.
         scales: Whether it multiplies element by element.
-        costs: What a collective along each mesh axis costs.
-        extents: The number of steps of each factor, which all operands have to agree on.
+        costs: The costs of collectives along each mesh axis.
+        extents: The number of steps of each factor, equal in all operands.
 
     Raises:
         LayoutError: If the operands do not have the dims of the rule, or dims of one factor differ.
@@ -107,7 +107,7 @@ class Call:
 
     @property
     def terms(self) -> tuple[tuple[Operand, Placed], ...]:
-        """Each operand of the rule with the tensor that is given for it."""
+        """Each operand of the rule with its tensor."""
         return tuple(zip(self.rule.operands, self.operands, strict=True))
 
     @property
@@ -116,7 +116,7 @@ class Call:
         return self.operands[0].layout.mesh
 
     def leaves_none_empty(self, factor: str, cut: Cut) -> bool:
-        """Returns whether every rank has a step of `factor` where it is split by `cut`."""
+        """Returns whether every rank has a step of `factor` if `cut` splits it."""
         steps = self.extents[factor] // cut.count
         ranks = tuple(map(self.mesh.axis_size, cut.axes))
         return min(chunk_sizes(steps, ranks, cut.grain)) > 0
@@ -132,7 +132,7 @@ class Call:
         return Partial("sum") if added and summed else Replicate()
 
     def layout(self, term: Term, cuts: Mapping[str, Cut]) -> Layout:
-        """Returns the layout that an operand or a result has where factors are split by `cuts`."""
+        """Returns the layout of an operand or a result if `cuts` split the factors."""
         of_dims = [cuts.get(dim.factor or "", Cut()) for dim in term.dims]
         blocks = (
             blocks_of(dim.count * cut.count, dim.block * cut.grain) if cut.axes else 1
@@ -150,9 +150,9 @@ class Call:
         return layout.normalized(sizes)
 
     def candidates(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
-        """Yields the factors that `axis` may split, each with the cut that it then has.
+        """Yields the factors that `axis` may split, each with its cut.
 
-        They are those by which `axis` splits an operand already.
+        These are the factors by which `axis` already splits an operand.
         """
         found = [
             (operand.weight, *each)
@@ -171,7 +171,7 @@ class Call:
     def other_dims(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
         """Yields the factors of the other dims, the last first, of the activations `axis` splits.
 
-        Of the weights where there is no activation.
+        Without an activation, it yields those of the weights.
         """
         only_weights = all(operand.weight for operand in self.operands)
         for term, operand in self.terms:
@@ -181,9 +181,9 @@ class Call:
                         yield from self._with_axis(axis, dim.factor, cuts.get(dim.factor, Cut()))
 
     def _with_axis(self, axis: str, factor: str, cut: Cut) -> Iterator[tuple[str, Cut]]:
-        """Yields `factor` with `cut` in which `axis` splits it too, if each rank has a step then.
+        """Yields `factor` with `cut` extended by `axis`, if each rank has a step then.
 
-        The axes are in the order of an operand that they split so already, else `axis` is last.
+        The axes keep the order in which they split an operand already; else `axis` is last.
         """
         axes = (*cut.axes, axis)
         orders = [
@@ -198,9 +198,9 @@ class Call:
                 return
 
     def _meets_its_like(self, axis: str, term: Term, weight: Placed, factor: str) -> bool:
-        """Returns whether a weight is scaled by an activation of its size that is not split.
+        """Returns whether an activation scales a weight of its size, and `axis` does not split it.
 
-        The result would have to be gathered later, which costs what gathering the weight does now.
+        A split result would be gathered later, for the same cost as the weight now.
         """
         return self.scales and any(
             not operand.weight
@@ -212,7 +212,7 @@ class Call:
         )
 
     def _factor_of(self, term: Term, operand: Placed, axis: str) -> tuple[str, Cut] | None:
-        """Returns the factor by which `axis` splits an operand, with its stretches and grain."""
+        """Returns the factor by which `axis` splits an operand, with its cut."""
         placement = operand.layout.placement(axis)
         if not isinstance(placement, Shard) or not operand.shape[placement.dim]:
             return None

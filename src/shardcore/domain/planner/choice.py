@@ -1,14 +1,15 @@
-"""How an operator is split over a mesh, given its sharding rule and the layouts of its operands.
+"""Choice of the cheapest split of an operator, from its sharding rule and its operands' layouts.
 
-Each mesh axis is decided on its own: it splits one factor of the rule, or none. The candidates are
-the factors that the axis already splits in an operand, and the cheapest wins: the seconds of the
-collectives that bring operands there, results to where they are wanted, and the gradients of
-weights back. Where it costs less, the activations are all-gathered and every rank does all of the
-work. A weight follows the activations: where an axis splits an activation by a factor that no
-weight has, the weight is all-gathered and the activation stays. Where an activation is split by no
-factor of the rule, one of its other dims is split instead, unless it costs less to all-gather it
-and to have every rank do all of the work; not its first dim, since weights would have to follow the
-batch. Where all operands are weights, the same holds of them. No rank is left without an element.
+The axes are decided one after the other. An axis splits one factor of the rule, or none. The
+candidates are the factors that it already splits in an operand. The cost is the time of the
+collectives: they redistribute the operands, the results, and the gradients of weights. If it costs
+less, the activations are all-gathered and every rank does all of the work.
+
+A weight follows the activations. If an axis splits an activation by a factor that no weight has,
+the weight is all-gathered and the activation stays. If an axis splits an activation by no factor of
+the rule, it splits another dim instead, or the activation is all-gathered, if that costs less. The
+other dim is never the first: weights would have to follow the batch. If all operands are weights,
+the same holds for them. Every rank has an element.
 """
 
 from collections.abc import Mapping
@@ -25,15 +26,15 @@ from shardcore.domain.rules.rule import OperatorRule, Result
 
 @attrs.frozen
 class Split:
-    """How an operator is split over a mesh.
+    """The split of an operator over a mesh.
 
     Args:
-        operands: Per operand the layout that it has to be brought into.
-        results: Per result the layout in which it comes.
-        extents: The steps of each factor.
-        gathers: Whether an axis that splits an operand cannot split anything here: each of its
-            ranks does all of the work.
-        replicates: Whether that was chosen, as it costs less.
+        operands: Per operand the layout into which it is redistributed.
+        results: Per result its layout.
+        extents: The number of steps of each factor.
+        gathers: Whether an axis that splits an operand can split no factor: each of its ranks does
+            all of the work.
+        replicates: Whether each rank does all of the work because that costs less.
     """
 
     operands: tuple[Layout, ...]
@@ -43,7 +44,7 @@ class Split:
     replicates: bool = False
 
     def global_shape(self, result: Result, local: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the global shape of `result`, of which a rank has a shard of shape `local`."""
+        """Returns the global shape of `result`, whose local shard has shape `local`."""
         return tuple(
             size if dim.factor is None else self.extents[dim.factor] * dim.step
             for dim, size in zip(result.dims, local, strict=True)
@@ -63,11 +64,11 @@ def choose(
     Args:
         rule: The rule of the operator.
         operands: The operands, in the order of the rule, on one mesh.
-        result_shapes: The global shapes of the results, where the cost of reducing a result, or of
-            bringing a gradient to its operand, depends on the factor that is chosen.
-        scales: Whether the operator multiplies element by element: a weight that meets an
-            activation of its size that is not split is all-gathered, and the result is not split.
-        costs: What a collective along each axis costs.
+        result_shapes: The global shapes of the results. They are needed if the cost of reducing a
+            result or of redistributing a gradient depends on the factor.
+        scales: Whether the operator multiplies element by element. A weight is then all-gathered if
+            an activation of its size is replicated, and the result is not split.
+        costs: The costs of collectives along each axis.
 
     Raises:
         LayoutError: If the operands do not have the dims of the rule, or dims of one factor differ.
@@ -100,7 +101,7 @@ def choose(
                     replicates = True
             if found or mesh.axis_size(axis) == 1:
                 left.remove(axis)
-    # What an axis splits that can split nothing here: activations, or weights where there are none.
+    # An axis that is left gathers the activations that it splits; without any, the weights.
     moved = [each for each in operands if not each.weight] or operands
     return Split(
         tuple(call.layout(term, cuts) for term in rule.operands),

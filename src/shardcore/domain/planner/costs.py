@@ -1,4 +1,4 @@
-"""What it costs, in seconds, to split a factor of an operator's rule by a mesh axis."""
+"""Costs, in seconds, of splitting a factor of an operator's rule by a mesh axis."""
 
 from math import inf, prod
 
@@ -18,7 +18,7 @@ class SplitCosts:
     call: Call
 
     def of(self, axis: str, factor: str, cut: Cut) -> float:
-        """Returns the cost of bringing operands and results along `axis` where `cut` wants them."""
+        """Returns the cost of redistributing operands and results along `axis` for `cut`."""
         total = 0.0
         for term, operand in self.call.terms:
             source = operand.layout.placement(axis)
@@ -36,9 +36,9 @@ class SplitCosts:
         return total
 
     def of_all_work(self, axis: str) -> float:
-        """Returns the cost of all-gathering what `axis` splits, and of the work of each rank then.
+        """Returns the cost of all-gathering the operands that `axis` splits, and of the extra work.
 
-        It does the work of all ranks along `axis`.
+        Each rank then does the work of all ranks along `axis`.
         """
         gathers = sum(self._brought(each, Replicate(), axis) for each in self.call.operands)
         ranks = self.call.mesh.axis_size(axis)
@@ -46,11 +46,11 @@ class SplitCosts:
         return work + gathers
 
     def of_chosen_work(self, axis: str) -> float:
-        """Returns that cost where it may be chosen although `axis` can split a factor; else inf.
+        """Returns `of_all_work` if it may be chosen although `axis` can split a factor; else inf.
 
-        That is for one activation beside a weight, neither of which is split otherwise: the work
-        with a weight that `axis` splits is meant to be split, and so is a gradient's sum over rows.
-        Of several results some may not be read, so that what they cost is not known.
+        It may for one split activation beside a replicated weight. If `axis` splits the weight, its
+        work is meant to be split, as is a gradient's sum over rows. An operator with several
+        results is left out: some may be unused, so that their costs are unknown.
         """
         split = [each for each in self.call.operands if each.is_split(axis)]
         with_weight = any(each.weight for each in self.call.operands)
@@ -59,7 +59,7 @@ class SplitCosts:
         return self.of_all_work(axis)
 
     def _multiplications(self) -> int:
-        """Returns their number at most: one for each step of all factors, and in a window."""
+        """Returns an upper bound of the multiplications: one per step of all factors and dims."""
         never_split = (
             size
             for term, operand in self.call.terms
@@ -71,7 +71,7 @@ class SplitCosts:
     def _wanted(
         self, term: Term, shape: Shape, source: Placement, axis: str, factor: str, cut: Cut
     ) -> Placement:
-        """Returns the placement of an operand; `source` itself where that is split no other way."""
+        """Returns the placement that `cut` needs; `source` itself if that gives the same shards."""
         target = self.call.placement(term, factor)
         if isinstance(target, Shard) and isinstance(source, Shard) and source.dim == target.dim:
             dim, size = term.dims[target.dim], shape[target.dim]
@@ -84,22 +84,22 @@ class SplitCosts:
         return target
 
     def _brought(self, operand: Placed, target: Placement, axis: str) -> float:
-        """Returns the cost of bringing an operand along `axis` to `target` from its best layout."""
+        """Returns the cost of redistributing an operand along `axis`, from its cheapest layout."""
         layouts = [operand.layout, operand.other] if operand.other else [operand.layout]
         held = _bytes(operand, axis)
         return min(self._sent(each.placement(axis), target, axis, held) for each in layouts)
 
     def _way_back(self, source: Placement, target: Placement, axis: str, held: float) -> float:
-        """Returns the cost of bringing the gradient of a weight to where that is: its bytes alone.
+        """Returns the cost of redistributing the gradient of a weight to it, without the latency.
 
-        Its start is not counted, as what is small would else be gathered in the forward pass, which
-        sends more: the rows of a batch are more than the results of a last layer.
+        With the latency, small activations would be gathered in the forward pass instead. That
+        sends more: the rows of a batch are larger than the results of a last layer.
         """
         return self._sent(source, target, axis, held) - self._sent(source, target, axis, 0)
 
     def _sent(self, source: Placement, target: Placement, axis: str, held: float) -> float:
-        """Returns the cost of bringing `held` bytes along `axis` from one placement to another."""
-        if source != target and isinstance(target, Partial):  # made of the full tensor
+        """Returns the cost of redistributing `held` bytes along `axis`."""
+        if source != target and isinstance(target, Partial):  # computed from the full tensor
             target = Replicate()
         ranks = self.call.mesh.axis_size(axis)
         return self.call.costs.collective(transition(source, target), axis, ranks, held)

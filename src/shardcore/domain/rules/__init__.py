@@ -1,1 +1,1 @@
-"""How each operator can be split: sharding rules, which know no library."""
+"""Sharding rules of operators, independent of any library: import the functions of each module."""

@@ -1,4 +1,4 @@
-"""The rules of everyday operators: element by element, along some dims, reductions, norms."""
+"""Rules of elementwise operators, operators along some dims, reductions and layer norms."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from shardcore.domain.rules.rule import OperatorRule, Shape, letters, rule, rule
 
 
 def elementwise(shapes: Sequence[Shape], results: int = 1) -> OperatorRule:
-    """Each element of the results is made of one element of each operand; sizes of 1 are broadcast.
+    """Returns the rule of an elementwise operator, which broadcasts dims of size 1.
 
     Args:
         shapes: The shapes of the operands.
-        results: How many results there are, all of one shape.
+        results: The number of results, all of one shape.
 
     Example:
         >>> str(elementwise(((8, 4), (4,), (8, 1))))
@@ -32,7 +32,7 @@ def elementwise(shapes: Sequence[Shape], results: int = 1) -> OperatorRule:
 
 
 def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1) -> OperatorRule:
-    """What works along the dims in `whole` only: pads; pools, along those of a plane; along none.
+    """Returns the rule of an operator that mixes elements along the dims in `whole` only: a pad.
 
     Example:
         >>> str(along(3, frozenset({1})))
@@ -45,14 +45,14 @@ def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1)
 def reduced(
     ndim: int, dims: frozenset[int], keep: bool, op: ReduceOp | None = None, results: int = 1
 ) -> OperatorRule:
-    """A reduction along `dims`.
+    """Returns the rule of a reduction along `dims`.
 
     Args:
-        ndim: The dims of the operand.
-        dims: Those that are reduced.
+        ndim: The number of dims of the operand.
+        dims: The dims that are reduced.
         keep: Whether they stay, with size 1.
-        op: How the reductions of parts are reduced; None where they cannot be.
-        results: How many results there are.
+        op: The reduction of partial results; None if partial results cannot be reduced.
+        results: The number of results.
 
     Example:
         >>> str(reduced(3, frozenset({0}), keep=True, op="sum"))
@@ -67,7 +67,7 @@ def reduced(
 
 
 def layer_norm(leading: int, trailing: int, weights: int) -> OperatorRule:
-    """A normalization over the last `trailing` dims, by `weights` tensors of their shape.
+    """Returns the rule of a normalization over the last `trailing` dims, with `weights` weights.
 
     Example:
         >>> str(layer_norm(2, 1, 1))
@@ -79,7 +79,7 @@ def layer_norm(leading: int, trailing: int, weights: int) -> OperatorRule:
 
 
 def layer_norm_backward(leading: int, trailing: int, weights: int) -> OperatorRule:
-    """The gradients of input, weight and bias, of the gradient, the input, and its two moments.
+    """Returns the rule of its gradient: of the gradient, the input, its moments and the weights.
 
     Example:
         >>> str(layer_norm_backward(1, 1, 2))

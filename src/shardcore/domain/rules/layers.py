@@ -1,4 +1,4 @@
-"""The rules of layers: made for the numbers of a call, such as how many dims there are.
+"""Rules of convolutions, pools and attention.
 
 Adapters name the operators of their library that a rule is for; docs/operators.md lists the rules.
 """
@@ -26,7 +26,7 @@ class Channels:
 
     @property
     def input(self) -> str:
-        """The channel dim of the input. Of several groups, whole ones are split only."""
+        """The channel dim of the input. If there are several groups, no group is cut."""
         return "c" if self.groups == 1 else f"{self.per_input}g"
 
     @property
@@ -36,14 +36,14 @@ class Channels:
 
     @property
     def kernel(self) -> str:
-        """The first two dims of the kernel; the second one is that of one group."""
+        """The first two dims of the kernel; the second one has the channels of one group."""
         if self.groups > 1:
             return f"{self.per_input if self.transposed else self.per_output}g -"
         return "c o" if self.transposed else "o c"
 
 
 def convolution(channels: Channels, spatial: int, bias: bool) -> OperatorRule:
-    """A convolution over `spatial` dims: its channels are contracted, within each group.
+    """Returns the rule of a convolution over `spatial` dims, which contracts channels by group.
 
     Example:
         >>> str(convolution(Channels(1, 3, 8, transposed=False), spatial=2, bias=True))
@@ -57,7 +57,7 @@ def convolution(channels: Channels, spatial: int, bias: bool) -> OperatorRule:
 
 
 def convolution_backward(channels: Channels, spatial: int) -> OperatorRule:
-    """The gradients of a convolution.
+    """Returns the rule of the gradients of a convolution.
 
     Example:
         >>> str(convolution_backward(Channels(1, 3, 8, transposed=False), spatial=1))
@@ -80,15 +80,15 @@ def pool(
     results: int = 1,
     numbered: bool = False,
 ) -> OperatorRule:
-    """A pool of the last dims, or its gradient: windows that do not overlap are not cut.
+    """Returns the rule of a pool of the last dims, or of its gradient, which cuts no window.
 
     Args:
-        ndim: The dims of an image.
+        ndim: The number of dims of an image.
         windows: For each of the last dims the size of a window that divides it; None for a dim
             that is not split.
-        pooled: For each operand, whether it is pooled. The results are where no operand is.
-        results: How many results there are.
-        numbered: Whether the numbers of the elements of each of the last dims are operands too.
+        pooled: For each operand, whether it is pooled. The results are pooled if no operand is.
+        results: The number of results.
+        numbered: Whether the indices of the elements of each of the last dims are operands too.
 
     Example:
         >>> str(pool(4, (2, None), (False,)))
@@ -106,23 +106,23 @@ def pool(
 
 
 def im2col(batched: bool, window: int) -> OperatorRule:
-    """Windows of `window` elements as columns: the channels of the result are blocks of them."""
+    """Returns the rule of `im2col`: the channels of the result are blocks of `window` elements."""
     batch = "n " * batched
     return rule(f"{batch}c - - -> {batch}{window}c -")
 
 
 def col2im(batched: bool, window: int) -> OperatorRule:
-    """Columns added up to images."""
+    """Returns the rule of `col2im`, which adds columns to images."""
     batch = "n " * batched
     return rule(f"{batch}{window}c - -> {batch}c - -")
 
 
 def attention(heads: str, mask: str | None) -> OperatorRule:
-    """Attention over (batch, heads, length, size): every head is on its own.
+    """Returns the rule of attention over (batch, heads, length, size), which separates heads.
 
     Args:
-        heads: The first two dims: "b h", with "-" for one that query, key and value differ in.
-        mask: Those of the mask, with "-" for one that it is broadcast over; None without a mask.
+        heads: The first two dims: "b h", with "-" for one in which query, key and value differ.
+        mask: Those of the mask, with "-" for a broadcast dim; None without a mask.
 
     Example:
         >>> str(attention("b h", mask="b -"))
@@ -133,7 +133,9 @@ def attention(heads: str, mask: str | None) -> OperatorRule:
 
 
 def attention_backward(heads: str, mask: str | None) -> OperatorRule:
-    """The gradients of query, key and value; of the output's, these three, the output, its sums.
+    """Returns the rule of the gradient of attention.
+
+    Its operands are the gradient of the output, query, key and value, the output, and its sums.
 
     Example:
         >>> str(attention_backward("b -", mask=None)).partition(" -> ")[2]

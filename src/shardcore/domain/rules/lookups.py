@@ -1,17 +1,17 @@
-"""The rules of operators that look elements up: by an index, by rows of a table, by their size."""
+"""Rules of operators that look elements up: indexing, gather, scatter, embeddings, searches."""
 
 from shardcore.domain.rules.everyday import along
 from shardcore.domain.rules.rule import OperatorRule, Shape, letters, rule, rule_of
 
 
 def index(ndim: int, first: int, indexed: int, found: int) -> OperatorRule:
-    """Elements looked up in adjacent dims of a tensor, by an index of one shape for each of them.
+    """Returns the rule of indexing adjacent dims of a tensor, each by an index of one shape.
 
     Args:
-        ndim: The dims of the tensor.
+        ndim: The number of dims of the tensor.
         first: The first dim that has an index.
-        indexed: How many dims have one.
-        found: How many dims an index has.
+        indexed: The number of dims that have one.
+        found: The number of dims of an index.
 
     Example:
         >>> str(index(4, first=1, indexed=2, found=1))
@@ -26,15 +26,15 @@ def index(ndim: int, first: int, indexed: int, found: int) -> OperatorRule:
 
 
 def index_put(ndim: int, indexed: int, accumulates: bool) -> OperatorRule:
-    """Values put at rows of a tensor that are looked up in its first `indexed` dims.
+    """Returns the rule of `index_put`, which writes rows by an index of the first `indexed` dims.
 
-    What is added up may be split by the values: each rank adds its own. What is overwritten may
+    If it accumulates, the values may be split: each rank adds its own. If it overwrites, they may
     not, since the last of several values stays.
 
     Args:
-        ndim: The dims of the tensor.
-        indexed: How many of them have an index, one row of numbers each.
-        accumulates: Whether values are added to what is there.
+        ndim: The number of dims of the tensor.
+        indexed: The number of dims that have an index, of one dim each.
+        accumulates: Whether it adds to the present values.
 
     Example:
         >>> str(index_put(3, indexed=2, accumulates=True))
@@ -49,11 +49,11 @@ def index_put(ndim: int, indexed: int, accumulates: bool) -> OperatorRule:
 
 
 def looked_up(dim: int, *shapes: Shape) -> OperatorRule:
-    """`gather(tensor, dim, index)`, and `scatter(tensor, dim, index, source)`.
+    """Returns the rule of `gather(tensor, dim, index)` or `scatter(tensor, dim, index, source)`.
 
     Args:
-        dim: The dim that the index is of.
-        *shapes: The shapes of the tensor, of its index, and of what is put there.
+        dim: The dim that is indexed.
+        *shapes: The shapes of the tensor, of its index, and of the source.
 
     Example:
         >>> str(looked_up(1, (4, 5), (4, 2), (4, 2)))
@@ -65,17 +65,17 @@ def looked_up(dim: int, *shapes: Shape) -> OperatorRule:
 
 
 def embedding_of_rows(indices: int) -> OperatorRule:
-    """Rows of a table of which each rank has some; the numbers of its rows tell which."""
+    """Returns the rule of an embedding with a table split by rows; an operand numbers the rows."""
     dims = " ".join(letters(indices))
     return rule(f"v z, {dims}, v -> {dims} z")
 
 
 def embedding_backward(indices: int) -> OperatorRule:
-    """The gradient of a table: rows are added where they were found."""
+    """Returns the rule of the gradient of an embedding table, which adds rows by their index."""
     dims = " ".join(letters(indices))
     return rule(f"{dims} z, {dims} -> - z")
 
 
 def placed(ndim: int) -> OperatorRule:
-    """The place of each element of a tensor among sorted numbers."""
+    """Returns the rule of `searchsorted`: the position of each element in a sorted sequence."""
     return rule_of([letters(ndim), ["-"]], [letters(ndim)])

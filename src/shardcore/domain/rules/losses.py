@@ -1,18 +1,17 @@
-"""The rules of losses that look up the class of each sample.
+"""Rules of losses that look up the class of each sample.
 
-Where the classes are split, each rank looks for those that it has: an operand that counts them,
-split as they are, tells which these are. So the losses are pending, and the classes stay where
-they are. Each rule is made for the shapes of a call and kept. docs/operators.md lists them.
+If the classes are split, each rank looks up its own. An operand numbers the classes and is split as
+they are. The losses are partial then, and no class is moved. docs/operators.md lists the rules.
 """
 
 from shardcore.domain.rules.rule import OperatorRule, letters, rule
 
 
 def nll_loss(ndim: int, weight: bool, reduced: bool, split: bool = False) -> OperatorRule:
-    """The loss of each sample, or their sum; and the sum of the weights of the samples.
+    """Returns the rule of the loss of each sample, or of their sum, and of the sum of the weights.
 
     Args:
-        ndim: The dims of the input: classes alone, or samples, classes and whatever else.
+        ndim: The number of dims of the input: classes alone, or samples, classes and further dims.
         weight: Whether each class has a weight.
         reduced: Whether the losses are summed.
         split: Whether the classes are split.
@@ -32,7 +31,7 @@ def nll_loss(ndim: int, weight: bool, reduced: bool, split: bool = False) -> Ope
 
 
 def nll_loss_backward(ndim: int, weight: bool, reduced: bool, split: bool = False) -> OperatorRule:
-    """The gradient of the input.
+    """Returns the rule of the gradient of the input.
 
     Example:
         >>> str(nll_loss_backward(2, weight=False, reduced=True))
@@ -46,9 +45,9 @@ def nll_loss_backward(ndim: int, weight: bool, reduced: bool, split: bool = Fals
 
 
 def _terms(ndim: int, weight: bool, split: bool) -> tuple[str, str, str]:
-    """Returns the input, with "-" for classes that are not split, the target, and what follows.
+    """Returns the input, with "-" for classes that are not split, the target, and the rest.
 
-    That has an element for each class: their numbers, where they are split, and weights.
+    The rest has an element for each class: their numbers, if they are split, and weights.
     """
     classes = 0 if ndim == 1 else 1
     dims = letters(ndim)

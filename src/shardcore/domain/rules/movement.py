@@ -1,4 +1,4 @@
-"""The rules of operators that move elements: views, pieces, joins, reshapes."""
+"""Rules of operators that move elements: permute, split, cat, stack, repeat, reshape."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,13 +8,12 @@ from shardcore.domain.rules.rule import Dim, OperatorRule, Shape, letters, rule_
 
 
 def dims_moved(ndim: int, dims: Sequence[int | None], results: int = 1) -> OperatorRule:
-    """The results have the dims of the operand in another order, some less, some new.
+    """Returns the rule of results that have the dims of the operand in another order.
 
     Args:
-        ndim: The dims of the operand.
-        dims: For each dim of a result, that of the operand; None for one that is new or not
-            like it.
-        results: How many results there are.
+        ndim: The number of dims of the operand.
+        dims: For each dim of a result, that of the operand; None for a new or a changed dim.
+        results: The number of results.
 
     Example:
         >>> str(dims_moved(3, (2, None, 0)))
@@ -26,13 +25,13 @@ def dims_moved(ndim: int, dims: Sequence[int | None], results: int = 1) -> Opera
 
 
 def pieces(ndim: int, dim: int, count: int, taken: Sequence[int]) -> OperatorRule:
-    """Pieces along `dim`: it has `count` stretches of one size, and a result some of them.
+    """Returns the rule of `split`: `dim` has `count` stretches of one size, each result some.
 
     Args:
-        ndim: The dims of the operand.
-        dim: The one that is cut into pieces.
-        count: How many stretches it has.
-        taken: How many of them each result has.
+        ndim: The number of dims of the operand.
+        dim: The dim that is cut.
+        count: The number of its stretches.
+        taken: The number of stretches of each result.
 
     Example:
         >>> str(pieces(2, dim=1, count=4, taken=(1, 3)))
@@ -44,7 +43,7 @@ def pieces(ndim: int, dim: int, count: int, taken: Sequence[int]) -> OperatorRul
 
 
 def of_pieces(ndim: int, dim: int, count: int, given: Sequence[int]) -> OperatorRule:
-    """A tensor with `count` stretches of one size along `dim`: the operands have some of them.
+    """Returns the rule of `cat`: the result has `count` stretches along `dim`, each operand some.
 
     Example:
         >>> str(of_pieces(2, dim=0, count=3, given=(1, 2))), str(of_pieces(1, 0, 2, given=(1,)))
@@ -62,7 +61,7 @@ def _with_stretches(ndim: int, dim: int, count: int) -> list[str]:
 
 
 def stacked(ndim: int, dim: int, count: int) -> OperatorRule:
-    """Tensors one after the other along `dim`, which is a new dim.
+    """Returns the rule of `stack`: the operands follow one another along the new dim `dim`.
 
     Example:
         >>> str(stacked(1, 0, 2))
@@ -73,12 +72,11 @@ def stacked(ndim: int, dim: int, count: int) -> OperatorRule:
 
 
 def repeated(ndim: int, repeats: Sequence[int]) -> OperatorRule:
-    """A tensor repeated along its dims: a stretch of the result is all of a dim.
+    """Returns the rule of `repeat`: each repetition of a dim is a stretch of the result.
 
     Args:
-        ndim: The dims of the operand.
-        repeats: How often each dim of the result repeats that of the operand; the first ones may
-            be new.
+        ndim: The number of dims of the operand.
+        repeats: The repetitions of each dim of the result; the first dims may be new.
 
     Example:
         >>> str(repeated(2, (5, 1, 3)))
@@ -90,16 +88,17 @@ def repeated(ndim: int, repeats: Sequence[int]) -> OperatorRule:
 
 
 def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = ()) -> OperatorRule:
-    """Dims are joined and taken apart. Of joined dims one can be split.
+    """Returns the rule of a reshape, which flattens and unflattens groups of dims.
 
-    Where the sizes of both sides differ, blocks of them are split, which hold the same elements.
-    A dim that is split behind others that it is joined to is split within stretches.
+    One dim of a flattened group can be split. If the sizes of both sides differ, the split is in
+    blocks that hold the same elements. A dim that is split behind other dims of its group is split
+    within stretches.
 
     Args:
         source: The shape of the operand.
         target: The shape of the result.
-        split: The dims of the operand that are split, each with the number of its stretches. Of
-            dims that are joined the first one is taken where none is split.
+        split: The split dims of the operand, each with the number of its stretches. In a group
+            without a split dim, the first one is used.
 
     Example:
         >>> str(reshape((8, 6, 5), (48, 5))), str(reshape((48, 5), (2, 24, 5)))
@@ -126,7 +125,7 @@ def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = (
 
 
 def _groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
-    """The dims on each side of every least group of dims that have the same elements."""
+    """Returns, for each smallest group of dims with the same elements, the dims on both sides."""
     if 0 in source:
         return []
     before, after = _ends(source), _ends(target)
@@ -138,5 +137,5 @@ def _groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
 
 
 def _ends(shape: Shape) -> dict[int, int]:
-    """By the product of the dims before it, the number of each dim; the last of equal ones."""
+    """Returns each dim by the product of the dims before it; the last of equal ones."""
     return {prod(shape[:dim]): dim for dim in range(len(shape) + 1)}

@@ -1,8 +1,8 @@
-"""How an operator can be split: which dims of its operands and results are one and the same.
+"""Sharding rules: the dims of an operator's operands and results that are split together.
 
 A rule reads like an einsum. In "n c - -, o c - - -> n o - -" the letters are **factors**: all dims
 of one factor are split together. "-" is a dim that is never split. A factor of the operands that a
-result lacks is summed, so that its split leaves the result pending. "3g" is a dim of three elements
+result lacks is summed, so that its split leaves the result partial. "3g" is a dim of three elements
 for each step of the factor `g`, and is split between these threes only. "5*g" is a dim of five
 stretches, each of which has all steps of the factor.
 """
@@ -27,9 +27,9 @@ class Dim:
     """One dim of an operand or a result.
 
     Args:
-        factor: What it is split by, None for a dim that is never split.
-        block: How many elements it has for each step of the factor.
-        count: How many stretches it has, each with all steps of the factor.
+        factor: Its factor, None for a dim that is never split.
+        block: The number of elements for each step of the factor.
+        count: The number of stretches, each with all steps of the factor.
     """
 
     factor: str | None = None
@@ -44,7 +44,7 @@ class Dim:
 
     @property
     def step(self) -> int:
-        """How many elements it has in all for each step of the factor."""
+        """The number of elements for each step of the factor, over all stretches."""
         return self.block * self.count
 
 
@@ -67,7 +67,7 @@ class Term:
     """An operand or a result, by its dims as text such as "n c - -".
 
     Raises:
-        RuleError: If a dim cannot be read, or a factor is there twice.
+        RuleError: If a dim is malformed, or a factor occurs twice.
     """
 
     dims: tuple[Dim, ...] = attrs.field(converter=_dims)
@@ -96,8 +96,8 @@ class Operand(Term):
 
     Args:
         dims: Its dims, as text.
-        added: Whether it is added to the result, as a bias is: where the result is a pending sum,
-            one rank adds it.
+        added: Whether it is added to the result, as a bias is. To a partial result, one rank adds
+            it.
     """
 
     added: bool = False
@@ -108,14 +108,14 @@ class Operand(Term):
 
 @attrs.frozen
 class Result(Term):
-    """A tensor that the operator gives.
+    """A tensor that the operator returns.
 
     Args:
         dims: Its dims, as text.
-        of: The operands, by number, that it is a product of; all that are not added, if none.
+        of: The operands, by number, of which it is a product; all that are not added, if empty.
             A factor that it lacks is summed if one of them has it.
-        like: The operand, by number, whose layout is wanted for it, as for a gradient.
-        op: How the parts that ranks compute along a factor that it lacks are reduced.
+        like: The operand, by number, whose layout it should get, as a gradient does.
+        op: The reduction of partial results along a factor that it lacks.
     """
 
     of: tuple[int, ...] = ()
@@ -128,8 +128,8 @@ class OperatorRule:
     """Operands and results of an operator, by factors.
 
     Args:
-        operands: What it reads, in the order of its arguments.
-        results: What it gives, in order.
+        operands: Its operands, in the order of its arguments.
+        results: Its results, in order.
 
     Raises:
         RuleError: If there is no operand, a result has a factor that none of its operands has, or
@@ -171,9 +171,9 @@ class OperatorRule:
         return frozenset[str]().union(*(each.factors for each in given))
 
     def local_shape(self, shape: Shape, part: Shape) -> Shape:
-        """Returns the local shape of the result, of `shape`, where `part` is that of the operand.
+        """Returns the local shape of the only result, of `shape`.
 
-        Both are the only ones.
+        `part` is the local shape of the only operand.
         """
         (operand,), (result,), sizes = self.operands, self.results, list(shape)
         for number, dim in enumerate(result.dims):
@@ -194,13 +194,13 @@ def rule(
     like: tuple[int | None, ...] = (),
     op: ReduceOp = "sum",
 ) -> OperatorRule:
-    """Returns the rule that `text` says; "()" is a tensor without dims, "+" one that is added.
+    """Returns the rule of `text`; "()" is a tensor without dims, "+" marks an added operand.
 
     Args:
         text: Operands and results, by their dims.
-        of: For each result the operands that it is a product of: see `Result`.
-        like: For each result the operand whose layout is wanted for it.
-        op: How the parts of the results are reduced.
+        of: For each result the operands of which it is a product: see `Result`.
+        like: For each result the operand whose layout it should get.
+        op: The reduction of partial results.
 
     Example:
         >>> bias = rule("n k, k m, + m -> n m").operands[2]

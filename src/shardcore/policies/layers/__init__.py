@@ -1,1 +1,1 @@
-"""What layers are to tensor parallelism, and which of them are split together."""
+"""Analysis of a model's layers for the policies: linear layers, pairs and sequence roles."""

@@ -1,4 +1,4 @@
-"""Layers that multiply by a kernel, and layers that keep channels apart: what pairs are made of.
+"""Layers that multiply by a kernel, and layers that compute each channel separately.
 
 In an attention, query, key and value are split by heads, the output by the same heads.
 """
@@ -9,8 +9,7 @@ from shardcore.policies.splits import all_whole, split
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice
 
-# Activations that compute each element by itself, by name in small letters. Any other, such as
-# softmax, needs all channels.
+# Elementwise activations, by name in small letters. Any other, such as softmax, needs all channels.
 _ELEMENTWISE = """
 linear relu relu6 leaky_relu leakyrelu elu selu celu gelu silu swish sigmoid hard_sigmoid
 log_sigmoid hard_silu hard_swish tanh hard_tanh tanh_shrink softplus softsign soft_shrink
@@ -18,8 +17,8 @@ hard_shrink exponential mish squareplus sparse_plus sparse_sigmoid threshold
 """
 ELEMENTWISE = frozenset(_ELEMENTWISE.split())
 
-# Layers and operations that keep channels apart: channel i of the output is made of channel i of
-# the inputs alone. Of two spellings one is a layer's, the other an operation's.
+# Layers and operations that compute each channel separately: channel i of the output depends on
+# channel i of the inputs only. Of two spellings one is a layer's, the other an operation's.
 _CHANNELWISE = """
 Activation ReLU Relu LeakyReLU LeakyRelu ELU Elu Relu6 Gelu Silu Sigmoid Tanh Selu Celu Softplus
 Softsign HardSigmoid HardSilu LogSigmoid Dropout GaussianDropout GaussianNoise AlphaDropout
@@ -35,14 +34,14 @@ CHANNELWISE = frozenset(_CHANNELWISE.split())
 
 @attrs.frozen
 class Linear:
-    """A layer whose kernel turns one width into another.
+    """A layer whose kernel maps one width to another.
 
     Args:
         layer: The layer.
         kernel: Its kernel.
-        in_dim: The dim of the kernel that is summed over.
+        in_dim: The dim of the kernel that is contracted.
         out_dim: The dim of the kernel that becomes the width of the output.
-        new_dims: The dims of the output that the kernel makes: two where it makes heads.
+        new_dims: The number of output dims from the kernel: two if it makes heads.
     """
 
     layer: LayerFacts
@@ -53,7 +52,7 @@ class Linear:
 
     @property
     def path(self) -> str:
-        """The path of the kernel, by which the layer is known."""
+        """The path of the kernel, which identifies the layer."""
         return self.kernel.path
 
     @property
@@ -63,7 +62,7 @@ class Linear:
 
     @property
     def width_in(self) -> int:
-        """The width that is summed over."""
+        """The width that is contracted."""
         return self.kernel.shape[self.in_dim]
 
     @property
@@ -73,7 +72,7 @@ class Linear:
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether its activation leaves channels apart."""
+        """Whether its activation is elementwise."""
         return _is_elementwise(self.layer)
 
     def columns(self, axis: str, reason: str) -> dict[str, Choice]:
@@ -84,13 +83,13 @@ class Linear:
         return found
 
     def rows(self, axis: str, reason: str) -> dict[str, Choice]:
-        """Returns its variables split by the width that is summed over."""
+        """Returns its variables split by the width that is contracted."""
         found = {self.path: Choice(split(self.kernel, self.in_dim, axis), reason)}
         return found | all_whole([self.bias] if self.bias else [], "added to the sum")
 
 
 def as_linear(layer: LayerFacts) -> Linear | None:
-    """Returns `layer` as a linear one, None if it is none or its channels are not its last dim."""
+    """Returns `layer` as a `Linear`, None if it is not linear or its channels are not last."""
     kernel = layer.variable("kernel")
     if kernel is None:
         return None
@@ -105,7 +104,7 @@ def as_linear(layer: LayerFacts) -> Linear | None:
 
 
 def _as_einsum(layer: LayerFacts, summed: int, new: int) -> Linear | None:
-    """Returns the layer, if its kernel has so many summed dims, and so many new ones."""
+    """Returns the layer, if its kernel has these numbers of contracted and of new dims."""
     kernel, dims = layer.variable("kernel"), einsum_dims(layer)
     if kernel is None or dims is None or tuple(map(len, dims)) != (summed, new):
         return None
@@ -114,9 +113,9 @@ def _as_einsum(layer: LayerFacts, summed: int, new: int) -> Linear | None:
 
 
 def einsum_dims(layer: LayerFacts) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns the kernel's dims that are summed over, as in the input, and those that are new.
+    """Returns the kernel's contracted dims, in the order of the input, and its new dims.
 
-    None if the equation is not known, or a dim of the kernel is neither.
+    None if the equation is unknown, or a dim of the kernel is neither.
 
     Example:
         >>> query = LayerFacts("query", ("EinsumDense",), {"equation": "abc,cde->abde"})
@@ -135,7 +134,7 @@ def einsum_dims(layer: LayerFacts) -> tuple[tuple[int, ...], tuple[int, ...]] | 
 
 
 def is_channelwise(layer: LayerFacts) -> bool:
-    """Returns whether `layer` computes each channel, of the last dim, by itself."""
+    """Returns whether `layer` computes each channel of the last dim separately."""
     if not layer.is_a(*CHANNELWISE) or not _is_channels_last(layer):
         return False
     if layer.is_a("BatchNormalization"):
@@ -156,15 +155,15 @@ OUTPUT = "attention_output"
 
 
 def is_attention(layer: LayerFacts) -> bool:
-    """Returns whether `layer` holds projections by the names that Keras and KerasHub give them."""
+    """Returns whether `layer` has projections with the names of Keras and KerasHub."""
     return all(layer.child(name) is not None for name in (*INPUTS, OUTPUT))
 
 
 def attention_choices(layer: LayerFacts, axis: str, parts: int) -> dict[str, Choice]:
-    """Returns the split by heads. A head is never cut: where they do not divide, they stay whole.
+    """Returns the split by heads. If the axis does not divide the heads, they are replicated.
 
-    Key and value heads that do not divide (grouped queries) stay whole alone: every rank computes
-    all of them, and the query heads that it holds.
+    Key and value heads that do not divide (grouped queries) are replicated alone: every rank
+    computes all of them, and its query heads.
     """
     inputs = {
         child.name: _as_einsum(child, summed=1, new=2)
@@ -174,7 +173,7 @@ def attention_choices(layer: LayerFacts, axis: str, parts: int) -> dict[str, Cho
     last, query = layer.child(OUTPUT), inputs.get("query")
     output = None if last is None else _as_einsum(last, summed=2, new=1)
     if output is None or query is None or query.width_out != output.width_in:
-        return all_whole(layer.all_variables(), "its heads are not told by its kernels")
+        return all_whole(layer.all_variables(), "its kernels do not show its heads")
     heads = query.width_out
     if heads % parts:
         return all_whole(layer.all_variables(), f"{heads} heads do not divide by {parts}")

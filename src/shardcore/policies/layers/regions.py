@@ -1,7 +1,7 @@
-"""Where a split width begins and ends: linear layers that make it, and those that sum it up.
+"""Regions of linear layers that are split together, by columns and then by rows.
 
-The first are split by columns, the second by rows; what is between them keeps channels apart, so
-every rank computes its own channels, and the sums are reduced once, at the end (Megatron's pair).
+The layers between them compute each channel separately, so every rank computes its own channels.
+The partial sums are reduced once, at the end (Megatron's pair).
 """
 
 from collections import defaultdict
@@ -20,16 +20,16 @@ class Region:
     """Layers that can be split together.
 
     Args:
-        columns: Those that make the width.
-        between: Those that have variables of it, such as a batch normalization.
-        rows: Those that sum it up.
-        told_by: How it was found, for people.
+        columns: The linear layers whose output has the split width.
+        between: Layers with variables of that width, such as a batch normalization.
+        rows: The linear layers that contract it.
+        found_by: The method that found it, for the reason of the choice.
     """
 
     columns: tuple[Linear, ...]
     rows: tuple[Linear, ...]
     between: tuple[LayerFacts, ...] = ()
-    told_by: str = "graph"
+    found_by: str = "graph"
 
     @property
     def width(self) -> int:
@@ -48,12 +48,12 @@ class Region:
 
 
 class NoRegionError(PolicyError):
-    """Why the output of a layer cannot be split; never leaves this package."""
+    """The output of a layer cannot be split. The message says why; internal to this package."""
 
 
 @attrs.frozen
 class Graph:
-    """The operations of a functional model by their names, and who feeds whom."""
+    """The operations of a functional model by their names, with their inputs and users."""
 
     nodes: dict[str, LayerFacts]
     producers: dict[str, list[str]]
@@ -74,7 +74,7 @@ class Graph:
         """Returns the layers that are split together with the output of the linear layer `start`.
 
         Raises:
-            NoRegionError: If a layer needs that output whole.
+            NoRegionError: If a layer needs that output in full.
         """
         split: dict[str, None] = {}
         rows: dict[str, None] = {}
@@ -93,7 +93,7 @@ class Graph:
         return self._checked(split, rows)
 
     def _split_with(self, name: str) -> list[str]:
-        """Returns the producers whose outputs are split if that of `name` is."""
+        """Returns the linear layers whose outputs must be split if that of `name` is."""
         node = self.nodes[name]
         if name in self.outputs:
             raise NoRegionError("its output is one of the model's")
@@ -132,7 +132,7 @@ Found = tuple[list[Region], list[tuple[Linear, str]]]
 
 
 def graph_regions(model: LayerFacts) -> Found:
-    """Returns the regions of a model with a graph, and the linear layers without one, with why."""
+    """Returns the regions of a model with a graph, and the other linear layers with a reason."""
     graph = Graph.of(model)
     regions: dict[frozenset[str], Region] = {}
     alone: list[tuple[Linear, str]] = []
@@ -150,11 +150,11 @@ def graph_regions(model: LayerFacts) -> Found:
 
 
 def block_regions(block: LayerFacts) -> Found:
-    """Returns the regions of a block; and the linear layers that are in none, with why.
+    """Returns the regions of a block without a graph, and the other linear layers with a reason.
 
-    Linear layers of one shape (d, f) that are defined one after another are taken for the columns;
-    batch normalizations of width f may follow; the next layer is taken for the rows if it is
-    linear and of shape (f, ...). Where that might be wrong, nothing is taken.
+    Consecutive linear layers of one shape (d, f) are the columns. Batch normalizations of width f
+    may follow. The next layer is the rows if it is linear and of shape (f, ...). If this guess
+    might be wrong, there is no region.
     """
     layers = [child for child in block.children if _counts(child)]
     regions: list[Region] = []
@@ -178,13 +178,13 @@ def block_regions(block: LayerFacts) -> Found:
 
 
 def _counts(layer: LayerFacts) -> bool:
-    """Returns whether the layer has weights: a dropout has a seed only."""
+    """Returns whether the layer has weights: a dropout only has a seed."""
     is_norm = layer.is_a("BatchNormalization")
     return bool(layer.all_variables()) and (is_norm or not is_channelwise(layer))
 
 
 def _same_shape(layers: list[LayerFacts]) -> list[Linear]:
-    """Returns the linear layers at the beginning of `layers` that have one shape."""
+    """Returns the first linear layers of `layers`, as far as they have one shape."""
     found: list[Linear] = []
     for layer in layers:
         linear = as_linear(layer)

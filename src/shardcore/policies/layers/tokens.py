@@ -1,7 +1,7 @@
-"""What each layer is to a sequence that is split: who makes the parts, and who needs them whole.
+"""Roles of layers for a split sequence: they split it, pass parts on, or need it in full.
 
-A role follows from the kinds of layers and from how `tensor_parallel` has split their variables.
-Where a model's graph is known, roles tell where its sequence is split and where it is gathered.
+A role depends on the kind of the layer and on the split of its variables by `tensor_parallel`. In a
+model with a graph, the roles decide which outputs are split and which are gathered.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,19 +20,19 @@ from shardcore.policies.layers.regions import Graph
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
-# Numbers of tokens into activations; one that does not, such as a table of positions; each token by
-# itself, without and with weights; the two ends of a region of tensor parallelism, and all of one;
-# a block that takes parts and gives parts; anything else.
+# An embedding of tokens; another one, such as a table of positions; a layer that computes tokens
+# separately, without and with weights; the two ends of a region of tensor parallelism, and an
+# entire region; a block whose input and output are parts; any other layer.
 Role: TypeAlias = Literal[
     "tokens", "table", "each", "norm", "columns", "rows", "region", "block", "other"
 ]
 NORMS = ("LayerNormalization", "RMSNormalization")
-# Layers that keep channels apart, but not tokens.
+# Layers that compute each channel separately, but mix tokens.
 _MIXING = (
     "BatchNormalization", "SpatialDropout", "Pooling", "ZeroPadding", "Cropping", "UpSampling",
 )  # fmt: skip
 EACH = frozenset(kind for kind in CHANNELWISE if not any(each in kind for each in _MIXING))
-# What gives parts, what passes them on, what takes the whole sequence by several products.
+# Roles whose outputs are parts, that pass parts on, and that need the full sequence repeatedly.
 _SOURCES = ("tokens", "rows", "region", "block")
 _PASSING = ("each", "norm", "block")
 _REGIONS = ("columns", "region")
@@ -70,7 +70,7 @@ class Roles:
         return self._of_parts(layer)
 
     def ends(self, layer: LayerFacts) -> Iterator[LayerFacts]:
-        """Yields the layers in it, or itself, whose outputs are the parts that it gives."""
+        """Yields the layers in it, or itself, whose outputs are its parts."""
         if is_attention(layer):
             yield from (each for each in layer.children if each.name == OUTPUT)
         elif self.of(layer) in ("rows", "tokens") and not layer.children:
@@ -81,7 +81,7 @@ class Roles:
                     yield from self.ends(child)
 
     def entries(self, block: LayerFacts) -> Iterator[LayerFacts]:
-        """Yields the norms of a block, behind which a region takes the whole sequence."""
+        """Yields the norms of a block before its regions, which need the full sequence."""
         for child in block.children:
             if self.of(child) == "norm":
                 yield child
@@ -93,10 +93,10 @@ class Roles:
         return kernel is not None and self.chosen[kernel.path].spec[dim] == self.axis
 
     def _of_parts(self, layer: LayerFacts) -> Role:
-        """Returns the role of a layer that holds others.
+        """Returns the role of a layer with layers in it.
 
-        Where its graph is not known, as many norms as regions are taken for a block whose regions
-        stand behind a norm each. A wrong guess costs time, and no number.
+        Without a graph, as many norms as regions are taken for a block in which each region follows
+        a norm. A wrong guess costs time only.
         """
         roles = [self.of(each) for each in layer.children if not each.is_a("InputLayer")]
         sums = roles.count("rows") + roles.count("region")
@@ -113,7 +113,7 @@ class Roles:
 
 
 def _is_over_channels(norm: LayerFacts) -> bool:
-    """Returns whether it looks at one token at a time: at the last dim alone."""
+    """Returns whether `norm` normalizes each token separately: over the last dim only."""
     axis = norm.config.get("axis", -1)
     axes = axis if isinstance(axis, list | tuple) else [axis]
     last = len(norm.input_shape or ()) - 1
@@ -122,7 +122,7 @@ def _is_over_channels(norm: LayerFacts) -> bool:
 
 @attrs.frozen
 class Flow:
-    """What becomes of the outputs of a functional model's layers.
+    """The outputs of a functional model's layers: split, passed on, or gathered.
 
     Args:
         graph: Its graph.
@@ -140,8 +140,8 @@ class Flow:
     def split(self) -> list[str]:
         """Returns the layers whose outputs are computed in parts of the sequence.
 
-        Where a region would gather the parts for each of its products, as the norm before it feeds
-        a short cut too, all that is added up with them stays whole.
+        If the norm before a region also feeds a residual connection, the region would gather the
+        parts for each of its products. The outputs that are added to them stay full then.
         """
         sources = {name for name, role in self.roles.items() if role in _SOURCES}
         while True:
@@ -152,13 +152,13 @@ class Flow:
             sources -= self._together(costly, split)
 
     def is_gathered(self, name: str) -> bool:
-        """Whether the output of `name`, which is split, is gathered there: all users need that."""
+        """Returns whether the split output of `name` is gathered at once, as all users need it."""
         users = self.graph.users[name]
         is_layer = bool(self.graph.nodes[name].output_path)
         return is_layer and bool(users) and not any(map(self._passes, users))
 
     def _reached(self, sources: set[str]) -> list[str]:
-        """The sources, and what passes parts on; the nodes are in the order of the graph."""
+        """Returns the sources and the layers that pass parts on, in the order of the graph."""
         split: dict[str, None] = {}
         for name, role in self.roles.items():
             is_fed = not split.keys().isdisjoint(self.graph.producers[name])
@@ -170,7 +170,7 @@ class Flow:
         return self.roles[name] in _PASSING
 
     def _is_of_use(self, name: str) -> bool:
-        """Whether a layer computes with the parts; a sum with which none does is reduced whole."""
+        """Returns whether a layer computes with the parts; else the sum is all-reduced."""
         return any(map(self._passes, [name, *self.graph.users[name]]))
 
     def _is_costly(self, name: str) -> bool:
@@ -178,7 +178,7 @@ class Flow:
         return not self.is_gathered(name) and not set(_REGIONS).isdisjoint(users)
 
     def _together(self, names: Iterable[str], split: list[str]) -> set[str]:
-        """`names`, and what meets them without being gathered between."""
+        """Returns `names` and the layers that are combined with them without a gather."""
         found: set[str] = set()
         todo = list(names)
         while todo:
