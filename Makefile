@@ -10,8 +10,9 @@ VENV := .venv
 CORE_VENV := .venv-core
 PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 
-# What cannot be imported without torch; every other test and doctest must pass in .venv-core.
-NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/testing
+# These need torch; every other unit test and doctest must pass in .venv-core.
+NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/testing \
+	tests/unit/adapters tests/unit/binding
 
 # Two tests on ranks at a time: while the ranks of one wait for each other, or a compiler runs, the other computes.
 AT_A_TIME := -n 2 --dist worksteal

@@ -1,119 +1,12 @@
 """What a captured step holds at its highest, in the bytes that torch allocates and frees."""
 
-from itertools import accumulate
-
 import keras
-import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
-from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.testing import run_ranks
-
-ROWS, CLASSES = 64, 512
-UNIT = 4 * 8 * ROWS * CLASSES  # the bytes of logits
-
-
-def highest(run):
-    """The most that `run` has allocated at a time, and not freed."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        run()
-    events = profiled.profiler.kineto_results.events()
-    changes = [(each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]"]
-    return max(accumulate(size for _, size in sorted(changes, key=lambda change: change[0])))
-
-
-def improved(step, *tensors):
-    """What the passes make of `step`, as a function of no operands; its results are the same."""
-    recorder = Recorder(tensors)
-    eager = recorder.run(lambda: step(*tensors))
-    tape = with_operands_reused(recorder.tape)
-    graph = function_of(tape, {number: tape.found[number] for number in tape.outside})
-    for one, other in zip(eager, graph(*tensors), strict=True):
-        assert torch.equal(one, other)
-        assert one.stride() == other.stride()
-    return lambda: graph(*tensors)
-
-
-def units(step, *tensors):
-    """The most that `step` holds as it is, and after the passes, in the bytes of logits."""
-    after = improved(step, *tensors)
-    return highest(lambda: step(*tensors)) / UNIT, highest(after) / UNIT
-
-
-def made():
-    """Logits, and the gradient of what softmax makes of them with the classes first."""
-    return torch.randn(8, ROWS, CLASSES), torch.randn(8, CLASSES, ROWS)
-
-
-@pytest.mark.parametrize("dim", [1, 2])
-@pytest.mark.parametrize("name", ["_softmax", "_log_softmax"])
-def test_the_gradient_of_softmax_takes_the_place_of_that_of_its_result(name, dim):
-    backward = getattr(torch.ops.aten, f"{name}_backward_data")
-
-    def step(x, gradient):
-        softmax = getattr(torch.ops.aten, name)(x, dim, False)
-        return (backward(gradient * 2, softmax, dim, torch.float32),)
-
-    gradient = made()[1]
-    assert units(step, gradient + 1, gradient) == pytest.approx((3, 2), abs=0.2)
-
-
-def test_a_pointwise_result_takes_the_place_of_an_operand_that_ends():
-    def step(x, y):
-        return (torch.tanh(x @ y + 1),)
-
-    x, y = torch.randn(8 * ROWS, CLASSES), torch.randn(CLASSES, CLASSES)
-    assert units(step, x, y) == pytest.approx((2, 1), abs=0.1)
-
-
-def test_of_two_operands_the_second_one_may_end():
-    def step(x, y):
-        product = x @ y
-        return (torch.sub(x, product, alpha=3),)
-
-    x, y = torch.randn(8 * ROWS, CLASSES), torch.randn(CLASSES, CLASSES)
-    assert units(step, x, y) == pytest.approx((2, 1), abs=0.1)
-
-
-def read_later(x):
-    made = x + 1
-    return made * 2, made.sum()
-
-
-def seen_twice(x):
-    made = x + 1
-    return (made + made.T,)
-
-
-def turned(x):
-    return ((x + 1).T * torch.ones(512, 512),)
-
-
-def of_another_dtype(x):
-    return ((x.int() + 1) / 2,)
-
-
-@pytest.mark.parametrize("step", [read_later, seen_twice, turned, of_another_dtype])
-def test_nothing_is_written_where_somebody_still_reads_or_it_does_not_fit(step):
-    improved(step, torch.randn(512, 512))
-
-
-def test_a_result_keeps_no_memory_that_is_larger():
-    def step(x):
-        part = x.expand(3, -1, -1).clone()[0] * 2
-        return (torch.cat([part, part, part]),)
-
-    assert units(step, torch.randn(8 * ROWS, CLASSES)) == pytest.approx((4, 4), abs=0.1)
-
-
-def test_what_is_returned_and_what_comes_in_stays():
-    x = torch.randn(512, 512)
-    before = x.clone()
-    improved(lambda x: (x + 1, torch.relu(x)), x)()
-    assert torch.equal(x, before)
+from tests.tapes import highest
 
 
 def gathering(_rank):

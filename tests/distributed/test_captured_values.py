@@ -14,7 +14,6 @@ from shardcore.adapters.capture.passes.communication.overlap import with_late_wa
 from shardcore.adapters.torch_compat import collectives
 from shardcore.binding.captured import cache
 from shardcore.testing import run_ranks
-from tests.distributed.test_capture_passes import names, recorded
 from tests.distributed.test_captured import (
     Spy,
     assert_equal,
@@ -25,6 +24,7 @@ from tests.distributed.test_captured import (
     messages,
     state,
 )
+from tests.tapes import names, recorded
 
 RNG = np.random.default_rng(5)
 X, Y = RNG.integers(0, 4, (8, 4)).astype("float32"), RNG.integers(0, 4, 8)

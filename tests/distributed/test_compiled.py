@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.generated import graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
-from shardcore.adapters.capture.passes.inductor import with_onednn_products, with_reshapes
+from shardcore.adapters.capture.passes.inductor import with_reshapes
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_compat import inductor
 from shardcore.testing import run_ranks
@@ -224,36 +224,3 @@ def test_what_a_collective_gives_is_not_reshaped_before_it_is_there():
         return [name for name in named if name in ("aten::view", "aten::reshape")]
 
     assert run_ranks(program, 2, timeout=60) == [["aten::reshape", "aten::view"]] * 2
-
-
-def matrix(rows, columns, dtype=torch.float32):
-    return torch.randn(rows, columns, dtype=dtype)
-
-
-OPERANDS = {
-    "as they lie": (matrix(256, 256), matrix(256, 256), True),
-    "the second transposed": (matrix(256, 300), matrix(400, 300).T, True),
-    "the second in part": (matrix(256, 300), matrix(300, 500)[:, 7:307], True),
-    "one in a batch": (matrix(256, 300)[None], matrix(400, 300).T[None], True),
-    "the first transposed": (matrix(300, 256).T, matrix(300, 400), False),
-    "three in a batch": (torch.randn(3, 256, 300), torch.randn(3, 300, 400), False),
-    "small": (matrix(256, 256), matrix(256, 255), False),
-    "doubles": (matrix(256, 256, torch.float64), matrix(256, 256, torch.float64), False),
-}
-
-
-@pytest.mark.skipif(not torch_compat.has_onednn(), reason="oneDNN is not there")
-@pytest.mark.parametrize("which", OPERANDS)
-@pytest.mark.parametrize("is_intel", [False, True])
-def test_large_products_are_those_of_onednn_but_on_intel(which, is_intel, monkeypatch):
-    monkeypatch.setattr(torch_compat, "is_intel", lambda: is_intel)
-    left, right, is_taken = OPERANDS[which]
-    recorder = Recorder([left, right])
-    recorder.run(lambda: (left @ right) if left.dim() == 2 else torch.bmm(left, right))
-    onednn = torch_compat.OneDnn()
-    tape = with_onednn_products(recorder.tape, onednn)
-    (call,) = tape.calls
-    assert (call.operator is onednn.product()) == (is_taken and not is_intel)
-    (made,) = graph_of(tape, {})(left, right)
-    np.testing.assert_allclose(made, left.double() @ right.double(), rtol=1e-4, atol=1e-4)
-    assert made.stride() == torch.matmul(left, right).stride()

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 
-from shardcore.binding.seams import read_steps
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.models import mlp
 from tests.distributed.moved import DATA, assert_same, compiled, distribute
@@ -154,48 +153,3 @@ def test_results_are_read_in_the_middle_of_an_epoch():
     assert_same(found, expected, "read in the middle")
     assert_same(other, expected, "read in the middle")
     assert np.isnan(alone)  # one rank cannot know it, nor wait for the others
-
-
-class BothBefore(CALLBACKS.Callback):
-    def on_test_batch_begin(self, batch, logs=None):
-        pass
-
-    def on_batch_begin(self, batch, logs=None):
-        pass
-
-
-class Listed(CALLBACKS.CallbackList):
-    pass
-
-
-def bar(verbose, in_fit=True):
-    made = CALLBACKS.ProgbarLogger()
-    made.set_params({"verbose": verbose, "epochs": 1, "steps": 1})
-    if in_fit:
-        made.on_train_begin()
-    return made
-
-
-# A callback, whether it reads the steps of a fit, and those of an evaluate.
-READERS = [
-    (CALLBACKS.EarlyStopping(), False, False),
-    (CALLBACKS.LambdaCallback(on_epoch_end=lambda *_: None), False, False),
-    (CALLBACKS.ModelCheckpoint("a.keras"), False, False),
-    (CALLBACKS.BackupAndRestore("a"), False, False),
-    (bar(2), False, False),
-    (bar(1), True, False),
-    (bar("auto", in_fit=False), True, True),
-    (CALLBACKS.ModelCheckpoint("a.keras", save_freq=3), True, False),
-    (CALLBACKS.BackupAndRestore("a", save_freq=3), True, False),
-    (CALLBACKS.TerminateOnNaN(), True, False),
-    (CALLBACKS.LambdaCallback(on_train_batch_end=lambda *_: None), True, False),
-    (Looks(), True, False),
-    (BothBefore(), True, True),
-]
-
-
-def test_who_reads_the_results_of_steps():
-    for callback, *expected in READERS:
-        callbacks = CALLBACKS.CallbackList([callback])
-        assert [read_steps(callbacks, phase) for phase in ("train", "test")] == expected, callback
-    assert read_steps(Listed([]), "train")

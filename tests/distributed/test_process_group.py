@@ -9,7 +9,6 @@ import pytest
 import torch.distributed as dist
 
 from shardcore.adapters import process_group
-from shardcore.adapters.process_group import seconds
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job, resolve_job
 from shardcore.testing import run_ranks
@@ -109,20 +108,6 @@ def test_ranks_that_never_come_are_reported_with_the_remedy():
     assert message.startswith("Rank 0 of 2 could not join its group at tcp://127.0.0.1:")
     assert "within 1 seconds" in message
     assert "Check that all 2 processes were started" in message
-
-
-def test_the_timeout_is_the_argument_then_the_variable_then_ten_minutes(monkeypatch):
-    monkeypatch.delenv("SHARDCORE_TIMEOUT", raising=False)
-    assert seconds(None) == 600
-    monkeypatch.setenv("SHARDCORE_TIMEOUT", "90.5")
-    assert (seconds(None), seconds(5)) == (90.5, 5)
-
-
-@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf", ""])
-def test_a_timeout_that_is_none_is_refused(monkeypatch, text):
-    monkeypatch.setenv("SHARDCORE_TIMEOUT", text)
-    with pytest.raises(EnvironmentProblem, match="positive number of seconds"):
-        seconds(None)
 
 
 BUSY_AT_THE_END = """

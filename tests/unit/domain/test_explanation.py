@@ -207,3 +207,12 @@ def test_equal_ones_are_told_once():
         ("down", 2),
         ("up", 1),
     ]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_an_all_gather_and_a_reduce_scatter_send_what_an_all_reduce_sends(ranks):
+    whole = 4 * 8 * 16 * 32
+    pair = sent_bytes("all_gather", whole // ranks, ranks) + sent_bytes(
+        "reduce_scatter", whole, ranks
+    )
+    assert pair == sent_bytes("all_reduce", whole, ranks)

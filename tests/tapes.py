@@ -1,6 +1,9 @@
-"""What tests of passes share: a step is recorded and run before and after a pass."""
+"""Records a step and runs it, for the tests of captured steps and of their passes."""
+
+from itertools import accumulate
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.recorder import Recorder
@@ -9,10 +12,8 @@ from shardcore.adapters.capture.tape import Value
 
 def after(step, one_pass, *tensors):
     """The tape of `step` after a pass; its results, and what it leaves in memory, are the same."""
-    copies = [each.clone() for each in tensors]
-    recorder = Recorder(copies)
-    recorder.run(lambda: step(*copies))
-    tapes = recorder.tape, one_pass(recorder.tape)
+    tape = recorded(step, *tensors)
+    tapes = tape, one_pass(tape)
     assert unshared_views(tapes[1]) == []
     found = [_run(tape, tensors) for tape in tapes]
     for one, other in zip(*found, strict=True):
@@ -23,7 +24,7 @@ def after(step, one_pass, *tensors):
 
 
 def unshared_views(tape):
-    """The calls whose result is a view of an operand, and which the tape says lies elsewhere."""
+    """The calls that return a view of an operand, in memory that the tape calls another."""
     return [
         call
         for call in tape.calls
@@ -53,3 +54,35 @@ def names(tape):
 def _run(tape, tensors):
     copies = [each.clone() for each in tensors]
     return *function_of(tape, {n: tape.found[n] for n in tape.outside})(*copies), *copies
+
+
+def recorded(step, *tensors):
+    """The tape of `step` of copies of `tensors`."""
+    copies = [each.clone() for each in tensors]
+    recorder = Recorder(copies)
+    recorder.run(lambda: step(*copies))
+    return recorder.tape
+
+
+def results(tape, tensors):
+    """What `tape` returns for `tensors`, and the values of `tensors` after it."""
+    copies = [each.clone() for each in tensors]
+    found = function_of(tape, {n: tape.found[n] for n in tape.outside})(*copies)
+    return [each.tolist() for each in (*found, *copies)]
+
+
+def changed(step, one_pass, *tensors):
+    """The operators of `step` before and after a pass, which gives the same results."""
+    tape = recorded(step, *tensors)
+    other = one_pass(tape)
+    assert results(other, tensors) == results(tape, tensors)
+    return names(tape), names(other)
+
+
+def highest(run):
+    """The most bytes that `run` holds at a time."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    events = profiled.profiler.kineto_results.events()
+    changes = [(each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]"]
+    return max(accumulate(size for _, size in sorted(changes, key=lambda change: change[0])))

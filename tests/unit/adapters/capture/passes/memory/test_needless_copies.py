@@ -10,8 +10,8 @@ from shardcore.adapters.capture.passes.cleanup import with_direct_views
 from shardcore.adapters.capture.passes.memory.kept_buckets import Memories
 from shardcore.adapters.capture.passes.memory.reuse import without_needless_copies
 from shardcore.adapters.capture.recorder import Recorder
-from tests.distributed import tapes
-from tests.distributed.tapes import unshared_views
+from tests import tapes
+from tests.tapes import unshared_views
 
 FIRST = {"memory_format": torch.contiguous_format}
 LAST = {"memory_format": torch.channels_last}

@@ -11,7 +11,7 @@ from shardcore.adapters.capture.program import TapeCapture
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.capture.tape import Call, Value
 from shardcore.domain.capture import GuardFailed
-from tests.distributed.test_capture_memory import highest
+from tests.tapes import highest
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
