@@ -1,5 +1,7 @@
 # make demo   trains a model sharded over two processes, beside one device
 # make test   runs everything that CI runs
+# make test-fast   lints, runs the unit tests and doctests, and shows their line coverage: two minutes at most
+# make coverage   runs all tests, and shows the lines that none of them runs
 # make matrix-full   compares every Keras layer and operator with one device, captured steps with eager ones
 # make bench  measures steps beside steps written by hand; with Keras on JAX, if make bench-jax was run
 # make traffic  counts the bytes that a rank sends in a step, beside those of Keras on JAX
@@ -14,20 +16,37 @@ PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/testing \
 	tests/unit/adapters tests/unit/binding
 
-# Two tests on ranks at a time: while the ranks of one wait for each other, or a compiler runs, the other computes.
+# Two tests at a time. Of tests on ranks, one computes while the ranks of the other wait, or a compiler runs.
 AT_A_TIME := -n 2 --dist worksteal
+
+MEASURED := $(VENV)/bin/python -m coverage run
 
 # The distributed tests that are run under strategy manual too: they train, and take little time.
 UNDER_MANUAL := functions loops lora train_step views
 
 .NOTPARALLEL:
-.PHONY: demo test lint checks unit unit-core unit-torch distributed matrix matrix-full \
+.PHONY: demo test test-fast coverage lint checks unit unit-core unit-torch distributed matrix matrix-full \
 	bench bench-jax traffic clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python examples/demo.py
 
 test: lint checks unit distributed matrix
+
+test-fast: lint
+	$(call headline,unit tests and doctests with torch and Keras; the lines that they run)
+	$(call forget_coverage)
+	$(MEASURED) -m pytest $(AT_A_TIME) tests/unit src --doctest-modules
+	$(call show_coverage)
+
+# Coverage makes the tests on ranks slower by more than half, so `make test` runs without it.
+coverage: $(VENV)/.installed
+	$(call headline,all tests; the lines that they run)
+	$(call forget_coverage)
+	$(MEASURED) -m pytest $(AT_A_TIME) tests/unit src --doctest-modules
+	$(MEASURED) -m pytest $(AT_A_TIME) tests/distributed tests/matrix
+	SHARDCORE_TEST_STRATEGY=manual $(MEASURED) -m pytest $(AT_A_TIME) $(UNDER_MANUAL:%=tests/distributed/test_%.py)
+	$(call show_coverage,--show-missing --fail-under=90)
 
 lint: $(VENV)/.installed
 	$(call headline,ruff check)
@@ -41,18 +60,18 @@ lint: $(VENV)/.installed
 
 checks: $(VENV)/.installed
 	$(call headline,the linters bite; the wheel works elsewhere)
-	$(VENV)/bin/python -m pytest tests/checks
+	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/checks
 
 unit: unit-core unit-torch
 
 unit-core: $(CORE_VENV)/.installed
 	$(call headline,unit tests and doctests without torch and Keras)
 	$(CORE_VENV)/bin/python tests/checks/assert_absent.py torch keras
-	$(CORE_VENV)/bin/python -m pytest tests/unit src --doctest-modules $(NEEDS_TORCH:%=--ignore=%)
+	$(CORE_VENV)/bin/python -m pytest $(AT_A_TIME) tests/unit src --doctest-modules $(NEEDS_TORCH:%=--ignore=%)
 
 unit-torch: $(VENV)/.installed
 	$(call headline,unit tests and doctests with torch and Keras)
-	$(VENV)/bin/python -m pytest tests/unit src --doctest-modules
+	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/unit src --doctest-modules
 
 distributed: $(VENV)/.installed
 	$(call headline,distributed tests on real ranks)
@@ -91,7 +110,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(CORE_VENV)/.installed: pyproject.toml constraints.txt
 	$(call headline,installing shardcore alone into $(CORE_VENV))
 	$(create_venv)
-	$(CORE_VENV)/bin/python $(PIP_INSTALL) -e . pytest hypothesis numpy
+	$(CORE_VENV)/bin/python $(PIP_INSTALL) -e . pytest pytest-xdist hypothesis numpy
 	@touch $@
 
 build/bench-jax/.installed: benchmarks/constraints-jax.txt
@@ -103,6 +122,15 @@ build/bench-jax/.installed: benchmarks/constraints-jax.txt
 # A command on a line of its own that names the step.
 define headline
 @printf '\n== %s ==\n' '$(1)'
+endef
+
+define forget_coverage
+@rm -rf build/coverage && mkdir -p build/coverage
+endef
+
+# Joins what the ranks, scripts and workers have written; options of the report may follow.
+define show_coverage
+@$(VENV)/bin/python -m coverage combine --quiet && $(VENV)/bin/python -m coverage report $(1)
 endef
 
 # Creates the environment that holds the target's stamp file.
