@@ -84,7 +84,7 @@ matrix: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/matrix --durations=20
 
 matrix-full: $(VENV)/.installed
-	$(call headline,the whole of the matrices, which takes an hour or two, and docs/coverage.md)
+	$(call headline,the whole of the matrices, which takes an hour or two, and docs/reference/coverage.md)
 	$(VENV)/bin/python -m tests.matrix run; found=$$?; $(VENV)/bin/python -m tests.matrix page && exit $$found
 
 bench: $(VENV)/.installed

@@ -1,4 +1,4 @@
-"""Puts the figures of the last run into docs/benchmarks.md: python -m benchmarks.page.
+"""Puts the figures of the last run into docs/reference/benchmarks.md: python -m benchmarks.page.
 
 Sections that were not run stay as they are, with the day on which they were.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks import table
 from benchmarks.rows import Row
 
-PAGE = Path("docs/benchmarks.md")
+PAGE = Path("docs/reference/benchmarks.md")
 FOLDER = Path("build/bench")
 BEGIN, END = "<!-- figures: python -m benchmarks.page -->", "<!-- end of figures -->"
 HEAD = "| contender | figure | ratio | to | goal | |\n|---|--:|--:|---|--:|---|"

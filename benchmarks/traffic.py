@@ -5,8 +5,8 @@ python -m benchmarks.traffic --only LSTM GRU/odd --stored-xla    some, beside st
 python -m benchmarks.traffic --mesh 1x2 --strategy manual        one mesh, one strategy
 python -m benchmarks.traffic --page                              runs nothing
 
-A run of all cases is stored in benchmarks/results, and docs/traffic.md is written from what is
-stored. A run of some cases is only printed.
+A run of all cases is stored in benchmarks/results, and docs/reference/traffic.md is written from
+it. A run of some cases is only printed.
 """
 
 import argparse

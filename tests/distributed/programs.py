@@ -14,7 +14,7 @@ from shardcore.testing import RankFailed, run_ranks
 
 # What the tests run under; `SHARDCORE_TEST_STRATEGY=manual pytest tests/distributed` has the other.
 STRATEGY = os.environ.get("SHARDCORE_TEST_STRATEGY", "dtensor")
-# For what a test says of DTensor, and that is otherwise, or not so, with slices: docs/manual.md.
+# For statements of tests that hold for DTensor only: see docs/explanation/manual.md.
 only_dtensor = pytest.mark.skipif(STRATEGY != "dtensor", reason="it is about DTensor")
 AXES = ("data", "model")
 

@@ -1,6 +1,6 @@
 """The documents are true: their code runs, and what they list is all there is.
 
-docs/rules.md and docs/transitions.md are held to the core by its unit tests.
+docs/reference/rules.md and docs/reference/transitions.md are held to the core by its unit tests.
 """
 
 import os
@@ -34,11 +34,11 @@ def run(source, folder):
 
 
 def test_the_code_of_install_runs(tmp_path):
-    assert run("\n".join(python_blocks("install.md")), tmp_path) == "dtensor\n"
+    assert run("\n".join(python_blocks("how-to/install.md")), tmp_path) == "dtensor\n"
 
 
 def test_the_code_of_training_runs(tmp_path):
-    assert run("\n".join(python_blocks("training.md")), tmp_path) == "True\n"
+    assert run("\n".join(python_blocks("how-to/training.md")), tmp_path) == "True\n"
 
 
 PROGRAM = """
@@ -57,7 +57,7 @@ print(shardcore.status().strategy, shardcore.status().mesh_shape, history.histor
 
 
 def test_the_strategy_of_plugins_is_a_strategy(tmp_path):
-    module = python_blocks("plugins.md")[0]
+    module = python_blocks("how-to/plugins.md")[0]
     write_package(tmp_path, "whole-strategy", module)
     plain = run(PROGRAM.format(distributed=False), tmp_path)
     distributed = run(PROGRAM.format(distributed=True), tmp_path)
@@ -66,7 +66,7 @@ def test_the_strategy_of_plugins_is_a_strategy(tmp_path):
 
 
 def test_the_test_of_plugins_is_the_contract_of_a_strategy():
-    (test,) = (block for block in python_blocks("plugins.md") if "TestMine" in block)
+    (test,) = (block for block in python_blocks("how-to/plugins.md") if "TestMine" in block)
     names = {}
     exec(test, names)
     assert issubclass(names["TestMine"], names["StrategyContract"])
@@ -79,7 +79,7 @@ def test_plugins_names_every_hook_method_and_field():
     fields = [field.name for kind in (StrategyEntry, NewVariable) for field in attrs.fields(kind)]
     assert hooks
     assert "scope" in methods
-    page = text("plugins.md")
+    page = text("how-to/plugins.md")
     missing = [name for name in hooks if f"`{name}`" not in page]
     missing += [name for name in methods if f"| `{name}(" not in page]
     missing += [name for name in fields if f"| `{name}` |" not in page]
@@ -87,7 +87,7 @@ def test_plugins_names_every_hook_method_and_field():
 
 
 def test_install_names_every_function_and_setting():
-    page = text("install.md")
+    page = text("how-to/install.md")
     assert [name for name in shardcore.__all__ if f"{name}(" not in page] == []
     source = "".join(path.read_text() for path in Path(shardcore.__file__).parent.rglob("*.py"))
     settings = set(re.findall(r"\"((?:SHARDCORE|KERAS_DISTRIBUTION)_[A-Z_]*[A-Z])\"", source))
@@ -95,8 +95,8 @@ def test_install_names_every_function_and_setting():
     assert [name for name in sorted(settings) if f"`{name}" not in page] == []
 
 
-@pytest.mark.parametrize("record", sorted(path.name for path in DOCS.glob("adr/*.md")))
+@pytest.mark.parametrize("record", sorted(path.name for path in DOCS.glob("explanation/adr/*.md")))
 def test_a_decision_has_context_choice_and_consequences(record):
-    parts = re.findall(r"^\*\*(\w+)\.\*\*", text(f"adr/{record}"), re.MULTILINE)
+    parts = re.findall(r"^\*\*(\w+)\.\*\*", text(f"explanation/adr/{record}"), re.MULTILINE)
     assert parts == ["Context", "Choice", "Consequences"]
-    assert text(f"adr/{record}").startswith(f"# {int(record[:4])}. ")
+    assert text(f"explanation/adr/{record}").startswith(f"# {int(record[:4])}. ")

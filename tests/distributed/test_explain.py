@@ -219,9 +219,10 @@ def test_the_page_shows_the_example(tmp_path):
 
     explanation = run_ranks(program, 4, timeout=120)[0]
     (advice,) = explanation.advice()
-    assert advice in " ".join((root / "docs" / "explain.md").read_text().split())
+    assert advice in " ".join((root / "docs" / "how-to" / "explain.md").read_text().split())
     pictures = [
-        ElementTree.parse(path) for path in (tmp_path / "step.svg", root / "docs" / "explain.svg")
+        ElementTree.parse(path)
+        for path in (tmp_path / "step.svg", root / "docs" / "images" / "explain.svg")
     ]
     drawn, shown = (
         {"".join(each.itertext()) for each in picture.iter(TEXT)} for picture in pictures

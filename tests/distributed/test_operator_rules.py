@@ -18,7 +18,7 @@ from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.programs import as_arrays, assert_close, distribute, placements
 from tests.fallbacks import fallbacks, forget_fallbacks
 
-DOCS = Path(__file__).parents[2] / "docs" / "operators.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "operators.md"
 N = None
 IMAGES, KERNEL, BIAS = (5, 4, 6, 6), (6, 4, 3, 3), (6,)
 BATCH, CHANNELS = ("model", N, N, N), (N, "model", N, N)

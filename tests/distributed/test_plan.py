@@ -356,7 +356,7 @@ def test_the_command_says_in_a_line_what_it_cannot_plan(script, words, message):
 
 
 def test_the_code_of_the_document_runs(tmp_path):
-    page = (ROOT / "docs" / "policies.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "policies.md").read_text()
     *programs, policy = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     write_package(tmp_path, "table-policy", policy)
     use = """
@@ -373,7 +373,7 @@ print(plan["sequential/e/embeddings"].axes)
 
 
 def test_the_document_names_every_policy_and_field():
-    page = (ROOT / "docs" / "policies.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "policies.md").read_text()
     names = [entry.name for entry in builtin_plugins.shardcore_policies()]
     fields = [field.name for field in attrs.fields(PolicyEntry)]
     assert [name for name in [*names, *fields] if f"\n| `{name}` |" not in page] == []

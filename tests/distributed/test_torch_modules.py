@@ -348,7 +348,7 @@ def test_what_cannot_be_laid_out_is_refused_by_name():
 
 
 def test_the_code_of_the_document_runs():
-    text = (Path(__file__).parents[2] / "docs" / "torch-modules.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "torch-modules.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
     def program(rank):

@@ -1,4 +1,4 @@
-"""Runs a part of the matrices, or all of them, and writes what is stored into docs/coverage.md.
+"""Runs a part of the matrices, or all, and writes what is stored into docs/reference/coverage.md.
 
 One class on one mesh takes seconds:
 

@@ -110,7 +110,7 @@ def _check_method(entry: StrategyEntry, strategy: object, name: str) -> None:
     if not callable(method):
         raise StrategyError(
             f"{_who(entry)} breaks the contract of strategies: {type(strategy).__name__} has no "
-            f"method {_call(name, expected)}. docs/plugins.md lists them all."
+            f"method {_call(name, expected)}. docs/how-to/plugins.md lists them all."
         )
     found = inspect.signature(method)
     required = [each for each in expected if each.default is each.empty]

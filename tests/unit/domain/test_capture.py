@@ -15,7 +15,7 @@ from shardcore.domain.capture import (
     State,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "captured.md"
+PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "captured.md"
 
 
 def after(*events):

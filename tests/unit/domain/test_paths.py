@@ -17,9 +17,9 @@ from shardcore.domain.paths.key import METACHARACTERS, PathKey, spellings
 from shardcore.domain.paths.report import RulesReport
 from shardcore.domain.paths.rules import Match, PathRules
 
-RULES_MD = Path(__file__).parents[3] / "docs" / "rules.md"
+RULES_MD = Path(__file__).parents[3] / "docs" / "reference" / "rules.md"
 
-# The oracle: the definition of docs/rules.md, written slowly and again.
+# The oracle: the definition of docs/reference/rules.md, written slowly and again.
 EQUIVALENT_LEAVES = {
     ("keras", "kernel"): {"kernel", "weight"},
     ("keras", "embeddings"): {"embeddings", "weight"},

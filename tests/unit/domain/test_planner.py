@@ -486,7 +486,7 @@ def test_every_process_decides_ties_alike():
     assert len(set(printed)) == 1
 
 
-# Of the bytes that two ranks hold together, what each sends; docs/transitions.md.
+# Of the bytes that two ranks hold together, what each sends; docs/reference/transitions.md.
 SENT_OF_TWO = {"all_gather": 1 / 2, "reduce_scatter": 1 / 2, "all_to_all": 1 / 4, "all_reduce": 1}
 
 

@@ -15,7 +15,7 @@ from shardcore.domain.redistribution import TRANSITIONS, plan, transition
 from tests.unit.domain.generators import block_sizes, layouts, redistributions
 from tests.unit.domain.numpy_mesh import coordinates, reduced, run, scatter
 
-DOCS = Path(__file__).parents[3] / "docs" / "transitions.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "transitions.md"
 MESH = Mesh((2, 4), ("data", "model"))
 LINE = Mesh((4,), ("model",))
 

@@ -45,7 +45,7 @@ class PathRules(Mapping[str, T]):
 
     `match` returns the rule that decides a path: the key that spells the path, else the one regular
     expression that matches all of it. Keys and paths may be spelled as in Keras or as in PyTorch;
-    see docs/rules.md.
+    see docs/reference/rules.md.
 
     Args:
         rules: A mapping, or pairs, of key and value.

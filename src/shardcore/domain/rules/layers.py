@@ -1,6 +1,6 @@
 """Rules of convolutions, pools and attention.
 
-Adapters name the operators of their library that a rule is for; docs/operators.md lists the rules.
+Adapters name the operators that a rule is for; docs/reference/operators.md lists the rules.
 """
 
 import attrs

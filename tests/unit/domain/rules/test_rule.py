@@ -7,7 +7,7 @@ from shardcore.domain.rules import everyday, layers, lookups, movement
 from shardcore.domain.rules.rule import Operand, OperatorRule, Result
 from tests.unit.domain.rules.proof import names_of_rules
 
-DOCS = Path(__file__).parents[4] / "docs" / "operators.md"
+DOCS = Path(__file__).parents[4] / "docs" / "reference" / "operators.md"
 ONE_GROUP = layers.Channels(1, 4, 6, transposed=False)
 CONVOLUTION = layers.convolution(ONE_GROUP, 2, bias=True)
 EXAMPLES = {
@@ -54,5 +54,5 @@ def test_the_documentation_has_every_rule():
         for name, rule in EXAMPLES.items()
     ]
     wanted = "\n".join(["| rule | operands | results |", "|---|---|---|", *rows])
-    assert wanted in DOCS.read_text(), f"docs/operators.md should have this table:\n{wanted}"
+    assert wanted in DOCS.read_text(), f"{DOCS} should have this table:\n{wanted}"
     assert names_of_rules(layers) <= {name.partition(",")[0] for name in EXAMPLES}
