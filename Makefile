@@ -4,12 +4,14 @@
 # make coverage   runs all tests, and shows the lines that none of them runs
 # make matrix-full   compares every Keras layer and operator with one device, captured steps with eager ones
 # make bench  measures steps beside steps written by hand; with Keras on JAX, if make bench-jax was run
+# make docs   builds the documentation site into build/site
 # make traffic  counts the bytes that a rank sends in a step, beside those of Keras on JAX
-# Both create what they need: .venv (everything) and .venv-core (no torch, no Keras).
+# Each creates what it needs: .venv (everything), .venv-core (no torch, no Keras), .venv-docs (the site).
 
 PYTHON ?= python3
 VENV := .venv
 CORE_VENV := .venv-core
+DOCS_VENV := .venv-docs
 PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 
 # These need torch; every other unit test and doctest must pass in .venv-core.
@@ -26,7 +28,7 @@ UNDER_MANUAL := functions loops lora train_step views
 
 .NOTPARALLEL:
 .PHONY: demo test test-fast coverage lint checks unit unit-core unit-torch distributed matrix matrix-full \
-	bench bench-jax traffic clean
+	bench bench-jax docs traffic clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python examples/demo.py
@@ -93,12 +95,16 @@ bench: $(VENV)/.installed
 
 bench-jax: build/bench-jax/.installed
 
+docs: $(DOCS_VENV)/.installed
+	$(call headline,the documentation site: build/site/index.html)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+
 traffic: $(VENV)/.installed build/bench-jax/.installed
 	$(call headline,bytes that a rank sends in a training step beside those that XLA sends: half an hour or more)
 	$(VENV)/bin/python -m benchmarks.traffic $(TRAFFIC)
 
 clean:
-	rm -rf $(VENV) $(CORE_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(CORE_VENV) $(DOCS_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -111,6 +117,12 @@ $(CORE_VENV)/.installed: pyproject.toml constraints.txt
 	$(call headline,installing shardcore alone into $(CORE_VENV))
 	$(create_venv)
 	$(CORE_VENV)/bin/python $(PIP_INSTALL) -e . pytest pytest-xdist hypothesis numpy
+	@touch $@
+
+$(DOCS_VENV)/.installed: pyproject.toml constraints-docs.txt
+	$(call headline,installing what builds the documentation site into $(DOCS_VENV))
+	$(create_venv)
+	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints-docs.txt -e '.[docs]'
 	@touch $@
 
 build/bench-jax/.installed: benchmarks/constraints-jax.txt

@@ -5,18 +5,22 @@ docs/reference/rules.md and docs/reference/transitions.md are held to the core b
 
 import os
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import attrs
 import pytest
 
 import shardcore
+from shardcore.cli import arguments
 from shardcore.ports import hookspecs
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
 from tests.checks.tree import python
 from tests.plugins.packages import write_package
 
 DOCS = Path(__file__).parents[2] / "docs"
+PACKAGE = Path(shardcore.__file__).parent
+ERROR = r"^class (\w+)\((?:Exception|\w*Error)(?:, \w+)?\):"
 
 
 def text(name):
@@ -39,6 +43,28 @@ def test_the_code_of_install_runs(tmp_path):
 
 def test_the_code_of_training_runs(tmp_path):
     assert run("\n".join(python_blocks("how-to/training.md")), tmp_path) == "True\n"
+
+
+# The test that runs the code of a page, where it is another than those below.
+RUN_ELSEWHERE = {
+    "how-to/install.md": "above",
+    "how-to/training.md": "above",
+    "how-to/plugins.md": "below",
+    "how-to/policies.md": "test_plan.py",
+    "how-to/torch-modules.md": "test_torch_modules.py",
+    "reference/rules.md": "tests/unit/domain/test_paths.py",
+    "reference/transitions.md": "tests/unit/domain/test_redistribution.py",
+}
+PAGES = sorted(
+    name
+    for name in (str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+    if python_blocks(name) and name not in RUN_ELSEWHERE
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_every_other_page_runs(page, tmp_path):
+    run("\n".join(python_blocks(page)), tmp_path)
 
 
 PROGRAM = """
@@ -86,13 +112,49 @@ def test_plugins_names_every_hook_method_and_field():
     assert missing == []
 
 
-def test_install_names_every_function_and_setting():
+def test_install_names_every_function():
     page = text("how-to/install.md")
     assert [name for name in shardcore.__all__ if f"{name}(" not in page] == []
-    source = "".join(path.read_text() for path in Path(shardcore.__file__).parent.rglob("*.py"))
+
+
+def test_every_environment_variable_has_a_row():
+    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     settings = set(re.findall(r"\"((?:SHARDCORE|KERAS_DISTRIBUTION)_[A-Z_]*[A-Z])\"", source))
     assert "SHARDCORE_LOG" in settings
-    assert [name for name in sorted(settings) if f"`{name}" not in page] == []
+    rows = re.findall(r"^\| (`.*?`) \|", text("reference/environment.md"), re.MULTILINE)
+    assert settings <= set(re.findall(r"`(\w+)`", "".join(rows)))
+
+
+def test_every_error_has_a_row_with_its_class():
+    names = {
+        name for path in PACKAGE.rglob("*.py") for name in re.findall(ERROR, path.read_text(), re.M)
+    }
+    rows = re.findall(r"^\| `(\w+)` \|", text("reference/errors.md"), re.MULTILINE)
+    assert {"ShardcoreError", "MeshError", "RankFailed"} <= names
+    assert set(rows) == names
+
+
+def test_every_command_and_option_has_a_row():
+    page = text("reference/cli.md")
+    commands = arguments.parser(defaultdict(lambda: print))
+    (groups,) = (action for action in commands._actions if action.choices)
+    for name, command in groups.choices.items():
+        assert f"| `shardcore {name}" in page
+        options = [word for action in command._actions for word in action.option_strings]
+        assert [word for word in options if word.startswith("--") and f"`{word}" not in page] == []
+
+
+def test_the_glossary_is_short_and_sorted():
+    terms = re.findall(
+        r"^\| (?!term)([a-z][\w -]*) \|", text("reference/glossary.md"), re.MULTILINE
+    )
+    assert terms == sorted(terms)
+    assert 30 < len(terms) <= 40
+
+
+def test_the_site_shows_every_public_function():
+    page = text("reference/api.md")
+    assert [name for name in shardcore.__all__ if f".{name}\n" not in page] == ["ShardcoreError"]
 
 
 @pytest.mark.parametrize("record", sorted(path.name for path in DOCS.glob("explanation/adr/*.md")))
