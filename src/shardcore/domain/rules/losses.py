@@ -1,7 +1,8 @@
 """Rules of losses that look up the class of each sample.
 
 If the classes are split, each rank looks up its own. An operand numbers the classes and is split as
-they are. The losses are partial then, and no class is moved. docs/reference/operators.md lists the rules.
+they are. The losses are partial then, and no class is moved. docs/reference/operators.md lists the
+rules.
 """
 
 from shardcore.domain.rules.rule import OperatorRule, letters, rule
