@@ -31,9 +31,11 @@ ALLOWED = {
     "ports/whereabouts.py: reducing": "likewise",
     "adapters/capture/recorder.py: _recording": "likewise",
     "adapters/capture/functions.py: cache of seeded_by_tensor": "of functions of Keras",
+    "adapters/capture/recorder.py: cache of _is_value": "of classes",
     "adapters/engine/dispatch.py: cache of _route": "of operators",
     "adapters/torch_compat/collectives.py: cache of _moving": "of the names of operators",
     "adapters/torch_compat/operators.py: cache of _written_arguments": "of operators",
+    "adapters/torch_compat/operators.py: cache of draws": "of operators",
     "adapters/torch_compat/operators.py: cache of is_composite": "of operators",
     "adapters/torch_compat/operators.py: cache of is_elementwise": "of operators",
     "adapters/torch_compat/operators.py: cache of is_list_operator": "of operators",
@@ -43,7 +45,7 @@ ALLOWED = {
     "adapters/torch_compat/operators.py: cache of writes_others": "of operators",
     "adapters/torch_compat/operators.py: cache of writing_into": "of operators",
     "adapters/torch_compat/products.py: cache of is_intel": "of the processor",
-    "adapters/torch_compat/trees.py: cache of _is_other_node": "of classes",
+    "adapters/torch_compat/trees.py: cache of _is_leaf": "of classes",
 }
 
 DISPLAYS = ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp

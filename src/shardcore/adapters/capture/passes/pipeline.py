@@ -64,7 +64,7 @@ class Pipeline:
         passes: The passes, in order.
 
     Raises:
-        ValueError: If a pass needs a fact that does not hold where it stands.
+        AssertionError: If a pass needs a fact that does not hold where it stands.
     """
 
     passes: tuple[Pass, ...]
@@ -73,7 +73,8 @@ class Pipeline:
         facts = {Fact.NEW_MEMORY}  # as recorded: torch gives each result new memory
         for each in self.passes:
             for fact in each.needs - facts:
-                raise ValueError(f"pass {each.name!r} stands where this may not hold: {fact.value}")
+                wrong = f"pass {each.name!r} stands where this may not hold: {fact.value}"
+                raise AssertionError(wrong)
             facts = (facts | each.gives) - each.breaks
 
     def __call__(self, tape: Tape) -> Tape:
