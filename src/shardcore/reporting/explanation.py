@@ -1,18 +1,25 @@
 """The result of `shardcore.explain()`: as a table, as data, and as a file with the picture."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import attrs
 from rich.table import Table
+from rich.text import Text
 
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.explanation.advice import said
 from shardcore.domain.explanation.collectives import Collective, Explained
 from shardcore.reporting.explanation_picture import html, svg
-from shardcore.reporting.tables import Shown, human_bytes
+from shardcore.reporting.tables import Column, Shown, build, human_bytes
+
+COLUMNS = (
+    Column("layer"), Column("collective"), Column("axis"), Column("operator", "drop"),
+    Column("times", right=True), Column("bytes here", "drop", right=True),
+    Column("bytes sent", right=True), Column("reason", "below"),
+)  # fmt: skip
 
 
 @attrs.frozen
@@ -51,21 +58,17 @@ class Explanation(Explained, Shown):
         found["calls"], found["operand_bytes"] = dict(self.calls), dict(self.operand_bytes)
         return found
 
-    def table(self) -> Table:
+    def table(self, width: int | None = None) -> Table:
         """Returns a table with a row per collective, the sums by axis and kind, and the advice."""
-        table = Table(title=self.title(), caption="\n".join([self.summary(), *self.advice()]))
-        table.caption_justify = "left"
-        for name in ("phase", "layer", "collective", "axis", "operator"):
-            table.add_column(name)
-        for name in ("times", "bytes here", "bytes sent"):
-            table.add_column(name, justify="right")
-        table.add_column("reason")
+        rows: list[tuple[str, ...]] = []
         for _, of_phase in groupby(self.collectives, key=lambda each: each.phase):
-            for each in of_phase:
-                table.add_row(*_row(each))
-            table.add_section()
-        for sums in _totals(self.collectives):
-            table.add_row(*sums)
+            rows += [_row(each) for each in of_phase]
+            rows.append(())
+        rows += _totals(self.collectives)
+        columns = COLUMNS if width else (Column("phase"), *COLUMNS)
+        table = build(self.title(), columns, _by_phase(rows) if width else rows, width)
+        table.caption = Text("\n".join([self.summary(), *self.advice()]))
+        table.caption_justify = "left"
         return table
 
     def save(self, path: str | Path) -> Path:
@@ -88,9 +91,19 @@ class Explanation(Explained, Shown):
                 f'An explanation is saved as "step.svg" or "step.html", got {str(path)!r}.'
             )
         picture = svg(self, self.title(), self.summary(), self.advice())
-        page = picture if path.suffix == ".svg" else html(self.title(), picture, str(self))
+        page = picture if path.suffix == ".svg" else html(self.title(), picture, self.text(10_000))
         path.write_text(page, encoding="utf-8")
         return path
+
+
+def _by_phase(rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Yields the rows without their phase, which is a row before the first of them."""
+    before = ""
+    for row in rows:
+        if row and row[0] != before:
+            before = row[0]
+            yield (before.upper(), *[""] * (len(row) - 2))
+        yield row[1:]
 
 
 def _row(each: Collective) -> tuple[str, ...]:

@@ -12,7 +12,13 @@ from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import PathRules
 from shardcore.domain.spec import DimSpec
 from shardcore.domain.variable_size import VariableSize
-from shardcore.reporting.tables import Shown, human_bytes
+from shardcore.reporting.tables import Column, Shown, build, human_bytes
+
+COLUMNS = (
+    Column("rule"), Column("spec"), Column("shape", "drop"), Column("variables", right=True),
+    Column("outputs", "drop", right=True), Column("bytes a rank", right=True),
+    Column("bytes in all", "drop", right=True), Column("reason", "below"),
+)  # fmt: skip
 
 
 @attrs.frozen
@@ -38,6 +44,14 @@ class PlannedRule:
     bytes_here: int
     bytes_whole: int
     reason: str
+
+    def row(self) -> tuple[str, ...]:
+        """Returns its cells in the table."""
+        return (
+            self.rule or "(no rule)", self.spec, " ".join(map(str, self.shapes)),
+            str(self.variables), str(self.outputs), human_bytes(self.bytes_here),
+            human_bytes(self.bytes_whole), self.reason,
+        )  # fmt: skip
 
 
 @attrs.frozen
@@ -69,27 +83,16 @@ class PlanReport(Shown):
         sums = {"bytes_here": self.bytes_here, "bytes_whole": self.bytes_whole}
         return {**super().to_dict(), **sums}
 
-    def table(self) -> Table:
-        """Returns a table with a row per rule, and the total."""
-        table = Table(title=f"policy {self.policy}, mesh {self.mesh}")
-        for name in ("rule", "spec", "shape"):
-            table.add_column(name, overflow="fold")
-        for name in ("variables", "outputs", "bytes a rank", "bytes in all"):
-            table.add_column(name, justify="right")
-        table.add_column("reason", overflow="fold")
-        for each in self.rules:
-            table.add_row(
-                each.rule or "(no rule)", each.spec, " ".join(map(str, each.shapes)),
-                str(each.variables), str(each.outputs), human_bytes(each.bytes_here),
-                human_bytes(each.bytes_whole), each.reason,
-            )  # fmt: skip
-        table.add_section()
-        table.add_row(
-            f"{len(self.rules)} rules", "", "", str(sum(each.variables for each in self.rules)),
-            str(sum(each.outputs for each in self.rules)), human_bytes(self.bytes_here),
-            human_bytes(self.bytes_whole), "",
-        )  # fmt: skip
-        return table
+    def table(self, width: int | None = None) -> Table:
+        """Returns a table with a row per rule, and the sums."""
+        rows = [each.row() for each in self.rules]
+        variables, outputs = (
+            str(sum(getattr(each, name) for each in self.rules))
+            for name in ("variables", "outputs")
+        )
+        sums = (variables, outputs, human_bytes(self.bytes_here), human_bytes(self.bytes_whole))
+        rows += [(), (f"{len(self.rules)} rules", "", "", *sums, "")]
+        return build(f"policy {self.policy}, mesh {self.mesh}", COLUMNS, rows, width)
 
 
 def plan_report(

@@ -32,8 +32,8 @@ class Status(Shown):
     world_size: int
     versions: dict[str, str | None]
 
-    def table(self) -> Table:
-        """Returns the same as a table of two columns."""
+    def table(self, width: int | None = None) -> Table:
+        """Returns a table of two columns, whose cells wrap."""
         table = Table("what", "value", title="shardcore")
         table.add_row("strategy", self.strategy or "none: call shardcore.install()")
         for name, reason in self.passed_over.items():

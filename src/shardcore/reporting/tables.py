@@ -1,45 +1,108 @@
-"""Tables for people: aligned, the same on a terminal and in a log file."""
+"""Tables for people, as wide as the terminal at most."""
 
 import io
+import shutil
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
+from typing import Any, Literal
 
 import attrs
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
+from rich.text import Text
+
+# The least room for the first column, and the most for another one, in a table that is narrowed.
+FIRST, OTHER = 22, 18
+
+
+@attrs.frozen
+class Column:
+    """A column of a table.
+
+    Args:
+        name: Its head.
+        narrow: What a narrow table does with it: "keep" it, write it "below" the first column,
+            or "drop" it.
+        right: Whether its cells are numbers.
+    """
+
+    name: str
+    narrow: Literal["keep", "below", "drop"] = "keep"
+    right: bool = False
+
+
+def build(
+    title: str, columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int | None
+) -> Table:
+    """Returns a table; an empty row separates sections.
+
+    Args:
+        title: What stands above it.
+        columns: The columns.
+        rows: Their cells.
+        width: The columns of text that it may take, None for any number.
+    """
+    rows = list(rows)
+    below = [n for n, each in enumerate(columns) if width and each.narrow == "below"]
+    kept = [n for n, each in enumerate(columns) if not width or each.narrow == "keep"]
+    table, room = Table(title=title), 0
+    if width:
+        cells = [[columns[n].name, *(row[n] for row in rows if row)] for n in kept[1:]]
+        taken = sum(min(OTHER, max(map(len, each))) for each in cells)
+        room = max(FIRST, width - taken - 3 * len(kept) - 1)
+    for n in kept:
+        limit = None if not width else room if n == kept[0] else OTHER
+        side: Literal["left", "right"] = "right" if columns[n].right else "left"
+        head = [columns[n].name, *(f"  {columns[m].name}" for m in below if n == kept[0])]
+        table.add_column("\n".join(head), justify=side, overflow="fold", max_width=limit)
+    for row in rows:
+        if not row:
+            table.add_section()
+            continue
+        first = [shortened(row[0], room) if room else row[0]]
+        first += [f"  {line}" for n in below for line in wrap(row[n], max(1, room - 2))]
+        table.add_row(Text("\n".join(first)), *(Text(row[n]) for n in kept[1:]))
+    return table
 
 
 @attrs.frozen
 class Shown(ABC):
-    """A result that prints as its table."""
+    """A result that prints as its table: all columns where they fit, else a narrow form."""
 
     @abstractmethod
-    def table(self) -> Table:
-        """Returns the result as a table."""
+    def table(self, width: int | None = None) -> Table:
+        """Returns the result as a table of at most `width` columns of text."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the same as plain data, fit for JSON."""
         return attrs.asdict(self)
 
-    def __rich__(self) -> Table:
-        return self.table()
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        table, room = self.table(), options.max_width
+        needed = console.measure(table, options=options.update(width=10_000)).maximum
+        yield table if needed <= room else self.table(room)
 
     def __str__(self) -> str:
-        return render(self.table())
+        return self.text(shutil.get_terminal_size().columns)  # 80 without a terminal
+
+    def text(self, width: int) -> str:
+        """Returns the table as text without colours, at most `width` columns wide."""
+        out = io.StringIO()
+        Console(file=out, width=width, no_color=True).print(self)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def render(table: Table) -> str:
-    """Returns `table` as text, without colours and without a limit on its width.
+def shortened(path: str, room: int) -> str:
+    """Returns `path`, with an ellipsis in its middle if it is longer than `room`.
 
     Example:
-        >>> print(render(Table("a", "b")).splitlines()[0][:1])
-        ┏
+        >>> shortened("decoder/block_11/attention/query/kernel", 24)
+        'decoder/bloc…uery/kernel'
     """
-    out = io.StringIO()
-    console = Console(file=out, width=10_000, no_color=True)
-    console.width = console.measure(table).maximum
-    console.print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    if len(path) <= room:
+        return path
+    return f"{path[: room // 2]}…{path[len(path) - (room - 1) // 2 :]}"
 
 
 def human_bytes(count: int) -> str:

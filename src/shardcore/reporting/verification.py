@@ -4,8 +4,15 @@ from typing import Any
 
 import attrs
 from rich.table import Table
+from rich.text import Text
 
-from shardcore.reporting.tables import Shown, human_bytes
+from shardcore.reporting.tables import Column, Shown, build, human_bytes
+
+COLUMNS = (
+    Column("variable"), Column("rule", "below"), Column("spec"), Column("shape", "drop"),
+    Column("local shape", "drop"), Column("bytes here", right=True),
+    Column("bytes in all", "drop", right=True), Column("stored"), Column("gradient"),
+)  # fmt: skip
 
 
 @attrs.frozen
@@ -81,29 +88,17 @@ class Verification(Shown):
         """Returns the same as plain data, fit for JSON."""
         return {**super().to_dict(), "ok": self.ok}
 
-    def table(self) -> Table:
-        """Returns a table with a row per variable, and the total."""
-        table = Table(
-            title=f"strategy {self.strategy}, mesh {self.mesh}, rank {self.rank}: "
-            + ("all as it should be" if self.ok else "WRONG, see below")
-        )
-        for name in ("variable", "rule", "spec", "shape", "local shape"):
-            table.add_column(name, overflow="fold")
-        for name in ("bytes here", "bytes in all"):
-            table.add_column(name, justify="right")
-        table.add_column("stored")
-        table.add_column("gradient")
-        for check in self.variables:
-            table.add_row(*_row(check))
+    def table(self, width: int | None = None) -> Table:
+        """Returns a table with a row per variable, and the sums."""
+        verdict = "all as it should be" if self.ok else "WRONG, see below"
+        title = f"strategy {self.strategy}, mesh {self.mesh}, rank {self.rank}: {verdict}"
+        sums = (human_bytes(self.bytes_here), human_bytes(self.bytes_whole))
+        last = (f"{len(self.variables)} variables", "", "", "", "", *sums, "", "")
+        table = build(title, COLUMNS, [*map(_row, self.variables), (), last], width)
         notes = [f"WRONG: {check.path}: {check.stale}" for check in self.variables if check.stale]
         if self.unused_rules:
             notes.append(f"Rules that matched nothing: {', '.join(self.unused_rules)}")
-        table.caption = "\n".join(notes) or None
-        table.add_section()
-        table.add_row(
-            f"{len(self.variables)} variables", "", "", "", "",
-            human_bytes(self.bytes_here), human_bytes(self.bytes_whole), "", "",
-        )  # fmt: skip
+        table.caption = Text("\n".join(notes)) if notes else None
         return table
 
 

@@ -47,7 +47,7 @@ def explanation(**changes):
 
 
 def test_the_table_has_a_row_for_each_and_the_sums():
-    shown = [line.split() for line in str(explanation()).splitlines()]
+    shown = [line.split() for line in explanation().text(200).splitlines()]
     rows = [" ".join(words).replace("│", "|") for words in shown]
     assert any("| net/down | all_gather | model | aten.mm.default | 1 | 512 B |" in r for r in rows)
     assert any(
@@ -63,6 +63,18 @@ def test_the_table_has_a_row_for_each_and_the_sums():
     )
 
 
+def test_on_80_columns_the_phase_is_a_line_and_the_reason_is_below_the_layer():
+    shown = explanation().text(80)
+    assert max(map(len, shown.splitlines())) <= 80
+    rows = [" ".join(line.replace("│", "|").split()) for line in shown.splitlines()]
+    first = rows.index("| FORWARD | | | | |")
+    assert rows[first + 1] == "| net/down | all_gather | model | 1 | 512 B |"
+    assert rows[first + 2].startswith("| an operand: <split> by dim")
+    assert rows.index("| BACKWARD | | | | |") > first
+    assert "| | | | 7 | 9.5 KiB |" in rows
+    assert "aten.mm.default" not in shown
+
+
 def test_it_is_data():
     data = json.loads(json.dumps(explanation().to_dict()))
     assert data["calls"] == {"all_gather": 1, "all_reduce": 6}
@@ -74,10 +86,10 @@ def test_it_is_data():
 
 def test_without_collectives_it_says_why():
     nothing = {"collectives": (), "avoidable": ()}
-    assert "ranks: no distribution is set." in str(explanation(mesh=None, **nothing))
+    assert "ranks: no distribution is set." in explanation(mesh=None, **nothing).text(200)
     one = Mesh((1, 1), ("data", "model"))
-    assert "ranks: the mesh is of one device." in str(explanation(mesh=one, rank=0, **nothing))
-    assert "Nothing is moved between ranks." in str(explanation(**nothing))
+    assert "ranks: the mesh is of one device." in explanation(mesh=one, rank=0, **nothing).text(200)
+    assert "Nothing is moved between ranks." in explanation(**nothing).text(200)
 
 
 def test_the_picture_shows_layers_layouts_and_collectives(tmp_path):

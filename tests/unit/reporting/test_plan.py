@@ -1,6 +1,7 @@
 """What a plan shows is what its rules do."""
 
 import json
+import re
 
 import pytest
 
@@ -46,6 +47,20 @@ def test_a_rule_for_outputs_counts_them_and_stores_nothing():
 def test_a_rule_that_matches_nothing_is_shown_with_nothing():
     gone, *_ = report({"gone": ("data",)}).rules
     assert (gone.rule, gone.variables, gone.bytes_here, gone.shapes) == ("gone", 0, 0, ())
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_it_fits_the_width(width):
+    key = "transformer/encoder/block_[0-9]+/feed_forward_network/expansion/kernel"
+    reason = "columns: the first of two layers without communication between them"
+    shown = report({key: (None, "model")}, {key: reason}).text(width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert "transformer" in shown
+    assert "…" in shown
+    assert reason in re.sub(r"[│\s]+", " ", shown)
+    wide = report({key: (None, "model")}, {key: reason}).text(300)
+    assert key in wide
+    assert "bytes in all" in wide
 
 
 def test_it_prints_as_a_table_and_is_data():

@@ -2,6 +2,8 @@
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from textwrap import wrap
 
 import attrs
 
@@ -42,7 +44,11 @@ class RulesReport:
 
 def _table(rows: Mapping[str, str]) -> list[str]:
     width = max(map(len, rows), default=0)
-    return [f"  {left:<{width}}  {right}".rstrip() for left, right in rows.items()]
+    lines = [f"  {left:<{width}}  {right}".rstrip() for left, right in rows.items()]
+    if max(map(len, lines), default=0) <= 80:
+        return lines
+    below = partial(wrap, width=80, initial_indent="    ", subsequent_indent="    ")
+    return [line for left, right in rows.items() for line in (f"  {left}", *below(right))]
 
 
 def hint(key: PathKey, paths: Collection[str], matched: Mapping[str, str]) -> str | None:
