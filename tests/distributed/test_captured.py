@@ -634,7 +634,7 @@ def test_a_rank_that_alone_sees_a_change_says_so_on_all():
             model.get_layer("first").activation = keras.activations.tanh
         model.train_on_batch(*data[0])
 
-    said = "(?s)rank 1 .*Rank 1 records train_step of .* anew, because attribute 'activation' of"
+    said = "(?s)rank 1 .*Rank 1 records train_step of .* again, because attribute 'activation' of"
     with pytest.raises(RankFailed, match=said):
         run_ranks(program, 2, timeout=20)
 

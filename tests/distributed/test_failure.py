@@ -159,7 +159,7 @@ def test_by_hand_a_killed_rank_is_missed(program, failing):
     assert outcome.seconds < 15
     other = outcome.errors[1 - failing]
     assert f"rank {failing} failed first:" in other
-    assert "its process ended without a word" in other
+    assert "its process ended without an error" in other
 
 
 def test_by_hand_the_death_of_a_rank_is_told_before_the_error_it_causes(program):

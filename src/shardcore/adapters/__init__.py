@@ -1,1 +1,1 @@
-"""How torch does what the ports ask for. Private torch names stand in `torch_compat`."""
+"""The torch code behind the ports. `api`, `bootstrap` and `builtin_plugins` import it."""

@@ -1,13 +1,12 @@
-"""A rank that fails ends all ranks, soon, and with its own error first.
+"""The failure watch: a rank that fails ends all ranks, with its own error first.
 
-Every rank watches a :class:`~shardcore.adapters.job_board.JobBoard` from a thread. An uncaught
-exception is published there; the others, whatever they are doing, show it and leave. A process of
-this host that is gone without a word (killed, out of memory) is noticed too; one of another host
-is noticed by its launcher, or by the next collective.
+Every rank watches a `JobBoard` from a thread. A failing rank publishes its uncaught exception
+there; the others print it and exit. A process of this host that is killed, also for memory, is
+found by its process number. One of another host is found by its launcher or the next collective.
 
-An orderly end is not a death: a rank says that it has ended. Rank 0, which holds the
-store when there is no launcher, leaves last, or when all others know that the store will go.
-They watch no longer then: the next collective shows what happens later.
+A rank that ends in order publishes that. Rank 0, which holds the store if there is no launcher,
+exits last, or when all others know that the store will close. They stop to watch then: the next
+collective shows later failures.
 """
 
 import atexit
@@ -28,17 +27,17 @@ from shardcore.adapters import process_group
 from shardcore.adapters.job_board import Failure, JobBoard
 
 _POLL_SECONDS = 1.0
-# A failing rank stays until the others have seen why, at most so long.
+# The most seconds that a failing rank waits until the others have read its error.
 _SHOW_SECONDS = 3.0
-# The others stay a little longer, so that a launcher sees the failing rank leave first.
+# The others exit a little later, so that a launcher sees the failing rank exit first.
 _YIELD_SECONDS = 1.5
-# Rank 0 stays at an orderly end until the others need its store no more, at most so long.
+# The most seconds that rank 0 waits at an orderly end until the others release its store.
 _LEAVE_SECONDS = 30.0
 
 
 @frozen
 class _Process:
-    """A process, and the set of processes among which its number is unique."""
+    """A process, and its host, within which its number is unique."""
 
     host: str
     pid: int
@@ -52,7 +51,7 @@ class _Process:
 
 
 class FailureWatch:
-    """The watch of this rank. Started once after the process group, by all ranks alike.
+    """The watch of this rank. All ranks start it once, after the process group.
 
     Example:
         >>> FailureWatch.start() is None  # alone: no rank to watch
@@ -67,16 +66,16 @@ class FailureWatch:
         self._world_size = world_size
         self._neighbours = neighbours
         self._pid = os.getpid()
-        # Both now: to connect to a store that is gone takes minutes.
+        # Both now: a connection to a closed store takes minutes to fail.
         self._board = JobBoard(process_group.store_for_thread(key), rank)
         watchers_board = JobBoard(process_group.store_for_thread(key), rank)
         self._thread = threading.Thread(
             target=self._watch, args=(watchers_board,), name="shardcore-failure-watch", daemon=True
         )
-        # Taken by the one thread that ends this rank, and then never given back.
+        # The thread that ends this rank acquires it, and never releases it.
         self._ending = threading.Lock()
         self._stopped = threading.Event()
-        # Set once rank 0 has ended in order: its store may go, and is not asked any more.
+        # Set once rank 0 has ended in order: its store may close, and is not used any more.
         self._let_go = threading.Event()
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_uncaught
@@ -87,20 +86,19 @@ class FailureWatch:
     def start(cls) -> "FailureWatch | None":
         """Starts to watch the process group. A collective: every rank of the group calls it.
 
-        From here to :meth:`stop`, which an orderly end of the interpreter calls by itself, an
-        uncaught exception ends this process with exit code 1 (130 for a KeyboardInterrupt)
-        without ``atexit`` functions, since the end of an interpreter can hang on its peers. The
-        ``finally`` blocks on the way of the exception have run by then. A process that leaves
-        by ``os._exit`` while others work must call :meth:`stop` before.
+        Until `stop`, which an orderly exit of the interpreter calls, an uncaught exception ends
+        this process with exit code 1 (130 for a KeyboardInterrupt). It skips `atexit` functions,
+        since the exit of an interpreter can wait for its peers for ever. The `finally` blocks of
+        the exception have run by then. A process that exits by `os._exit` while others work must
+        call `stop` before.
 
         Returns:
-            The watch; None where no other rank can be watched: for a process alone, and for a rank
-            whose peers are only simulated.
+            The watch. None if there is no other rank: for a single process, or simulated peers.
         """
         rank, world_size = process_group.rank(), process_group.world_size()
         if world_size == 1 or process_group.is_simulated():
             return None
-        # A watch of the same job that was stopped before has left its keys in the store.
+        # An earlier watch of the same job has left its keys in the store.
         names, processes = zip(
             *process_group.gather((uuid4().hex, _Process(_host(), os.getpid()))), strict=True
         )
@@ -112,10 +110,10 @@ class FailureWatch:
         return cls(names[0], rank, world_size, here)
 
     def stop(self) -> None:
-        """The orderly end of this rank's part in the job. Does nothing the second time.
+        """Ends this rank's part in the job in order. Does nothing the second time.
 
-        Rank 0 waits here, at most 30 seconds, until every other rank has ended too or knows that
-        rank 0 has; a failure that comes to light meanwhile ends this rank like any other.
+        Rank 0 waits, at most 30 seconds, until every other rank has ended or knows that rank 0
+        has. A failure that is published meanwhile ends this rank like any other.
         """
         if self._stopped.is_set() or os.getpid() != self._pid:
             return
@@ -144,7 +142,7 @@ class FailureWatch:
             time.sleep(0.05)
 
     def _release(self, board: JobBoard) -> None:
-        # Noted first: rank 0 may be gone before the reply is here.
+        # Set first: rank 0 may exit before its reply arrives.
         self._let_go.set()
         board.let_go()
 
@@ -156,11 +154,11 @@ class FailureWatch:
                 self._end_after(failure, board)
 
     def _look(self, board: JobBoard) -> Failure | None:
-        """One look at the others: the first failure, if there is one."""
-        # Before the board is read: what a process says before it is gone is on the board then.
+        """Returns the first failure of the others, if there is one."""
+        # Before the board is read, which then has all that an ended process has published.
         gone = [rank for rank, process in self._neighbours.items() if process.is_gone()]
         if 0 in gone:
-            # It waits for us at an orderly end. Its store may be gone with it.
+            # Rank 0 waits for this rank at an orderly end. Its store may be closed.
             return _silent(0)
         try:
             failure = board.first()
@@ -186,7 +184,7 @@ class FailureWatch:
             self._previous_hook(kind, error, trace)
             return
         self._ending.acquire()
-        # Nothing on the way may keep this rank: the others and atexit would wait for it.
+        # No error may stop this: the other ranks and atexit would wait for this rank.
         try:
             self._tell(kind, error, trace)
         finally:
@@ -204,13 +202,13 @@ class FailureWatch:
             self._end_after(first, self._board)
         before = f" after rank {', '.join(map(str, ended))} had ended" if ended else ""
         _say(f"[rank {self._rank}] failed{before}:\n")
-        with contextlib.suppress(OSError):  # our output is read no more
+        with contextlib.suppress(OSError):  # standard error is closed
             self._previous_hook(kind, error, trace)
         self._let_others_see()
 
     def _publish(self, own: Failure) -> tuple[Failure, list[int]]:
-        """The first failure of all, maybe this one, and the ranks that had ended in order."""
-        # A peer's death may have caused this error; its process is gone a moment later.
+        """Publishes `own`; returns the first failure and the ranks that had ended in order."""
+        # A peer's death may have caused this error; its process disappears a moment later.
         time.sleep(0.1)
         with _store_may_be_gone():
             if not self._let_go.is_set():
@@ -228,8 +226,8 @@ class FailureWatch:
                 time.sleep(0.05)
 
     def _end_after(self, failure: Failure, board: JobBoard) -> NoReturn:
-        """Ends this rank because of another's failure."""
-        # The failing rank writes first.
+        """Ends this rank because of another rank's failure."""
+        # The failing rank prints first.
         time.sleep(0.2)
         detail = f"\n{failure.report}" if self._rank == 0 else f" {failure.headline}"
         _say(f"[rank {self._rank}] ends, as rank {failure.rank} failed first:{detail.rstrip()}\n")
@@ -241,12 +239,12 @@ class FailureWatch:
 
 
 def _silent(rank: int) -> Failure:
-    text = "its process ended without a word (killed, out of memory, os._exit?)"
+    text = "its process ended without an error (killed, out of memory, os._exit?)"
     return Failure(rank, text, text)
 
 
 def _host() -> str:
-    """Names the processes among which a process number is unique; empty where that is unknown."""
+    """Returns a name of the host for process numbers; empty if it is unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -260,8 +258,8 @@ def _store_may_be_gone() -> contextlib.suppress:
 
 
 def _say(text: str) -> None:
-    # One write, so that the lines of several ranks do not mix.
-    with contextlib.suppress(OSError):  # our output is read no more
+    # One write, so that lines of several ranks do not mix.
+    with contextlib.suppress(OSError):  # standard error is closed
         sys.stderr.write(text)
         sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""The fall-back: an operator runs on full operands, on every rank. It is right, and it warns."""
+"""Warnings about the fall-back, which runs an operator on full operands on every rank."""
 
 import logging
 from typing import Any
@@ -10,7 +10,7 @@ logger = logging.getLogger("shardcore.operators")
 
 
 def tell(operator: Any, args: Any) -> None:
-    """Counts the call in the engine of the sharded operands, and warns at the first one."""
+    """Counts a call in the engine of its sharded operands, and warns at the first one."""
     operands = sharded(args)
     counts = operands[0].engine.fallbacks
     counts[str(operator)] += 1
@@ -32,7 +32,7 @@ def tell(operator: Any, args: Any) -> None:
 
 
 def count(args: Any) -> int:
-    """The calls that were counted so far by the engine of sharded operands."""
+    """Returns the number of calls counted so far by the engine of sharded operands."""
     return next((each.engine.fallbacks.total() for each in sharded(args)), 0)
 
 

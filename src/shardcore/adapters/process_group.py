@@ -1,7 +1,7 @@
-"""The process group of ``torch.distributed``: one process per device, joined once.
+"""The process group of `torch.distributed`: one process per device, joined once.
 
-gloo on CPU; on CUDA NCCL for tensors and gloo for small host objects. Launching and meeting are
-torch's own: this module only calls ``init_process_group``.
+gloo on CPU; on CUDA NCCL for tensors and gloo for small host objects. Launch and rendezvous are
+those of torch: this module only calls `init_process_group`.
 """
 
 import os
@@ -21,7 +21,7 @@ from shardcore.domain.job import Job
 TIMEOUT_VARIABLE = "SHARDCORE_TIMEOUT"
 DEFAULT_TIMEOUT = 600.0
 
-# The threads on which gloo runs collectives; how long to wait for them, and between two looks.
+# The threads on which gloo runs collectives; the seconds to wait, in all and between two checks.
 _WORKER = "pt_gloo_runloop"
 _PUT_AWAY_SECONDS = 10.0
 _LOOK_SECONDS = 0.002
@@ -33,18 +33,18 @@ def start(job: Job | None, timeout: float | None = None, *, init_method: str | N
     """Joins the job's group, or adopts the one that the user has already started.
 
     Args:
-        job: this process's place; None for a process alone, which starts nothing.
-        timeout: seconds that a collective may wait for the other ranks; by default the
-            environment variable ``SHARDCORE_TIMEOUT``, else 600.
-        init_method: where the ranks meet, as a URL that torch knows; by default
-            ``tcp://`` the job's address and port.
+        job: The place of this process; None for a single process, which starts no group.
+        timeout: The seconds that a collective may wait for the other ranks; by default the
+            environment variable `SHARDCORE_TIMEOUT`, else 600.
+        init_method: The rendezvous of the ranks, as a URL for torch; by default `tcp://` with
+            the job's address and port.
 
     Returns:
-        Whether the group was started here: :func:`stop` ends no other.
+        Whether the group was started here: `stop` ends no other.
 
     Raises:
-        EnvironmentProblem: if a group exists already and is of another rank or size, if this
-            host has no device for the local rank, or if the other ranks did not come.
+        EnvironmentProblem: If a group of another rank or size exists, if this host has no
+            device for the local rank, or if the other ranks did not join.
 
     Example:
         >>> start(None), rank(), world_size(), gather("a")
@@ -59,9 +59,9 @@ def start(job: Job | None, timeout: float | None = None, *, init_method: str | N
 
 
 def stop(ours: bool) -> None:
-    """Ends the group if it was started here; the user's own group is left alone.
+    """Ends the group if it was started here; the user's group stays.
 
-    Either way the last collectives have been put away by then: the interpreter may end.
+    In both cases the last collectives have finished then: the interpreter may exit.
     """
     if world_size() > 1:
         _wait_for_workers()
@@ -70,39 +70,39 @@ def stop(ours: bool) -> None:
 
 
 def is_started() -> bool:
-    """Whether this process has a process group, whoever started it."""
+    """Returns whether this process has a process group, also one that the user started."""
     return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
-    """This process's rank; 0 for a process alone."""
+    """Returns the rank of this process; 0 for a single process."""
     return dist.get_rank() if is_started() else 0
 
 
 def world_size() -> int:
-    """The number of processes; 1 for a process alone."""
+    """Returns the number of processes; 1 for a single process."""
     return dist.get_world_size() if is_started() else 1
 
 
 def is_simulated() -> bool:
-    """Whether this is torch's "fake" group, in which the other ranks are not there."""
+    """Returns whether this is torch's "fake" group, which has no other ranks."""
     return is_started() and dist.get_backend() == "fake"
 
 
 def device_type() -> str:
-    """``"cuda"`` where torch sees a CUDA device, else ``"cpu"``."""
+    """Returns "cuda" if torch sees a CUDA device, else "cpu"."""
     if is_started() and "cuda" not in str(dist.get_backend_config()):
         return "cpu"
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def gather(value: _T) -> list[_T]:
-    """The value of every rank, in the order of ranks. A collective: every rank calls it.
+    """Returns the value of every rank, in the order of ranks. A collective: every rank calls it.
 
     Raises:
-        StrategyError: if called outside the main thread.
+        StrategyError: If called outside the main thread.
     """
-    # Collectives of two threads interleave in another order on each rank, and then hang.
+    # Collectives of two threads interleave in another order on each rank: a deadlock.
     if threading.current_thread() is not threading.main_thread():
         raise StrategyError(
             "Expected values to be gathered on the main thread, but it was on thread "
@@ -116,12 +116,12 @@ def gather(value: _T) -> list[_T]:
 
 
 def store_for_thread(prefix: str) -> Store:
-    """Returns a connection of its own to the store of the default group, its keys under `prefix`.
+    """Returns a separate connection to the store of the default group, with keys under `prefix`.
 
-    A store of our own would need a second address. A wait on a shared connection blocks every
-    other thread; `clone` makes another.
+    Another store would need a second address. A wait on a shared connection blocks every other
+    thread, so `clone` opens a new one.
     """
-    group: Any = dist.group.WORLD  # the stubs of torch know neither the store nor `clone`
+    group: Any = dist.group.WORLD  # the stubs of torch lack the store and `clone`
     return PrefixStore(prefix, group.get_group_store().clone())
 
 
@@ -131,7 +131,7 @@ def single_threaded() -> None:
 
 
 def seconds(timeout: float | None) -> float:
-    """The timeout to use, in seconds: the argument, else ``SHARDCORE_TIMEOUT``, else 600.
+    """Returns the timeout in seconds: the argument, else `SHARDCORE_TIMEOUT`, else 600.
 
     Example:
         >>> seconds(30)
@@ -197,21 +197,21 @@ def _check_same(job: Job | None) -> None:
 
 
 def _wait_for_workers() -> None:
-    """Wait until no thread of gloo has anything to put away.
+    """Waits until no thread of gloo has tensors to release.
 
-    torch 2.13 (pytorch issue 190489): the thread that ran a collective lets go of its tensors a
-    moment after the waiting rank went on, and needs the interpreter for it. If that ends
-    meanwhile, the process aborts with "terminate called without an active exception". Destroying
-    the groups does not end their threads, which the caches of DTensor keep. The number of
-    unfinished works has no public name; a thread that sleeps, twice in a row, has none, or one
-    that this rank has not waited for and another has not come to.
+    torch 2.13 (pytorch issue 190489): the thread that ran a collective releases its tensors a
+    moment after the waiting rank continues, and needs the interpreter for it. If the interpreter
+    exits meanwhile, the process aborts with "terminate called without an active exception".
+    Destroying the groups does not end their threads, which the caches of DTensor hold. The number
+    of unfinished works has no public name. A thread that sleeps in two checks has no unfinished
+    work, or one for which this rank has not waited and another has not started.
     """
     deadline = time.monotonic() + _PUT_AWAY_SECONDS
     idle = 0
     while idle < 2 and time.monotonic() < deadline:
-        # Sleeping gives the interpreter to a thread that waits for it.
+        # Sleeping releases the interpreter to a thread that waits for it.
         time.sleep(_LOOK_SECONDS)
-        # The threads of this process, where the system shows them: on Linux.
+        # The threads of this process, which Linux shows.
         idle = 0 if any(map(_is_busy, Path("/proc/self/task").glob("*"))) else idle + 1
 
 

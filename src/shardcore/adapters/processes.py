@@ -1,4 +1,4 @@
-"""The port `Processes` by `torch.distributed`: joined once, watched from then on."""
+"""The port `Processes` by `torch.distributed`: a job is joined once, and watched from then on."""
 
 import atexit
 import os
@@ -33,17 +33,17 @@ class TorchProcesses:
         num_processes: int | None = None,
         process_id: int | None = None,
     ) -> bool:
-        """Join the job that the arguments, Keras' variables or torchrun's describe.
+        """Joins the job that the arguments, Keras' variables or torchrun's describe.
 
-        Arguments win over `KERAS_DISTRIBUTION_*`, which win over torchrun's. A process group
-        that the user has started is adopted. Without any of these, nothing is done.
+        Arguments have precedence over `KERAS_DISTRIBUTION_*`, and these over torchrun's. A
+        process group of the user is adopted. Without any of these, there is no job.
 
         Returns:
             Whether this call joined the job.
 
         Raises:
-            EnvironmentProblem: If the description is incomplete, contradicts itself or the group
-                that is there, or the other processes did not come.
+            EnvironmentProblem: If the description is incomplete, contradicts itself or the
+                existing group, or the other processes did not join.
         """
         given = (job_addresses, num_processes, process_id)
         if self._has_joined and given == (None, None, None):
@@ -62,7 +62,7 @@ class TorchProcesses:
         return True
 
     def unwatch(self) -> None:
-        """Watch the other processes no longer, as they will not watch this one."""
+        """Stops to watch the other processes, and to be watched."""
         if self._watch is not None:
             self._watch.stop()
 
@@ -78,21 +78,21 @@ class TorchProcesses:
 
     @property
     def device_type(self) -> str:
-        """What tensors live on here: "cpu" or "cuda"."""
+        """The device type of tensors in this process: "cpu" or "cuda"."""
         return process_group.device_type()
 
     def gather(self, fact: Any) -> list[Any]:
-        """`fact` of every process, in rank order."""
+        """Returns `fact` of every process, in rank order."""
         return process_group.gather(fact)
 
     def meet(self, what: str) -> None:
-        """Go on when every process has come to `what`.
+        """Waits until every process has called this with `what`.
 
-        A barrier would wait for ever for a rank that never comes, and would take another collective
-        of that rank for its answer. The store of the job keeps the two apart.
+        A barrier would wait for ever for a missing rank, and would match another collective of
+        that rank. The store of the job distinguishes the two.
 
         Raises:
-            RankMismatchError: If one did not within a minute, or came to another place.
+            RankMismatchError: If a process did not within a minute, or gave another `what`.
         """
         if not self._has_joined or self.world_size == 1:
             return

@@ -1,4 +1,4 @@
-"""Which threads may start collectives: those whose order among the others all ranks agree on."""
+"""Threads that may start collectives: those with the same order of collectives on all ranks."""
 
 import threading
 from collections.abc import Iterator
@@ -11,14 +11,13 @@ class _Thread(threading.local):
     scopes = 0
 
 
-# Of the process: whether a thread may start collectives is asked below torch, which hands on
-# nothing. Zero outside of a `with`.
+# Of the process: it is read below torch, which passes no arguments on. Zero outside a `with`.
 _here = _Thread()
 
 
 @contextmanager
 def communicating() -> Iterator[None]:
-    """The scope of a distribution: this thread may start collectives in it."""
+    """Opens a scope in which this thread may start collectives."""
     _here.scopes += 1
     try:
         yield
@@ -27,7 +26,7 @@ def communicating() -> Iterator[None]:
 
 
 def check_thread() -> None:
-    """Refuse a collective on a thread whose order among the others the ranks do not agree on.
+    """Refuses a collective on a thread with another order of collectives on each rank.
 
     Raises:
         StrategyError: If this is neither the main thread nor in the scope of a distribution.
@@ -35,8 +34,8 @@ def check_thread() -> None:
     if _here.scopes > 0 or threading.current_thread() is threading.main_thread():
         return
     raise StrategyError(
-        f"Thread {threading.current_thread().name!r} came to a collective on a sharded tensor: it "
-        "would meet those of the main thread in another order on each rank. Do this on the main "
-        "thread (for a callback: set `async_safe = False`); or, if the main thread waits "
+        f"Thread {threading.current_thread().name!r} started a collective on a sharded "
+        "tensor: each rank may run it in another order, and all would wait for ever. Do this on "
+        "the main thread (for a callback: set `async_safe = False`); or, if the main thread waits "
         "meanwhile, inside `with distribution.scope():` on this thread."
     )

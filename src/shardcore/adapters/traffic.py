@@ -1,4 +1,4 @@
-"""The collectives of a stretch of code: counted, or each with what it is for."""
+"""The collectives of a piece of code: counted, or each with its layer, operator and tensor."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -17,25 +17,25 @@ from shardcore.ports.whereabouts import inside, moving, reducing
 
 @attrs.frozen
 class Traffic:
-    """The collectives of a stretch of code, by name: "all_reduce", "all_gather", ...
+    """The collectives of a piece of code, by name: "all_reduce", "all_gather", ...
 
     Args:
-        calls: How often each was started by this rank.
-        operand_bytes: The bytes of this rank's operands, in all.
+        calls: The number of collectives that this rank started.
+        operand_bytes: The total bytes of this rank's operands.
     """
 
     calls: Counter[str] = attrs.field(factory=Counter)
     operand_bytes: Counter[str] = attrs.field(factory=Counter)
 
     def add(self, started: torch_compat.Started) -> None:
-        """Count one collective."""
+        """Counts one collective."""
         self.calls[started.name] += 1
         self.operand_bytes[started.name] += started.operand_bytes
 
 
 @contextmanager
 def count_collectives() -> Iterator[Traffic]:
-    """Counts the collectives of tensors that this thread starts inside.
+    """Counts the collectives of tensors that this thread starts in the context.
 
     Yields:
         The counts, which grow.
@@ -47,7 +47,7 @@ def count_collectives() -> Iterator[Traffic]:
 
 @attrs.frozen
 class _Running:
-    """The outermost operator on sharded tensors that runs, and the fall-backs before it."""
+    """The outermost running operator on sharded tensors, and the number of fall-backs before it."""
 
     name: str
     operands: Any
@@ -55,11 +55,11 @@ class _Running:
 
 
 class StepWitness:
-    """The port `Witness`, by watching every operator.
+    """The port `Witness`, which watches every operator.
 
     Args:
         listen: Called with each collective.
-        variables: The tensors that variables keep, by path.
+        variables: The tensors of the variables, by path.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class StepWitness:
         self._made_of: Any = WeakIdKeyDictionary()
 
     def watching(self) -> AbstractContextManager[Any]:
-        """Collectives are seen inside."""
+        """Opens a context in which collectives are seen."""
         return torch_compat.CollectiveListener(self._saw, self._around)
 
     @contextmanager
     def inside(self, layer: str) -> Iterator[None]:
-        """The call of the layer at the path `layer`: what it computes has a backward of its own."""
+        """Opens the call of the layer at the path `layer`, which owns its backward pass."""
         before = self._turns[-1][1] if self._turns else ""
         self._turns.append((torch_compat.nodes_made(), layer))
         try:
@@ -108,7 +108,7 @@ class StepWitness:
         )
 
     def _layer(self) -> str:
-        """In a backward pass no layer is called, but for one that is computed again."""
+        """Returns the path of the layer: the called one, or that of the backward node."""
         node = torch_compat.current_node()
         if inside.now() or node is None:
             return inside.now()
@@ -131,7 +131,7 @@ class StepWitness:
             self._running = outer
 
     def _note(self, operands: Any, result: Any) -> None:
-        """Remembers that `result` is a cast or a view of a variable, which it is named after."""
+        """Notes that `result` is a cast or a view of a variable, whose name it gets."""
         tensors = _tensors(operands)
         sharded = [each for each in tensors if hasattr(each, "placements")]
         sources = {self._variable(_part(each)) for each in sharded}
@@ -152,12 +152,12 @@ def _tensors(structure: Any) -> list[torch.Tensor]:
 
 
 def _part(tensor: Any) -> torch.Tensor:
-    """This rank's part of a sharded tensor."""
+    """Returns this rank's part of a sharded tensor."""
     with torch.no_grad():
         part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
 
 
 def _place(part: torch.Tensor) -> int:
-    """The address of a tensor's storage; 0 if it has no element."""
+    """Returns the address of a tensor's storage; 0 if it has no element."""
     return part.untyped_storage().data_ptr()

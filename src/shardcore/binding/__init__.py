@@ -1,1 +1,1 @@
-"""Where Keras calls us: one module per seam, and `seams`, where every private name stands."""
+"""The code that Keras calls, by seam; `seams` has the private Keras names. `api` imports it."""

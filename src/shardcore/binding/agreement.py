@@ -1,4 +1,4 @@
-"""Ranks that would do different things are found before they do them."""
+"""Consistency checks between ranks, before they run different steps."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ _SUMMED_AT_ONCE = 2**20
 
 
 def check_model(model: Any, data: Any, session: Session) -> None:
-    """Compare with all ranks what the first step of `model` builds on.
+    """Compares mesh, variables, layouts, copies and batch on all ranks, for the first step.
 
     Raises:
         StrategyError: If the model was built before the distribution was set, or over another
@@ -57,15 +57,15 @@ def check_model(model: Any, data: Any, session: Session) -> None:
 
 
 def compare(facts: Facts, session: Session, said: Any = None) -> list[Any]:
-    """Raise on every rank if the ranks' facts differ, naming the first that does.
+    """Raises on every rank if the ranks' facts differ, naming the first that does.
 
     Args:
-        facts: What must be the same on all ranks.
+        facts: The facts, by name, that must be equal on all ranks.
         session: The session of the ranks.
-        said: What this rank sends to the others besides.
+        said: A further text that this rank sends.
 
     Returns:
-        What each rank has said.
+        The further text of each rank.
 
     Raises:
         RankMismatchError: The message names the fact and what each rank has.
@@ -92,28 +92,28 @@ def _raise_first_difference(everyone: list[Facts]) -> None:
 
 
 def meet_changed(step: str, where: str, session: Session) -> None:
-    """Wait until all ranks give up the recording of `step`: one that runs it would not answer.
+    """Waits until all ranks drop the recording of `step`; a rank that runs it would not answer.
 
     Args:
         step: "train_step of model 'a'".
-        where: What has changed on this rank.
-        session: Where it runs.
+        where: The state that has changed on this rank.
+        session: Its session.
 
     Raises:
-        RankMismatchError: If another rank does not come within a minute, or for something else.
+        RankMismatchError: If another rank does not call this within a minute, or for another step.
     """
     try:
-        session.processes.meet(f"recording {step} anew, as {where} has changed")
+        session.processes.meet(f"recording {step} again, as {where} has changed")
     except RankMismatchError as error:
         raise RankMismatchError(
-            f"Rank {session.processes.rank} records {step} anew, because {where} has changed "
-            "since it was recorded; another rank does not. What Python holds must change on "
+            f"Rank {session.processes.rank} records {step} again, because {where} has changed "
+            "since it was recorded; another rank does not. Python state must change on "
             "every rank, before the same step."
         ) from error
 
 
 def _compare_rows(facts: Facts, session: Session) -> None:
-    """Processes at the same place of the batch axis compute on the same rows."""
+    """Raises if processes at the same place of the batch axis have different rows."""
     axis = session.mesh.axis_index(session.batch_axis)
     place = session.mesh.coordinate(session.world.position)[axis]
     first: dict[int, tuple[int, Facts]] = {}
@@ -135,16 +135,16 @@ _REMEDIES = {
     "batch": "Give every process the same data (seed its shuffling), or its own rows with "
     "auto_shard_dataset=False.",
     "steps": "Give every process as many batches as the others.",
-    "torch's": "The order of rows, and dropout without a seed, are drawn from it: what draws from "
-    "it on one rank must draw on all, with one seed (keras.utils.set_random_seed), or from a "
-    "torch.Generator of its own.",
+    "torch's": "The order of rows, and dropout without a seed, are drawn from it: all ranks must "
+    "draw from it alike, with one seed (keras.utils.set_random_seed). For draws of one rank, use "
+    "another torch.Generator.",
     "copy": "All ranks keep it whole: every rank must assign it (set_weights, load_weights and a "
     "learning rate too), with the same value, before the same step.",
 }
 
 
 def variables_of(model: Any) -> Iterable[Any]:
-    """The variables of the model, of its optimizer and of its metrics, each once."""
+    """Returns the variables of the model, of its optimizer and of its metrics, each once."""
     optimizer = getattr(model, "optimizer", None)
     every = [
         *model.variables,
@@ -165,9 +165,9 @@ def _describe(variable: Any, session: Session) -> str:
 
 
 def _sum(local: torch.Tensor) -> torch.Tensor:
-    """Equal on all ranks that hold equal copies: the operators and their order are the same.
+    """Returns the sum, bitwise equal for equal copies: all ranks add in one order.
 
-    Part by part, as torch makes a copy in `float64` of what it sums in it.
+    It adds part by part, as torch copies the operand of a sum in `float64`.
     """
     parts = torch.split(local.reshape(-1), _SUMMED_AT_ONCE)
     return torch.stack([each.sum(dtype=torch.float64) for each in parts]).sum()
@@ -180,7 +180,7 @@ def _local(variable: Any, session: Session) -> torch.Tensor:
 
 
 def copies(model: Any, session: Session) -> Facts:
-    """What each rank has of the variables that all of them keep whole; metrics left out."""
+    """Returns facts on the values of replicated variables, without those of metrics."""
     metrics = {id(each) for each in getattr(model, "metrics_variables", None) or []}
     whole = [v for v in variables_of(model) if id(v) not in metrics and _is_whole(v, session)]
     parts = [(v.path, _local(v, session)) for v in whole]
@@ -195,34 +195,34 @@ def copies(model: Any, session: Session) -> Facts:
 
 
 def _is_whole(variable: Any, session: Session) -> bool:
-    """Whether all ranks keep all of `variable`."""
+    """Returns whether `variable` is replicated."""
     layout = storage_layout(variable)
     is_whole = layout is not None and layout.is_replicated
     return is_whole and variable._shardcore_world == session.world
 
 
 def _is_equal_everywhere(local: torch.Tensor) -> bool:
-    """Whether the copies of the ranks are equal to the last bit.
+    """Returns whether the copies of the ranks are bitwise equal.
 
-    On an accelerator, ranks that compute one gradient each for itself may round it otherwise.
+    On an accelerator, ranks that compute the same gradient may round it differently.
     """
     return local.device.type == "cpu" or local.ndim == 0 or not local.is_floating_point()
 
 
 def with_content(tensor: Any, read: Callable[[], Any]) -> Any:
-    """`tensor`, of which this rank reads its own part, with the way to read all of it."""
+    """Returns `tensor`, of which this rank reads its part, with a function that reads all of it."""
     tensor._shardcore_content = read
     return tensor
 
 
 def batch_facts(data: Any, session: Session) -> Facts:
-    """What is in each array of a batch."""
+    """Returns facts on the content of each array of a batch."""
     leaves = [leaf for leaf in seams.leaves(data) if leaf is not None]
     return {f"batch input {n}": _content(leaf, session) for n, leaf in enumerate(leaves)}
 
 
 def shapes(data: Any) -> str:
-    """A batch, or arrays, in words: how they are nested, their shapes and dtypes.
+    """Returns a text with the nesting, shapes and dtypes of arrays.
 
     Example:
         >>> shapes(({"x": torch.zeros(4, 2)}, None))
@@ -241,7 +241,7 @@ class _ShapeOf:
 
 
 def generators(session: Session) -> Facts:
-    """Where torch's generators are, which all ranks draw from as one device would."""
+    """Returns facts on the states of torch's generators, which are equal on all ranks."""
     states = {"torch's generator": torch.get_rng_state()}
     if session.processes.device_type == "cuda":
         states["torch's generator of the GPU"] = torch.cuda.get_rng_state()
@@ -249,7 +249,7 @@ def generators(session: Session) -> Facts:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """A text for the content of a plain tensor, the same in every process."""
+    """Returns a text for the content of a plain tensor, equal in every process."""
     content = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(content).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The backend's `distribution_lib`: what `keras.distribution` calls. JAX has one of these names."""
+"""Seam: the backend's `distribution_lib`, which `keras.distribution` calls; JAX has these names."""
 
 import random
 from typing import Any
@@ -30,7 +30,7 @@ class BackendLibrary:
         num_processes: int | None = None,
         process_id: int | None = None,
     ) -> None:
-        """Join the job. All ranks then draw from one seed, unless the user has set one."""
+        """Joins the job. All ranks then draw from one seed, unless the user has set one."""
         if not self.processes.initialize(job_addresses, num_processes, process_id):
             return
         # Not the generator that the user may have seeded: each rank draws, rank 0's draw is used.
@@ -40,16 +40,16 @@ class BackendLibrary:
             keras.utils.set_random_seed(seeds[0][1])
 
     def list_devices(self, device_type: str | None = None) -> list[str]:
-        """Every device of the job, one per process: "cpu:0", "cpu:1", or "gpu:0", ...
+        """Returns every device of the job, one per process: "cpu:0", "cpu:1", or "gpu:0", ...
 
         Raises:
-            MeshError: If Keras knows no such type; one that is not here has no devices.
+            MeshError: If Keras has no such type. A type that is absent here has no devices.
         """
         self.initialize()
         return self.joined_devices(device_type)
 
     def joined_devices(self, device_type: str | None = None) -> list[str]:
-        """As `list_devices`, of the processes that this one has joined so far."""
+        """Returns as `list_devices` those of the processes that have joined so far."""
         own = KERAS_DEVICE[self.processes.device_type]
         wanted = device_type.lower() if device_type else own
         if wanted not in DEVICE_TYPES:
@@ -62,24 +62,24 @@ class BackendLibrary:
         return [f"{wanted}:{process}" for process in range(self.processes.world_size)]
 
     def get_device_count(self, device_type: str | None = None) -> int:
-        """The number of devices of the job."""
+        """Returns the number of devices of the job."""
         return len(self.list_devices(device_type))
 
     def num_processes(self) -> int:
-        """The number of processes of the job."""
+        """Returns the number of processes of the job."""
         self.initialize()
         return self.processes.world_size
 
     def process_id(self) -> int:
-        """The rank of this process."""
+        """Returns the rank of this process."""
         self.initialize()
         return self.processes.rank
 
     def distribute_tensor(self, tensor: Any, layout: Any) -> Any:
-        """`tensor` in `layout`, a Keras `TensorLayout`.
+        """Returns `tensor` in `layout`, a Keras `TensorLayout`.
 
         Raises:
-            LayoutError: If no mesh is known, or the layout is of another number of dims.
+            LayoutError: If no mesh is known, or the layout has another number of dims.
         """
         if seams.is_symbolic():
             return tensor
@@ -91,9 +91,9 @@ class BackendLibrary:
     def distribute_data_input(
         self, per_process_batch: Any, layout: Any, batch_dim_name: str
     ) -> Any:
-        """This rank's rows as part of the global batch: as many on every rank.
+        """Returns this rank's rows as part of the global batch: as many on every rank.
 
-        `fit` takes rows itself, uneven ones too; this is for those who call Keras below it.
+        `fit` takes rows itself, also uneven ones; this is for calls of Keras below it.
         """
         target: Layout = layout.backend_layout
         rows = keras.ops.convert_to_tensor(per_process_batch)

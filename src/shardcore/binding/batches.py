@@ -1,4 +1,4 @@
-"""From what a process was given to the global batch, split over the batch axis."""
+"""Global batches, split over the batch axis, from the arrays of each process."""
 
 import logging
 from typing import Any
@@ -16,12 +16,12 @@ logger = logging.getLogger("shardcore.batches")
 
 
 def distribute(data: Any, session: Session) -> Any:
-    """A batch, any nest of arrays and tensors, as the global batch.
+    """Returns a batch, any nest of arrays and tensors, as the global batch.
 
-    Under `auto_shard_dataset=True` every process gives the same whole batch and keeps its rows;
-    otherwise each gives its own rows, and the global batch is all of them in the order of the
-    batch axis. Nothing but row counts is communicated, unless the rows that the processes give
-    do not fall as `torch.chunk` would cut them.
+    With `auto_shard_dataset=True` every process has the same global batch and keeps its rows.
+    Otherwise each has its own rows, which form the global batch in the order of the batch axis.
+    Only row counts are communicated, unless the processes have other numbers of rows than
+    `torch.chunk` would give them.
     """
     tensors = seams.map_leaves(as_tensor, data)
     if session.distribution.auto_shard_dataset:
@@ -30,7 +30,7 @@ def distribute(data: Any, session: Session) -> Any:
 
 
 def as_tensor(leaf: Any) -> Any:
-    """Arrays of NumPy, pandas, ... as tensors; what torch has no tensor for stays as it is."""
+    """Returns arrays of NumPy, pandas, ... as tensors, and other objects as they are."""
     if isinstance(leaf, torch.Tensor) or not hasattr(leaf, "__array__"):
         return leaf
     array = np.asarray(leaf)
@@ -41,20 +41,20 @@ def as_tensor(leaf: Any) -> Any:
 
 
 def own_rows(count: int, session: Session) -> slice | None:
-    """Which of `count` rows this rank keeps; None where it keeps all of them."""
+    """Returns the part of `count` rows that this rank keeps; None if it keeps all."""
     layout = _rows_layout((count,), session)
     return None if layout.is_replicated else layout.slices((count,), session.world.position)[0]
 
 
 def join_rows(rows: torch.Tensor, count: int, session: Session) -> Any:
-    """This rank's own `rows` as a part of a batch of `count`."""
+    """Returns this rank's `rows` as a part of a batch of `count`."""
     return session.strategy.join(rows, session.batch_layout(rows.ndim), (count, *rows.shape[1:]))
 
 
 def _take_rows(batch: Any, session: Session) -> Any:
     if not isinstance(batch, torch.Tensor) or batch.ndim == 0:
         return batch
-    if session.strategy.owns(batch):  # read so, or computed by a layer of the user's pipeline
+    if session.strategy.owns(batch):  # read so, or computed by a layer in the user's pipeline
         return session.strategy.activation(batch, _rows_layout(tuple(batch.shape), session))
     shape = tuple(batch.shape)
     layout = _rows_layout(shape, session)
@@ -63,9 +63,9 @@ def _take_rows(batch: Any, session: Session) -> Any:
 
 
 def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:
-    """Rows split over the batch axis; whole where there are fewer rows than ranks.
+    """Returns the layout of rows: split over the batch axis, replicated if there are too few.
 
-    A rank without a row cannot run every operator, and a few rows cost no rank much.
+    A rank without a row cannot run every operator, and a few rows cost little.
     """
     if shape[0] < session.mesh.axis_size(session.batch_axis):
         return Layout.replicated(session.mesh, len(shape))
@@ -74,7 +74,7 @@ def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:
 
 @attrs.frozen
 class _Rows:
-    """The rows that one process gives."""
+    """The rows of one process."""
 
     position: int
     shape: tuple[int, ...]
@@ -82,7 +82,7 @@ class _Rows:
 
 
 def _join_all_rows(batch: Any, session: Session) -> Any:
-    """The rows of all processes, which exchange the shapes of the whole batch at once."""
+    """Joins the rows of all processes, which exchange the shapes of all arrays at once."""
     leaves = [leaf for leaf in seams.leaves(batch) if leaf is not None]
     everyone = session.processes.gather([_rows_of(leaf, session) for leaf in leaves])
     for process, theirs in enumerate(everyone):
@@ -96,7 +96,7 @@ def _join_all_rows(batch: Any, session: Session) -> Any:
 
 
 def _rows_of(rows: Any, session: Session) -> _Rows:
-    """Describes one leaf of a batch; a scalar, or what is no tensor, has no shape."""
+    """Describes one leaf of a batch; a scalar, or another object, has no shape."""
     if session.strategy.owns(rows):
         raise LayoutError(
             "With auto_shard_dataset=False each process gives its own rows, but a batch came as a "
@@ -127,10 +127,10 @@ def _join_rows(rows: Any, given: tuple[_Rows, ...], session: Session) -> Any:
 
 
 def _check_alike(given: tuple[_Rows, ...]) -> None:
-    """Rows differ in number only.
+    """Checks that the rows of all processes differ in number only.
 
     Raises:
-        RankMismatchError: If they differ in more, or are rows on some processes only.
+        RankMismatchError: If they differ in more, or some processes have no rows.
     """
     for process, rows in enumerate(given):
         kinds = [(len(each.shape), each.shape[1:], each.dtype) for each in (rows, given[0])]
@@ -143,10 +143,10 @@ def _check_alike(given: tuple[_Rows, ...]) -> None:
 
 
 def _row_counts(given: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
-    """The rows of each coordinate of the batch axis.
+    """Returns the number of rows of each coordinate of the batch axis.
 
     Raises:
-        RankMismatchError: If processes that differ only in another axis give unequal numbers.
+        RankMismatchError: If processes that differ only in another axis have unequal numbers.
     """
     axis = session.mesh.axis_index(session.batch_axis)
     counts: dict[int, int] = {}
@@ -163,7 +163,7 @@ def _row_counts(given: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
 
 
 def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) -> torch.Tensor:
-    """All the rows, on every process: ranks brought unequal numbers of them."""
+    """Gathers all rows on every process, since ranks have unequal numbers of them."""
     if "unequal rows" not in session.warnings:
         session.warnings.add("unequal rows")
         logger.warning(

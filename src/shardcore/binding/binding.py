@@ -1,4 +1,4 @@
-"""Puts every seam in place, and takes every one back."""
+"""The binding: installs all seams into Keras, and removes them."""
 
 import threading
 import weakref
@@ -35,7 +35,7 @@ from shardcore.ports.world import Processes
 
 @attrs.frozen(eq=False)
 class Binding:
-    """Keras with shardcore in it, until `remove()`."""
+    """The seams in Keras, from `put()` to `remove()`."""
 
     entry: StrategyEntry
     processes: Processes
@@ -43,7 +43,7 @@ class Binding:
     sessions: Sessions = attrs.field(init=False)
     library: BackendLibrary = attrs.field(init=False)
     _rebinding: seams.Rebinding = attrs.field(factory=seams.Rebinding, init=False)
-    # Of a thread: at the end of the process no scope is closed after torch is gone.
+    # Of a thread: at the exit of the process no scope is closed after torch is unloaded.
     _ambient: threading.local = attrs.field(factory=threading.local, init=False)
     _inside: "weakref.WeakSet[threading.Thread]" = attrs.field(factory=weakref.WeakSet, init=False)
 
@@ -56,7 +56,7 @@ class Binding:
         return BackendLibrary(self.processes, self.sessions)
 
     def put(self) -> None:
-        """Replace every name of the seam table; all or none."""
+        """Replaces every name of the seam table; all or none."""
         replacements = self._replacements()
         assert replacements.keys() == seams.SEAMS.keys()
         try:
@@ -68,11 +68,11 @@ class Binding:
         self.follow_distribution()
 
     def remove(self) -> None:
-        """Put every name back. The distribution is unset: Keras could do nothing with it.
+        """Restores every name, and unsets the distribution, which Keras alone could not use.
 
         Raises:
-            StrategyError: If another thread is in the scope of a distribution, or a model is
-                being trained, evaluated or asked.
+            StrategyError: If another thread is in the scope of a distribution, or a model runs
+                fit, evaluate, predict or a step.
         """
         self._check_threads()
         self._check_work()
@@ -82,7 +82,7 @@ class Binding:
         self.sessions.close()
 
     def _replacements(self) -> dict[str, Callable[[Any], Any]]:
-        """What makes the new value of each name from its own one, by the keys of the seam table."""
+        """Returns, by the keys of the seam table, the functions from old to new values."""
         sessions, capture = self.sessions, self.capture
         steps = Steps(sessions, capture)
         values: dict[str, Callable[[Any], Any]] = {
@@ -98,7 +98,7 @@ class Binding:
                 for name in seams.CALLBACKS_WITH_FILES
             },
         }
-        # Each is called with the function that it replaces, and with the arguments of that.
+        # Each is called with the function that it replaces, and with its arguments.
         functions: dict[str, Callable[..., Any]] = {
             "distribution attribute": self._set_global_attribute,
             "clear_session": self._clear_session,
@@ -135,7 +135,7 @@ class Binding:
             "messages": partial(callback_files.print_once, sessions),
             "progress bar": partial(callback_files.show_once, sessions),
         }
-        # Likewise, with the session first; without a session the function that they replace runs.
+        # Likewise, with the session first; without a session the replaced function runs.
         in_session: dict[str, Callable[..., Any]] = {
             "variable initialize": variable.initialize,
             "packed kernel": layers.int4_build,
@@ -180,7 +180,7 @@ class Binding:
         self.follow_distribution()
 
     def follow_distribution(self) -> None:
-        """Be in the scope of the distribution that is set on this thread, and in no other."""
+        """Enters the scope of the distribution that is set on this thread, and no other."""
         self._leave_scope()
         session = self.sessions.current()
         if session is not None:
@@ -196,7 +196,7 @@ class Binding:
             scope.close()
 
     def _check_work(self) -> None:
-        """Keras would go on with torch's own operators, of which some are wrong on shards."""
+        """Refuses while a model runs: Keras would run torch's operators on sharded tensors."""
         for run in self.sessions.at_work[:1]:
             name = run.trainer.name
             raise StrategyError(
@@ -205,7 +205,7 @@ class Binding:
             )
 
     def _check_threads(self) -> None:
-        """What torch and Keras keep by thread cannot be taken back from another one."""
+        """Refuses while another thread has a distribution: its state cannot be reset from here."""
         here = threading.current_thread()
         others = [each.name for each in self._inside if each is not here and each.is_alive()]
         if others:

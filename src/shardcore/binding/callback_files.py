@@ -1,4 +1,4 @@
-"""Seams: what callbacks write, send and show. Every rank reads files, rank 0 does the rest."""
+"""Seams: the callbacks. Every rank reads files; rank 0 alone writes, sends and prints."""
 
 import io
 import os
@@ -12,13 +12,13 @@ from shardcore.binding import seams
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
 
-# The functions of `keras.src.utils.file_utils` that change a file system, as callbacks use them.
+# The functions of `keras.src.utils.file_utils` by which callbacks change a file system.
 WRITES = ("copy", "makedirs", "remove", "rmtree")
 
 
 @attrs.frozen
 class OneWriter:
-    """Stands in for the module `file_utils` inside the callbacks that keep files."""
+    """Replaces the module `file_utils` in the callbacks that write files."""
 
     sessions: Sessions
     file_utils: Any
@@ -30,7 +30,7 @@ class OneWriter:
         return lambda *args: None if _is_other_rank(self.sessions) else function(*args)
 
     def File(self, path: str, mode: str = "r") -> Any:  # noqa: N802 - Keras' name
-        """An open file; what another rank than 0 writes goes nowhere."""
+        """Returns an open file; the writes of other ranks than 0 are discarded."""
         if not _is_other_rank(self.sessions) or not set(mode) & set("wax+"):
             return self.file_utils.File(path, mode)
         if "r" not in mode:
@@ -41,7 +41,7 @@ class OneWriter:
 
 
 def one_summary(sessions: Sessions, original: property) -> property:
-    """`TensorBoard.summary`, TensorFlow's module: files of other ranks than 0 are deleted."""
+    """Replaces `TensorBoard.summary`, TensorFlow's module: only rank 0 keeps its files."""
 
     def summary(callback: Any) -> Any:
         module = original.__get__(callback)
@@ -52,10 +52,10 @@ def one_summary(sessions: Sessions, original: property) -> property:
 
 @attrs.frozen
 class _Unread:
-    """What stands in for the module `tensorflow.summary`: its files are deleted with their writer.
+    """A replacement of the module `tensorflow.summary` that deletes its files with their writer.
 
-    Nothing less would do: a writer that writes nothing reads nothing either, and rank 0 would be
-    alone in gathering the weights of a histogram.
+    A writer that writes nothing would read nothing either, and rank 0 would be alone in
+    gathering the weights of a histogram.
     """
 
     module: Any
@@ -64,7 +64,7 @@ class _Unread:
         return getattr(self.module, name)
 
     def create_file_writer(self, logdir: str) -> Any:
-        """A writer to a folder of its own instead of `logdir`."""
+        """Returns a writer to a temporary folder instead of `logdir`."""
         folder = TemporaryDirectory(prefix="shardcore-unread-")
         writer = self.module.create_file_writer(folder.name)
         writer._shardcore_folder = folder
@@ -72,7 +72,7 @@ class _Unread:
 
 
 def send_once(sessions: Sessions, original: Callable[..., None], *args: Any, **logs: Any) -> None:
-    """`RemoteMonitor.on_epoch_end`: rank 0 sends; where none can, every rank says so."""
+    """Replaces `RemoteMonitor.on_epoch_end`: rank 0 sends; all ranks raise if none can."""
     if not (seams.can_send() and _is_other_rank(sessions)):
         original(*args, **logs)
 
@@ -80,7 +80,7 @@ def send_once(sessions: Sessions, original: Callable[..., None], *args: Any, **l
 def refuse_orbax(
     session: Session, original: Callable[..., None], callback: Any, model: Any
 ) -> None:
-    """`OrbaxCheckpoint.set_model`: every rank would write whole values into one folder."""
+    """Replaces `OrbaxCheckpoint.set_model`: all ranks would write full values into one folder."""
     if session.mesh.size > 1:
         raise StrategyError(
             f"OrbaxCheckpoint would write the same folder from each of {session.mesh.size} "
@@ -91,13 +91,13 @@ def refuse_orbax(
 
 
 def print_once(sessions: Sessions, original: Callable[..., None], *args: Any, **line: Any) -> None:
-    """`print_msg`: rank 0 prints."""
+    """Replaces `print_msg`: rank 0 prints."""
     if not _is_other_rank(sessions):
         original(*args, **line)
 
 
 def show_once(sessions: Sessions, original: Callable[..., None], bar: Any, params: Any) -> None:
-    """`ProgbarLogger.set_params`: rank 0 shows progress."""
+    """Replaces `ProgbarLogger.set_params`: rank 0 shows progress."""
     original(bar, params)
     if _is_other_rank(sessions):
         bar.verbose = 0

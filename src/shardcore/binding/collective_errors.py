@@ -1,6 +1,6 @@
-"""Work that all ranks do together: where it fails on one, all raise the same error.
+"""Collective work: if it fails on one rank, all ranks raise the same error.
 
-A rank that went on after a failure would be alone in its next collective.
+A rank that continued after a failure of another would wait for ever in its next collective.
 """
 
 import pickle
@@ -14,7 +14,7 @@ from shardcore.domain.errors import StrategyError
 
 @attrs.define(eq=False)
 class _SharedWork:
-    """Work that all ranks do together, and what each failed with, once they know that one has."""
+    """Work that all ranks do together, with the error of each rank after a failure."""
 
     session: Session
     failures: list[Exception | None] | None = None
@@ -26,10 +26,10 @@ def raise_on_all_ranks(
     """Does this rank's part of `work`; if a rank's fails, raises the first such error on all.
 
     Args:
-        work: What this rank does. What it gathers is gathered on all ranks, in the same order.
+        work: This rank's part. All ranks start its collectives in the same order.
         what: The work, for messages: "save 'a.keras'".
         session: The session of the ranks.
-        sessions: All sessions, which know of the work while it is done.
+        sessions: All sessions, which refer to the work while it runs.
 
     Raises:
         StrategyError: In place of an error that cannot be sent to other processes.
@@ -54,9 +54,9 @@ def raise_on_all_ranks(
 def check_other_ranks(is_collective: Callable[[], bool], sessions: Sessions) -> None:
     """Raises the first error of a rank that has failed, before a collective of such work.
 
-    If Keras goes on after that error, it is raised again here, and by `raise_on_all_ranks` at the
-    end: the ranks that have failed wait in no further collective. `is_collective` returns
-    whether what follows is one; it is called only inside such work.
+    If Keras handles that error, it is raised again here, and by `raise_on_all_ranks` at the end:
+    the failed ranks join no further collective. `is_collective` returns whether the next
+    operation is one; it is called only inside such work.
     """
     shared: _SharedWork | None = sessions.shared_work
     if shared is None or not is_collective():

@@ -1,8 +1,8 @@
-"""Seams: the data adapters. Of arrays they read this rank's rows.
+"""Seams: the data adapters, which read only this rank's rows of arrays.
 
-Keras' own check refuses NumPy arrays, generators and loaders in several processes, and splits a
-`tf.data.Dataset` itself. shardcore splits every batch at the step instead, whatever it comes from,
-so the adapters find no distribution.
+Keras refuses NumPy arrays, generators and loaders in several processes, and splits a
+`tf.data.Dataset` itself. shardcore splits every batch at the step instead, so the adapters see no
+distribution.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,9 +18,9 @@ from shardcore.binding.session import Session
 
 
 def array_loader(session: Session, original: Callable[..., Any], adapter: Any) -> Any:
-    """`ArrayDataAdapter.get_torch_dataloader`: of each batch, this rank's rows are read.
+    """Replaces `ArrayDataAdapter.get_torch_dataloader` to read this rank's rows of each batch.
 
-    The order of all rows is drawn on every rank, from one seed.
+    Every rank draws the order of all rows, from one seed.
     """
     loader = original(adapter)
     ranks = session.mesh.axis_size(session.batch_axis)
@@ -57,14 +57,14 @@ class _OwnRows(torch.utils.data.Dataset[Any]):
         def join(part: torch.Tensor) -> Any:
             number = next(numbers)
             joined = batches.join_rows(part, len(indices), self.session)
-            # The first step compares what the ranks were given: that is read whole, once.
+            # The first step compares the full batch of all ranks, so it is read once.
             return agreement.with_content(joined, lambda: whole()[number])
 
         return seams.map_leaves(join, self.source.__getitems__(indices[rows]))
 
 
 def epoch_facts(adapter: Any, session: Session) -> agreement.Facts:
-    """What ranks that cut the same batches from arrays must agree on, before an epoch."""
+    """Returns the facts on arrays that must be equal on all ranks before an epoch."""
     arrays = seams.arrays_of(adapter)
     if arrays is None or not session.distribution.auto_shard_dataset:
         return {}
@@ -72,7 +72,7 @@ def epoch_facts(adapter: Any, session: Session) -> agreement.Facts:
 
 
 def together(adapter: Any, batches_of_process: Any, session: Session) -> Any:
-    """The batches of a data adapter, compared with other ranks' where they could differ unseen."""
+    """Returns the batches of a data adapter, compared between ranks if no step would."""
     shared = bool(session.distribution.auto_shard_dataset)
     known = seams.arrays_of(adapter) is not None or (adapter.num_batches is not None and not shared)
     if known or session.mesh.size == 1:
@@ -84,16 +84,16 @@ _END = object()
 
 
 def _compared(source: Any, session: Session, shared: bool) -> Iterator[Any]:
-    """Batches of which there are as many on all ranks, and, if shared, of the same shapes.
+    """Yields the batches, after a check that all ranks have one; shared ones of equal shapes.
 
-    Found later, one more step of a rank or another shape is a hang in a collective of the step.
+    Without it, a further step of a rank or another shape would block a collective of the step.
     """
     for number, batch in enumerate(chain(source, [_END])):
         is_end = batch is _END
         facts = {"steps per epoch": f"{'' if is_end else 'more than '}{number}"}
         if shared and not is_end:
             facts[f"batch {number}"] = agreement.shapes(batch)
-            if number == 0:  # its content too: rows in another order have one shape
+            if number == 0:  # content too: rows in another order have one shape
                 facts |= agreement.batch_facts(batch, session)
         agreement.compare(facts, session)
         if not is_end:

@@ -1,4 +1,4 @@
-"""One step of a model, watched: what it moves between ranks, and why."""
+"""The function behind `shardcore.explain()`: runs one step of a model, and restores its state."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -20,14 +20,14 @@ from shardcore.reporting.explanation import Explanation
 def explain_model(
     model: Any, batch: Any, step: str, sessions: Sessions, watch: Watch
 ) -> Explanation:
-    """What one step of `model` moves. A collective; nothing is changed by it.
+    """Returns the collectives of one step of `model`. A collective; the model is unchanged.
 
     Raises:
         StrategyError: If there is no such step, the model is not compiled, the batch is not one,
             or this is not the main thread.
     """
     data = _checked(model, batch, step)
-    # A sharded model may have outlived the scope that it was built in.
+    # A sharded model may outlive the scope in which it was built.
     with sessions.scope_of(model), ExitStack() as scope:
         session = sessions.current()
         if session is not None:
@@ -53,7 +53,7 @@ def explain_model(
 
 
 def _checked(model: Any, batch: Any, step: str) -> Any:
-    """The batch as the step takes it: `(x, y, sample_weight)`, or `(x,)`."""
+    """Returns the batch as the step takes it: `(x, y, sample_weight)`, or `(x,)`."""
     if step not in seams.STEPS:
         raise StrategyError(f"explain() has the steps {seams.STEPS}, got {step!r}.")
     if not hasattr(model, "train_step"):
@@ -99,7 +99,7 @@ def _described(batch: Any) -> str:
 
 @contextmanager
 def _as_before(model: Any, session: Session | None) -> Iterator[None]:
-    """After it variables, gradients, buffers and generators are as they were, to the last bit."""
+    """Restores variables, gradients, buffers and generators at the end, bitwise."""
     variables = list(agreement.variables_of(model))
     seed = seams.global_seed()
     tensors = [each._value for each in [*variables, *([] if seed is None else [seed])]]

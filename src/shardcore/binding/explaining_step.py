@@ -1,4 +1,4 @@
-"""The step that is explained: the layers that it calls, and the collectives that it starts."""
+"""The explained step: notes the layers that it calls and the collectives that it starts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ class ExplainedStep:
     session: Session | None
     facts: list[Facts] = attrs.field(factory=list, init=False)
     _in_batch: bool = attrs.field(default=True, init=False)
-    # What Keras asks for now, and the rule that it does so by.
+    # The current reason in Keras for a collective, and the rule behind it.
     _cause: tuple[str, str] = attrs.field(default=("", ""), init=False)
     _called: dict[int, _Called] = attrs.field(factory=dict, init=False)
     _open: list[_Called] = attrs.field(factory=list, init=False)
@@ -69,7 +69,7 @@ class ExplainedStep:
         return tuple(map(_explained, self._called.values()))
 
     def _saw(self, facts: Facts) -> None:
-        session = self.session  # without one, the user's own step may still communicate
+        session = self.session  # without one, an overridden step may still communicate
         self.facts.append(
             attrs.evolve(
                 facts,
@@ -101,7 +101,7 @@ class ExplainedStep:
 
     @contextmanager
     def _followed(self, witness: Witness) -> Iterator[None]:
-        """Calls, outputs, assignments and readings are followed inside."""
+        """Follows calls, outputs, assignments and reads in the context."""
 
         def layer_call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
             if seams.is_symbolic():
@@ -120,7 +120,7 @@ class ExplainedStep:
                 self._open.pop()
 
         def edges(original: Any) -> Any:
-            """Stands in for `LayerEdges`: notes the output that is laid out, and its rule."""
+            """Replaces `LayerEdges`: notes the output that is laid out, and its rule."""
 
             def distribute_tensor(outputs: Any, path: str) -> Any:
                 rule = self.session.rule(path) if self.session else None
@@ -159,14 +159,14 @@ class ExplainedStep:
             self._cause = before
 
     def _output(self, outputs: Any) -> Any:
-        """Returns the shape of the first output, and its spec; None for what is not known."""
+        """Returns the shape of the first output, and its spec; None if unknown."""
         found: list[Any] = []
         seams.map_tensors(found.append, outputs)
         if not found:
             return None
         try:
             layout = self.session and self.session.strategy.layout(found[0])
-        except LayoutError:  # laid out as a reshape has left it
+        except LayoutError:  # a strided shard, as after a reshape
             layout = None
         return tuple(found[0].shape), layout and layout.spec
 

@@ -1,4 +1,4 @@
-"""For those who work below Keras: variables, tensors and collectives by name of the mesh axis."""
+"""The functions of the public API on variables and tensors, with collectives by mesh axis."""
 
 from typing import Any
 
@@ -41,13 +41,13 @@ class Functions:
         return session.strategy.activation(value, _layout(layout, value, session))
 
     def all_gather_variable(self, variable: Any) -> Tensor:
-        """Returns the whole value, plain."""
+        """Returns the full value as a plain tensor."""
         strategy = strategy_of(variable, self.sessions)
         value: Tensor = variable._value
         return value.detach() if strategy is None else strategy.whole(value)
 
     def all_reduce(self, tensor: Array, op: ReduceOp, axis_name: str | None) -> Tensor:
-        """Reduces the ranks' tensors along the axis: they are pending parts of one tensor."""
+        """Reduces the ranks' tensors along the axis, which are partial values of one tensor."""
         session = self.sessions.required()
         tensor = _plain(tensor, "all_reduce", session)
         pending = dict.fromkeys(_axes(axis_name, session), op)
@@ -97,14 +97,14 @@ class Functions:
 def _whole_of(
     part: torch.Tensor, layout: Layout, shape: tuple[int, ...], session: Session
 ) -> torch.Tensor:
-    """The tensor of which each rank brings a part, plain, on every rank."""
+    """Returns, on every rank, the plain full tensor of which each rank has a part."""
     joined = session.strategy.join(part, layout, shape)
     replicated = Layout.replicated(session.mesh, part.ndim)
     return session.strategy.local(session.strategy.activation(joined, replicated))
 
 
 def _layout(layout: Any, tensor: torch.Tensor, session: Session) -> Layout:
-    """A `TensorLayout`, or a tuple of axis names, as a layout of `tensor`."""
+    """Returns a `TensorLayout`, or a tuple of axis names, as a layout of `tensor`."""
     found = layout.backend_layout if hasattr(layout, "axes") else Layout(session.mesh, layout)
     return found.fitting(tensor.shape, "A tensor")
 

@@ -1,4 +1,4 @@
-"""Seams: layers. Their call, their outputs, the states of recurrences, a packed kernel."""
+"""Seams: the call and the outputs of layers, initial states of RNNs, the packed int4 kernel."""
 
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
@@ -16,9 +16,9 @@ from shardcore.ports.whereabouts import inside
 def layer_call(
     sessions: Sessions, original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """`Layer.__call__`: in it plain tensors mix with sharded ones, on every thread.
+    """Replaces `Layer.__call__`, in which plain tensors mix with sharded ones, on every thread.
 
-    Keras keeps the distribution by thread: one without it visits the strategy.
+    Keras has one distribution per thread: a thread without one uses the strategy as a visitor.
     """
     if not (sessions.are_open() or sessions.entry.serves_one_device):
         return original(layer, *args, **kwargs)
@@ -30,21 +30,21 @@ def layer_call(
 
 @attrs.frozen
 class LayerEdges:
-    """Stands in for the module `distribution_lib` and for the distribution in `Layer.__call__`.
+    """Replaces the module `distribution_lib` and the distribution in `Layer.__call__`.
 
-    Every output passes here: one that a rule names is relaid; in all others pending sums are
-    reduced, so that no later operator reduces them again.
+    Every output passes here. One that a rule names is redistributed. Any other is reduced, so that
+    no later operator reduces it again.
     """
 
     sessions: Sessions
 
     def distribution(self) -> "LayerEdges | None":
-        """Returns itself; None where nothing is distributed."""
+        """Returns itself; None if nothing is distributed."""
         session = self.sessions.current()
         return None if session is None or seams.is_symbolic() else self
 
     def get_tensor_layout(self, path: str) -> str:
-        """Returns `path`, that of an output, whose layout is looked up with the output itself."""
+        """Returns `path`: the layout of an output is looked up later, with the output."""
         return path
 
     def distribute_tensor(self, outputs: Any, path: str) -> Any:
@@ -62,7 +62,7 @@ class LayerEdges:
 
 
 def lay_out(tensor: Any, layout: Layout | None, what: str, session: Session) -> Any:
-    """Returns `tensor` in `layout`, or with its pending sums reduced where that is None."""
+    """Returns `tensor` in `layout`, or reduced if that is None."""
     if layout is not None:
         layout.fitting(tensor.shape, what)
     laid_out = session.strategy.activation(tensor, layout)
@@ -74,19 +74,19 @@ def lay_out(tensor: Any, layout: Layout | None, what: str, session: Session) -> 
 def initial_states(
     session: Session, original: Callable[..., Any], layer: Any, batch_size: Any
 ) -> Any:
-    """`RNN.get_initial_state`: plain states are split over the batch axis, as the sequences are.
+    """Replaces `RNN.get_initial_state`: splits plain states over the batch axis, as sequences are.
 
-    A whole one, times a recurrent kernel that is split, would be split as the kernel is: that
-    product would be moved, beside the kernel.
+    The product of a replicated state and a split recurrent kernel would be split like the kernel,
+    and would be redistributed, as well as the kernel.
     """
     states = original(layer, batch_size)
-    if seams.is_symbolic() or layer.stateful:  # a stateful layer makes variables of them
+    if seams.is_symbolic() or layer.stateful:  # a stateful layer creates variables from them
         return states
     return seams.map_tensors(lambda state: _split(state, session), states)
 
 
 def _split(state: torch.Tensor, session: Session) -> Any:
-    """The rows of a state that are this rank's; all of them where there are fewer than ranks."""
+    """Returns this rank's rows of a state; all rows if there are fewer than ranks."""
     ranks = session.mesh.axis_size(session.batch_axis)
     if session.strategy.owns(state) or state.requires_grad or not 1 < ranks <= len(state):
         return state
@@ -100,9 +100,9 @@ def int4_build(
     kernel_shape: Any,
     config: Any = None,
 ) -> None:
-    """`EinsumDense._int4_build`: a kernel of many dims becomes one of rows and packed columns.
+    """Replaces `EinsumDense._int4_build`, which packs a kernel of many dims into a matrix.
 
-    It is split as the rule for the kernel says.
+    The matrix is split as the rule for the kernel says.
     """
     path = f"{layer.path}/kernel"
     rule = session.distribution.get_tensor_layout(path)
@@ -116,7 +116,7 @@ def int4_build(
 
 
 def as_matrix(layout: Layout, reduced: Collection[int]) -> Layout:
-    """The layout of a kernel whose `reduced` dims are joined to rows, the others to columns.
+    """Returns the layout of a kernel whose `reduced` dims become rows, the others columns.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh

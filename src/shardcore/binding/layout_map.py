@@ -1,4 +1,4 @@
-"""Seams: `LayoutMap` and `TensorLayout`. Rules are read by the path matcher."""
+"""Seams: `LayoutMap` and `TensorLayout`, whose rules `domain.paths` matches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from shardcore.domain.paths.rules import PathRules
 
 
 def rules_of(layout_map: Any) -> PathRules[Any]:
-    """The rules of a `LayoutMap`. Made again when its keys have changed."""
+    """Returns the rules of a `LayoutMap`, parsed again when its keys have changed."""
     keys = tuple(layout_map._layout_map)
     cached = getattr(layout_map, "_shardcore_rules", None)
     if cached is None or tuple(cached) != keys:
@@ -21,13 +21,13 @@ def rules_of(layout_map: Any) -> PathRules[Any]:
 
 
 def lookup(_original: Callable[..., Any], layout_map: Any, key: str) -> Any:
-    """`LayoutMap.__getitem__`: exact, then pattern; None if no rule matches."""
+    """Replaces `LayoutMap.__getitem__`: exact, then pattern; None if no rule matches."""
     match = rules_of(layout_map).match(key)
     return None if match is None else match.value
 
 
 def add_rule(original: Callable[..., None], layout_map: Any, key: str, layout: Any) -> None:
-    """`LayoutMap.__setitem__`: a key that cannot be read is refused, and the map is as before."""
+    """Replaces `LayoutMap.__setitem__`: refuses a malformed key, and leaves the map unchanged."""
     PathKey(key)
     try:
         original(layout_map, key, layout)
@@ -37,7 +37,7 @@ def add_rule(original: Callable[..., None], layout_map: Any, key: str, layout: A
 
 
 def validate_axes(_original: Callable[..., None], tensor_layout: Any) -> None:
-    """`TensorLayout._validate_axes`: several axes may split one dim, each axis once."""
+    """Replaces `TensorLayout._validate_axes`: several axes may split one dim, each axis once."""
     device_mesh = tensor_layout.device_mesh
     if device_mesh is None:
         return
@@ -45,5 +45,5 @@ def validate_axes(_original: Callable[..., None], tensor_layout: Any) -> None:
     try:
         Layout(mesh, tensor_layout.axes)
     except LayoutError as error:
-        # The words by which Keras' own error is known.
+        # The first words of the error of Keras.
         raise LayoutError(f"Invalid axis names for Layout. {error}") from None

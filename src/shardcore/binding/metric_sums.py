@@ -1,6 +1,6 @@
-"""The states of metrics stay pending sums in a step, and are reduced together at its end.
+"""Metric states: partial sums during a step, reduced together at its end.
 
-Without it, each state of each metric is reduced by itself, at every step.
+Without it, each state of each metric is reduced separately, at every step.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,12 +19,12 @@ from shardcore.ports.world import World
 
 @attrs.frozen
 class _Deferred:
-    """A variable that holds a pending sum for now.
+    """A variable that temporarily holds a partial sum.
 
     Args:
         variable: The Keras variable.
-        stored: What it kept before, and will keep.
-        strategy: Who keeps it.
+        stored: Its tensor before and after.
+        strategy: Its strategy.
     """
 
     variable: Any
@@ -34,11 +34,11 @@ class _Deferred:
 
 @attrs.define
 class MetricSums:
-    """The sums that are deferred in a step, and from step to step where no callback reads them.
+    """The sums that are deferred in a step, or from step to step if no callback reads them.
 
-    A pending sum stands in for what the variable keeps, so whoever reads it meanwhile reads its
-    value. It is done, with all the others, before the results of the metrics are asked for, and at
-    the latest at the end of the step; or of the epoch, if its steps are unread.
+    A partial sum replaces the tensor of the variable, so a read in between gets its value. All
+    deferred sums are reduced together before the results of the metrics are computed, and at the
+    latest at the end of the step. If no callback reads the steps, it is the end of the epoch.
     """
 
     _steps: int = attrs.field(default=0, init=False)
@@ -47,14 +47,14 @@ class MetricSums:
 
     @contextmanager
     def step(self, unread: Unread | None = None) -> Iterator[None]:
-        """The step of a model: sums are deferred in it, those of `unread` to the next steps too."""
+        """Opens a step of a model, which defers sums; those of `unread` also to the next steps."""
         before, self._unread = self._unread, unread
         self._steps += 1
         try:
             yield
             self.reduce()
         except BaseException:
-            for each in self._due():  # the step has failed: as if it had not begun
+            for each in self._due():  # the step has failed: restore the state before it
                 each.variable._value = each.stored
             raise
         finally:
@@ -63,22 +63,22 @@ class MetricSums:
 
     @contextmanager
     def run(self, run: Run) -> Iterator[None]:
-        """A fit or an evaluate with all its steps: nothing is deferred longer."""
+        """Opens a fit or an evaluate, at whose end all deferred sums are reduced."""
         try:
             yield
         except BaseException:
-            if run.unread is not None:  # no rank knows whether the others are here too
+            if run.unread is not None:  # the other ranks may not reach a collective here
                 self._lose()
             raise
         if run.unread is not None:
             self.reduce()
 
     def resume(self, unread: Unread | None) -> str:
-        """Before a step, and outside its recording: the states of `unread` are pending sums again.
+        """Makes the states of `unread` partial sums again, before a step and its recording.
 
         Returns:
-            Which of them are, empty if a callback reads the step: steps that differ in it do
-            different things.
+            The names of these states, empty if a callback reads the step; part of the key of
+            recordings.
         """
         if unread is None:
             self.reduce()
@@ -93,9 +93,9 @@ class MetricSums:
         return f"unread, pending {numbers}"
 
     def defer(self, variable: Any, value: Any, strategy: Strategy[torch.Tensor]) -> bool:
-        """Keeps `value` pending in `variable`, and returns whether it does.
+        """Stores `value` partial in `variable`, and returns whether it did.
 
-        It does so for a pending sum and the state of a metric, which Keras reads seldom.
+        It does so for a partial sum in the state of a metric, which Keras reads seldom.
         """
         unread = self._is_unread(variable)
         if unread and id(variable) in self._deferred:
@@ -108,7 +108,7 @@ class MetricSums:
             return False
         if not variable._shardcore_layout.is_replicated or not _is_sum(value, strategy):
             return False
-        # In memory of its own: the value of one step, or a stand-in that is kept.
+        # In separate memory: the value of one step, or a persistent stand-in.
         pending = _kept_copy(variable, value, strategy) if unread else value.detach() * 1
         self._keep_pending(variable, pending, strategy)
         return True
@@ -118,7 +118,7 @@ class MetricSums:
         variable._value = pending
 
     def reduce(self) -> None:
-        """Reduces what is deferred, but for what is deferred to the next step."""
+        """Reduces the deferred sums, except those deferred to the next step."""
         alike: dict[Any, list[_Deferred]] = {}
         for each in self._due():
             alike.setdefault((id(each.strategy), each.variable._value.dtype), []).append(each)
@@ -127,7 +127,7 @@ class MetricSums:
                 _reduce_together(those)
 
     def _lose(self) -> None:
-        """Makes what is deferred not a number: beside the counts it would give a wrong mean."""
+        """Sets the deferred sums to nan: with the counts they would give a wrong mean."""
         for each in self._due():
             each.variable._value = each.stored
             if each.stored.dtype.is_floating_point:
@@ -135,7 +135,7 @@ class MetricSums:
                 each.strategy.assign(each.stored, lost.to(each.stored.device))
 
     def _due(self) -> list[_Deferred]:
-        """Takes what is deferred, but for what is deferred to the next step."""
+        """Takes the deferred sums, except those deferred to the next step."""
         due = [w for w in self._deferred.values() if not self._is_unread(w.variable)]
         for each in due:
             del self._deferred[id(each.variable)]
@@ -145,7 +145,7 @@ class MetricSums:
         return self._unread is not None and variable in self._unread
 
     def results(self, original: Callable[..., Any], trainer: Any) -> Any:
-        """`Trainer.get_metrics_result`: it asks every metric for its result."""
+        """Replaces `Trainer.get_metrics_result`, which computes the result of every metric."""
         if self._unread is not None and self._unread.trainer is trainer:
             return NoLogs()
         self.reduce()
@@ -172,17 +172,17 @@ def _reduce_together(those: list[_Deferred]) -> None:
 
 
 def _stand_in(variable: Any) -> Any:
-    """Returns the pending sum that stands in for `variable` from step to step, if it has one.
+    """Returns the partial sum that replaces `variable` from step to step, if it has one.
 
-    It has memory of its own for good, which recorded steps add to; None before the first sum, or
-    if the variable was laid out again.
+    It has persistent memory, to which recorded steps add; None before the first sum, or if the
+    variable was laid out again.
     """
     stored, pending = getattr(variable, "_shardcore_pending", (None, None))
     return pending if stored is variable._value else None
 
 
 def _kept_copy(variable: Any, value: Any, strategy: Strategy[torch.Tensor]) -> Any:
-    """Makes the stand-in of `variable`, with the pending sum `value`."""
+    """Creates the stand-in of `variable`, with the partial sum `value`."""
     known = _stand_in(variable)
     if known is not None:
         _write(variable, known, value, strategy)
@@ -193,10 +193,10 @@ def _kept_copy(variable: Any, value: Any, strategy: Strategy[torch.Tensor]) -> A
 
 
 def _write(variable: Any, pending: Any, value: Any, strategy: Strategy[torch.Tensor]) -> None:
-    """Overwrite `pending` in place. Of a value that is no such sum the first rank has all."""
+    """Overwrites `pending` in place. If `value` is not partial, the first rank stores all of it."""
     with torch.no_grad():
         layout = strategy.layout(pending)
-        assert layout is not None, "a plain tensor is no pending sum"
+        assert layout is not None, "a plain tensor is no partial sum"
         if strategy.layout(value) != layout:
             whole = strategy.whole(value)
             part = _share(whole, (), layout.partial, variable._shardcore_world)
@@ -205,7 +205,7 @@ def _write(variable: Any, pending: Any, value: Any, strategy: Strategy[torch.Ten
 
 
 def _joined(sums: list[Any], strategy: Strategy[torch.Tensor], world: World) -> Any:
-    """Concatenates pending sums of several axes into one over all of these axes."""
+    """Concatenates partial sums over several axes into one over all of these axes."""
     layouts = [strategy.layout(each) for each in sums]
     pending = [() if layout is None else layout.partial for layout in layouts]
     order = world.mesh.axis_names
@@ -221,7 +221,7 @@ def _joined(sums: list[Any], strategy: Strategy[torch.Tensor], world: World) -> 
 
 
 def _share(part: Any, before: PartialAxes, after: PartialAxes, world: World) -> Any:
-    """This rank's share of a sum that is pending over more axes than before: the first has all."""
+    """Returns this rank's share of a sum that is partial over more axes: all or zero."""
     place = dict(zip(world.mesh.axis_names, world.mesh.coordinate(world.position), strict=True))
     is_first = not any(place[axis] for axis, op in after if (axis, op) not in before)
     return part if is_first else torch.zeros_like(part)

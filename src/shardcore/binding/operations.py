@@ -1,4 +1,4 @@
-"""Seams: operations: random draws, `scatter`, the cross entropy of sequences, Adam and Nadam."""
+"""Seams: random draws, `scatter`, sparse cross entropy, the updates of Adam and Nadam."""
 
 import inspect
 import math
@@ -19,7 +19,7 @@ from shardcore.ports.capture import StepCapture
 def generator(
     sessions: Sessions, capture: StepCapture[torch.Tensor], original: Callable[..., Any], seed: Any
 ) -> Any:
-    """`torch_seed_generator`: Keras' own, but in a step that is being recorded."""
+    """Replaces `torch_seed_generator` in a step that is being recorded."""
     if not capture.is_recording() or seams.is_symbolic():
         return original(seed)
     return capture.generator(_next_seed(seed, sessions))
@@ -32,9 +32,9 @@ def draw(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """`beta`, `binomial` and `gamma`: Keras' own, but in a step that is being recorded.
+    """Replaces `beta`, `binomial` and `gamma` in a step that is being recorded.
 
-    They set the generators of all devices, and put back that of the CPU.
+    They set the generators of all devices, and restore that of the CPU.
     """
     operands = inspect.signature(original).bind(*args, **kwargs).arguments
     seed = operands.pop("seed", None)
@@ -48,12 +48,12 @@ _PLAIN = (torch.Tensor, torch.Size, torch.dtype, bool, int, float, str, type(Non
 
 
 def _is_plain(operand: Any) -> bool:
-    """Whether a recording can hold it: no sharded tensor, and no array of NumPy."""
+    """Returns whether a recording can contain it: no sharded tensor, and no array of NumPy."""
     return type(operand) in _PLAIN
 
 
 def _next_seed(seed: Any, sessions: Sessions) -> Any:
-    """The next seed of `seed`, as a plain tensor of one number."""
+    """Returns the next seed of `seed`, as a plain tensor of one number."""
     first, second = seams.draw_seed(seed)
     total = first + second
     strategy = sessions.keeper(total)
@@ -61,7 +61,7 @@ def _next_seed(seed: Any, sessions: Sessions) -> Any:
 
 
 def scatter(original: Callable[..., Any], indices: Any, values: Any, shape: Sequence[int]) -> Any:
-    """`scatter`, in one call: Keras adds value by value, and reads each index on the host."""
+    """Replaces `scatter` by one call: Keras adds each value by an index from the host."""
     indices = keras.ops.convert_to_tensor(indices)
     if indices.is_floating_point() or indices.dtype is torch.bool:
         return original(indices, values, shape)
@@ -69,9 +69,9 @@ def scatter(original: Callable[..., Any], indices: Any, values: Any, shape: Sequ
 
 
 def _added(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """The sum of `values` at each of `indices`, zero where there is none.
+    """Returns the sum of `values` at each of `indices`, zero elsewhere.
 
-    torch 2.13 adds up `float32` on a CPU in several threads, in any order: ranks would differ in
+    torch 2.13 adds `float32` on a CPU in several threads, in any order: ranks would differ in the
     last bits. In `float64` it does not.
     """
     length = indices.shape[-1]
@@ -91,11 +91,11 @@ def sparse_crossentropy(
     from_logits: bool = False,
     axis: int = -1,
 ) -> Any:
-    """`sparse_categorical_crossentropy`: of rows of samples, as of so many rows of one.
+    """Replaces `sparse_categorical_crossentropy`: flattens (batch, time) to one dim.
 
-    Keras puts the classes first, as `torch.nn.functional.cross_entropy` has them: torch copies all
-    logits, and their gradient, and adds up over a dim that is not the last one. Of rows of one
-    sample nothing is copied. The sum is rounded otherwise.
+    Keras moves the classes to dim 1, as `torch.nn.functional.cross_entropy` has them: torch copies
+    all logits and their gradient, and sums over a dim that is not the last. Flattened logits are
+    not copied. The sum is rounded differently.
     """
     if sessions.are_served():
         target, output = map(keras.ops.convert_to_tensor, (target, output))
@@ -117,7 +117,7 @@ def _can_be_rows(target: Any, output: Any, axis: int, session: Session | None) -
 
 
 def _has_whole_rows(tensor: Any, session: Session | None) -> bool:
-    """Whether ranks have equal numbers of whole rows of `tensor`: their samples are rows too."""
+    """Returns whether ranks have equal numbers of rows of `tensor`, and no other dim is split."""
     layout = None if session is None else session.strategy.layout(tensor)
     if layout is None:
         return True
@@ -134,11 +134,11 @@ def fused_update(
     variables: list[Any],
     learning_rate: Any,
 ) -> None:
-    """`Adam._parallel_update_step`: torch's fused update, which goes once over all tensors.
+    """Replaces `Adam._parallel_update_step` by torch's fused update, one pass over all tensors.
 
-    It looks at no strides, so all must be contiguous, and the moments of a variable must have its
-    layout: a strategy may shard them further. Inductor gets Keras' own operators, which it
-    fuses: it does not know this one.
+    It ignores strides, so all must be contiguous. The moments of a variable must have its layout; a
+    strategy may shard them further. A compiled step keeps the operators of Keras, which Inductor
+    fuses; it has no code for the fused update.
     """
     values = [each.value for each in variables]
     moments = seams.moments_of(optimizer, variables)
@@ -146,7 +146,7 @@ def fused_update(
     if not sessions.are_served() or _is_compiled(sessions) or not fits:
         original(optimizer, grads, variables, learning_rate)
         return
-    # After endless steps torch corrects nothing: Keras has that in the learning rate.
+    # At an infinite step torch applies no bias correction: Keras has it in the learning rate.
     endless = torch.full((), torch.inf, device=values[0].device)
     first, second, largest = moments
     adam(
@@ -168,7 +168,7 @@ def fused_update(
 
 
 def _have_one_layout(sessions: Sessions, values: list[Any], moments: tuple[list[Any], ...]) -> bool:
-    """Whether all are contiguous, and the moments of each variable have its layout."""
+    """Returns whether all are contiguous, and the moments of each variable have its layout."""
     if not all(each.is_contiguous() for kept in (values, *moments) for each in kept):
         return False
     session = sessions.current()
@@ -184,7 +184,7 @@ def _is_compiled(sessions: Sessions) -> bool:
 
 
 def _corrected_rate(optimizer: Any, learning_rate: Any, dtype: torch.dtype) -> Any:
-    """The learning rate, with what both moments lack in the first steps, as Keras works it out."""
+    """Returns the learning rate with the bias correction of both moments, computed as in Keras."""
     step = keras.ops.cast(optimizer.iterations + 1, dtype)
     first, second = (
         1 - keras.ops.power(keras.ops.cast(each, dtype), step)
@@ -195,13 +195,13 @@ def _corrected_rate(optimizer: Any, learning_rate: Any, dtype: torch.dtype) -> A
 
 @attrs.frozen
 class NumbersOfNadam:
-    """Stands in for Keras' module `core`: in a recording a number stays in its tensor."""
+    """Replaces Keras' module `core` for Nadam: in a recording a number stays a tensor."""
 
     core: Any
     capture: StepCapture[torch.Tensor]
 
     def convert_to_numpy(self, number: Any) -> Any:
-        """`number`, to be divided by: as a tensor it gives the same to the last bit."""
+        """Returns `number`, a divisor: as a tensor it gives bitwise equal results."""
         return number if self.capture.is_recording() else self.core.convert_to_numpy(number)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`parallelize_torch_module`: a plain torch module, laid out by rules as a layout map's."""
+"""`parallelize_torch_module`: lays a torch module out by the rules of a layout map."""
 
 from collections import defaultdict
 from collections.abc import Iterator, MutableMapping
@@ -46,7 +46,7 @@ def parallelize(module: Any, mesh: Any, rules: Any, sessions: Sessions) -> Any:
 def _layouts(
     module: torch.nn.Module, rules: PathRules[Any], session: Session
 ) -> tuple[dict[int, Layout], dict[torch.nn.Module, Layout]]:
-    """The layouts that rules give: of parameters, by `id`, and of outputs, by module."""
+    """Returns the layouts that rules give: of parameters, by `id`, and of outputs, by module."""
     names: dict[int, list[str]] = defaultdict(list)  # a tied parameter has several
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
@@ -69,7 +69,7 @@ def _layouts(
 
 
 def _rule_of(names: list[str], rules: PathRules[Any]) -> str | None:
-    """The rule of a parameter, which a tied one may match by any of its names."""
+    """Returns the rule of a parameter; a tied one may match by any of its names."""
     matches = [match for name in names if (match := rules.match(name))]
     keys = list(dict.fromkeys(match.key for match in matches))
     if len(keys) > 1:
@@ -107,7 +107,7 @@ def _refuse_unused(rules: PathRules[Any], paths: list[str], module: torch.nn.Mod
 
 @attrs.define(eq=False)
 class ModuleEdge:
-    """What `binding.layers` does for a Keras layer, for a torch module, by its hooks."""
+    """The layouts at the input and output of a torch module, by hooks, as for Keras layers."""
 
     session: Session
     edges: MutableMapping[torch.nn.Module, "ModuleEdge"]  # of all modules
@@ -115,13 +115,13 @@ class ModuleEdge:
     _handles: list[Any] = attrs.field(factory=list, init=False)
 
     def attach(self, module: torch.nn.Module) -> None:
-        """Go to work on `module`."""
+        """Registers the hooks of `module`."""
         self.edges[module] = self
         enter = module.register_forward_pre_hook(self._enter, with_kwargs=True)
         self._handles = [enter, module.register_forward_hook(self._leave)]
 
     def detach(self) -> None:
-        """Leave the module as it was."""
+        """Removes the hooks."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -140,7 +140,7 @@ class ModuleEdge:
         )
 
     def _promoted(self, tensor: Any) -> Any:
-        """A plain tensor as a replicated one; the gradient of any comes out without a sum."""
+        """Returns a plain tensor as a replicated one, and reduces the gradient of any tensor."""
         if not self.session.strategy.owns(tensor):
             replicated = Layout.replicated(self.session.mesh, tensor.ndim)
             return self.session.strategy.activation(tensor, replicated)
@@ -151,7 +151,7 @@ class ModuleEdge:
 def without_edges(
     module: torch.nn.Module, noted: MutableMapping[torch.nn.Module, ModuleEdge]
 ) -> Iterator[None]:
-    """`module` without its edges, as a file should have it."""
+    """Returns `module` without its edges, for a file."""
     edges = {each: noted[each] for each in module.modules() if each in noted}
     for edge in edges.values():
         edge.detach()
@@ -177,7 +177,7 @@ def _check_module(module: Any, session: Session) -> None:
 
 
 def _check_mesh(mesh: Any, session: Session) -> None:
-    """Refuse a mesh that is not the one of the distribution that is set."""
+    """Refuses a mesh that is not the one of the distribution that is set."""
     if isinstance(mesh, Mesh):
         same = mesh == session.mesh
     elif hasattr(mesh, "backend_mesh"):  # a Keras DeviceMesh

@@ -1,4 +1,4 @@
-"""The layout map that a policy made."""
+"""The layout map of a policy."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -16,17 +16,17 @@ EDITED = "edited"
 
 
 class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
-    """An ordinary `LayoutMap`, which knows the variables that it was made for.
+    """A `LayoutMap` that knows the variables for which it was made.
 
-    Print it for a table. A rule that is there may be replaced, or deleted: the table shows it.
-    `to_python()` is what to keep in a program.
+    Print it for a table. Its rules may be replaced or deleted: the table shows it. `to_python()`
+    returns the lines for a program.
 
     Args:
         device_mesh: The Keras mesh.
         policy: The name of the policy.
         variables: The model's variables.
         outputs: The paths of its layers' outputs.
-        rules: What the policy chose.
+        rules: The rules of the policy.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
             self[rule.key] = rule.spec
 
     def __setitem__(self, key: str, layout: Any) -> None:
-        """Write a rule, in the place of one that has the same key."""
+        """Sets a rule, replacing one with the same key."""
         before = dict(self._layout_map)
         self._layout_map.pop(key, None)
         try:
@@ -57,11 +57,11 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh that its specs mean."""
+        """The mesh of its specs."""
         return Mesh(self.device_mesh.shape, self.device_mesh.axis_names)
 
     def report(self) -> PlanReport:
-        """What its rules, as they are now, do to the variables that it was made for.
+        """Returns the report on its current rules and the variables for which it was made.
 
         Raises:
             LayoutError: If a rule does not fit a variable.
@@ -72,11 +72,11 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The table as plain data, fit for JSON."""
+        """Returns the table as plain data, fit for JSON."""
         return self.report().to_dict()
 
     def to_python(self) -> str:
-        """The lines of a program that make the same layout map, without this class."""
+        """Returns the lines of a program that build the same layout map without this class."""
         lines = [
             f"# policy {self.policy!r} over mesh {self.mesh}",
             "layout_map = keras.distribution.LayoutMap(device_mesh)",
@@ -87,7 +87,7 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         return "\n".join(lines) + "\n"
 
     def check(self, model_name: str, paths: Collection[str]) -> None:
-        """Refuse a model that the plan was not made for.
+        """Refuses a model for which the plan was not made.
 
         Raises:
             RuleError: If no rule matches any of the model's variables.
@@ -98,9 +98,9 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         raise RuleError(
             f"No rule of the plan matches a variable of model {model_name!r}: the plan was made "
             f"for {_some(each.path for each in self._variables)}, the model has {_some(paths)}. "
-            "Keras numbers the names that it makes up, on and on: plan by the function that "
-            "builds the model, shardcore.plan(build, mesh), then call build(), or give the model "
-            "and its layers names."
+            "Keras numbers generated names, so a second build has other paths: plan by the "
+            "function that builds the model, shardcore.plan(build, mesh), then call build(), or "
+            "name the model and its layers."
         )
 
     def _rules(self) -> PathRules[Any]:

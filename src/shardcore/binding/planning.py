@@ -1,4 +1,4 @@
-"""Makes a plan for a Keras model, built or to be built, from the facts that a policy gets of it."""
+"""Plans for Keras models: the facts of a model, which a policy gets, and the layout map."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,7 +16,7 @@ Choose = Callable[[LayerFacts, Mesh], tuple[Rule, ...]]
 
 
 def make_plan(model: Any, mesh: Any, policy: str, choose: Choose) -> Plan:
-    """The plan that a policy makes for `model`, a built model or a function that builds one.
+    """Returns the plan of a policy for `model`, a built model or a function that builds one.
 
     Raises:
         PolicyError: If there is no built model to plan for, or no mesh.
@@ -29,7 +29,7 @@ def make_plan(model: Any, mesh: Any, policy: str, choose: Choose) -> Plan:
 
 
 def _device_mesh(mesh: Any) -> Any:
-    """The Keras mesh; of a `Mesh`, which has no devices, one with made-up names for them."""
+    """Returns the Keras mesh; for a `Mesh`, which has no devices, one with placeholder names."""
     if isinstance(mesh, Mesh):
         devices = [f"device:{rank}" for rank in range(mesh.size)]
         return keras.distribution.DeviceMesh(mesh.shape, mesh.axis_names, devices)
@@ -59,7 +59,7 @@ def _facts(model: Any) -> LayerFacts:
             raise PolicyError(
                 f"{name} was called to see the model's shapes only, on the meta device, and reads "
                 f"values ({error}): load weights and the like outside it, or give the built model "
-                "itself, with names of its own for the model and its layers: "
+                "itself, and name the model and its layers: "
                 f"shardcore.plan({name}, mesh)."
             ) from error
         if keras.distribution.distribution() is not None:
@@ -81,12 +81,12 @@ def _described(model: Any, what: str) -> LayerFacts:
     return describe(model)
 
 
-# Of the configuration of a layer.
+# Keys in the configuration of a layer.
 CONFIG = ("activation", "axis", "data_format", "groups", "equation")
 
 
 def describe(model: Any) -> LayerFacts:
-    """The facts of a built model: every layer and every variable once, where it is met first."""
+    """Returns the facts of a built model: every layer and variable once, at its first place."""
     seen: set[int] = set()
 
     def unseen(found: Iterable[Any]) -> list[Any]:
@@ -124,7 +124,7 @@ def _variable(variable: Any) -> VariableFacts:
 
 
 def _input_shape(layer: Any) -> tuple[int | None, ...] | None:
-    """The one shape that `layer` was built with, None if that is not known."""
+    """Returns the only shape with which `layer` was built, None if that is unknown."""
     built = layer.get_build_config() if isinstance(layer, keras.layers.Layer) else None
     shape = (built or {}).get("input_shape")
     is_shape = isinstance(shape, tuple) and all(size is None or type(size) is int for size in shape)
@@ -132,7 +132,7 @@ def _input_shape(layer: Any) -> tuple[int | None, ...] | None:
 
 
 def _graph(layer: Any) -> Any:
-    """The functional model that says how the layers of `layer` are connected, None without one."""
+    """Returns the functional model with the graph of the layers in `layer`, None without one."""
     if isinstance(layer, keras.Sequential):
         return layer._functional
     return layer if isinstance(layer, keras.Function) else None
@@ -151,7 +151,7 @@ def _feeds(graph: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _kinds(layer: Any) -> tuple[str, ...]:
-    """The names of its classes below Keras' `Layer`, or `Operation`."""
+    """Returns the names of its classes below Keras' `Layer`, or `Operation`."""
     bases = set(keras.layers.Layer.__mro__)
     return tuple(each.__name__ for each in type(layer).__mro__ if each not in bases) or ("Layer",)
 

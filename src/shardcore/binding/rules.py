@@ -1,4 +1,4 @@
-"""Which rule of the layout map each variable and output got, and the warnings about it."""
+"""Reports and warnings about the rules of the layout map that variables and outputs got."""
 
 import logging
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ logger = logging.getLogger("shardcore.rules")
 
 
 def rules_report(model: Any, session: Session) -> RulesReport | None:
-    """Which rule each variable and output got; None where no layout map is used."""
+    """Returns the report on variables, outputs and rules; None without a layout map."""
     layout_map = getattr(session.distribution, "_layout_map", None)
     if layout_map is None:
         return None
@@ -31,7 +31,7 @@ def rules_report(model: Any, session: Session) -> RulesReport | None:
 
 
 def stale_rule(variable: Any, session: Session) -> str | None:
-    """What the rules say now of a variable that was built when they said otherwise, in words."""
+    """Returns a message if the rules for a variable have changed since it was built, else None."""
     if not getattr(variable, "_shardcore_ruled", False):
         return None
     built, now = variable._shardcore_rule, session.rule(variable.path)
@@ -48,13 +48,13 @@ def stale_rule(variable: Any, session: Session) -> str | None:
 
 
 def _layout(rule: Match[Any] | None) -> Layout | None:
-    """The layout that a rule gives; None where it splits nothing, which is that of no rule."""
+    """Returns the layout of a rule; None if it splits nothing, as without a rule."""
     layout: Layout | None = None if rule is None else rule.value.backend_layout
     return None if layout is None or layout.is_replicated else layout
 
 
 def _as_decided(report: RulesReport, decided: Mapping[str, str | None]) -> RulesReport:
-    """`report`, with the rules that decided in the place of those that came too late."""
+    """Returns `report` with the rules that decided instead of those that came too late."""
     if not decided:
         return report
     kept = {path: key for path, key in report.matched.items() if path not in decided}
@@ -73,7 +73,7 @@ def _as_decided(report: RulesReport, decided: Mapping[str, str | None]) -> Rules
 
 
 def check_plan(model: Any, session: Session) -> None:
-    """Refuse a plan that was made for other variables than those of `model`.
+    """Refuses a plan that was made for other variables than those of `model`.
 
     Raises:
         RuleError: If none of its rules matches.
@@ -84,7 +84,7 @@ def check_plan(model: Any, session: Session) -> None:
 
 
 def warn_of_rules(model: Any, session: Session) -> None:
-    """One warning for rules that match nothing and for variables without a rule."""
+    """Warns once about rules that match nothing and variables without a rule."""
     report = rules_report(model, session)
     if report is None:
         return

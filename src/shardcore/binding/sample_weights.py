@@ -1,8 +1,8 @@
 """Seam: the mask of a loss, by which Keras multiplies sample weights in place.
 
-On one device a tensor of weights is changed so: the metrics of the step see the product. An array
-is not, as Keras makes a new tensor of it at each use. Both stay as they are; but the tensor that
-the user gave is not written to, as a rank would change its own rows only.
+On one device this changes a tensor of weights: the metrics of the step see the product. It does not
+change an array, of which Keras makes a new tensor at each use. shardcore keeps both, but copies the
+user's tensor first, since a rank would change its own rows only.
 """
 
 from collections.abc import Callable
@@ -40,17 +40,17 @@ def _has_weights(batch: Any) -> bool:
 def mask(
     session: Session, original: Callable[..., Any], sample_weight: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """`apply_mask`: weights that were an array are not changed by it."""
+    """Replaces `apply_mask`, so that it does not change weights that were an array."""
     if _was_array(sample_weight, session):
         sample_weight = sample_weight.clone()
     return original(sample_weight, *args, **kwargs)
 
 
 def _was_array(weights: Any, session: Session) -> bool:
-    """Whether `weights` are, or are a view of, what an array of the user became.
+    """Returns whether `weights` are, or are a view of, the tensor of a user's array.
 
-    Keras hands the very tensor on, or a copy in another dtype, which may be written to. A loss of
-    the user's own may hand on a view, which has memory of its own where a split dim is viewed.
+    Keras passes that tensor, or a copy in another dtype, which may be written to. A custom loss may
+    pass a view, which has separate memory if a split dim is viewed.
     """
     copied = getattr(weights, "copied", None)
     tensors = (weights, getattr(copied, "base", None))
@@ -60,7 +60,7 @@ def _was_array(weights: Any, session: Session) -> bool:
 
 
 def _memory(tensor: Any) -> torch.UntypedStorage:
-    """Where the values of a tensor are, or of a sharded one this rank's part."""
+    """Returns the address of a tensor's memory; of a sharded one, of this rank's part."""
     part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     memory: torch.UntypedStorage = part.untyped_storage()
     return memory

@@ -1,4 +1,4 @@
-"""Seams: files. One rank writes, all ranks bring their shards, one variable at a time."""
+"""Seams: files. One rank writes; all ranks gather their shards, one variable at a time."""
 
 import io
 import os
@@ -26,7 +26,7 @@ def save_model(
     weights_format: str = "h5",
     zipped: bool = True,
 ) -> None:
-    """`saving_lib.save_model`, called on every rank."""
+    """Replaces `saving_lib.save_model`, called on every rank."""
     write = partial(original, model, weights_format=weights_format, zipped=zipped)
     _save(sessions, model, filepath, write, partial(seams.gather_model, model), zipped)
 
@@ -39,14 +39,14 @@ def save_weights(
     max_shard_size: Any = None,
     objects_to_skip: Any = None,
 ) -> None:
-    """`saving_lib.save_weights_only`, called on every rank."""
+    """Replaces `saving_lib.save_weights_only`, called on every rank."""
     write = partial(original, model, max_shard_size=max_shard_size, objects_to_skip=objects_to_skip)
     attend = partial(seams.gather_state, model, objects_to_skip)
     _save(sessions, model, filepath, write, attend, one_file=max_shard_size is None)
 
 
 def ask(session: Session, original: Callable[..., bool], filepath: Any) -> bool:
-    """`ask_to_proceed_with_overwrite`: rank 0 asks, its answer counts on all ranks."""
+    """Replaces `ask_to_proceed_with_overwrite`: rank 0 asks, its answer counts on all ranks."""
     session.processes.meet(f"the question whether to overwrite {filepath}")
     answer = original(filepath) if session.processes.rank == 0 else None
     return bool(session.processes.gather(answer)[0])
@@ -60,9 +60,9 @@ def _save(
     attend: Callable[[], None],
     one_file: bool,
 ) -> None:
-    """Write on rank 0 while the others attend; go on when it is there, or fail together.
+    """Writes on rank 0 while the others attend; returns when the file exists, or fails together.
 
-    Each rank writes where nothing is sharded, or into a buffer of its own.
+    Each rank writes if nothing is sharded, or into its own buffer.
     """
     session = _sharding(model, sessions)
     if session is None or isinstance(filepath, io.IOBase):
@@ -91,7 +91,7 @@ def export(
     verbose: Any = None,
     **options: Any,
 ) -> None:
-    """`Model.export`, called on every rank: rank 0 writes, from a whole model."""
+    """Replaces `Model.export`, called on every rank: rank 0 writes, from a full model."""
     write = partial(original, model, format=format, verbose=verbose, **options)
     session = _sharding(model, sessions)
     if session is None:
@@ -115,15 +115,16 @@ def export(
 
 
 def _sharding(model: Any, sessions: Sessions) -> Session | None:
-    """The session in which `model` is sharded, None where each rank has all of it."""
+    """Returns the session in which `model` is sharded, None if it is replicated."""
     session = sessions.current() or sessions.keeping(model)
     return None if session is None or session.mesh.size == 1 else session
 
 
 def _write_then_rename(path: str, write: Callable[[Any], None]) -> None:
-    """A reader finds the old file or the new one, never a part."""
+    """Writes a file so that a reader finds the old file or the new one, never a part."""
     target = Path(path)
-    unfinished = target.with_name(f".unfinished-{target.name}")  # keeps the ending, which counts
+    # The ending stays: it selects the format.
+    unfinished = target.with_name(f".unfinished-{target.name}")
     try:
         write(str(unfinished))
         os.replace(unfinished, target)
@@ -133,7 +134,7 @@ def _write_then_rename(path: str, write: Callable[[Any], None]) -> None:
 
 @contextmanager
 def _whole(model: Any, session: Session) -> Iterator[None]:
-    """Rank 0 holds `model` whole, as if it had been built without a distribution. A collective."""
+    """Opens a context in which rank 0 has the full `model`, unsharded. A collective."""
     sharded: list[tuple[Any, torch.Tensor]] = []
     for variable in model.variables:
         value = session.strategy.whole(variable._value)

@@ -1,4 +1,4 @@
-"""A distribution at work on this process: its mesh, its strategy, and what was seen so far."""
+"""Sessions: the state of a Keras distribution on this process, with its mesh and strategy."""
 
 import logging
 import weakref
@@ -27,14 +27,14 @@ logger = logging.getLogger("shardcore.session")
 
 @attrs.frozen(eq=False)
 class Session:
-    """What the seams need to know of the distribution that is set.
+    """The state of one distribution: its mesh, its strategy, and the checks so far.
 
     Attributes:
         output_paths: The layers whose outputs a rule names.
         packed: The layouts of packed kernels, by path.
-        checked: The models that the ranks have compared, and whose rules were looked through.
-        warnings: Those that are given once, and have been.
-        arrays: The memory of what arrays of sample weights became.
+        checked: The models that the ranks have compared, and whose rules were checked.
+        warnings: The one-time warnings that were given.
+        arrays: The memory of the tensors of sample-weight arrays.
     """
 
     distribution: Any = attrs.field(repr=False)
@@ -49,12 +49,12 @@ class Session:
     arrays: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
 
     def __deepcopy__(self, memo: Any) -> "Session":
-        """A copy of a variable is laid out in the same session."""
+        """Returns itself: a copy of a variable is in the same session."""
         return self
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh that the layouts mean."""
+        """The mesh of the layouts."""
         return self.world.mesh
 
     @property
@@ -63,15 +63,15 @@ class Session:
         return str(self.distribution.batch_dim_name)
 
     def batch_layout(self, ndim: int) -> Layout:
-        """The layout of a batch with `ndim` dims: rows split over the batch axis."""
+        """Returns the layout of a batch with `ndim` dims: rows split over the batch axis."""
         return Layout(self.mesh, (self.batch_axis, *(None,) * (ndim - 1)))
 
     def keras_layout(self, layout: Layout) -> Any:
-        """`layout` as a Keras `TensorLayout` on the distribution's mesh."""
+        """Returns `layout` as a Keras `TensorLayout` on the distribution's mesh."""
         return keras.distribution.TensorLayout(layout.spec, self.distribution.device_mesh)
 
     def rule(self, path: str) -> Match[Any] | None:
-        """The layout map's rule that matches `path`, None without one."""
+        """Returns the layout map's rule that matches `path`, None without one."""
         layout_map = getattr(self.distribution, "_layout_map", None)
         return None if layout_map is None else rules_of(layout_map).match(path)
 
@@ -80,15 +80,14 @@ class Session:
 class Sessions:
     """The sessions of this process, one per distribution.
 
-    A session is kept by its distribution and by the variables that were laid out in it, so that
-    all of them are freed together.
+    Its distribution and its variables refer to a session, so that all of them are freed together.
 
     Attributes:
-        at_work: What runs: a fit, evaluate, predict or step, the innermost last.
+        at_work: The running fits, evaluates, predicts and steps, the innermost last.
         is_closed: Whether shardcore was uninstalled.
-        sums: The pending sums of metrics.
+        sums: The deferred sums of metrics.
         edges: The edges of torch modules.
-        shared_work: The work that all ranks do together now, None if there is none.
+        shared_work: The collective work that runs now, None without any.
     """
 
     entry: StrategyEntry
@@ -104,12 +103,12 @@ class Sessions:
     _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 
     def current(self) -> Session | None:
-        """The session of the distribution that is set on this thread, or None."""
+        """Returns the session of the distribution that is set on this thread, or None."""
         distribution = seams.current_distribution()
         return None if distribution is None else self.of(distribution)
 
     def required(self) -> Session:
-        """The session of the distribution that is set on this thread.
+        """Returns the session of the distribution that is set on this thread.
 
         Raises:
             StrategyError: If none is set.
@@ -124,7 +123,7 @@ class Sessions:
         return session
 
     def of(self, distribution: Any) -> Session:
-        """The session of `distribution`, made at the first call."""
+        """Returns the session of `distribution`, created at the first call."""
         session: Session | None = getattr(distribution, "_shardcore_session", None)
         if session is None or session not in self._alive:
             world = distribution.device_mesh.backend_mesh
@@ -138,51 +137,51 @@ class Sessions:
         return session
 
     def are_served(self) -> bool:
-        """Whether models are the strategy's now: without a distribution, those of one device."""
+        """Returns whether a strategy serves models now, with or without a distribution."""
         return self.current() is not None or self.entry.serves_one_device
 
     def strategy(self, world: World) -> Strategy[torch.Tensor]:
-        """The strategy opened on `world`, once."""
+        """Returns the strategy on `world`, opened at the first call."""
         if world not in self._strategies:
             self._strategies[world] = contract.opened(self.entry, world)
         return self._strategies[world]
 
     def are_open(self) -> bool:
-        """Whether there may be sharded tensors."""
+        """Returns whether there may be sharded tensors."""
         return bool(self._strategies)
 
     def visited(self) -> Strategy[torch.Tensor] | None:
-        """The strategy that a thread without a distribution may meet, None without one."""
+        """Returns the strategy for threads without a distribution, None without one."""
         if not self._strategies or seams.current_distribution() is not None:
             return None
         return next(reversed(self._strategies.values()))
 
     def keeping(self, model: Any) -> Session | None:
-        """The session that the variables of `model` were laid out in, None if Keras keeps them."""
+        """Returns the session in which the variables of `model` were laid out, None without one."""
         if not self._alive:
             return None
         laid_in = (getattr(each, "_shardcore_session", None) for each in model.variables)
         return next((each for each in laid_in if each is not None and each in self._alive), None)
 
     def scope_of(self, model: Any) -> AbstractContextManager[Any]:
-        """The scope that a sharded `model` was built in, where it has outlived it."""
+        """Opens the scope in which a sharded `model` was built, if none is open."""
         session = None if self.current() else self.keeping(model)
         return nullcontext() if session is None else session.distribution.scope()
 
     def keeper(self, tensor: Any) -> Strategy[torch.Tensor] | None:
-        """The strategy whose sharded tensor `tensor` is, None if it is plain."""
+        """Returns the strategy of the sharded `tensor`, None if it is plain."""
         for strategy in self._strategies.values():
             if strategy.owns(tensor):
                 return strategy
         return None
 
     def run(self) -> Run | None:
-        """The innermost fit, evaluate, predict or step that is at work, None outside of any."""
+        """Returns the innermost running fit, evaluate, predict or step, None outside."""
         return self.at_work[-1] if self.at_work else None
 
     @contextmanager
     def working(self, trainer: Any) -> Iterator[Run]:
-        """While the fit, evaluate, predict or step of `trainer` runs: the innermost stands last."""
+        """Registers a fit, evaluate, predict or step of `trainer` while it runs."""
         run = Run(trainer)
         self.at_work.append(run)
         try:
@@ -192,13 +191,13 @@ class Sessions:
             self.at_work.remove(run)
 
     def close(self) -> None:
-        """Forget every session and strategy, for good."""
+        """Drops all sessions and strategies for good."""
         self.is_closed = True
         self._alive.clear()
         self._strategies.clear()
 
     def world(self, device_mesh: Any) -> World:
-        """The world of a Keras `DeviceMesh`.
+        """Returns the world of a Keras `DeviceMesh`.
 
         Raises:
             MeshError: If its devices are not those of the job.
@@ -220,7 +219,7 @@ class Sessions:
 
 
 def _process(device: str) -> int:
-    """The process of a device named as `list_devices` names it, such as "cpu:1"."""
+    """Returns the process of a device with a name from `list_devices`, such as "cpu:1"."""
     _, _, number = device.partition(":")
     if not number.isdigit():
         raise MeshError(

@@ -1,4 +1,4 @@
-"""Seam: the trainer. A batch is split before a step, and what the step returns is whole."""
+"""Seam: the trainer. Batches are split before a step, and its results are gathered after it."""
 
 import threading
 import weakref
@@ -28,8 +28,8 @@ class Steps:
     def make(
         self, kind: str, original: Callable[..., Any], trainer: Any, force: bool = False
     ) -> Any:
-        """`make_train_function`, `make_test_function` and `make_predict_function`."""
-        function_name = f"{kind}_function"  # where the trainer keeps what it makes
+        """Replaces `make_train_function`, `make_test_function` and `make_predict_function`."""
+        function_name = f"{kind}_function"  # the attribute for the result
         kept = getattr(trainer, function_name)
         is_old = isinstance(kept, _Step) and kept.sessions is not self.sessions
         result = original(trainer, force=force or is_old)
@@ -42,25 +42,25 @@ class Steps:
     def within_scope(
         self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """`fit` and the like, of a sharded model that has outlived its scope: in it again.
+        """Replaces `fit` and the like: runs a sharded model in its scope, also after its end.
 
-        Data, callbacks and files ask for the distribution, not only the steps.
+        Data, callbacks and files read the distribution, not only the steps.
         """
         scope = self.sessions.scope_of(trainer) if _on_main_thread() else nullcontext()
         with scope, self.sessions.working(trainer):
             return original(trainer, *args, **kwargs)
 
     def compilation(self, original: Callable[..., Any], trainer: Any) -> Any:
-        """`_should_torch_compile`: a step that is captured is compiled from its recording."""
+        """Replaces `_should_torch_compile`: a captured step is compiled from its recording."""
         return False if self.sessions.are_served() else original(trainer)
 
     def begin(self, session: Session, original: Callable[..., Any], iterator: Any) -> Any:
-        """`EpochIterator.__iter__`: ranks that have come apart since the last epoch are found."""
+        """Replaces `EpochIterator.__iter__`: compares generators and copies of the ranks."""
         if session.mesh.size > 1:
             facts = agreement.generators(session)
             run = self.sessions.run()
             if run is not None and run.trainer in session.checked:
-                # before its first step, that compares more
+                # its first step compares more
                 facts |= agreement.copies(run.trainer, session)
             readers = agreement.compare(facts, session, run is None or run.is_read())
             if run is not None:
@@ -68,7 +68,7 @@ class Steps:
         return original(iterator)
 
     def epoch(self, session: Session, original: Callable[..., Any], iterator: Any) -> Any:
-        """`TorchEpochIterator._get_iterator`: every process makes the same steps."""
+        """Replaces `TorchEpochIterator._get_iterator`: every process runs the same steps."""
         facts = {"steps per epoch": str(iterator.num_batches)}
         agreement.compare(facts | epoch_facts(iterator.data_adapter, session), session)
         return together(iterator.data_adapter, original(iterator), session)
@@ -76,7 +76,7 @@ class Steps:
     def callbacks(
         self, phase: str, original: Callable[..., None], callbacks: Any, logs: Any = None
     ) -> None:
-        """`CallbackList.on_train_begin` and `on_test_begin`: the steps of a run begin."""
+        """Replaces `CallbackList.on_train_begin` and `on_test_begin`, at which a run begins."""
         run = self.sessions.run()
         if run is not None:
             run.callbacks, run.phase = callbacks, phase
@@ -94,7 +94,7 @@ class _Step:
     checked: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 
     def __call__(self, data: Any) -> Any:
-        if self.sessions.is_closed:  # the trainer keeps this step after an uninstall
+        if self.sessions.is_closed:  # the trainer has this step also after an uninstall
             return self.function(data)
         session = self.sessions.current()
         if session is None:
@@ -111,7 +111,7 @@ class _Step:
             def step() -> Any:
                 with self.sessions.sums.step(unread):
                     outputs = self.function(batch)
-                # Callbacks read logs on a thread of their own: no collective may be left to them.
+                # Callbacks may read logs on another thread, which must start no collective.
                 return seams.map_tensors(session.strategy.whole, outputs)
 
             outputs = self.captured(step, batch, session, mode)
@@ -123,14 +123,14 @@ class _Step:
             return outputs
 
     def _unread(self) -> Unread | None:
-        """The metrics of which no callback reads this step's results."""
+        """Returns the metrics whose results of this step no callback reads."""
         run = self.sessions.run()
         if run is None or run.trainer is not self.trainer:
             return None
         return run.unread if self.captured.name == f"{run.phase}_step" else None
 
     def _without_distribution(self, data: Any) -> Any:
-        """A sharded model outlives the scope that it was made in: its step is the same.
+        """Runs the step without a distribution: a sharded model may outlive its scope.
 
         Raises:
             StrategyError: On a thread that is not the main one.
@@ -150,7 +150,7 @@ class _Step:
             return self(data)
 
     def _on_one_device(self, data: Any) -> Any:
-        """The step of a model that Keras keeps; a strategy for one device captures it."""
+        """Runs the step of a model without sharding; a strategy for one device captures it."""
         if not self.sessions.entry.serves_one_device:
             return self.function(data)
         batch = seams.map_leaves(batches.as_tensor, data)

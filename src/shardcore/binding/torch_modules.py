@@ -1,4 +1,4 @@
-"""Seam: `TorchModuleWrapper`. Keras and the torch module hold the same parameters, laid out."""
+"""Seam: `TorchModuleWrapper`, by which Keras and a torch module share sharded parameters."""
 
 import weakref
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from shardcore.domain.layout import Layout
 
 
 def track(sessions: Sessions, original: Callable[..., None], wrapper: Any) -> None:
-    """`_track_module_parameters`: the module's parameters become Keras variables."""
+    """Replaces `_track_module_parameters`: the module's parameters become Keras variables."""
     session = sessions.current()
     if session is None:
         original(wrapper)
@@ -29,7 +29,7 @@ def track(sessions: Sessions, original: Callable[..., None], wrapper: Any) -> No
 
 
 def config(sessions: Sessions, original: Callable[..., Any], wrapper: Any) -> Any:
-    """`get_config`: it pickles the module, which must hold whole plain tensors then."""
+    """Replaces `get_config`, which pickles the module: it must hold full plain tensors then."""
     module = wrapper.module
     with (
         without_edges(module, sessions.edges),
@@ -39,14 +39,14 @@ def config(sessions: Sessions, original: Callable[..., Any], wrapper: Any) -> An
 
 
 def follow(variable: Any, parameter: torch.Tensor) -> None:
-    """Let the torch module that holds `parameter`, if any, hold the value of `variable`."""
+    """Stores the value of `variable` in the torch module that holds `parameter`, if any."""
     module = getattr(variable, "_shardcore_module", lambda: None)()
     if module is not None:
         torch_state.replace_tensors(module, {id(parameter): variable._value})
 
 
 def buffers(model: Any) -> list[torch.Tensor]:
-    """The buffers of the torch modules in a Keras model, which are no Keras variables."""
+    """Returns the buffers of the torch modules in a Keras model, which are no Keras variables."""
     wrappers = [
         layer
         for layer in model._flatten_layers()
@@ -56,7 +56,7 @@ def buffers(model: Any) -> list[torch.Tensor]:
 
 
 def _track(wrapper: Any, session: Session) -> None:
-    """Lay the module's state out: its parameters as rules say, its buffers replicated."""
+    """Lays the module's parameters out by the rules; its buffers are replicated."""
     torch_state.agree(wrapper.module, session)
     stored: dict[int, torch.Tensor] = {}
     for name, parameter in wrapper.module.named_parameters():
@@ -70,7 +70,7 @@ def _track(wrapper: Any, session: Session) -> None:
 
 
 def _variable(names: list[str], parameter: torch.Tensor, session: Session) -> Any:
-    """A variable at the path that Keras would give it: the names joined by slashes."""
+    """Returns a variable at the path of Keras: the names joined by slashes."""
     layout = session.strategy.layout(parameter)
     with ExitStack() as stack:
         for scope in names[:-1]:
@@ -81,7 +81,7 @@ def _variable(names: list[str], parameter: torch.Tensor, session: Session) -> An
             name=names[-1],
             layout=None if layout is None else session.keras_layout(layout),
         )
-    if layout is not None:  # `parallelize_torch_module` has laid it out, or it is a Keras layer's
+    if layout is not None:  # laid out by `parallelize_torch_module`, or of a Keras layer
         _refuse_another_layout(variable, layout, session)
         variable._value = parameter
     return variable
@@ -100,7 +100,7 @@ def _refuse_another_layout(variable: Any, layout: Layout, session: Session) -> N
 
 
 def _whole(module: torch.nn.Module, sessions: Sessions) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The sharded tensors of `module`, each with its whole value. A collective."""
+    """Returns the sharded tensors of `module`, each with its full tensor. A collective."""
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
     for tensor in [*module.parameters(), *module.buffers()]:
         if sessions.keeper(tensor) is None:

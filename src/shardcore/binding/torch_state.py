@@ -1,4 +1,4 @@
-"""The tensors of a torch module: their names, where it holds them, and how they are laid out."""
+"""The tensors of a torch module: layout, comparison between ranks, and replacement."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ from shardcore.domain.layout import Layout
 
 
 def stored(tensor: torch.Tensor, layout: Layout | None, session: Session) -> torch.Tensor:
-    """What takes the place of a parameter or buffer, which is plain, whole and equal on all ranks.
+    """Returns the strategy's tensor for a plain parameter or buffer, equal on all ranks.
 
-    The strategy keeps it, replicated where no layout is given.
+    It is replicated if no layout is given.
     """
     layout = layout or Layout.replicated(session.mesh, tensor.ndim)
     kept: torch.Tensor = session.strategy.create(tensor.detach(), layout)
@@ -27,7 +27,7 @@ def stored(tensor: torch.Tensor, layout: Layout | None, session: Session) -> tor
 
 
 def agree(module: torch.nn.Module, session: Session) -> None:
-    """Give every rank rank 0's values, where torch's generators have drawn others."""
+    """Gives every rank the values of rank 0, if torch's generators have drawn others."""
     state = [*module.parameters(), *module.buffers()]
     plain = [tensor for tensor in state if not session.strategy.owns(tensor)]
     everyone = session.processes.gather([f"{t.shape} {t.dtype} {digest(t)}" for t in plain])
@@ -39,14 +39,14 @@ def agree(module: torch.nn.Module, session: Session) -> None:
 
 
 def replace_tensors(module: torch.nn.Module, replacements: Mapping[int, torch.Tensor]) -> None:
-    """Put other tensors in the place of some, wherever the module or a submodule holds them.
+    """Replaces tensors in all places where the module or a submodule holds them.
 
-    A torch module keeps its parameters and buffers in dicts among its attributes; some keep them
-    in lists or under names of their own as well, such as the weights that an RNN hands on. The new
-    tensors are by the `id` of the old ones.
+    A torch module holds its parameters and buffers in dicts among its attributes. Some also hold
+    them in lists or other attributes, such as the flat weights of an RNN. `replacements` has the
+    new tensors by the `id` of the old ones.
 
     Raises:
-        StrategyError: If the module keeps a parameter where it cannot be replaced.
+        StrategyError: If the module holds a parameter in a place that cannot be changed.
     """
     for holder in module.modules():
         _replace_in(vars(holder), replacements)
@@ -70,7 +70,7 @@ def replace_tensors(module: torch.nn.Module, replacements: Mapping[int, torch.Te
 def holding(
     module: torch.nn.Module, swapped: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> Iterator[None]:
-    """Let `module` hold the second tensor of each pair in the place of the first, for a while."""
+    """Opens a context in which `module` holds the second tensor of each pair, not the first."""
     replace_tensors(module, {id(old): new for old, new in swapped})
     try:
         yield

@@ -1,4 +1,4 @@
-"""Steps whose results nobody reads: who would, and what such a step returns."""
+"""Metrics whose results of single steps no callback reads, so that they are deferred."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -11,7 +11,7 @@ from shardcore.binding import seams
 
 @attrs.frozen(eq=False)
 class Unread:
-    """A model of which nobody reads the results of a step before an epoch is through.
+    """The metrics of a model whose step results are first read at the end of the epoch.
 
     Args:
         trainer: The model.
@@ -26,18 +26,18 @@ class Unread:
 
 
 class NoLogs(dict[str, Any]):
-    """The results of a step that were not worked out."""
+    """The logs of a step whose metrics are deferred."""
 
 
 @attrs.define(eq=False)
 class Run:
-    """A fit, evaluate, predict or step of `trainer` that is at work.
+    """A running fit, evaluate, predict or step of `trainer`.
 
     Args:
         trainer: The model.
-        callbacks: Of its steps, once they have begun, as Keras lists them.
+        callbacks: The callbacks of its steps, after their begin, as Keras lists them.
         phase: The steps that the callbacks see: "train" or "test".
-        unread: Its results, if no rank reads those of single steps.
+        unread: Its deferred metrics, if no rank reads the results of single steps.
     """
 
     trainer: Any
@@ -46,7 +46,7 @@ class Run:
     unread: Unread | None = None
 
     def is_read(self) -> bool:
-        """Whether something on this rank may look at the model between two steps."""
+        """Returns whether a callback on this rank may read the model between two steps."""
         return (
             self.callbacks is None
             or seams.gives_own_logs(self.trainer, f"{self.phase}_step")
@@ -54,17 +54,17 @@ class Run:
         )
 
     def agree(self, is_read: bool) -> None:
-        """Be read, or unread, in the epoch that begins.
+        """Defers the metrics of the epoch that begins, unless a rank reads them.
 
         Args:
-            is_read: Whether it is, on any rank.
+            is_read: Whether any rank reads them.
         """
         states = () if is_read else tuple(self.trainer.metrics_variables)
         self.unread = Unread(self.trainer, states) if states else None
 
 
 def results_of_epoch(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """`Trainer._get_metrics_result_or_logs`: the metrics have what the last step has not told."""
+    """Replaces `Trainer._get_metrics_result_or_logs`: deferred results come from the metrics."""
 
     @wraps(original)
     def _get_metrics_result_or_logs(trainer: Any, logs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Seams: the torch `Variable`, whose value the strategy keeps, and NumPy, which gets it whole."""
+"""Seams: the torch `Variable`, whose tensor the strategy stores, and its conversion to NumPy."""
 
 import logging
 import threading
@@ -19,7 +19,7 @@ logger = logging.getLogger("shardcore.variables")
 
 
 def initialize(session: Session, original: Callable[..., None], variable: Any, value: Any) -> None:
-    """`Variable._initialize`: the value is whole here and nowhere else."""
+    """Replaces `Variable._initialize`, the only place with the full value."""
     if isinstance(value, torch.nn.Parameter) and session.mesh.size > 1:
         raise StrategyError(
             f"Variable {variable.path!r} was given a torch Parameter, which is kept elsewhere too, "
@@ -31,7 +31,7 @@ def initialize(session: Session, original: Callable[..., None], variable: Any, v
 
 
 def assign(sessions: Sessions, original: Callable[..., None], variable: Any, value: Any) -> None:
-    """`Variable._direct_assign`: the value is brought into the variable's layout."""
+    """Replaces `Variable._direct_assign`: redistributes the value to the variable's layout."""
     strategy = strategy_of(variable, sessions)
     if strategy is None:
         original(variable, value)
@@ -44,10 +44,10 @@ def assign(sessions: Sessions, original: Callable[..., None], variable: Any, val
 
 
 def _check_thread(variable: Any, sessions: Sessions) -> None:
-    """Refuses a write on a thread that comes between other steps of the main one on each rank.
+    """Refuses a write on a thread whose order among the steps may differ between ranks.
 
-    A random generator's state may be written there: it counts the draws, which are as many on
-    all ranks, whenever they are made.
+    The state of a random generator may be written there: it counts the draws, whose number is
+    equal on all ranks.
     """
     if threading.current_thread() is threading.main_thread() or seams.is_seed(variable):
         return
@@ -62,7 +62,7 @@ def _check_thread(variable: Any, sessions: Sessions) -> None:
 
 
 def represent(original: Callable[..., str], variable: Any) -> str:
-    """`Variable.__repr__`: the layout in place of a value that this rank does not have whole."""
+    """Replaces `Variable.__repr__`: prints the layout instead of a value that is sharded."""
     layout = storage_layout(variable)
     if layout is None or layout.is_replicated or layout.mesh.size == 1:
         return original(variable)
@@ -73,7 +73,7 @@ def represent(original: Callable[..., str], variable: Any) -> str:
 
 
 def to_numpy(sessions: Sessions, original: Callable[..., Any], x: Any) -> Any:
-    """`convert_to_numpy`: sharded tensors, alone or in a list, are gathered first."""
+    """Replaces `convert_to_numpy`: gathers sharded tensors, alone or in a list, first."""
     value = getattr(x, "value", x)  # a Keras variable
     if isinstance(value, list | tuple):
         return original([whole(getattr(each, "value", each), sessions) for each in value])
@@ -81,7 +81,7 @@ def to_numpy(sessions: Sessions, original: Callable[..., Any], x: Any) -> Any:
 
 
 def whole(tensor: Any, sessions: Sessions) -> Any:
-    """Returns the whole value of `tensor`, gathered if it is sharded."""
+    """Returns the full tensor of `tensor`, gathered if it is sharded."""
     strategy = sessions.keeper(tensor) if isinstance(tensor, torch.Tensor) else None
     if strategy is None:
         return tensor
@@ -94,24 +94,24 @@ def _is_split(layout: Layout | None) -> bool:
 
 
 def strategy_of(variable: Any, sessions: Sessions) -> Any:
-    """The strategy that keeps `variable`, None if it is kept by Keras itself."""
+    """Returns the strategy of `variable`, None without one."""
     world = getattr(variable, "_shardcore_world", None)
     return None if world is None else sessions.strategy(world)
 
 
 def storage_layout(variable: Any) -> Layout | None:
-    """The layout that `variable` is kept in, None if it is kept by Keras itself."""
+    """Returns the storage layout of `variable`, None without a strategy."""
     return getattr(variable, "_shardcore_layout", None)
 
 
 def place(variable: Any, session: Session, layout: Layout | None = None) -> None:
-    """Hand the value of `variable`, whole and equal on all ranks, to the session's strategy.
+    """Stores the full value of `variable`, equal on all ranks, by the session's strategy.
 
     Args:
         variable: A Keras variable whose `_value` is plain.
-        session: The session that keeps it from now on.
-        layout: Its storage layout, by default the one that the strategy makes of what the
-            distribution says.
+        session: Its new session.
+        layout: Its storage layout, by default the one that the strategy derives from the layout of
+            the distribution.
 
     Raises:
         StrategyError: If the strategy does not store what the layout says.
@@ -145,11 +145,11 @@ def place(variable: Any, session: Session, layout: Layout | None = None) -> None
 
 
 def _ruled_layout(variable: Any, session: Session) -> Layout:
-    """The layout in which the strategy keeps `variable`, to which a rule or none applies.
+    """Returns the layout in which the strategy stores `variable`, by its rule, if it has one.
 
     Raises:
         LayoutError: If the rule does not fit the variable; the message names both.
-        StrategyError: If the strategy gives something else than a layout that fits.
+        StrategyError: If the strategy returns no layout that fits.
     """
     path, shape = variable.path, tuple(variable.shape)
     layout = session.packed.get(path)
@@ -162,7 +162,7 @@ def _ruled_layout(variable: Any, session: Session) -> Layout:
 
 
 def _created(variable: Any, layout: Layout, session: Session) -> torch.Tensor:
-    """What the strategy makes of the variable's whole value, if it has the right shapes."""
+    """Returns the strategy's tensor for the full value of `variable`, with checked shapes."""
     shape = tuple(variable.shape)
     created: torch.Tensor = session.strategy.create(variable._value.detach(), layout)
     contract.check_created(

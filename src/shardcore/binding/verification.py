@@ -1,4 +1,4 @@
-"""Compares what every rank stores with what the layouts say."""
+"""The function behind `shardcore.verify()`: compares stored shards with the layouts."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from shardcore.reporting.verification import VariableCheck, Verification
 
 
 def verify_model(model: Any, batch: Any, sessions: Sessions) -> Verification:
-    """The report on the model's variables and its optimizer's. A collective."""
+    """Returns the report on the variables of a model and its optimizer. A collective."""
     session = sessions.required()
     if batch is not None:
         with session.strategy.scope():
@@ -30,7 +30,7 @@ def verify_model(model: Any, batch: Any, sessions: Sessions) -> Verification:
 
 
 def _backward(model: Any, batch: Any, session: Session) -> None:
-    """The gradients of one batch. What a forward pass updates is put back."""
+    """Computes the gradients of one batch, and restores the state that a forward pass updates."""
     x, y, sample_weight = seams.unpack(batches.distribute(batch, session))
     state = [(v, v._value.detach().clone()) for v in model.non_trainable_variables]
     buffers = [(buffer, buffer.clone()) for buffer in torch_modules.buffers(model)]
@@ -45,7 +45,7 @@ def _backward(model: Any, batch: Any, session: Session) -> None:
 
 
 def _check(variable: Any, session: Session) -> VariableCheck:
-    """The check of one variable: what this rank stores of it, and whether all ranks store it so."""
+    """Returns the check of one variable: this rank's shard, and whether all ranks store theirs."""
     layout, strategy = storage_layout(variable), session.strategy
     if layout is None:
         raise StrategyError(

@@ -183,11 +183,7 @@ def _host(address: str, where: str) -> tuple[str, int]:
 
 
 def _counted(size: _Found | None, hosts: list[tuple[str, int]], addresses: _Found | None) -> _Found:
-    """Returns the world size, given or counted from the addresses.
-
-    Raises:
-        EnvironmentProblem: If several addresses are not one per process.
-    """
+    """Returns the world size, given or counted; several addresses must be one per process."""
     if size is None:
         if len(hosts) > 1 and addresses is not None:
             return _Found(len(hosts), f"the number of addresses in {addresses.where}")

@@ -1,6 +1,5 @@
 """The engine: runs every operator on sharded tensors, for every strategy.
 
-`tensor` says what a sharded tensor is, `dispatch` looks an operator up, `planned` runs it as the
-core's planner says, `redistribute` moves a tensor to another layout, and `library` is the port that
-a strategy is written against.
+`tensor` has the sharded tensors, `dispatch` looks an operator up, `plans` runs it by the plan of
+`domain.planner`, `moves` redistributes tensors. Import `library`, the port of the strategies.
 """

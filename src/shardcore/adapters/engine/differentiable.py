@@ -1,4 +1,4 @@
-"""Functions between plain and sharded tensors that autograd knows."""
+"""Differentiable functions between plain and sharded tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from shardcore.domain.layout import Layout
 
 
 class _Redistribute(torch.autograd.Function):
-    """A tensor in another layout. The gradient comes back in the layout that it had."""
+    """Redistributes a tensor. The gradient gets the layout of the operand."""
 
     @staticmethod
     def forward(context: Any, tensor: torch.Tensor, layout: Layout, engine: Engine) -> Any:
@@ -36,7 +36,7 @@ class _Redistribute(torch.autograd.Function):
 
 
 class _FromLocal(torch.autograd.Function):
-    """A local shard as a sharded tensor; it gets its shard of the gradient."""
+    """Makes a sharded tensor of a local shard, which gets its shard of the gradient."""
 
     @staticmethod
     def forward(
@@ -55,7 +55,7 @@ class _FromLocal(torch.autograd.Function):
 
 
 class _ToLocal(torch.autograd.Function):
-    """The local shard of a sharded tensor, sharing its memory."""
+    """Takes the local shard of a sharded tensor, sharing its memory."""
 
     @staticmethod
     def forward(context: Any, tensor: Any, layout: Layout | None) -> Any:
@@ -69,7 +69,7 @@ class _ToLocal(torch.autograd.Function):
 
 
 def current(tensor: Any) -> Any:
-    """`tensor`; a view that is a copy is brought up to date, as before every operator."""
+    """Returns `tensor`; a view that is a copy is refreshed first, as before operators."""
     if tensor.copied is not None:
         tensor.detach()
     return tensor
@@ -84,7 +84,7 @@ _to_local: Callable[..., Any] = _ToLocal.apply
 def to_local(tensor: Any, gradient_layout: Layout | None = None) -> torch.Tensor:
     """Returns the local shard of `tensor`, sharing its memory.
 
-    The gradient comes back in `gradient_layout`, or that of `tensor` with nothing pending.
+    The gradient has `gradient_layout`, by default that of `tensor`, reduced.
     """
     if torch.is_grad_enabled() and tensor.requires_grad:
         local: torch.Tensor = _to_local(tensor, gradient_layout)
@@ -96,7 +96,7 @@ def to_local(tensor: Any, gradient_layout: Layout | None = None) -> torch.Tensor
 def full_tensor(tensor: Any, gradient_layout: Layout | None = None) -> torch.Tensor:
     """Returns the full tensor as a plain one. All ranks call it together.
 
-    The gradient comes back in `gradient_layout`; by default all ranks have it whole and alike.
+    The gradient has `gradient_layout`; by default all ranks have the full, equal gradient.
     """
     layout = Layout.replicated(tensor.engine.world.mesh, tensor.ndim)
     value = to_local(redistribute(tensor, layout, tensor.engine), gradient_layout)

@@ -22,17 +22,17 @@ from shardcore.domain.errors import StrategyError
 
 aten = torch.ops.aten
 
-# They give the tensor itself, without its history.
+# They return the tensor itself, without its history.
 _ALIASES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 
 
 @attrs.frozen(eq=False)
 class _Route:
-    """How an operator is run.
+    """The way in which an operator runs.
 
     Args:
-        planner: Plans it, None where it is not planned.
-        handler: Runs it where it is not planned.
+        planner: Plans it, None if a handler runs it.
+        handler: Runs it without a plan.
         is_exact: Whether its plan depends on the values of floats.
         results: The kind of its results: "tensor", "list" or "tuple".
     """
@@ -44,7 +44,7 @@ class _Route:
 
 
 def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run `operator` on operands of which some are sharded tensors."""
+    """Runs `operator` on operands of which some are sharded tensors."""
     route = _route(operator)
     if route.planner is None:
         return route.handler(operator, *args, **kwargs)
@@ -104,7 +104,7 @@ def _alias(_operator: Any, tensor: Any) -> Any:
 
 
 def _decomposed(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator that is made of others, each of which is dispatched again."""
+    """Runs an operator that is composed of others, each of which is dispatched again."""
     return operator.decompose(*args, **kwargs)
 
 
@@ -125,7 +125,7 @@ def _handled(handler: Handler, operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _engine(args: Iterable[Any]) -> Engine | None:
-    """The engine of the first sharded tensor of `args`, None where there is none."""
+    """Returns the engine of the first sharded tensor of `args`, None without one."""
     for each in args:
         if isinstance(each, ShardedTensor):
             engine: Engine = each.engine
@@ -134,16 +134,16 @@ def _engine(args: Iterable[Any]) -> Engine | None:
 
 
 def _engine_of_any(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
-    """The engine of the first sharded tensor in the lists and mappings of the arguments."""
+    """Returns the engine of the first sharded tensor in the lists and mappings of the arguments."""
     found = _engine(torch_compat.tree_leaves((args, kwargs)))
-    assert found is not None, "an operator comes here for a sharded tensor"
+    assert found is not None, "an operator is dispatched here for a sharded tensor"
     return found
 
 
 def _key(
     arguments: Iterable[Any], tensors: list[Any], engine: Engine, is_exact: bool
 ) -> list[Hashable]:
-    """All that a plan depends on of `arguments`; `tensors` gets their tensors, all as sharded."""
+    """Returns the key of a plan for `arguments`; `tensors` gets their tensors, all as sharded."""
     found: list[Hashable] = []
     for each in arguments:
         if isinstance(each, ShardedTensor):
@@ -151,7 +151,7 @@ def _key(
                 refresh(each)
             if each.engine is not engine:
                 raise StrategyError(
-                    "Sharded tensors of two distributions meet in one operator (meshes "
+                    "One operator got sharded tensors of two distributions (meshes "
                     f"{each.engine.world.mesh} and {engine.world.mesh}): build the model and its "
                     "data under one keras.distribution."
                 )

@@ -1,8 +1,8 @@
-"""What was moved for a use, and is found there by later uses in the same step.
+"""Redistributed copies of tensors, which later uses in the same step find again.
 
-Activations: the backward pass of an operator reads what its forward pass had gathered, and a
-pending sum that several operators read is reduced once. Weights: a recurrent layer uses its kernel
-at each time step, and the kernel is all-gathered once.
+Activations: the backward pass reads the copy that the forward pass has all-gathered, and a partial
+sum that several operators read is reduced once. Weights: a recurrent layer uses its kernel at each
+time step, and the kernel is all-gathered once.
 """
 
 from collections import OrderedDict
@@ -19,13 +19,13 @@ from shardcore.domain.placements import Replicate
 
 @attrs.frozen(eq=False)
 class Elsewhere:
-    """A tensor in another layout.
+    """A copy of a tensor in another layout.
 
     Args:
-        tensor: It.
-        serves: Whether products are to read it in place of the shards.
-        of: The shard that it was made of, kept so that no other has its id.
-        stamp: What changes when either is written, or the step ends.
+        tensor: The copy.
+        serves: Whether products read it in place of the shards.
+        of: The shard that was copied, kept so that no other has its id.
+        stamp: A value that changes when either is written, or the step ends.
     """
 
     tensor: Any
@@ -35,12 +35,12 @@ class Elsewhere:
 
 
 def note(tensor: Any, found: Any, serves: bool = False) -> None:
-    """Notes that `found` has the values of `tensor`; one that splits less is kept in its place.
+    """Notes that `found` has the values of `tensor`, unless a copy that splits less is known.
 
     `Unsharded` holds weights. `serves` says whether products read `found` from now on.
     """
     known = find(tensor)
-    # A pending one would be taken for the sum that it is not yet.
+    # A partial tensor would be read as its sum.
     if (
         tensor.form.weight
         or found.form.layout.partial
@@ -54,22 +54,22 @@ def note(tensor: Any, found: Any, serves: bool = False) -> None:
 
 
 def find(tensor: Any) -> Elsewhere | None:
-    """`tensor` in another layout, None where it is in its own alone."""
+    """Returns the copy of `tensor` in another layout, None if there is none."""
     known: dict[Hashable, Elsewhere] | None = tensor.memory.elsewhere
     found = known.get(_place(tensor)) if known else None
     return found if found and found.stamp == _stamp(tensor, found.tensor) else None
 
 
 def handed_out(tensor: Any, value: torch.Tensor) -> torch.Tensor:
-    """The full `value` of `tensor` for the user, in memory that no operator reads later.
+    """Returns the full `value` of `tensor` for the user, in memory that no operator reads later.
 
-    NumPy may write into it, which torch does not count.
+    NumPy may write into it, and torch does not count that.
     """
     return value if find(tensor) is None else value.clone()
 
 
 def _place(tensor: Any) -> Hashable:
-    """A key that differs for views of one memory, and is equal for aliases of a tensor."""
+    """Returns a key that is equal for aliases of a tensor, not for other views."""
     return tensor.form, id(tensor.part)
 
 
@@ -84,21 +84,21 @@ def _stamp(tensor: Any, found: Any) -> Hashable:
 
 
 def splits_less(tensor: Any, other: Any) -> bool:
-    """Whether `other` has the layout of `tensor`, with nothing split or pending on some axes."""
+    """Returns whether `other` has the layout of `tensor`, but is replicated along some axes."""
     before, after = tensor.form.layout, other.form.layout
     names = before.mesh.axis_names
     moved = [axis for axis in names if before.placement(axis) != after.placement(axis)]
     return bool(moved) and all(isinstance(after.placement(axis), Replicate) for axis in moved)
 
 
-# As much as the gradients that wait to be reduced together.
+# The size of a bucket of gradients.
 BYTES = 25 * 1024 * 1024
 
 
 @attrs.frozen
 class _Entry:
     value: torch.Tensor
-    of: tuple[Any, torch.Tensor]  # kept, so that neither is another's at the same address
+    of: tuple[Any, torch.Tensor]  # kept, so that no other tensor gets its address
 
     @property
     def bytes(self) -> int:
@@ -107,17 +107,17 @@ class _Entry:
 
 @attrs.define
 class Unsharded:
-    """The weights that were unsharded lately, each until it is written, or the step ends.
+    """A cache of unsharded weights, each valid until it is written or the step ends.
 
     Args:
-        size: The bytes that are held; the oldest go first. Larger weights are not held.
+        size: The bytes that it holds; the oldest entries go first. Larger weights are not held.
     """
 
     size: float = BYTES
     _entries: "OrderedDict[Hashable, _Entry]" = attrs.field(factory=OrderedDict, init=False)
 
     def get(self, memory: Any, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
-        """Returns the local shard of a weight after `move`; `part` is the one that is stored."""
+        """Returns the local shard of a weight after `move`; `part` is its stored shard."""
         stored = move.as_in_memory(part)
         place = (part.data_ptr(), tuple(stored.shape), stored.stride(), part.dtype)
         writes = (memory.writes, torch_compat.version_of(part))
@@ -140,7 +140,7 @@ class Unsharded:
         return self.size == inf
 
     def clear(self) -> None:
-        """Drop all of them."""
+        """Drops all weights."""
         self._entries.clear()
 
     def _shrink(self) -> None:

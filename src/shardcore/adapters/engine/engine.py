@@ -1,4 +1,4 @@
-"""An engine: the state that the operators on one mesh share."""
+"""The engine: the state that all operators on one mesh share."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping
@@ -23,7 +23,7 @@ class TensorKind(Protocol):
     """The tensor classes of a strategy."""
 
     def empty(self, form: Form) -> Any:
-        """A sharded tensor of `form` that has no attributes yet."""
+        """Returns a sharded tensor of `form` without its attributes."""
         ...
 
     def adopt(self, engine: "Engine", tensor: torch.Tensor) -> Any:
@@ -40,10 +40,10 @@ class Engine:
         groups: By mesh axis, the group of this process.
         kind: The tensor classes.
         gathers: Whether sharded weights are all-gathered for each use.
-        costs: What a collective along each mesh axis costs.
-        unsharded: The weights that were all-gathered lately.
-        plans: The plans of operators, by all that they depend on.
-        steps: How many have ended; what an operator has brought elsewhere is found until then.
+        costs: The costs of collectives along each mesh axis.
+        unsharded: The cache of all-gathered weights.
+        plans: The plans of operators, by keys with all that they depend on.
+        steps: The number of finished steps; redistributed copies are valid for one step.
         fallbacks: How often each operator ran on full operands.
     """
 
@@ -67,7 +67,7 @@ class Engine:
         strides: tuple[int, ...] | None = None,
         weight: bool = False,
     ) -> Form:
-        """Returns the one form with these fields."""
+        """Returns the unique form with these fields."""
         asked = (shape, strides, layout, dtype, device, weight)
         found = self._forms.get(asked)
         if found is None:
@@ -77,12 +77,12 @@ class Engine:
         return found
 
     def evolved(self, form: Form, **changes: Any) -> Form:
-        """`form` with another layout, or made of weights or not."""
+        """Returns `form` with another layout or weight flag."""
         fields = attrs.asdict(form, recurse=False) | changes
         return self.form(**fields)
 
     def wrap(self, part: torch.Tensor, form: Form, memory: Memory | None = None) -> Any:
-        """The sharded tensor of `form` with the local shard `part`."""
+        """Returns the sharded tensor of `form` with the local shard `part`."""
         tensor = self.kind.empty(form)
         tensor.part, tensor.form, tensor.engine = part, form, self
         tensor.memory, tensor.copied = Memory() if memory is None else memory, None
@@ -91,44 +91,44 @@ class Engine:
     def sharded(
         self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...], weight: bool = False
     ) -> Any:
-        """A sharded tensor without gaps in memory."""
+        """Returns a contiguous sharded tensor."""
         form = self.form(shape, layout, part.dtype, part.device, weight=weight)
         return self.wrap(part.contiguous(), form)
 
     def replicated(self, value: torch.Tensor) -> Any:
-        """`value`, plain and equal on all ranks, as a sharded tensor."""
+        """Returns the plain `value`, equal on all ranks, as a replicated sharded tensor."""
         layout = Layout.replicated(self.world.mesh, value.ndim)
         shape, strides = tuple(value.shape), tuple(value.stride())
         return self.wrap(value, self.form(shape, layout, value.dtype, value.device, strides))
 
     def as_sharded(self, tensor: torch.Tensor) -> Any:
-        """`tensor` as one of this engine's own; a plain one counts as replicated."""
+        """Returns `tensor` as a tensor of this engine; a plain one counts as replicated."""
         if isinstance(tensor, ShardedTensor):
             return tensor
         adopted = self.adopt(tensor)
         return self.replicated(tensor.detach()) if adopted is None else adopted
 
     def adopt(self, tensor: torch.Tensor) -> Any:
-        """A tensor of another library as a sharded one; None for a plain tensor."""
+        """Returns a tensor of another library as a sharded one; None for a plain tensor."""
         return self.kind.adopt(self, tensor)
 
     def end_step(self) -> None:
-        """Forget what was all-gathered for the uses of one step."""
+        """Drops the copies that were redistributed for the uses of one step."""
         self.unsharded.clear()
         self.steps += 1
 
     def remember(self, key: Hashable, plan: Any) -> None:
-        """Keep the plan of an operator; the oldest goes where there are too many."""
+        """Stores the plan of an operator; drops the oldest one if there are too many."""
         self.plans[key] = plan
         if len(self.plans) > _PLANS:
             self.plans.popitem(last=False)
 
 
 def process_groups(world: World) -> dict[str, dist.ProcessGroup]:
-    """The group of this process for each mesh axis.
+    """Returns the process group of this process for each mesh axis.
 
-    An axis over all processes has the group of the job. Each other group is made by its own
-    processes alone: what a rank does at the start does not grow with the number of groups.
+    An axis over all processes has the group of the job. Only its own processes create any other
+    group, so that the work of a rank at the start does not grow with the number of groups.
     """
     timeout = timedelta(seconds=process_group.seconds(None))
     groups: dict[str, dist.ProcessGroup] = {}

@@ -1,4 +1,4 @@
-"""The last resort: runs an operator on full operands, on each rank."""
+"""The fall-back: runs an operator on full operands, on each rank."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from shardcore.domain.errors import StrategyError
 
 
 def run_full(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run the operator on full operands; results are replicated."""
+    """Runs the operator on full operands; the results are replicated."""
     tensors = fallback.sharded((args, kwargs))
     if not all(each.form.is_replicated for each in tensors):
         fallback.tell(operator, tensors)
@@ -34,17 +34,17 @@ def run_full(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def run_full_and_store(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator that writes into other operands than its first, as into `out=`.
+    """Runs an operator that writes into other operands than its first, as into `out=`.
 
     Raises:
-        StrategyError: If it changes the shape of one.
+        StrategyError: If it changes the shape of an operand.
     """
     tensors = fallback.sharded((args, kwargs))
     engine: Engine = tensors[0].engine
     fallback.tell(operator, tensors)
     written = written_operands(operator, args, kwargs)
     targets = [each for each in written if isinstance(each, ShardedTensor)]
-    # Of each its own: what is written must reach no other operand.
+    # A copy of each: a write must reach no other operand.
     values = {id(each): full(each).clone() for each in tensors}
     plain_args, plain_kwargs = tree_map_only(
         ShardedTensor, lambda each: values[id(each)], (args, kwargs)

@@ -1,4 +1,4 @@
-"""Gradients: reduced together, or brought into the layout of their variable."""
+"""Gradients: all-reduced in buckets, or redistributed into the layout of their variable."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -17,19 +17,19 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.spec import DimSpec, entry_axes
 from shardcore.ports.whereabouts import reducing
 
-# As `DistributedDataParallel` has it: large enough that the start of a collective is no matter.
+# As in `DistributedDataParallel`: large enough that the latency of a collective is negligible.
 BUCKET_BYTES = 25 * 1024 * 1024
 
 
 @attrs.define
 class Buckets:
-    """The gradients of one backward pass that are pending sums of variables stored without one.
+    """Buckets of partial gradients of one backward pass.
 
-    A bucket is sent when it is full, while the pass goes on; what is left is sent at its end, and
-    then all of them are waited for. The order is that of the pass, which is the same on all ranks.
+    A full bucket is all-reduced while the pass goes on. The others are all-reduced at its end, and
+    then all are waited for. The order is that of the pass, which is the same on all ranks.
 
     Args:
-        size: The bytes that a bucket holds before it is sent.
+        size: The bytes of a full bucket.
     """
 
     size: int = BUCKET_BYTES
@@ -39,7 +39,7 @@ class Buckets:
     _pass: int = attrs.field(default=-1, init=False)
 
     def add(self, parameter: torch.Tensor, gradient: Any) -> None:
-        """Reduce `gradient`, that of `parameter`, by the end of the backward pass."""
+        """Reduces `gradient`, that of `parameter`, by the end of the backward pass."""
         check_thread()
         if self._pass != torch_compat.backward_pass():
             # A pass that failed has left its gradients behind.
@@ -50,14 +50,14 @@ class Buckets:
         alike = pending, gradient.dtype
         self._open.setdefault(alike, []).append(parameter)
         self._bytes[alike] = self._bytes.get(alike, 0) + part.numel() * part.element_size()
-        # A captured step makes buckets of its own: it knows all that comes. Sums over several axes
-        # would not meet there: the second of each reads what the first has made.
+        # A captured step forms its own buckets: it knows all gradients. Sums over several axes
+        # would not be merged there: the second reduction of each reads the first.
         of_one_axis = len(pending) == 1
         if self._bytes[alike] >= self.size or (of_one_axis and recording() is not None):
             self._send(alike)
 
     def _send(self, alike: Hashable) -> None:
-        # A hook of the user's may have dropped a gradient meanwhile.
+        # A hook of the user may have dropped a gradient meanwhile.
         parameters = [each for each in self._open.pop(alike) if each.grad is not None]
         del self._bytes[alike]
         with reducing(parameters):
@@ -72,7 +72,7 @@ class Buckets:
         self._sent.append(receive)
 
     def _finish(self) -> None:
-        """Called when the backward pass is finished."""
+        """Reduces the other gradients; called at the end of the backward pass."""
         for alike in list(self._open):
             self._send(alike)
         sent, self._sent = self._sent, []
@@ -81,10 +81,10 @@ class Buckets:
 
 
 def _start(gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:
-    """Start to sum gradients that are pending over the same axes.
+    """Starts the all-reduce of gradients that are partial over the same axes.
 
-    One alone is sent as it is: a captured step makes buckets of such. One that a hook of the user's
-    has changed meanwhile is summed already.
+    A single one is sent without a bucket: a captured step forms buckets of these. A gradient that a
+    hook of the user has changed meanwhile is reduced already.
     """
     pending = [each for each in gradients if isinstance(each, ShardedTensor) and each.is_pending]
     if not pending:
@@ -114,7 +114,7 @@ def _start(gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:
 
 
 def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
-    """Bring the gradient of `parameter` into `layout`, by the end of the backward pass."""
+    """Redistributes the gradient of `parameter` into `layout`, by the end of the backward pass."""
     gradient: Any = parameter.grad
     if not isinstance(gradient, ShardedTensor):
         return
@@ -129,7 +129,7 @@ def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
 
 
 def _as_if(layout: Layout, gradient: Any) -> Any:
-    """`gradient`, said to be in `layout` where it is, but for axes of one rank and pending sums."""
+    """Returns `gradient` with `layout` if they differ only in axes of one rank and partial sums."""
     have = gradient.form.layout
     single = [axis for axis in layout.mesh.axis_names if layout.mesh.axis_size(axis) == 1]
     if have == layout or have.reduced.without(*single) != layout.without(*single):
@@ -140,7 +140,7 @@ def _as_if(layout: Layout, gradient: Any) -> Any:
 
 
 def _cut(layout: Layout, target: Layout) -> Layout:
-    """`layout`, split as `target` is by the axes that do nothing to it: fewer bytes are summed."""
+    """Returns `layout` split like `target` by its replicated axes, to sum fewer bytes."""
     pending = [axis for axis, _ in layout.partial]
     if layout.blocks != target.blocks or not layout.reduced.is_replicated:
         return layout
@@ -150,6 +150,6 @@ def _cut(layout: Layout, target: Layout) -> Layout:
 
 
 def _is_nested(entry: DimSpec, pending: Sequence[str]) -> bool:
-    """Whether a pending axis splits a dim that another axis splits again."""
+    """Returns whether a pending axis splits a dim that another axis splits further."""
     last = [axis in pending for axis in entry_axes(entry)]
     return last != sorted(last)

@@ -1,4 +1,4 @@
-"""The port `ShardedTensors`: what a strategy needs of the engine."""
+"""The port `ShardedTensors`, by which strategies use the engine."""
 
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -33,14 +33,14 @@ def open_engine(
     gathered: str,
     links: Mapping[str, Link],
 ) -> "EngineTensors":
-    """The engine over `world`. All processes open it together.
+    """Returns the engine over `world`. All processes open it together.
 
     Args:
         world: The mesh and the processes under it.
-        kind: Gives the tensor classes.
-        weights: How a weight that is sharded over a model axis is used: "compute" with it as it is,
-            where that is cheaper, or "gather" it for each use.
-        gathered: How long an all-gathered weight is held: "per_use", but for small ones, or
+        kind: A function that returns the tensor classes.
+        weights: The use of a weight that is sharded over a model axis: "compute" with its shards,
+            if that is cheaper, or "gather" it for each use.
+        gathered: The lifetime of an all-gathered weight: "per_use", but for small ones, or
             "per_step".
         links: The links of mesh axes; the others follow from the hosts of their ranks.
 
@@ -57,7 +57,7 @@ def open_engine(
 
 
 def _hosts(options: str) -> tuple[str, ...]:
-    """The host of each process. A collective, in which the options of all ranks are compared."""
+    """Returns the host of each process, and compares the options of all ranks. A collective."""
     own = (options, socket.gethostname())
     if process_group.is_simulated():
         return (own[1],) * process_group.world_size()
@@ -72,7 +72,7 @@ def _hosts(options: str) -> tuple[str, ...]:
 
 
 def _processes_along(world: World) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Per mesh axis the groups of processes along it."""
+    """Returns, per mesh axis, the groups of processes along it."""
     mesh = world.mesh
     return {
         axis: tuple(
@@ -99,11 +99,11 @@ class EngineTensors:
         return self.engine.world
 
     def owns(self, tensor: Any) -> bool:
-        """Whether `tensor` is sharded over this mesh."""
+        """Returns whether `tensor` is sharded over this mesh."""
         return self._own(tensor) is not None
 
     def _own(self, tensor: Any) -> Any:
-        """`tensor` as one of the engine's; None for a plain tensor, or one of another mesh."""
+        """Returns `tensor` as one of the engine; None if it is plain or of another mesh."""
         if isinstance(tensor, ShardedTensor):
             return tensor if tensor.engine is self.engine else None
         if not isinstance(tensor, torch.Tensor) or not hasattr(tensor, "placements"):
@@ -111,34 +111,34 @@ class EngineTensors:
         return self.engine.adopt(tensor)
 
     def layout(self, tensor: Any) -> Layout | None:
-        """The layout of `tensor`, or None if it is plain."""
+        """Returns the layout of `tensor`, None if it is plain."""
         own = self._own(tensor)
         return None if own is None else own.form.layout
 
     def shard(self, value: torch.Tensor, layout: Layout) -> Any:
-        """This rank's shard of `value`, copied so that the full tensor can be freed."""
+        """Returns this rank's shard of `value`, copied so that the full tensor can be freed."""
         return differentiable.redistribute(value, layout, self.engine)
 
     def keep(self, tensor: Any) -> Any:
-        """`tensor`, known as a weight from now on."""
+        """Returns `tensor`, marked as a weight."""
         tensor.form = self.engine.evolved(tensor.form, weight=True)
         return tensor
 
     def join(self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> Any:
-        """The tensor of global `shape` of which this rank brings the local shard `part`."""
+        """Returns the tensor of global `shape` with the local shard `part`."""
         expected = layout.local_shape(shape, self.engine.world.position)
         assert tuple(part.shape) == expected, f"{tuple(part.shape)} is not {expected} of {layout}"
         return differentiable.from_local(part, layout, shape, self.engine)
 
     def redistribute(self, tensor: Any, layout: Layout) -> Any:
-        """`tensor` in `layout`, differentiable."""
+        """Returns `tensor` in `layout`; differentiable."""
         own = self._own(tensor)
         if own is tensor and tensor.form.layout == layout.normalized(tensor.form.shape):
             return tensor
         return differentiable.redistribute(tensor, layout, self.engine)
 
     def settle(self, tensor: Any) -> Any:
-        """`tensor` with pending reductions done, in the forward and in the backward pass."""
+        """Returns `tensor` reduced, in the forward and in the backward pass."""
         own = self._own(tensor)
         if own is None:
             return tensor
@@ -149,7 +149,7 @@ class EngineTensors:
         return done
 
     def whole(self, tensor: Any) -> torch.Tensor:
-        """The full tensor as a plain one, detached."""
+        """Returns the full tensor as a plain one, detached."""
         own = self._own(tensor)
         if own is None:
             return tensor.detach()  # type: ignore[no-any-return]
@@ -157,17 +157,17 @@ class EngineTensors:
         return elsewhere.handed_out(own, full(own))
 
     def local(self, tensor: Any) -> torch.Tensor:
-        """The local shard; it shares the memory of `tensor`, and is differentiable."""
+        """Returns the local shard, which shares the memory of `tensor`; differentiable."""
         return tensor if self._own(tensor) is None else tensor.to_local()  # type: ignore[no-any-return]
 
     def copy_into(self, stored: Any, value: Any) -> None:
-        """Overwrite `stored` in place."""
+        """Overwrites `stored` in place."""
         with torch.no_grad():
             stored.part.copy_(shard_beside(value.detach(), stored))
             stored.memory.written()
 
     def on_gradient(self, stored: torch.Tensor, layout: Layout) -> None:
-        """Bring each gradient into `layout`, by the end of the backward pass."""
+        """Redistributes each gradient into `layout`, by the end of the backward pass."""
 
         def accumulated(parameter: torch.Tensor) -> None:
             gradients.bring(parameter, layout, self._buckets)
@@ -176,12 +176,12 @@ class EngineTensors:
 
     @contextmanager
     def scope(self, visiting: bool = False) -> Iterator[None]:
-        """The scope of a distribution: its thread may start collectives."""
+        """Opens the scope of a distribution, in which its thread may start collectives."""
         if visiting:
             yield
             return
         try:
-            # The backward pass runs here: that of CUDA tensors else runs on threads of its own.
+            # The backward pass runs on this thread; for CUDA tensors torch uses other threads.
             with communicating(), torch.autograd.set_multithreading_enabled(False):
                 yield
         finally:
@@ -189,17 +189,17 @@ class EngineTensors:
 
 
 def _reduces_gradient(layout: Layout) -> bool:
-    """Whether the gradient of an output of `layout` is reduced at the edge of its layer.
+    """Returns whether the gradient of an output of `layout` is reduced at the layer's output.
 
-    Where no rows of a batch are in the output, its gradient is that of some variables, which are
-    summed together in buckets. That of a pending maximum cannot be a pending sum.
+    An output without rows of the batch depends on variables only, whose gradients are reduced in
+    buckets. The gradient of a partial maximum cannot be a partial sum.
     """
     chosen = any(op != "sum" for _, op in layout.partial)
     return chosen or not layout.reduced.is_replicated
 
 
 def _beside(layout: Layout, gradient: Any) -> Any:
-    """The gradient of an output of `layout`, reduced; each rank keeps its part of the output."""
+    """Returns the gradient of an output of `layout`, reduced and split as the output."""
     if not isinstance(gradient, ShardedTensor):
         return gradient
     have = gradient.form.layout

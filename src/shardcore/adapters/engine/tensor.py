@@ -1,4 +1,4 @@
-"""A sharded tensor: this rank's local shard, and the layout of the full tensor."""
+"""Sharded tensors: this rank's local shard, and the layout of the full tensor."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -14,18 +14,17 @@ from shardcore.domain.placements import Replicate
 
 @attrs.frozen(eq=False, slots=False)
 class Form:
-    """Everything about a sharded tensor but its values.
+    """The metadata of a sharded tensor: all but its values.
 
-    An engine makes one for each kind of tensor it meets, so that two tensors are alike exactly
-    where their forms are one object.
+    An engine has one object for each combination of fields, so forms are compared by identity.
 
     Args:
         shape: The global shape.
-        strides: The strides that the full tensor would have on one device. All ranks agree on them.
+        strides: The strides of the full tensor on one device, equal on all ranks.
         layout: The layout.
         dtype: The dtype.
-        device: Where the local shard is.
-        weight: Whether it is what a variable keeps, or made of such values alone.
+        device: The device of the local shard.
+        weight: Whether it is the value of a variable, or computed from such values alone.
     """
 
     shape: tuple[int, ...]
@@ -57,17 +56,17 @@ class Form:
 
     @cached_property
     def has_placements(self) -> bool:
-        """Whether a placement for each mesh axis says the layout: no blocks, axes in mesh order."""
+        """Whether placements alone define the layout: no blocks, axes in mesh order."""
         return all(block == 1 for block in self.layout.blocks) and self.layout.in_mesh_order
 
     @cached_property
     def is_contiguous(self) -> bool:
-        """Whether the full tensor has no gaps in memory, its last dim innermost."""
+        """Whether the full tensor is contiguous."""
         return self.strides == contiguous_strides(self.shape)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor without gaps.
+    """Returns the strides of a contiguous tensor.
 
     Example:
         >>> contiguous_strides((2, 3, 4)), contiguous_strides((2, 0, 4))
@@ -82,12 +81,12 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @attrs.define(eq=False)
 class Memory:
-    """What a sharded tensor and the views of it share.
+    """The state that a sharded tensor and its views share.
 
     Args:
         writes: The number of writes into it, which torch does not count below a subclass.
         elsewhere: The same values in other layouts, if any; see `elsewhere.py`.
-        is_viewed: Whether views were made of the tensor while it was pending, which are copies.
+        is_viewed: Whether the tensor got views while it was partial, which are copies.
     """
 
     writes: int = 0
@@ -95,22 +94,22 @@ class Memory:
     is_viewed: bool = False
 
     def written(self) -> None:
-        """Count a write, after which copies of the values are out of date."""
+        """Counts a write, after which copies of the values are stale."""
         self.writes += 1
 
 
 class ShardedTensor:
-    """What the tensor classes of all strategies have in common.
+    """The base of the tensor classes of all strategies.
 
-    To torch such a tensor has the global shape, so that autograd and models take it for the full
+    For torch such a tensor has the global shape, so that autograd and models treat it as the full
     tensor; `dispatch` runs all operators on it.
 
     Attributes:
         part: The local shard, a plain tensor.
-        form: Everything else that the planner reads.
+        form: Its metadata.
         engine: Runs the operators.
         memory: Shared with the tensor of which this is a view.
-        copied: For a view that is a copy: of what.
+        copied: For a view that is a copy, its origin.
     """
 
     part: torch.Tensor
@@ -121,7 +120,7 @@ class ShardedTensor:
 
     @property
     def mesh_layout(self) -> Layout:
-        """The layout; `torch.Tensor.layout` is another thing."""
+        """The layout on the mesh, which `torch.Tensor.layout` does not describe."""
         return self.form.layout
 
     @property
@@ -130,29 +129,29 @@ class ShardedTensor:
         return self.form.is_pending
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The full tensor as an array. All ranks call it together."""
+        """Returns the full tensor as an array. All ranks call it together."""
         return self.full_tensor().detach().numpy(force=force)
 
     def tolist(self) -> Any:
-        """The full tensor as a nest of lists. All ranks call it together."""
+        """Returns the full tensor as a nest of lists. All ranks call it together."""
         return self.full_tensor().detach().tolist()
 
     @abstractmethod
     def full_tensor(self) -> torch.Tensor:
-        """The full tensor as a plain one. All ranks call it together."""
+        """Returns the full tensor as a plain one. All ranks call it together."""
 
     @abstractmethod
     def to_local(self) -> torch.Tensor:
-        """The local shard."""
+        """Returns the local shard."""
 
 
 @attrs.frozen(eq=False)
 class Copied:
-    """The tensor of which a view is a copy.
+    """The origin of a view that is a copy.
 
     Args:
-        base: The tensor that the view is of.
-        take: Takes the view of the full value of `base`.
+        base: The tensor of which it is a view.
+        take: A function that takes the view of the full value of `base`.
         writes: The writes into the memory of `base` that the view has seen.
     """
 

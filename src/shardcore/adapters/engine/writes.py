@@ -1,6 +1,6 @@
-"""Writes: operators that write into their first operand, and views with memory of their own.
+"""Operators that write into their first operand, and views with separate memory.
 
-A target keeps its layout. What is written into such a view reaches the base, and every view of it.
+A target keeps its layout. A write into such a view reaches the base and all its views.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ _LINEAR = {"sum", "avg"}
 
 
 def write(operator: Any, target: Any, *others: Any, **kwargs: Any) -> Any:
-    """Run an operator that writes into its first operand."""
+    """Runs an operator that writes into its first operand."""
     is_sharded = isinstance(target, ShardedTensor)
     is_own = is_sharded and target.copied is None
     if is_own and target.is_pending and not _adds_alike(operator, others, target):
@@ -59,7 +59,7 @@ def _set(target: Any, value: torch.Tensor) -> None:
 
 
 def _adds_alike(operator: Any, others: Sequence[Any], target: Any) -> bool:
-    """Whether partial tensors are added that have the layout of `target`."""
+    """Returns whether partial tensors with the layout of `target` are added to it."""
     if operator not in ADDING or not {op for _, op in target.form.layout.partial} <= _LINEAR:
         return False
     tensors = [each for each in others if isinstance(each, torch.Tensor)]
@@ -69,22 +69,22 @@ def _adds_alike(operator: Any, others: Sequence[Any], target: Any) -> bool:
 
 
 def is_alike(one: Any, other: Any) -> bool:
-    """Whether the local shards of both hold the same places of the full tensor."""
+    """Returns whether the local shards of both hold the same elements of the full tensor."""
     a, b = one.form, other.form
     return a is b or (a.shape == b.shape and a.layout == b.layout)
 
 
 def reshape(operator: Any, target: Any, *args: Any) -> Any:
-    """Run `squeeze_` and similar operators: the tensor becomes the result of `squeeze`.
+    """Runs `squeeze_` and similar operators: the tensor becomes the result of `squeeze`.
 
     Raises:
-        StrategyError: If it is pending, and views of it were made.
+        StrategyError: If it is partial and has views.
     """
     if target.is_pending and target.copied is None and target.memory.is_viewed:
         name = torch_compat.aten_name(operator)
         raise StrategyError(
             f"{name}_() cannot change the shape of a pending sum in place once there are views of "
-            f"it: take {name}(), which gives a tensor of its own."
+            f"it: take {name}(), which returns another tensor."
         )
     changed = torch_compat.out_of_place(operator)(target, *args)
     target.part, target.form = changed.part, changed.form
@@ -94,7 +94,7 @@ def reshape(operator: Any, target: Any, *args: Any) -> Any:
 
 
 def shard_beside(value: torch.Tensor, target: Any) -> torch.Tensor:
-    """This rank's shard of `value`, as it meets that of `target` element by element."""
+    """Returns this rank's shard of `value`, in the layout of `target`, up to broadcasting."""
     if isinstance(value, ShardedTensor) and is_alike(value, target):
         return value.part
     engine, layout = target.engine, target.form.layout
@@ -115,13 +115,13 @@ def shard_beside(value: torch.Tensor, target: Any) -> torch.Tensor:
 def note_view(
     view: Any, base: Any, take: Callable[[torch.Tensor], torch.Tensor], *, is_copy: bool
 ) -> None:
-    """Notes that `view` is one of `base`, which may be a view itself.
+    """Registers `view` as a view of `base`, which may be a view itself.
 
     Args:
-        view: A sharded tensor that must show what is in `base`.
-        base: The tensor that it is a view of.
-        take: Takes the same view of the full value of `base`.
-        is_copy: Whether the local shards of both do not share their memory.
+        view: A sharded tensor that must follow the values of `base`.
+        base: The tensor of which it is a view.
+        take: A function that takes the same view of the full value of `base`.
+        is_copy: Whether the local shards of both have separate memory.
     """
     before = base.copied
     if before is not None:
@@ -138,7 +138,7 @@ def note_view(
 
 
 def refresh(view: Any) -> None:
-    """Bring a view that is a copy up to date, if its base was written since. A collective."""
+    """Updates a view that is a copy, if its base was written since. A collective."""
     copied = view.copied
     if copied is None or copied.base.memory.writes == copied.writes:
         return
@@ -159,7 +159,7 @@ def write_through(view: Any, write: Callable[[torch.Tensor], Any]) -> None:
 
 
 def _store(view: Any, copied: Copied, value: torch.Tensor) -> None:
-    """Give `view` a local shard of its own: that of a pending base is not to be overwritten."""
+    """Gives `view` a separate local shard: that of a partial base must not be overwritten."""
     _become_reduced(view)
     part = local_shard(value, view.form.layout, view.engine)
     view.part = part.clone(memory_format=torch.contiguous_format)
@@ -167,7 +167,7 @@ def _store(view: Any, copied: Copied, value: torch.Tensor) -> None:
 
 
 def reduce_in_place(target: Any) -> None:
-    """Do the pending reductions of `target`."""
+    """Reduces `target` in place."""
     if target.is_pending:
         done = reduced(target)
         target.part.copy_(done.part)

@@ -1,4 +1,4 @@
-"""Every private torch name that shardcore touches, with the versions it is known in and why.
+"""All private torch names that shardcore uses, each with its versions and a reason.
 
 Known for torch 2.13. What is private to DTensor stands in `torch_compat.dtensor`.
 """

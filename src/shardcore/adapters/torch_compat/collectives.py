@@ -1,8 +1,8 @@
-"""Collectives: the operators by which they are started, and what any operator starts.
+"""Collectives: the operators that start them and wait for them.
 
-torch 2.13: `torch.distributed` has operators that a recording of a step holds like any other, and
-no public names for them; the functions that have names keep a `Work` object, of which no recording
-knows. A result is to be waited for.
+torch 2.13: `torch.distributed` has operators for collectives, which a recording of a step contains
+like any other, but no public names for them. Its public functions keep a `Work` object, which no
+recording contains. `wait` must be called for each result.
 """
 
 from functools import cache
@@ -20,13 +20,13 @@ _group_named: Any = distributed_c10d._resolve_process_group  # type: ignore[attr
 
 
 def all_reduce(value: torch.Tensor, op: str, group: dist.ProcessGroup) -> torch.Tensor:
-    """The reduction of `value`; `op` is "sum", "max", "min" or "product"."""
+    """Returns the reduction of `value`; `op` is "sum", "max", "min" or "product"."""
     found: torch.Tensor = torch.ops._c10d_functional.all_reduce(value, op, group.group_name)
     return found
 
 
 def all_gather(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The values of all ranks of `group`, of one shape, joined along their first dim."""
+    """Returns the values of all ranks of `group`, of one shape, joined along their first dim."""
     found: torch.Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
         value.contiguous(), group.size(), group.group_name
     )
@@ -34,7 +34,7 @@ def all_gather(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def reduce_scatter(value: torch.Tensor, op: str, group: dist.ProcessGroup) -> torch.Tensor:
-    """This rank's part, along the first dim, of the reduction of `value`."""
+    """Returns this rank's part, along the first dim, of the reduction of `value`."""
     found: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
         value.contiguous(), op, group.size(), group.group_name
     )
@@ -44,12 +44,12 @@ def reduce_scatter(value: torch.Tensor, op: str, group: dist.ProcessGroup) -> to
 def all_to_all(
     value: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
 ) -> torch.Tensor:
-    """What all ranks send to this one, joined along the first dim.
+    """Returns the rows that all ranks send to this one, joined along the first dim.
 
     Args:
-        value: What this rank sends, to the first rank first.
-        received: How many rows come from each rank.
-        sent: How many rows go to each rank.
+        value: The rows that this rank sends, those for the first rank first.
+        received: The number of rows from each rank.
+        sent: The number of rows for each rank.
         group: The ranks.
     """
     found: torch.Tensor = torch.ops._c10d_functional.all_to_all_single(
@@ -59,7 +59,7 @@ def all_to_all(
 
 
 def wait(value: torch.Tensor) -> torch.Tensor:
-    """`value`, once the collective that makes it is finished."""
+    """Returns `value` after the collective that computes it has finished."""
     found: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
     return found
 
@@ -71,7 +71,7 @@ class Started:
     Args:
         name: Its name: "all_reduce".
         operands: This rank's operands.
-        group: The process group, in whatever form torch hands it on.
+        group: The process group, in any form in which torch passes it.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Started:
 
 
 def started_by(operator: Any, args: tuple[Any, ...]) -> Started | None:
-    """The collective that `operator` starts, None if it starts none."""
+    """Returns the collective that `operator` starts, None if it starts none."""
     name = _moving(operator._schema.name)
     names = [argument.name for argument in operator._schema.arguments] if name else []
     groups = [args[at] for at, each in enumerate(names) if each in _GROUPS]
@@ -110,57 +110,57 @@ def started_by(operator: Any, args: tuple[Any, ...]) -> Started | None:
 
 
 def is_collective(operator: Any) -> bool:
-    """Whether `operator` starts a collective of tensors."""
+    """Returns whether `operator` starts a collective of tensors."""
     return bool(collective_name(operator))
 
 
 def collective_name(operator: Any) -> str:
-    """What `operator` starts: "all_reduce" and so on; empty if it starts no collective."""
+    """Returns the name of the collective that `operator` starts; empty without one."""
     name = _name(operator)
     return _moving(name) if name.startswith("_c10d_functional::") else ""
 
 
 def wait_for() -> Any:
-    """The operator that waits for the collective that makes a tensor."""
+    """Returns the operator that waits for the collective that computes a tensor."""
     return torch.ops._c10d_functional.wait_tensor.default
 
 
 def all_reduce_in_place() -> Any:
-    """The operator that starts an all-reduce whose result takes the place of its operand."""
+    """Returns the operator that starts an all-reduce in place."""
     return torch.ops._c10d_functional.all_reduce_.default
 
 
 def is_all_reduce(operator: Any) -> bool:
-    """Whether `operator` starts an all-reduce whose result is a tensor of its own."""
+    """Returns whether `operator` starts an all-reduce that is not in place."""
     return _name(operator) == "_c10d_functional::all_reduce"
 
 
 def is_wait(operator: Any) -> bool:
-    """Whether `operator` waits for a collective."""
+    """Returns whether `operator` waits for a collective."""
     return _name(operator) == "_c10d_functional::wait_tensor"
 
 
 def _name(operator: Any) -> str:
-    # A torch without torch.distributed has none of them: they are known by name.
+    # By name, since a torch without torch.distributed has no such operators.
     schema = getattr(operator, "_schema", None)
     return "" if schema is None else str(schema.name)
 
 
 def is_of_collectives(operator: Any) -> bool:
-    """Whether `operator` starts a collective, or waits for one."""
+    """Returns whether `operator` starts a collective, or waits for one."""
     return getattr(operator, "namespace", "") in ("_c10d_functional", "c10d")
 
 
 @cache
 def _moving(name: str) -> str:
-    """The collective of the operator `name`, such as "c10d::allreduce_"; empty if it is none."""
+    """Returns the collective of the operator `name`, such as "c10d::allreduce_"; else ""."""
     plain = name.partition("::")[2].replace("_", "")
     return next((each for each in _COLLECTIVES if each.replace("_", "") in plain), "")
 
 
-# torch 2.13: the names of operators that move tensors begin so, or are "shard_dim_alltoall".
+# torch 2.13: the first parts of the names of operators that move tensors.
 _COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter")
 
-# torch 2.13: what the schemas of the operators call the operands, and the group.
+# torch 2.13: the names of the operands, and of the group, in the operators' schemas.
 _OPERANDS = {"input", "inputs", "input_list", "input_tensor", "input_tensors", "tensor", "tensors"}
 _GROUPS = {"group_name", "process_group"}

@@ -1,8 +1,8 @@
-"""What a subclass of DTensor needs that has no public name.
+"""A base class for subclasses of DTensor, with the private names that they need.
 
-torch 2.13: a DTensor says its layout by a `DTensorSpec`, whose class is private, as is that of the
-shape, strides and dtype in it. A DTensor keeps both, and its local shard, in attributes that are
-private (`_spec`, `_local_tensor`).
+torch 2.13: a DTensor has its layout in a `DTensorSpec`, whose class is private, as is that of the
+shape, strides and dtype in it. A DTensor has the spec and its local shard in private attributes
+(`_spec`, `_local_tensor`).
 """
 
 import torch
@@ -13,7 +13,7 @@ __all__ = ["DTensorSpec", "GivenDTensor", "TensorMeta"]
 
 
 class GivenDTensor(DTensor):
-    """A DTensor that keeps neither its shard nor its spec: a subclass gives them.
+    """A DTensor without shard and spec: a subclass provides them.
 
     Attributes:
         part: The local shard.
@@ -29,7 +29,7 @@ class GivenDTensor(DTensor):
 
     @_local_tensor.setter
     def _local_tensor(self, value: torch.Tensor) -> None:
-        """Nothing: `swap_tensors` sets the slots of a DTensor after all else was swapped."""
+        """Does nothing: `swap_tensors` sets the slots of a DTensor after all else was swapped."""
 
     @property
     def _spec(self) -> DTensorSpec:
@@ -37,4 +37,4 @@ class GivenDTensor(DTensor):
 
     @_spec.setter
     def _spec(self, value: DTensorSpec) -> None:
-        """Nothing, as for the local shard."""
+        """Does nothing, as for the local shard."""

@@ -17,15 +17,15 @@ from shardcore.domain.capture import NotCaptured
 
 
 def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:
-    """`module` compiled for operands like `examples`; random values are those of eager torch.
+    """Returns `module` compiled for operands like `examples`, with eager random values.
 
-    What is compiled is kept in torch's cache on disk, so an equal step of any process is loaded.
+    The code is in torch's cache on disk, from which any process loads an equal step.
 
     torch 2.13: `torch.compile` would trace the graph again and guard what needs no guards;
-    `torch._inductor.compile` takes no settings for one graph alone. With `reorder_for_locality`
-    each collective would be started where it is waited for. With `layout_optimization` what a
-    convolution depends on would lie with its second dim last, as the channels of torch's images
-    do: Keras' images have theirs last already, as a rule, and would lie across.
+    `torch._inductor.compile` takes no settings for one graph alone. `reorder_for_locality` would
+    start each collective just before its wait. `layout_optimization` would store the operands of a
+    convolution with the second dim innermost, as for torch's images. Keras' images usually have
+    their channels innermost already, and would get another order.
     """
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch._inductor.compile_fx import compile_fx
@@ -41,7 +41,7 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
     with (
         torch.no_grad(),
         patch.dict(decompositions, pooling.by_tiles(decompositions)),
-        # Two methods by which, in torch 2.13, steps have wrong numbers, in silence.
+        # Two methods that, in torch 2.13, give wrong numbers without an error.
         _wrapped(PythonWrapperCodegen, "can_reuse", _unless_part),
         _wrapped(SchedulerNode, "recompute_size_and_body", _with_renames),
         _cacheable(examples) as forms,
@@ -52,12 +52,12 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
 
 @contextmanager
 def _cacheable(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The forms of `examples`, while torch keeps on disk what is compiled for them.
+    """Yields fake tensors for `examples`, in a context in which torch caches the code on disk.
 
-    torch 2.13 does so where shapes may be symbols, of which there are none here, and where the
-    table of decompositions is its own. The key is made of the graph when it is decomposed, the
-    settings, torch's files, and the `uuid` of passes (see `_one_gather_at_a_time`). Its other
-    cache, of autograd's, is left out: the key of that does not tell which operands share memory.
+    torch 2.13 does so if shapes may be symbols, of which there are none here, and if the table of
+    decompositions is the default. The key consists of the decomposed graph, the settings, torch's
+    files, and the `uuid` of passes (see `_one_gather_at_a_time`). The cache of autograd is left
+    out: its key ignores which operands share memory.
     """
     from torch._functorch import config
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -74,11 +74,11 @@ def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> AbstractConte
 
 
 def _unless_part(can_reuse: Callable[..., bool]) -> Callable[..., bool]:
-    """What lies in the memory of a `stack` or `cat` is not overwritten in place.
+    """Prevents in-place writes into a tensor in the memory of a `stack` or `cat`.
 
-    `SchedulerNode.decide_inplace_update` takes such a part for a tensor with memory of its own. The
-    memory is given away when the parts are read no more, but what was written into one of them
-    is still read: wrong gradients of a `SimpleRNN` that goes backwards.
+    `SchedulerNode.decide_inplace_update` treats such a part as a tensor with separate memory. The
+    memory is reused after the last read of the parts, but the `stack` is still read: wrong
+    gradients of a `SimpleRNN` that goes backwards.
     """
 
     def can_reuse_unless_part(codegen: Any, buffer: Any, overwriting: Any = None) -> bool:
@@ -90,10 +90,10 @@ def _unless_part(can_reuse: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _with_renames(recompute: Callable[..., None]) -> Callable[..., None]:
-    """Loops that are made again to fit those beside them still wait for what is written in place.
+    """Keeps the dependencies on in-place writes of loops that are recomputed for fusion.
 
-    They read a sum after its all-reduce, which is done in place, and so by another name: without
-    that name they are run ahead of it, as it takes less memory. It is kept in some cases only.
+    They read a sum after its in-place all-reduce, by another name. torch keeps that name in some
+    cases only; without it they run before the all-reduce, to save memory.
     """
 
     def recompute_with_renames(node: Any, *args: Any, **kwargs: Any) -> None:
@@ -104,9 +104,9 @@ def _with_renames(recompute: Callable[..., None]) -> Callable[..., None]:
 
 
 def _one_gather_at_a_time() -> Any:
-    """A pass over Inductor's graph: over gloo a gather starts when that before has been waited for.
+    """Returns a pass over Inductor's graph that starts a gloo all-gather after the previous wait.
 
-    Two at once break the memory there (see `capture.analyses.gathering_ranks`). The recording has
+    Two at once corrupt memory there (see `capture.analyses.gathering_ranks`). The recording has
     them in turns, and Inductor keeps the order of collectives; but it may move a wait.
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -119,8 +119,8 @@ def _one_gather_at_a_time() -> Any:
             preserve_node_ordering(graph, after)
 
         def uuid(self) -> Any:
-            # It stands in the key of what is kept for all that is done to Inductor here, and for
-            # the instructions of this processor, whose widths are written into its code.
+            # In the key of the cache this stands for all changes to Inductor here, and for the
+            # instructions of this processor, whose widths the code contains.
             asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
             key = hashlib.sha256(f"{torch.backends.cpu.get_cpu_capability()} {asked}".encode())
             for file in (__file__, collectives.__file__, pooling.__file__):
@@ -131,7 +131,7 @@ def _one_gather_at_a_time() -> Any:
 
 
 def _gathers_after_waits(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
-    """The gathers on a CPU but the first of each group, and what must have been waited for."""
+    """Yields the all-gathers on a CPU but the first of each group, and the wait before each."""
     last: dict[Any, fx.Node] = {}
     found = []
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Every operator that a stretch of code runs, as it is run."""
+"""Dispatch modes that see every operator, or every collective, that this thread runs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,24 +11,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardcore.adapters.torch_compat.collectives import Started, started_by
 from shardcore.adapters.torch_compat.trees import tree_leaves
 
-# torch 2.13: wraps the result of a collective for autograd; what is wrapped is known by then.
+# torch 2.13: wraps the result of a collective for autograd; the result was seen before.
 WRAPPING = "_c10d_functional::_wrap_tensor_autograd"
 
-# Marks a part of a step for people who profile it, as optimizers of torch do: it computes nothing.
+# Marks a part of a step for the profiler, as torch's optimizers do; it computes nothing.
 PROFILER = "profiler::"
 
 
 class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hears every operator on plain tensors that this thread runs, before and after it ran.
+    """Sees every operator on plain tensors that this thread runs, before and after.
 
-    It does not hear operators on sharded tensors, but what those run on plain parts.
+    It does not see operators on sharded tensors, but the operators that they run on local shards.
 
     torch 2.13: `TorchDispatchMode` has no public name. `CommDebugMode` of DTensor, which has one,
     counts collectives, but its module hooks fail on Keras layers, which call each other outside
     `torch.nn.Module.__call__`.
 
     Args:
-        before: Called with the operator and its operands; returns None where `after` has no use.
+        before: Called with the operator and its operands; returns None to skip `after`.
         after: Called with the operator, its operands, what `before` returned, and the result.
     """
 
@@ -44,7 +44,7 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if not _PLAIN.issuperset(types):
-            return NotImplemented  # a sharded tensor first: what it makes of it comes here next
+            return NotImplemented  # sharded tensors first: their shards' operators come here
         kwargs = kwargs or {}
         name = func._schema.name
         if name == WRAPPING or name.startswith(PROFILER) or _is_without_values((args, kwargs)):
@@ -56,7 +56,7 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-# FakeTensor: a library works out shapes, and computes nothing.
+# FakeTensor: a library infers shapes, and computes nothing.
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
 
 
@@ -68,12 +68,12 @@ def _is_without_values(nest: Any) -> bool:
 
 
 class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]
-    """Hears every collective of tensors that this thread starts.
+    """Sees every collective of tensors that this thread starts.
 
     Args:
         listen: Called with each collective.
-        around: Gives, of an operator on sharded tensors and its operands, the scope that it runs
-            in. The value of the scope is called with the result.
+        around: Returns, for an operator on sharded tensors and its operands, the context in
+            which it runs. The value of the context is called with the result.
     """
 
     def __init__(

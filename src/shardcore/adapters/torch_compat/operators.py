@@ -1,4 +1,4 @@
-"""Operators: those without a public name, and what their schemas say."""
+"""Properties of operators, from their tags and schemas."""
 
 from functools import cache
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-# torch 2.13: a list of tensors is filled from another in one call by no public name.
+# torch 2.13: no public name copies a list of tensors into another in one call.
 LIST_COPY = torch.ops.aten._foreach_copy_.default
 
-# Such operators that torch 2.13 does not tag as pointwise.
+# Elementwise operators that torch 2.13 does not tag as pointwise.
 _NOT_TAGGED = """
 clone copy elu_backward fill hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward
 hardswish hardswish_backward hardtanh hardtanh_backward leaky_relu_backward log_sigmoid_backward
@@ -20,7 +20,7 @@ _UNTAGGED = frozenset(_NOT_TAGGED.split())
 
 @cache
 def is_elementwise(operator: Any) -> bool:
-    """Whether each element of a result depends on the same places of operands, and on no draw."""
+    """Returns whether `operator` is elementwise and not random."""
     tags = operator.tags
     is_pointwise = torch.Tag.pointwise in tags or aten_name(operator) in _UNTAGGED
     return is_pointwise and torch.Tag.nondeterministic_seeded not in tags
@@ -28,7 +28,7 @@ def is_elementwise(operator: Any) -> bool:
 
 @cache
 def is_composite(operator: Any) -> bool:
-    """Whether `operator` is made of others, by which `operator.decompose` runs it.
+    """Returns whether `operator.decompose` runs `operator` by other operators.
 
     torch 2.13: below autograd, and in inference mode, such operators arrive as they are.
     """
@@ -37,9 +37,9 @@ def is_composite(operator: Any) -> bool:
 
 @cache
 def is_list_operator(operator: Any) -> bool:
-    """Whether `operator` is done to each tensor of a list: the operators of optimizers.
+    """Returns whether `operator` applies to each tensor of a list, as those of optimizers do.
 
-    It gives a list, or writes into the tensors of lists and gives nothing.
+    It returns a list, or writes into the tensors of lists and returns None.
     """
     arguments, returns = operator._schema.arguments, operator._schema.returns
     written = [each for each in arguments if each.alias_info and each.alias_info.is_write]
@@ -51,7 +51,7 @@ def is_list_operator(operator: Any) -> bool:
 
 
 def is_fused(operator: Any) -> bool:
-    """Whether `operator` is the whole update of an optimizer: parameters, gradients, moments."""
+    """Returns whether `operator` is a fused optimizer update of parameters and moments."""
     return is_list_operator(operator) and writes_others(operator)
 
 
@@ -60,19 +60,19 @@ def _is_list(argument: Any) -> bool:
 
 
 def frozen(nest: Any) -> Any:
-    """`nest` with tuples in place of lists, to be a key."""
+    """Returns `nest` with tuples in place of lists, as a key."""
     return tuple(map(frozen, nest)) if isinstance(nest, list | tuple) else nest
 
 
 def aten_name(operator: Any) -> str:
-    """`add` of `aten.add_.Tensor`, and so on; empty of what is not ATen's."""
+    """Returns `add` for `aten.add_.Tensor`, and so on; empty for operators outside ATen."""
     schema = getattr(operator, "_schema", None)
     space, _, name = ("", "", "") if schema is None else schema.name.partition("::")
     return name.removesuffix("_") if space == "aten" else ""
 
 
 def out_of_place(operator: Any) -> Any:
-    """`squeeze` of `squeeze_`, and so on."""
+    """Returns `squeeze` for `squeeze_`, and so on."""
     name = aten_name(operator)
     overload = "int" if name == "transpose" else operator._schema.overload_name
     return getattr(getattr(torch.ops.aten, name), overload)
@@ -80,9 +80,9 @@ def out_of_place(operator: Any) -> Any:
 
 @cache
 def writing_into(operator: Any) -> tuple[Any, str] | None:
-    """The variant of `operator` that writes its result into an operand, and that operand's name.
+    """Returns the variant of `operator` that writes into an operand, and that operand's name.
 
-    None if torch has none on a CPU but what runs `operator` and copies.
+    None if torch has none on a CPU, or one that runs `operator` and copies.
     """
     space, _, name = operator._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, space), name)
@@ -101,19 +101,19 @@ def _declared(argument: Any) -> tuple[str, str]:
 
 
 def reshaped_in_place(operator: Any, target: torch.Tensor, *args: Any) -> Any:
-    """Returns `target`, of a class of our own, with the shape that `operator` gives it.
+    """Returns `target`, of a tensor subclass, with the shape that `operator` gives it.
 
-    torch 2.13: an operator with the tag `inplace_view` changes what a tensor says of itself below
-    where a tensor subclass is asked.
+    torch 2.13: an operator with the tag `inplace_view` changes the metadata of a tensor below the
+    dispatch of tensor subclasses.
     """
     return return_and_correct_aliasing(operator, (target, *args), {}, target)  # type: ignore[no-untyped-call]
 
 
 @cache
 def is_view(operator: Any) -> bool:
-    """Whether the results share the memory of the first operand, and nothing is written.
+    """Returns whether the results share the memory of the first operand, without a write.
 
-    torch 2.13: `OpOverload.is_view` says no of those that give a list, such as `unbind`.
+    torch 2.13: `OpOverload.is_view` is False for those that return a list, such as `unbind`.
     """
     arguments = operator._schema.arguments
     alias = arguments[0].alias_info if arguments else None
@@ -122,7 +122,7 @@ def is_view(operator: Any) -> bool:
 
 @cache
 def writes_first(operator: Any) -> bool:
-    """Whether `operator` writes into its first operand."""
+    """Returns whether `operator` writes into its first operand."""
     arguments = operator._schema.arguments
     alias = arguments[0].alias_info if arguments else None
     return alias is not None and alias.is_write
@@ -130,13 +130,13 @@ def writes_first(operator: Any) -> bool:
 
 @cache
 def writes_others(operator: Any) -> bool:
-    """Whether `operator` writes into another operand than its first."""
+    """Returns whether `operator` writes into another operand than its first."""
     others = operator._schema.arguments[1:]
     return any(each.alias_info is not None and each.alias_info.is_write for each in others)
 
 
 def written_operands(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The operands that `operator` writes into: tensors, and those of each list."""
+    """Returns the operands into which `operator` writes: tensors, and those of each list."""
     written: list[Any] = []
     for place, name in _written_arguments(operator):
         found = args[place] if place < len(args) else kwargs.get(name, ())
@@ -146,7 +146,7 @@ def written_operands(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 @cache
 def _written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
-    """The places and names of the arguments that `operator` writes into."""
+    """Returns the positions and names of the arguments into which `operator` writes."""
     schema = getattr(operator, "_schema", None)
     arguments = () if schema is None else schema.arguments
     return tuple(
@@ -157,18 +157,18 @@ def _written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
 
 
 def as_tuple(found: Any) -> tuple[Any, ...]:
-    """What an operator gave, one result or several."""
+    """Returns the results of an operator, one or several, as a tuple."""
     return tuple(found) if isinstance(found, list | tuple) else (found,)
 
 
 def number_of_results(operator: Any) -> int:
-    """How many tensors `operator` gives."""
+    """Returns the number of tensors that `operator` returns."""
     return len(operator._schema.returns)
 
 
 @cache
 def kind_of_results(operator: Any) -> str:
-    """Whether an operator gives a "tensor", a "list" of tensors or a "tuple" of some or none."""
+    """Returns "tensor", "list" or "tuple": the type of the results of `operator`."""
     returns = operator._schema.returns
     if len(returns) != 1:
         return "tuple"
@@ -176,7 +176,7 @@ def kind_of_results(operator: Any) -> str:
 
 
 def reads_values(operator: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the result of `operator` is a number, or has a shape, that depends on values.
+    """Returns whether the result of `operator` is a number, or has a shape, that depends on values.
 
     torch 2.13: an operator that takes indices has the tag of those that take masks.
     """
@@ -191,14 +191,14 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def direct(operator: Any) -> Any:
-    """What `operator` calls: without a function of Python in between.
+    """Returns the function of `operator` in C++.
 
-    torch 2.13: `OpOverload.__call__` is one, a fifth of the call of a small operator.
+    torch 2.13: `OpOverload.__call__` is Python, and a fifth of the time of a small operator.
     """
     return getattr(operator, "_op", operator)
 
 
 @cache
 def draws(operator: Any) -> bool:
-    """Whether `operator` draws from a random generator."""
+    """Returns whether `operator` draws from a random generator."""
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())

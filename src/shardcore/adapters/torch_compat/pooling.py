@@ -1,4 +1,4 @@
-"""Max pooling as Inductor computes it many elements at once."""
+"""Max pooling that Inductor vectorizes."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +10,14 @@ Decompositions = Mapping[Any, Callable[..., Any]]
 
 
 def by_tiles(otherwise: Decompositions) -> Decompositions:
-    """Decompositions for images whose channels lie last and are pooled by tiles.
+    """Returns decompositions for images with innermost channels that are pooled by tiles.
 
-    Inductor (torch 2.13) adds the gradient of max pooling where an index points, element by
-    element: on a CPU half of the step of a small CNN. Of tiles, which neither overlap nor are
-    padded, pooling and its gradient are comparisons of whole tensors.
+    Inductor (torch 2.13) adds the gradient of max pooling by index, element by element: on a CPU
+    half of the step of a small CNN. For tiles, which neither overlap nor are padded, pooling and
+    its gradient are comparisons of full tensors.
 
     Args:
-        otherwise: Inductor's own, for other images.
+        otherwise: The decompositions of Inductor, for other images.
     """
     pool, backward = otherwise[_POOL], otherwise[_BACKWARD]
 
@@ -26,7 +26,7 @@ def by_tiles(otherwise: Decompositions) -> Decompositions:
         return pool(image, *how, **named) if tile is None else _pooled(image, tile)
 
     def gradient(of_result: torch.Tensor, image: torch.Tensor, *rest: Any) -> Any:
-        *how, indices = rest  # of which each is the place of the largest, found again
+        *how, indices = rest  # the index of each maximum is recomputed
         tile = _tile(image, *how)
         if tile is None:
             return backward(of_result, image, *how, indices)
@@ -38,14 +38,14 @@ def by_tiles(otherwise: Decompositions) -> Decompositions:
 _POOL = torch.ops.aten.max_pool2d_with_indices.default
 _BACKWARD = torch.ops.aten.max_pool2d_with_indices_backward.default
 
-# Each element of a tile is an operand of its own in the code that is made.
+# Each element of a tile is a separate operand in the generated code.
 _LARGEST = 16
 
 
 def _pooled(image: torch.Tensor, tile: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the largest of each tile, and where in its image it is.
+    """Returns the maximum of each tile, and its index in the image.
 
-    Shapes: (batch, channels, height, width) gives (batch, channels, rows, columns) twice.
+    Shapes: (batch, channels, height, width) to (batch, channels, rows, columns), twice.
     """
     largest, place = _largest(image, tile)
     rows, columns = (torch.arange(each, device=image.device) for each in largest.shape[2:])
@@ -55,7 +55,7 @@ def _pooled(image: torch.Tensor, tile: tuple[int, int]) -> tuple[torch.Tensor, t
 
 
 def _gradient(gradient: torch.Tensor, image: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
-    """Returns for each element of `image` that of its tile where it is the largest, else zero."""
+    """Returns the gradient of `image`: that of the tile at its maximum, else zero."""
     _, place = _largest(image, tile)
     number = torch.arange(tile[0] * tile[1], dtype=place.dtype, device=place.device)
     is_largest = _spread(place) == number.view(tile[0], 1, tile[1])
@@ -73,9 +73,9 @@ def _tile(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[int, int] | None:
-    """Height and width of the tiles; None if there are none, or other code is as good.
+    """Returns height and width of the tiles; None if there are none, or other code is as fast.
 
-    The operands have the names and defaults that torch gives them.
+    The operands have the names and defaults of torch.
     """
     tile = (kernel_size[0], kernel_size[-1])
     is_tiled = not stride or (stride[0], stride[-1]) == tile
@@ -85,7 +85,7 @@ def _tile(
 
 
 def _largest(image: torch.Tensor, tile: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest of each tile, and its number there: the first of equals, the last NaN."""
+    """Returns the maximum of each tile, and its index there: the first of equals, the last nan."""
     height, width = tile
     rows, columns = image.shape[2] // height * height, image.shape[3] // width * width
     parts = [
@@ -101,10 +101,10 @@ def _larger(
     best: tuple[torch.Tensor, torch.Tensor], numbered: tuple[int, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     (largest, place), (number, part) = best, numbered
-    is_larger = (part > largest) | (part != part)  # as `isnan`, which is no operator of vectors
+    is_larger = (part > largest) | (part != part)  # as `isnan`, which is not vectorized
     return torch.where(is_larger, part, largest), torch.where(is_larger, number, place)
 
 
 def _spread(tiled: torch.Tensor) -> torch.Tensor:
-    """To (batch, channels, rows, 1, columns, 1)."""
+    """Returns it with shape (batch, channels, rows, 1, columns, 1)."""
     return tiled[:, :, :, None, :, None]

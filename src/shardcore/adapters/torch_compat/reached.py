@@ -1,8 +1,8 @@
-"""Operators below public functions of torch, which have no public names of their own.
+"""Operators without public names that public functions of torch run.
 
-They are found by running the function once. The gradient of an operator is found by its node of
-autograd, which may be called: a backward pass would start the threads of autograd, after which a
-fork of this process could run none.
+They are found by one run of the function. The gradient of an operator is found by a call of its
+autograd node: a backward pass would start the threads of autograd, after which a fork of this
+process could run none.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from shardcore.adapters.torch_compat.trees import tree_map_only
 
 
 def _reached(function: Callable[[Any], Any], *shape: int) -> tuple[Any, ...]:
-    """The operators that `function` runs on a tensor of `shape`, then those of its gradient."""
+    """Returns the operators that `function` runs on a tensor of `shape`, and of its gradient."""
     operators = []
 
     class Probe(torch.Tensor):
@@ -37,7 +37,7 @@ def _reached(function: Callable[[Any], Any], *shape: int) -> tuple[Any, ...]:
         made.plain = plain
         return made
 
-    # Whatever mode torch is imported in.
+    # For any mode in which torch is imported.
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -45,7 +45,7 @@ def _reached(function: Callable[[Any], Any], *shape: int) -> tuple[Any, ...]:
     ):
         operand = probe(torch.zeros(shape, device="cpu", dtype=torch.float32))
         result = function(operand.requires_grad_())
-        node: Any = getattr(result, "grad_fn", None)  # the stubs of torch do not let it be called
+        node: Any = getattr(result, "grad_fn", None)  # the stubs of torch do not allow this call
         if node is not None:
             node(result.detach())
     return tuple(operators)
@@ -57,7 +57,7 @@ def _attention(x: torch.Tensor) -> torch.Tensor:
 
 
 CPU_ATTENTION, CPU_ATTENTION_BACKWARD = _reached(_attention, 1, 1, 1, 1)
-# By the number of dims that are averaged over: the operator and its gradient.
+# By the number of averaged dims: the operator and its gradient.
 ADAPTIVE_AVERAGES = {
     2: _reached(lambda x: functional.adaptive_avg_pool2d(x, 2), 1, 1, 4, 4),
     3: _reached(lambda x: functional.adaptive_avg_pool3d(x, 2), 1, 1, 4, 4, 4),

@@ -1,11 +1,11 @@
-"""Tensors of our own class, backward passes, and hooks of modules."""
+"""Tensor subclasses, autograd nodes, hooks of modules, identities of memory and generators."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-# Without it, torch makes every result of an operator one of the subclass again.
+# Without it, torch wraps every result of an operator in the subclass again.
 NO_TORCH_FUNCTION: Any = torch.nn.Parameter.__torch_function__
 
 
@@ -16,7 +16,7 @@ def wrapper(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Any:
-    """Returns a tensor of the class `cls` without memory of its own.
+    """Returns a tensor of the class `cls` without memory.
 
     torch 2.13: `_make_wrapper_subclass` is how the documentation of torch extends tensors, and has
     no public name.
@@ -27,7 +27,7 @@ def wrapper(
 
 
 def backward_pass() -> int:
-    """The number of the backward pass that runs on this thread now.
+    """Returns the number of the backward pass that runs on this thread now.
 
     torch 2.13: it has no public name. A pass that fails calls nothing at its end.
     """
@@ -35,7 +35,7 @@ def backward_pass() -> int:
 
 
 def nodes_made() -> int:
-    """How many nodes of backward passes this thread has made: the next one gets this number.
+    """Returns the number of autograd nodes of this thread, which the next node gets as its number.
 
     torch 2.13: the number has no public name.
     """
@@ -44,7 +44,7 @@ def nodes_made() -> int:
 
 
 def current_node() -> int | None:
-    """The number of the node whose backward runs on this thread; None outside, and for a leaf's.
+    """Returns the number of the node that runs on this thread; None outside, and for a leaf.
 
     torch 2.13: neither the node nor its number has a public name. The node that accumulates the
     gradient of a leaf has the largest number there is.
@@ -56,7 +56,7 @@ def current_node() -> int | None:
 
 
 def accumulated() -> torch.Tensor | None:
-    """The leaf whose gradient is being accumulated on this thread, None where it is none.
+    """Returns the leaf whose gradient is accumulated on this thread now, None without one.
 
     torch 2.13: as for `current_node`.
     """
@@ -65,7 +65,7 @@ def accumulated() -> torch.Tensor | None:
 
 
 def after_backward(call: Callable[[], None]) -> None:
-    """Call `call` when the backward pass that runs now is finished.
+    """Registers `call` for the end of the backward pass that runs now.
 
     torch 2.13: the engine has no public name. `DistributedDataParallel` ends its passes so.
     """
@@ -73,7 +73,7 @@ def after_backward(call: Callable[[], None]) -> None:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """The number of writes into the memory of `tensor` that torch has counted.
+    """Returns the number of writes into the memory of `tensor` that torch has counted.
 
     torch 2.13: `_version` has no public name. A tensor made in inference mode has none.
     """
@@ -81,24 +81,24 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def hooks_of(module: torch.nn.Module) -> list[Any]:
-    """The hooks that `module` calls in its forward and backward pass.
+    """Returns the hooks that `module` calls in its forward and backward pass.
 
-    torch 2.13: hooks are registered by public names, and asked for by none.
+    torch 2.13: public names register hooks, but do not list them.
     """
     kept = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
     return [each for hooks in kept for each in hooks.values()]
 
 
 def identity_of(generator: torch.Generator) -> int:
-    """A number for the generator, its own as long as it exists.
+    """Returns a number that identifies the generator while it exists.
 
-    torch 2.13: an operator gets another Python object for it than the one that was made.
+    torch 2.13: an operator gets a new Python object for a generator.
     """
     return int(generator._cdata)  # type: ignore[attr-defined]
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """A number for the memory of `tensor`, its own as long as a tensor has it.
+    """Returns a number that identifies the memory of `tensor` while a tensor has it.
 
     torch 2.13: there is no public name for the identity of a storage without its address, which
     tensors of no elements share.

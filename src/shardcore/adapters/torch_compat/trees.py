@@ -1,4 +1,4 @@
-"""Nests of operands and results, walked fast: a recording walks each of thousands many times."""
+"""Fast walks over nests of operands and results, of which a recording makes many thousands."""
 
 from collections.abc import Callable
 from functools import cache
@@ -9,9 +9,9 @@ from torch.utils._pytree import tree_map as tree_map_of_torch
 
 
 def tree_leaves(nest: Any) -> list[Any]:
-    """The leaves of tuples, lists, dicts, and all else that torch takes apart, in order.
+    """Returns the leaves of tuples, lists, dicts, and other nodes that torch flattens, in order.
 
-    torch 2.13: its own asks for the kind of each leaf by name, and takes five times as long.
+    torch 2.13: its own function looks up the kind of each leaf by name, in five times the time.
 
     Example:
         >>> tree_leaves((1, [None, {"a": (2,)}]))
@@ -23,7 +23,7 @@ def tree_leaves(nest: Any) -> list[Any]:
 
 
 def tree_map(function: Callable[[Any], Any], nest: Any) -> Any:
-    """`nest` with what `function` makes of each leaf.
+    """Returns `nest` with `function` applied to each leaf.
 
     Example:
         >>> tree_map(str, (1, [None, {"a": (2,)}]))
@@ -38,7 +38,7 @@ def tree_map(function: Callable[[Any], Any], nest: Any) -> Any:
 
 
 def tree_map_only(kind: type | tuple[type, ...], function: Callable[[Any], Any], nest: Any) -> Any:
-    """`nest` with what `function` makes of each leaf of a kind.
+    """Returns `nest` with `function` applied to each leaf of type `kind`.
 
     Example:
         >>> tree_map_only(int, str, (1, 2.0))
@@ -63,6 +63,6 @@ def _gather(nest: Any, found: list[Any]) -> None:
 
 @cache
 def _is_leaf(kind: Any) -> bool:
-    """Whether torch does not take such a thing apart, as it does named tuples."""
+    """Returns whether torch does not flatten such objects, as it does named tuples."""
     is_named = issubclass(kind, tuple) and hasattr(kind, "_fields")
     return not is_named and kind not in SUPPORTED_NODES

@@ -1,6 +1,6 @@
-"""Every Keras name that shardcore replaces or reads: the only such place.
+"""All private Keras names that shardcore replaces or reads. `binding` imports it.
 
-Known for Keras 3.15 on torch. `table` has those that are replaced, each with its reason.
+They are those of Keras 3.15 on torch. `table` has the replaced ones, each with a reason.
 """
 
 from shardcore.binding.seams.ambient import CURRENT_DISTRIBUTION as CURRENT_DISTRIBUTION

@@ -1,4 +1,4 @@
-"""What Keras keeps for a thread: distribution, device, names, seeds."""
+"""The global state of Keras: distribution, device, names, seeds."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -19,18 +19,18 @@ CURRENT_DISTRIBUTION: str = distribution_lib.GLOBAL_ATTRIBUTE_NAME
 
 
 def current_distribution() -> Any:
-    """The distribution that is set on this thread, or None."""
+    """Returns the distribution that is set on this thread, or None."""
     return global_state.get_global_attribute(CURRENT_DISTRIBUTION)
 
 
 def forget_distribution() -> None:
-    """Unset the distribution of this thread."""
+    """Unsets the distribution of this thread."""
     global_state.set_global_attribute(CURRENT_DISTRIBUTION, None)
 
 
 @contextmanager
 def without_distribution() -> Iterator[None]:
-    """No distribution is set on this thread inside."""
+    """Opens a context in which this thread has no distribution."""
     distribution = current_distribution()
     forget_distribution()
     try:
@@ -40,48 +40,48 @@ def without_distribution() -> Iterator[None]:
 
 
 def torch_device() -> Any:
-    """The device on which Keras makes tensors."""
+    """Returns the device on which Keras creates tensors."""
     return torch_core.get_device()
 
 
 def is_symbolic() -> bool:
-    """Whether Keras is working out shapes, on the meta device."""
+    """Returns whether Keras is inferring shapes, on the meta device."""
     return str(torch_core.get_device()) == "meta"
 
 
 def is_made_by_optimizer() -> bool:
-    """Whether the variable that is being made belongs to an optimizer, by the scope of its name."""
+    """Returns whether the variable in creation is an optimizer's, by its name scope."""
     scopes = global_state.get_global_attribute("name_scope_stack")
     return bool(scopes) and isinstance(scopes[-1].caller, optimizers.Optimizer)
 
 
 def settings() -> tuple[Any, ...]:
-    """The settings of `keras.config` that layers and losses read when they are called."""
+    """Returns the settings of `keras.config` that layers and losses read in their calls."""
     attention = global_state.get_global_attribute("flash_attention")
     return backend.epsilon(), backend.floatx(), backend.image_data_format(), attention
 
 
 def user_seed() -> int | None:
-    """The seed of `keras.utils.set_random_seed`, None if it was not called."""
+    """Returns the seed of `keras.utils.set_random_seed`, None if it was not called."""
     seed: int | None = rng_utils.get_random_seed()
     return seed
 
 
 def global_seed() -> Any:
-    """The state of the generator that random layers without a seed draw from; None before one."""
+    """Returns the state of the generator of random layers without a seed; None before its use."""
     generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
     return None if generator is None else generator.state
 
 
 def draw_seed(seed: Any) -> tuple[Any, Any]:
-    """Both halves of the next seed of `seed`, as tensors."""
+    """Returns both halves of the next seed of `seed`, as tensors."""
     first, second = seed_generator.draw_seed(seed)
     return first, second
 
 
 @contextmanager
 def unnoticed() -> Iterator[None]:
-    """What is built inside leaves no trace: Keras counts names and draws seeds as if it were not.
+    """Restores Keras' counts of names and its seeds at the end, for a model that is built inside.
 
     No distribution may be set.
     """
@@ -92,14 +92,14 @@ def unnoticed() -> Iterator[None]:
         with generators_kept():
             yield
     finally:
-        now = vars(global_state.GLOBAL_STATE_TRACKER)  # another one after a clear_session()
+        now = vars(global_state.GLOBAL_STATE_TRACKER)  # another generator after a clear_session()
         now.clear()
         now.update(before)
 
 
 @contextmanager
 def generators_kept(gpus: Sequence[int] | None = None) -> Iterator[None]:
-    """The generators of Python, NumPy and torch are afterwards as if nothing was drawn inside."""
+    """Restores the generators of Python, NumPy and torch at the end."""
     drawn = random.getstate(), numpy.random.get_state()
     try:
         with torch.random.fork_rng(gpus):

@@ -1,4 +1,4 @@
-"""Files, and what is printed."""
+"""Keras' functions that write files and print messages."""
 
 from contextlib import closing
 from typing import Any
@@ -10,7 +10,7 @@ from keras.src.utils import file_utils, io_utils
 
 
 class _NoFile(saving_lib.H5IOStore):  # type: ignore[misc]
-    """A store that brings each value to the rank that writes, and keeps none."""
+    """A store that gathers each value for the rank that writes, and stores none."""
 
     def __init__(self) -> None:
         self.archive = None
@@ -29,13 +29,13 @@ class _NoFile(saving_lib.H5IOStore):  # type: ignore[misc]
 
 
 def gather_model(model: Any) -> None:
-    """Visit the config and the state of `model` as saving does, and write nothing."""
+    """Visits the config and the state of `model` as saving does, and writes nothing."""
     saving_lib._serialize_model_as_json(model)
     gather_state(model)
 
 
 def gather_state(model: Any, objects_to_skip: Any = None) -> None:
-    """Visit the state of `model` as saving does, in the same order, and write nothing."""
+    """Visits the state of `model` as saving does, in the same order, and writes nothing."""
     with closing(saving_lib.DiskIOStore("assets", mode="w")) as scratch:
         saving_lib._save_state(
             model,
@@ -47,15 +47,15 @@ def gather_state(model: Any, objects_to_skip: Any = None) -> None:
 
 
 def can_send() -> bool:
-    """Whether `requests`, which `RemoteMonitor` needs, is installed."""
+    """Returns whether `requests`, which `RemoteMonitor` needs, is installed."""
     return remote_monitor.requests is not None
 
 
 def print_message(message: str) -> None:
-    """Print as Keras does, to standard output or to where its logging is set to go."""
+    """Prints as Keras does, to standard output or to its log."""
     io_utils.print_msg(message)
 
 
 def is_remote(path: str) -> bool:
-    """Whether Keras writes `path` by a remote file system."""
+    """Returns whether Keras writes `path` by a remote file system."""
     return bool(file_utils.is_remote_path(path)) or path.startswith("hf://")

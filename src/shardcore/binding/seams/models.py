@@ -1,4 +1,4 @@
-"""What objects of Keras are made of: models, optimizers, nests of tensors."""
+"""The parts of Keras objects: models, optimizers, nests of tensors."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from keras.src.ops.node import Node
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
-ADAM = torch_adam.__name__  # imported above: Keras does not before the first Adam is made
+ADAM = torch_adam.__name__  # imported above, since Keras imports it only with the first Adam
 
 
 def parts_of(trainer: Any) -> list[Any]:
-    """The layers of a model, its optimizer, metrics and losses: what its steps call."""
+    """Returns the objects that the steps of a model call: layers, optimizer, metrics, losses."""
     found = [
         *trainer._flatten_layers(),
         getattr(trainer, "optimizer", None),
@@ -27,7 +27,7 @@ def parts_of(trainer: Any) -> list[Any]:
 
 
 def modules_of(trainer: Any) -> list[tuple[str, Any]]:
-    """The torch modules of a model, its layers among them, which do not all know each other."""
+    """Returns the torch modules of a model, with its layers, also those that no other one holds."""
     found: dict[int, tuple[str, Any]] = {}
     for layer in trainer._flatten_layers():
         for name, module in layer.named_modules():
@@ -36,7 +36,7 @@ def modules_of(trainer: Any) -> list[tuple[str, Any]]:
 
 
 def hook_of(trainer: Any, hooks_of: Callable[[Any], Iterable[Any]]) -> str:
-    """The first module of a model that has a hook of the user's, empty if there is none."""
+    """Returns the name of the first module of a model with a user's hook, empty without one."""
     for name, module in modules_of(trainer):
         for hook in hooks_of(module):
             if not (getattr(hook, "__module__", None) or "").startswith("shardcore."):
@@ -44,7 +44,7 @@ def hook_of(trainer: Any, hooks_of: Callable[[Any], Iterable[Any]]) -> str:
     return ""
 
 
-# What a trainer notes of its runs, and no step looks at.
+# Attributes of a trainer on its runs, which no step reads.
 RUNS_NOTED = {
     "_eval_epoch_iterator",
     "_initial_epoch",
@@ -59,28 +59,28 @@ RUNS_NOTED = {
 
 
 def is_bookkeeping(value: Any) -> bool:
-    """Whether `value` notes how a model was made or is trained, which no step reads."""
+    """Returns whether `value` is bookkeeping on a model or its runs, which no step reads."""
     of_keras = backend.KerasTensor | Node | Callback | CallbackList | EpochIterator | DataAdapter
     return isinstance(value, of_keras | torch.nn.ParameterDict | torch.nn.ParameterList)
 
 
 def is_layer(value: Any) -> bool:
-    """Whether `value` is a Keras layer, or keeps parameters for one."""
+    """Returns whether `value` is a Keras layer, or holds parameters for one."""
     return isinstance(value, Layer | torch.nn.ParameterDict | torch.nn.ParameterList)
 
 
 def is_variable(value: Any) -> bool:
-    """Whether `value` is a Keras variable."""
+    """Returns whether `value` is a Keras variable."""
     return isinstance(value, backend.Variable)
 
 
 def is_seed(variable: Any) -> bool:
-    """Whether the variable is the state of a `keras.random.SeedGenerator`, by the name it gets."""
+    """Returns whether the variable is the state of a `keras.random.SeedGenerator`, by its name."""
     return bool(variable.name == "seed_generator_state")
 
 
 def moments_of(optimizer: Any, variables: Sequence[Any]) -> tuple[list[Any], ...]:
-    """The tensors that an `Adam` keeps: first and second moments, and the largest second ones.
+    """Returns the tensors of an `Adam`: first and second moments, and the largest second ones.
 
     The last list is empty, unless the optimizer has `amsgrad`.
     """
@@ -91,25 +91,25 @@ def moments_of(optimizer: Any, variables: Sequence[Any]) -> tuple[list[Any], ...
 
 
 def map_tensors(function: Callable[[Any], Any], structure: Any) -> Any:
-    """`structure` with `function` applied to its tensors; the rest stays."""
+    """Returns `structure` with `function` applied to its tensors; the rest stays."""
     return tree.map_structure(
         lambda leaf: function(leaf) if backend.is_tensor(leaf) else leaf, structure
     )
 
 
 def leaves(structure: Any) -> list[Any]:
-    """The leaves of `structure`, None among them."""
+    """Returns the leaves of `structure`, None among them."""
     found: list[Any] = tree.flatten(structure)
     return found
 
 
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
-    """`structure` with `function` applied to every leaf but None."""
+    """Returns `structure` with `function` applied to every leaf but None."""
     return tree.map_structure(function, structure, none_is_leaf=False)
 
 
 def copy_mask(source: Any, target: Any) -> None:
-    """Give `target` the Keras mask of `source`, if it has one."""
+    """Gives `target` the Keras mask of `source`, if it has one."""
     mask = backend.get_keras_mask(source)
     if mask is not None:
         backend.set_keras_mask(target, mask)

@@ -1,4 +1,4 @@
-"""Names that are replaced, and put back."""
+"""Replacement of names in Keras, and their restoration."""
 
 import pkgutil
 import sys
@@ -13,7 +13,7 @@ from shardcore.binding.seams.table import Seam
 
 
 def around(replacement: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns what makes a function of Keras call `replacement`, with itself as first argument."""
+    """Returns a decorator by which a Keras function calls `replacement`, with itself first."""
 
     def replace(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -27,7 +27,7 @@ def around(replacement: Callable[..., Any]) -> Callable[[Callable[..., Any]], Ca
 
 @attrs.define
 class Rebinding:
-    """Names that have been replaced, and what they were."""
+    """The replaced names, with their original values."""
 
     _undo: list[Callable[[], None]] = attrs.field(factory=list, init=False)
 
@@ -41,19 +41,19 @@ class Rebinding:
             setattr(place, name, value)
 
     def restore(self) -> None:
-        """Puts every name back, the last one first."""
+        """Restores every name, the last one first."""
         while self._undo:
             self._undo.pop()()
 
 
 def _holder(seam: Seam) -> tuple[Any, str]:
-    """The module or class that holds the name, and the name in it."""
+    """Returns the module or class that holds the name, and the name in it."""
     module, _, path = seam.name.partition(":")
     within, _, name = path.rpartition(".")
     return pkgutil.resolve_name(f"{module}:{within}"), name
 
 
 def _importers(original: Any) -> list[ModuleType]:
-    """The loaded Keras modules that hold `original` under its own name."""
+    """Returns the loaded Keras modules that hold `original` under its own name."""
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "keras"]
     return [m for m in modules if vars(m).get(original.__name__) is original]

@@ -1,7 +1,4 @@
-"""Every Keras name that shardcore replaces, with the reason.
-
-Known for Keras 3.15 on torch.
-"""
+"""All Keras names that shardcore replaces, each with its reason, for Keras 3.15 on torch."""
 
 import attrs
 from keras.src.backend.torch.optimizers import torch_nadam
@@ -14,9 +11,9 @@ class Seam:
     """A Keras name that is replaced while shardcore is installed.
 
     Args:
-        name: The module that defines it, a colon, and the name in it, dotted for a class's member.
+        name: The module that defines it, a colon, and the name in it, dotted for a class member.
         reason: Why it is replaced.
-        everywhere: Whether modules that imported the name for themselves get the new value too.
+        everywhere: Whether modules that have imported the name get the new value too.
     """
 
     name: str
@@ -24,12 +21,12 @@ class Seam:
     everywhere: bool = False
 
 
-# The steps of a trainer, and what a user calls on one.
+# The steps of a trainer, and the methods that a user calls.
 STEPS = ("train", "test", "predict")
 RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 # The steps that callbacks see.
 PHASES = ("train", "test")
-# The functions that set torch's own generator.
+# The functions that set torch's generator.
 DRAWS = ("beta", "binomial", "gamma")
 # The modules of the callbacks that write files.
 CALLBACKS_WITH_FILES = ("backup_and_restore", "csv_logger", "model_checkpoint", "tensorboard")
@@ -49,7 +46,7 @@ SEAMS = {
     ),
     "clear_session": Seam(
         "keras.src.backend.common.global_state:clear_session",
-        "It drops the distribution without a word.",
+        "Drops the distribution silently.",
         everywhere=True,
     ),
     "layout axes": Seam(
@@ -58,11 +55,11 @@ SEAMS = {
     ),
     "layout map lookup": Seam(
         "keras.src.distribution.distribution_lib:LayoutMap.__getitem__",
-        "Rules are matched by the path matcher, the same for Keras and PyTorch names.",
+        "`domain.paths` matches rules, the same for Keras and PyTorch names.",
     ),
     "layout map rule": Seam(
         "keras.src.distribution.distribution_lib:LayoutMap.__setitem__",
-        "A rule that cannot be read is an error where it is written.",
+        "A malformed rule raises at once.",
     ),
     "variable initialize": Seam(
         "keras.src.backend.torch.core:Variable._initialize",
@@ -70,11 +67,11 @@ SEAMS = {
     ),
     "variable assign": Seam(
         "keras.src.backend.torch.core:Variable._direct_assign",
-        "A value is brought into the variable's layout.",
+        "The value is redistributed to the variable's layout.",
     ),
     "variable repr": Seam(
         "keras.src.backend.common.variables:Variable.__repr__",
-        "Prints the value: a collective, where one rank prints.",
+        "Prints the value: a collective, though one rank prints.",
     ),
     "convert_to_numpy": Seam(
         "keras.src.backend.torch.core:convert_to_numpy",
@@ -87,7 +84,7 @@ SEAMS = {
     ),
     "layer edges": Seam(
         "keras.src.layers.layer:distribution_lib",
-        "Layer.__call__ relays a layer's output through it.",
+        "Layer.__call__ lays out the output of a layer by it.",
     ),
     "torch module parameters": Seam(
         "keras.src.utils.torch_utils:TorchModuleWrapper._track_module_parameters",
@@ -118,16 +115,16 @@ SEAMS = {
     },
     "beginning of an epoch": Seam(
         "keras.src.trainers.epoch_iterator:EpochIterator.__iter__",
-        "Ranks whose generators or copies of variables have come apart are found there.",
+        "Generators and replicated variables are compared between ranks there.",
     ),
     "epoch": Seam(
         "keras.src.backend.torch.trainer:TorchEpochIterator._get_iterator",
-        "Ranks that would make another number of steps are found before the first.",
+        "Ranks with other numbers of steps are found before the first step.",
     ),
     **{
         f"{kind} step": Seam(
             f"keras.src.backend.torch.trainer:TorchTrainer.make_{kind}_function",
-            "A batch is split before the step, and logs are whole after it.",
+            "A batch is split before the step, and its logs are gathered after it.",
         )
         for kind in STEPS
     },
@@ -149,10 +146,10 @@ SEAMS = {
     },
     "update of Adam": Seam(
         f"{ADAM}:Adam._parallel_update_step",
-        "Ten operators, each of which goes over all variables: torch has one.",
+        "Runs ten operators over all variables: torch has one.",
     ),
     "numbers of Nadam": Seam(
-        # Imported above: Keras does not before the first Nadam is made.
+        # Imported above, since Keras imports it only with the first Nadam.
         f"{torch_nadam.__name__}:core",
         "Reads a product of its state on the host at each step, where a recording does not see it.",
     ),
@@ -162,7 +159,7 @@ SEAMS = {
     ),
     "classes of a loss": Seam(
         "keras.src.backend.torch.nn:sparse_categorical_crossentropy",
-        "Puts the classes of sequences first: all logits are copied, and their gradient.",
+        "Moves the classes of sequences to dim 1: all logits are copied, and their gradient.",
     ),
     "metric results": Seam(
         "keras.src.trainers.trainer:Trainer.get_metrics_result",
@@ -170,12 +167,12 @@ SEAMS = {
     ),
     "results of an epoch": Seam(
         "keras.src.trainers.trainer:Trainer._get_metrics_result_or_logs",
-        "Steps whose results no callback reads have not worked them out.",
+        "Steps whose results no callback reads have not computed them.",
     ),
     **{
         f"callbacks of {phase} steps": Seam(
             f"keras.src.callbacks.callback_list:CallbackList.on_{phase}_begin",
-            "Nobody else knows the callbacks, which may read the results of each step.",
+            "Only this list has the callbacks, which may read the results of each step.",
         )
         for phase in PHASES
     },
@@ -185,7 +182,7 @@ SEAMS = {
     ),
     "initial states": Seam(
         "keras.src.layers.rnn.rnn:RNN.get_initial_state",
-        "Whole on every rank, beside sequences whose rows are split.",
+        "Replicated, while the rows of the sequences are split.",
     ),
     "mask of a loss": Seam(
         "keras.src.losses.loss:apply_mask",
@@ -193,18 +190,18 @@ SEAMS = {
     ),
     "export": Seam(
         "keras.src.models.model:Model.export",
-        "One rank exports, from whole values; the others bring their shards.",
+        "One rank exports full values; the others gather their shards.",
     ),
     "save model": Seam(
         "keras.src.saving.saving_lib:save_model",
-        "Every rank would write the file; one does, the others bring their shards.",
+        "Every rank would write the file; one does, the others gather their shards.",
     ),
     "save weights": Seam(
         "keras.src.saving.saving_lib:save_weights_only", "As for the whole model."
     ),
     "overwrite question": Seam(
         "keras.src.utils.io_utils:ask_to_proceed_with_overwrite",
-        "One rank asks, all do what is answered.",
+        "One rank asks, and all use its answer.",
     ),
     **{
         f"files of {module}": Seam(

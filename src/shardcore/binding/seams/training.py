@@ -1,4 +1,4 @@
-"""How a model is trained: its own steps, and who looks at them."""
+"""Properties of a trainer: overridden steps, callbacks that read steps, data."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from keras.src.utils.python_utils import is_default
 
 
 class Auto(str):
-    """What `jit_compile="auto"` becomes: false to Keras, which else calls torch.compile.
+    """The value of `jit_compile="auto"`: falsy for Keras, which would call torch.compile.
 
     It is written into files as "auto", and so read again.
     """
@@ -31,18 +31,18 @@ AUTO = Auto("auto")
 
 
 def is_own_step(trainer: Any, name: str) -> bool:
-    """Whether the user has written the method `name`, such as `train_step`, of `trainer`."""
+    """Returns whether the user has overridden the method `name`, such as `train_step`."""
     return getattr(type(trainer), name) is not getattr(torch_trainer.TorchTrainer, name)
 
 
 def gives_own_logs(trainer: Any, step: str) -> bool:
-    """Whether the method `step` returns more, or less, than the results of the metrics."""
+    """Returns whether the method `step` returns other logs than the results of the metrics."""
     names = (step, "compute_metrics", "get_metrics_result", "_get_metrics_result_or_logs")
     return any(name in vars(trainer) or is_own_step(trainer, name) for name in names)
 
 
 def read_steps(callbacks: CallbackList, phase: str) -> bool:
-    """Whether one of `callbacks` does something between two steps of a fit, or of an evaluate."""
+    """Returns whether one of `callbacks` acts between two steps of a fit or an evaluate."""
     if type(callbacks) is not CallbackList:
         return True
     hooks = [f"on_{phase}_batch_{when}" for when in ("begin", "end")]
@@ -54,7 +54,7 @@ def read_steps(callbacks: CallbackList, phase: str) -> bool:
 
 
 def _rests(callback: Callback, phase: str) -> bool:
-    """Whether a callback of Keras is one that has such a hook, and does nothing in it."""
+    """Returns whether it is a callback of Keras whose hooks between steps do nothing."""
     if type(callback) is ProgbarLogger:
         return bool(callback.verbose != 1 or (phase == "test" and callback._called_in_fit))
     if type(callback) in (ModelCheckpoint, BackupAndRestore):
@@ -63,11 +63,11 @@ def _rests(callback: Callback, phase: str) -> bool:
 
 
 def arrays_of(adapter: Any) -> Any:
-    """The arrays that a data adapter cuts its batches from, nested; None if it has none."""
+    """Returns the nested arrays from which a data adapter cuts its batches; None without."""
     return adapter._inputs if isinstance(adapter, ArrayDataAdapter) else None
 
 
 def unpack(batch: Any) -> tuple[Any, Any, Any]:
-    """Inputs, targets and sample weights of a batch as `fit` takes it."""
+    """Returns inputs, targets and sample weights of a batch as `fit` takes it."""
     parts: tuple[Any, Any, Any] = data_adapter_utils.unpack_x_y_sample_weight(batch)
     return parts

@@ -1,1 +1,1 @@
-"""The tensor classes of the strategies."""
+"""The tensor classes of the strategies: import `DTensors` or `LocalShards`."""

@@ -23,9 +23,9 @@ from shardcore.ports.world import World
 
 
 class ShardedDTensor(ShardedTensor, GivenDTensor):
-    """A DTensor to everybody outside; the engine runs its operators.
+    """A DTensor whose operators the engine runs.
 
-    Its methods give tensors of this class, and take what those of a DTensor take.
+    Its methods take the arguments of those of a DTensor, and return tensors of this class.
     """
 
     @classmethod
@@ -36,11 +36,11 @@ class ShardedDTensor(ShardedTensor, GivenDTensor):
 
     @property
     def spec(self) -> DTensorSpec:  # type: ignore[override]
-        """What a DTensor says of itself."""
+        """The layout, shape, strides and dtype, as DTensor describes them."""
         return cast(DTensors, self.engine.kind).spec(self.form)
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
-        """The local shard, sharing the memory of this tensor; differentiable.
+        """Returns the local shard, sharing the memory of this tensor; differentiable.
 
         Args:
             grad_placements: The placements of the gradient that comes back.
@@ -48,7 +48,7 @@ class ShardedDTensor(ShardedTensor, GivenDTensor):
         return differentiable.to_local(self, self._layout_of(grad_placements))
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
-        """The full tensor as a plain one; differentiable. All ranks call it together.
+        """Returns the full tensor as a plain one; differentiable. All ranks call it together.
 
         Args:
             grad_placements: The placements of the gradient that comes back.
@@ -64,14 +64,14 @@ class ShardedDTensor(ShardedTensor, GivenDTensor):
         forward_dtype: torch.dtype | None = None,
         backward_dtype: torch.dtype | None = None,
     ) -> "ShardedDTensor":
-        """This tensor in other placements; differentiable. All ranks call it together.
+        """Returns this tensor in other placements; differentiable. All ranks call it together.
 
         Args:
             device_mesh: The mesh of this tensor, or None for it.
             placements: One per mesh axis.
-            async_op: Taken as a DTensor takes it; the collectives are waited for in any case.
+            async_op: Ignored: the collectives are always waited for.
             forward_dtype: The dtype in which it is sent, None for its own.
-            backward_dtype: Not served.
+            backward_dtype: Not supported.
 
         Raises:
             LayoutError: If the mesh is another, there are no placements, or a dtype is given for
@@ -107,22 +107,22 @@ class DTensors:
 
     @classmethod
     def over(cls, world: World, groups: Mapping[str, dist.ProcessGroup]) -> "DTensors":
-        """The classes over the mesh of `world`, with the process group of each axis."""
+        """Returns the classes over the mesh of `world`, with the process group of each axis."""
         ranks = torch.tensor(world.processes).reshape(world.mesh.shape)
         names = world.mesh.axis_names
         of_axes = [groups[axis] for axis in names]
         return cls(DeviceMesh.from_group(of_axes, world.device_type, ranks, mesh_dim_names=names))
 
     def empty(self, form: Form) -> Any:
-        """A sharded tensor of `form` that has no attributes yet."""
+        """Returns a sharded tensor of `form` without its attributes."""
         kind = ShardedDTensor if form.has_placements else LocalShardTensor
         return torch_compat.wrapper(kind, form.shape, form.strides, form.dtype, form.device)
 
     def adopt(self, engine: Engine, tensor: torch.Tensor) -> Any:
-        """A plain DTensor on this mesh as a sharded tensor, which shares its memory.
+        """Returns a DTensor on this mesh as a sharded tensor, which shares its memory.
 
         Raises:
-            LayoutError: If it is on another mesh, or in strides that no layout says.
+            LayoutError: If it is on another mesh, or no layout describes its shards.
         """
         if not isinstance(tensor, DTensor):
             return None
@@ -138,7 +138,7 @@ class DTensors:
         return engine.wrap(part, engine.form(shape, layout, part.dtype, part.device, strides))
 
     def spec(self, form: Form) -> DTensorSpec:
-        """What a DTensor says of itself, for a tensor of `form`."""
+        """Returns the spec of a DTensor for a tensor of `form`."""
         found = self._specs.get(form)
         if found is None:
             meta = TensorMeta(torch.Size(form.shape), form.strides, form.dtype)
@@ -148,7 +148,7 @@ class DTensors:
 
 
 def to_torch(placement: domain.Placement) -> Placement:
-    """The DTensor placement of the same meaning."""
+    """Returns the DTensor placement of the same meaning."""
     match placement:
         case domain.Shard(dim):
             return Shard(dim)
@@ -159,10 +159,10 @@ def to_torch(placement: domain.Placement) -> Placement:
 
 
 def layout_of(world: World, placements: Sequence[Placement], ndim: int) -> Layout:
-    """The layout that DTensor placements say.
+    """Returns the layout of DTensor placements.
 
     Raises:
-        LayoutError: If one is in strides, as a reshape leaves it, which no layout says.
+        LayoutError: If one is a strided shard, as after a reshape, which no layout describes.
     """
     return Layout.from_placements(world.mesh, map(_from_torch, placements), ndim)
 

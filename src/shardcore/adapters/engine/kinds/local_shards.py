@@ -16,7 +16,7 @@ from shardcore.ports.world import World
 
 
 class LocalShardTensor(ShardedTensor, torch.Tensor):
-    """A sharded tensor that is no DTensor: its layout may say more than placements can."""
+    """A sharded tensor that is no DTensor: its layout may be finer than placements allow."""
 
     __torch_function__ = torch_compat.NO_TORCH_FUNCTION
 
@@ -32,15 +32,15 @@ class LocalShardTensor(ShardedTensor, torch.Tensor):
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """What each mesh axis does to the tensor."""
+        """The placement along each mesh axis."""
         return self.form.layout.placements
 
     def to_local(self) -> torch.Tensor:
-        """The local shard, sharing the memory of this tensor; differentiable."""
+        """Returns the local shard, sharing the memory of this tensor; differentiable."""
         return to_local(self)
 
     def full_tensor(self) -> torch.Tensor:
-        """The full tensor as a plain one; differentiable. All ranks call it together."""
+        """Returns the full tensor as a plain one; differentiable. All ranks call it together."""
         return full_tensor(self)
 
 
@@ -49,11 +49,11 @@ class LocalShards:
 
     @classmethod
     def over(cls, _world: World, _groups: Mapping[str, dist.ProcessGroup]) -> "LocalShards":
-        """The classes, which are the same over every mesh."""
+        """Returns the classes, which are the same over every mesh."""
         return cls()
 
     def empty(self, form: Form) -> LocalShardTensor:
-        """A sharded tensor of `form` that has no attributes yet."""
+        """Returns a sharded tensor of `form` without its attributes."""
         return cast(
             LocalShardTensor,
             torch_compat.wrapper(
@@ -62,4 +62,4 @@ class LocalShards:
         )
 
     def adopt(self, engine: Engine, tensor: torch.Tensor) -> None:
-        """None: every other tensor is plain."""
+        """Returns None: every other tensor is plain."""

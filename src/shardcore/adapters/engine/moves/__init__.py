@@ -1,1 +1,1 @@
-"""How sharded tensors come to other layouts."""
+"""Redistribution of sharded tensors: import the functions of `redistribution`."""

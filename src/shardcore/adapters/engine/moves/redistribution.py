@@ -1,4 +1,4 @@
-"""Brings a tensor from one layout to another, by slices and collectives along mesh axes."""
+"""Redistributes tensors by slices and collectives along mesh axes."""
 
 from itertools import pairwise
 from typing import Any
@@ -18,13 +18,13 @@ from shardcore.domain.redistribution import Step, plan
 from shardcore.domain.stretches import has_stretches, without_stretches
 from shardcore.ports.whereabouts import Move, moving
 
-# What changes nothing; a mean or a maximum of equal values is that value.
+# The neutral values; a mean or a maximum of equal values is that value.
 _NEUTRAL = {"sum": 0, "product": 1}
 
 
 @attrs.frozen(eq=False)
 class _Stage:
-    """Steps on a tensor that has a dim of its own for the stretches of each dim.
+    """Steps on a tensor with a separate dim for the stretches of each dim.
 
     Args:
         shape: The shape of the local shard before.
@@ -37,17 +37,17 @@ class _Stage:
 
 @attrs.frozen(eq=False)
 class Redistribution:
-    """How a tensor of one form comes to another layout.
+    """The redistribution of tensors of one form to another layout.
 
     Args:
-        form: The form that the tensor has.
-        target: The layout that it gets. It may be partial where `form` is not: then the first
-            rank of an axis that sums has the values, and the others zeros.
+        form: The form of the tensor.
+        target: The layout that it gets. It may be partial if `form` is not: the first rank of a
+            summed axis then has the values, and the others zeros.
         stages: The steps.
-        shape: The shape of the local shard then.
-        fill: What this rank has for all values, if it is one of those others.
-        order: The dims of the tensor, outermost in memory first, where the steps are those of the
-            tensor with its dims in that order.
+        shape: The shape of the local shard after.
+        fill: The neutral value, if this rank is one of those others.
+        order: The dims of the tensor, outermost in memory first, if the steps apply to the tensor
+            with its dims in that order.
     """
 
     form: Form
@@ -59,7 +59,7 @@ class Redistribution:
 
     @classmethod
     def to(cls, form: Form, target: Layout, engine: Engine) -> "Redistribution | None":
-        """The redistribution to `target`, None where the tensor is there already."""
+        """Returns the redistribution to `target`, None if the tensor is in it already."""
         target = target.normalized(form.shape)
         if target == form.layout:
             return None
@@ -80,9 +80,9 @@ class Redistribution:
 
     @classmethod
     def of_weight(cls, form: Form, target: Layout, engine: Engine) -> "Redistribution | None":
-        """The redistribution of a weight, which moves as the variable is in memory.
+        """Returns the redistribution of a weight, with dims in the order of the variable's memory.
 
-        A kernel and the same kernel transposed, as a backward pass reads it, are gathered once.
+        A kernel and its transpose, which a backward pass reads, are gathered once.
         """
         order = tuple(sorted(range(form.ndim), key=lambda dim: (-form.strides[dim], dim)))
         shape = tuple(form.shape[dim] for dim in order)
@@ -96,7 +96,7 @@ class Redistribution:
         return None if found is None else attrs.evolve(found, order=order)
 
     def run(self, part: torch.Tensor, engine: Engine) -> torch.Tensor:
-        """The local shard in the new layout. `part` stays as it is. All ranks call it together."""
+        """Returns the local shard in the new layout. All ranks call it together."""
         if any(step.kind != "slice" for stage in self.stages for step in stage.steps):
             check_thread()
         with moving(Move(part, self.form.shape, self.form.layout, self.target)):
@@ -109,11 +109,11 @@ class Redistribution:
         return part if self.fill is None else torch.full_like(part, self.fill)
 
     def as_in_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor`, its dims in the order of the steps."""
+        """Returns `tensor` with its dims in the order of the steps."""
         return tensor if self.order is None else tensor.permute(self.order)
 
     def as_asked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor`, its dims in the order of the steps, in the order that it had before."""
+        """Returns `tensor`, whose dims are in the order of the steps, with its original order."""
         if self.order is None:
             return tensor
         return tensor.permute(sorted(range(tensor.ndim), key=self.order.__getitem__))
@@ -125,7 +125,7 @@ def _permuted(layout: Layout, order: tuple[int, ...]) -> Layout:
 
 
 def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
-    """The steps to `target`: in one stage, where the stretches of both are dims of one shape."""
+    """Returns the steps to `target`: one stage if the stretches of both are dims of one shape."""
     source, shape = form.layout, form.shape
     counts = tuple(map(max, source.stretches, target.stretches))
     layouts = [source, target]
@@ -150,7 +150,7 @@ def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
 def _between_stretches(source: Layout, target: Layout, shape: tuple[int, ...]) -> Exchange | None:
     """Returns the exchange between two layouts that differ in the stretches of one dim.
 
-    None where something else differs too, or several axes split the dim.
+    None if they differ in more, or several axes split the dim.
     """
     differ = [dim for dim in range(source.ndim) if source.blocks[dim] != target.blocks[dim]]
     same = source.spec == target.spec and source.partial == target.partial
@@ -163,9 +163,9 @@ def _between_stretches(source: Layout, target: Layout, shape: tuple[int, ...]) -
 
 
 def in_layout(tensor: Any, layout: Layout, copies: bool = False) -> Any:
-    """Returns `tensor`, a sharded one, in another layout.
+    """Returns the sharded `tensor` in another layout.
 
-    Where it is kept elsewhere or pending, `copies` gives it memory of its own, to be written into.
+    With `copies`, the result has separate memory, to be written into.
     """
     engine = tensor.engine
     redistribution = Redistribution.to(tensor.form, layout, engine)
@@ -178,7 +178,7 @@ def in_layout(tensor: Any, layout: Layout, copies: bool = False) -> Any:
             return engine.wrap(same.part.clone(), same.form)
         return engine.wrap(same.part, same.form, same.memory)
     part = redistribution.run(tensor.part, engine)
-    # The rank that has the values of a new sum has those of `tensor`, and the others have not.
+    # For a new partial sum, one rank has the values of `tensor`, and the others zeros.
     if copies and layout.partial and part.data_ptr() == tensor.part.data_ptr():
         part = part.clone()
     found = engine.sharded(part, redistribution.target, tensor.form.shape)
@@ -187,7 +187,7 @@ def in_layout(tensor: Any, layout: Layout, copies: bool = False) -> Any:
 
 
 def full(tensor: Any) -> torch.Tensor:
-    """The full tensor as a plain one; it may share the memory of `tensor`."""
+    """Returns the full tensor as a plain one; it may share the memory of `tensor`."""
     part: torch.Tensor = in_layout(
         tensor, Layout.replicated(tensor.engine.world.mesh, tensor.ndim)
     ).part
@@ -195,14 +195,14 @@ def full(tensor: Any) -> torch.Tensor:
 
 
 def reduced(tensor: Any) -> Any:
-    """`tensor` with its pending reductions done; a plain one as it is."""
+    """Returns `tensor` reduced; a plain one as it is."""
     if not isinstance(tensor, ShardedTensor):
         return tensor
     return in_layout(tensor, tensor.form.layout.reduced)
 
 
 def local_shard(value: torch.Tensor, layout: Layout, engine: Engine) -> torch.Tensor:
-    """This rank's shard of the plain `value`, sharing its memory if it can."""
+    """Returns this rank's shard of the plain `value`, sharing its memory if possible."""
     shape, rank = tuple(value.shape), engine.world.position
     sizes, plain = without_stretches(layout, shape)
     if sizes == shape:

@@ -15,7 +15,7 @@ _SUM = "sum"
 
 
 def _slice(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
-    if step.source_dim is not None or step.op is not None:  # an axis of one rank: it has all
+    if step.source_dim is not None or step.op is not None:  # an axis of one rank has it all
         return part
     return part[step.part(engine.world.position, engine.world.position)].clone()
 
@@ -45,12 +45,12 @@ def _is_sorted(peers: Sequence[int]) -> bool:
 
 
 def _in_axis_order(chunks: Sequence[torch.Tensor], peers: Sequence[int]) -> list[torch.Tensor]:
-    """`chunks`, one of each of `peers`, in the order of their places along the axis."""
+    """Returns `chunks`, one of each of `peers`, in the order of their positions along the axis."""
     return [chunk for _, chunk in sorted(zip(peers, chunks, strict=True), key=lambda pair: pair[0])]
 
 
 def _padded(part: torch.Tensor, size: int) -> torch.Tensor:
-    """The elements of `part`, and zeros up to `size` of them."""
+    """Returns the elements of `part`, padded with zeros to `size` elements."""
     flat = part.reshape(-1)
     if flat.numel() == size:
         return flat
@@ -78,7 +78,7 @@ def _swapped(
     step: Step | Exchange,
     engine: Engine,
 ) -> list[torch.Tensor]:
-    """Sends one tensor to each rank of the group; returns those that come, of these shapes."""
+    """Sends one tensor to each rank of the group; returns the received ones, of these shapes."""
     sizes = [math.prod(shape) for shape in shapes]
     received = collectives.all_to_all(
         torch.cat([each.reshape(-1) for each in sent]),
@@ -148,7 +148,7 @@ STEPS: dict[str, Callable[[torch.Tensor, Any, Engine], torch.Tensor]] = {
 
 
 def _sent(step: Step) -> str:
-    """The operation that the collective runs: gloo has no average, so it sums."""
+    """Returns the reduction that the collective runs: gloo has no average, so it sums."""
     assert step.op is not None
     return _SUM if step.op == "avg" else step.op
 
@@ -158,7 +158,7 @@ def _shape(part: tuple[slice, ...]) -> tuple[int, ...]:
 
 
 def _peers(step: Step | Exchange, engine: Engine) -> tuple[int, ...]:
-    """The mesh ranks along the axis, in the order of their process group: by process."""
+    """Returns the mesh ranks along the axis, in the order of their process group: by process."""
     world = engine.world
     peers = world.mesh.axis_group(step.axis, world.position)
     return tuple(sorted(peers, key=world.processes.__getitem__))

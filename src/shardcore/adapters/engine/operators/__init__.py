@@ -1,4 +1,4 @@
-"""How each operator is run: the registry is assembled here, and refuses a second entry."""
+"""The planners and handlers of all operators: import them from here."""
 
 from typing import Any
 
@@ -25,12 +25,12 @@ aten = torch.ops.aten
 
 
 def _item(operator: Any, tensor: Any) -> Any:
-    """`float(x)`, `x.item()`: of the full tensor."""
+    """Runs `float(x)`, `x.item()` on the full tensor."""
     return operator(full(tensor))
 
 
 def _recurrent(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """An LSTM of the CPU: what its gradient reads is made only where gradients are on."""
+    """Runs an LSTM of the CPU, which stores tensors for its gradient only if gradients are on."""
     with torch.enable_grad():
         return run_full(operator, *args, **kwargs)
 
@@ -49,4 +49,4 @@ _HANDLERS = [_OTHERS, *(each.HANDLERS for each in (pointwise, reductions, losses
 PLANNERS: dict[Any, Planner] = {each: table[each] for table in _PLANNERS for each in table}
 HANDLERS: dict[Any, Handler] = {each: table[each] for table in _HANDLERS for each in table}
 _COUNT = sum(map(len, (*_PLANNERS, *_HANDLERS)))
-assert len(PLANNERS | HANDLERS) == _COUNT, "two entries for one operator: which one decides?"
+assert len(PLANNERS | HANDLERS) == _COUNT, "one operator has two entries"

@@ -21,7 +21,7 @@ from shardcore.domain.layout import Layout
 
 
 def on_list(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """`_foreach_add(tensors, ...)` and similar: tensors at one place of the lists meet."""
+    """Runs `_foreach_add(tensors, ...)` and similar on the tensors at each place of the lists."""
     if operator == LIST_NORM:
         return _norms(*args, **kwargs)
     if not writes_first(operator):
@@ -35,7 +35,7 @@ def on_list(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _norms(tensors: list[Any], order: Any = 2, dtype: Any = None) -> list[Any]:
-    """The norm of each, as the clipping of gradients takes it: the usual ones by one reduction."""
+    """Returns the norm of each tensor, for gradient clipping; the usual norms by one reduction."""
     norms: list[Any] = [None] * len(tensors)
     alike: dict[Any, list[int]] = {}
     for at, each in enumerate(tensors):
@@ -51,7 +51,7 @@ def _norms(tensors: list[Any], order: Any = 2, dtype: Any = None) -> list[Any]:
 
 
 def _reduced(scalars: list[Any]) -> list[Any]:
-    """Tensors without dims of one layout, their pending sums done together."""
+    """Returns tensors without dims, of one layout, with their partial sums reduced together."""
     first = scalars[0]
     if not first.is_pending:
         return scalars
@@ -62,7 +62,7 @@ def _reduced(scalars: list[Any]) -> list[Any]:
 
 
 def _made(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The tensors that `operator` makes, each in the layout of one that it is made of."""
+    """Returns the results of `operator`, each in the layout of one of its operands."""
     targets = [reduced(_reference(items)) for items in _columns(args)]
     found = operator(*(_local_operand(each, targets) for each in args), **kwargs)
     if any(part.shape != _part(each).shape for part, each in zip(found, targets, strict=True)):
@@ -79,7 +79,7 @@ def _made(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
 
 
 def _write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Write into each of the first list; into a view that is a copy only if it is alone there."""
+    """Writes into each of the first list; into a view that is a copy only if it is alone there."""
     targets, *others = args
     first = targets[0]
     if isinstance(first, ShardedTensor) and first.copied is not None:
@@ -95,7 +95,7 @@ def _write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     for target in written:
         reduce_in_place(target)
     operands = [_local_operand(each, targets) for each in args]
-    if is_fused(operator):  # it takes gradients to lie as what it writes
+    if is_fused(operator):  # it expects gradients with the strides of its targets
         operands[1] = [each.contiguous() for each in operands[1]]
     operator(*operands, **{name: _local_operand(each, targets) for name, each in kwargs.items()})
     for target in written:
@@ -103,7 +103,7 @@ def _write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
 
 
 def _are_alike(args: tuple[Any, ...]) -> bool:
-    """Whether the moments and sums of a fused operator have the layouts of its variables."""
+    """Returns whether moments and sums of a fused operator have the layouts of its variables."""
     variables, _gradients, *kept = (each for each in args if isinstance(each, list | tuple))
     pairs = ((one, other) for each in kept for one, other in zip(variables, each, strict=False))
     return all(
@@ -114,7 +114,7 @@ def _are_alike(args: tuple[Any, ...]) -> bool:
 
 
 def _only(at: int, operand: Any, count: int) -> Any:
-    """Of a list of `count` the one at `at`, in a list."""
+    """Returns, of a list of `count`, a list with the element at `at`."""
     of_each = isinstance(operand, list | tuple) and len(operand) == count
     return [operand[at]] if of_each else operand
 
@@ -124,14 +124,14 @@ def _part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _columns(args: tuple[Any, ...]) -> list[list[Any]]:
-    """For each place in the lists, the tensors that meet there."""
+    """Returns the tensors at each place of the lists."""
     lists = [each for each in args if isinstance(each, list | tuple) and each]
     tensors = [each for each in lists if isinstance(each[0], torch.Tensor)]
     return [list(column) for column in zip(*tensors, strict=True)]
 
 
 def _reference(tensors: list[Any]) -> Any:
-    """The tensor whose layout the result gets: the largest sharded one, else the first."""
+    """Returns the tensor whose layout the result gets: the largest sharded one, else the first."""
     return max(tensors, key=lambda each: (isinstance(each, ShardedTensor), each.ndim))
 
 

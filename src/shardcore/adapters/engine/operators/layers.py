@@ -1,4 +1,4 @@
-"""Operators of layers, split by the rules of `domain.rules.layers`."""
+"""Operators of layers: convolutions, pads, indexing, attention, upsampling."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 def _convolution(
     operator: Any, inputs: Operand, kernel: Operand, bias: Operand | None, *numbers: Any
 ) -> Task:
-    """The numbers: stride, padding, dilation, transposed, output_padding, groups."""
+    """Plans a convolution by stride, padding, dilation, transposed, output_padding, groups."""
     *how, groups = numbers
     channels = _channels(kernel, groups, transposed=how[3])
     rule = layers.convolution(channels, inputs.ndim - 2, bias is not None)
@@ -31,7 +31,7 @@ def _convolution(
         return (operator(x, weight, local_bias, *how, _groups(channels, x)),)
 
     operands = [each for each in (inputs, kernel, bias) if each is not None]
-    # What a pending sum costs: as many elements as the output has at a stride of one.
+    # The cost of a partial sum: as many elements as the output has at a stride of one.
     size = (inputs.shape[0], groups * channels.per_output, *inputs.shape[2:])
     return Task(rule, operands, call, (size,), orders=[order_of(inputs)])
 
@@ -39,7 +39,7 @@ def _convolution(
 def _convolution_backward(
     operator: Any, gradient: Operand, inputs: Operand, kernel: Operand, biases: Any, *numbers: Any
 ) -> Task:
-    """The numbers are those of the convolution, and which gradients are asked for."""
+    """Plans its gradient; `numbers` are those of the convolution, and the mask of gradients."""
     *how, groups, mask = numbers
     channels = _channels(kernel, groups, transposed=how[3])
 
@@ -65,12 +65,12 @@ def _channels(kernel: Operand, groups: int, *, transposed: bool) -> layers.Chann
 
 
 def _groups(channels: layers.Channels, part: torch.Tensor) -> int:
-    """The groups of this rank's part of the input."""
+    """Returns the number of groups in this rank's part of the input."""
     return 1 if channels.groups == 1 else part.shape[1] // channels.per_input
 
 
 def _planes(spatial: int, operator: Any, *args: Any) -> Task:
-    """What works on each plane of the last `spatial` dims alone."""
+    """Returns the planner of an operator on each plane of the last `spatial` dims."""
     ndim = args[0].ndim
     return _in_order(along(operator, args, frozenset(range(ndim - spatial, ndim))))
 
@@ -78,9 +78,9 @@ def _planes(spatial: int, operator: Any, *args: Any) -> Task:
 def _constant_pad(
     operator: Any, tensor: Operand, pads: Sequence[int], value: Any = 0
 ) -> Task | Handler:
-    """There are two pads a dim, the last dim first.
+    """Plans a pad; there are two pads a dim, the last dim first.
 
-    Where each pad cuts off, as the gradient of a pad does, a pending sum stays one: it is smaller.
+    If each pad cuts off, as in the gradient of a pad, a partial sum stays partial: it is smaller.
     """
     shift = None if order_of(tensor) else shifts.of_pads(tensor, pads, value)
     if shift is not None:
@@ -91,7 +91,7 @@ def _constant_pad(
 
 
 def _in_order(task: Task) -> Task:
-    """The results in the order of the first operand."""
+    """Returns `task` with its results in the memory order of the first operand."""
     return attrs.evolve(task, orders=[order_of(task.operands[0])] * len(task.rule.results))
 
 
@@ -102,7 +102,7 @@ def _index_put(
     values: Operand,
     accumulates: bool = False,
 ) -> Task | None:
-    """Split where each index is a row of numbers; not masks, and not such as are broadcast."""
+    """Plans `index_put` if each index is a row of numbers, neither a mask nor broadcast."""
     if not _are_rows(tensor, indices, values):
         return None
     rule = lookups.index_put(tensor.ndim, len(indices), accumulates)
@@ -110,7 +110,7 @@ def _index_put(
 
 
 def _are_rows(tensor: Operand, indices: Sequence[Any], values: Operand) -> bool:
-    """Whether the first dims have an index of as many numbers as there are values for."""
+    """Returns whether the first dims have indices with as many numbers as there are values."""
     shape = (values.shape[0] if values.ndim else 0, *tensor.shape[len(indices) :])
     return values.shape == shape and all(
         each is not None and each.shape == shape[:1] and each.dtype not in (torch.bool, torch.uint8)
@@ -119,7 +119,7 @@ def _are_rows(tensor: Operand, indices: Sequence[Any], values: Operand) -> bool:
 
 
 def _index(_operator: Any, tensor: Operand, indices: Sequence[Any]) -> Task | None:
-    """Split where adjacent dims have an index of numbers of one shape."""
+    """Plans `index` if adjacent dims have indices of numbers of one shape."""
     given = [place for place, each in enumerate(indices) if each is not None]
     found = [indices[place] for place in given]
     adjacent = given == list(range(given[0], given[0] + len(given)))
@@ -140,7 +140,7 @@ def _col2im(
 
 
 def _attention(_operator: Any, *args: Any, **kwargs: Any) -> Task | Handler:
-    """CPU flash attention: query, key, value, then numbers; the mask is named."""
+    """Plans CPU flash attention: query, key, value, then numbers; the mask is a keyword."""
     if _has_small_mask(kwargs):
         return _with_large_mask
     heads, mask, dims = _heads(args[:3], kwargs)
@@ -148,11 +148,11 @@ def _attention(_operator: Any, *args: Any, **kwargs: Any) -> Task | Handler:
 
 
 def _attention_backward(_operator: Any, *args: Any, **kwargs: Any) -> Task | Handler:
-    """The gradient, query, key, value, the output and its sums; then as `_attention`."""
+    """Plans its gradient: of the gradient, query, key, value, the output and its sums."""
     if _has_small_mask(kwargs):
         return _with_large_mask
     heads, mask, dims = _heads(args[1:4], kwargs)
-    # Gradients are in the order (batch, length, heads, size), whatever that of the query is.
+    # Gradients have the order (batch, length, heads, size), for any order of the query.
     order = (0, 2, 1, 3)
     return Task(layers.attention_backward(heads, dims), (*args[:6], *mask), orders=[order] * 3)
 
@@ -163,14 +163,14 @@ def _has_small_mask(kwargs: dict[str, Any]) -> bool:
 
 
 def _with_large_mask(operator: Any, *args: Any, attn_mask: Any, **kwargs: Any) -> Any:
-    """A mask of (length, length) is one over no batch and no heads."""
+    """Adds dims for batch and heads to a mask of (length, length), and runs `operator`."""
     return operator(*args, attn_mask=attn_mask[(None,) * (4 - attn_mask.ndim)], **kwargs)
 
 
 def _heads(
     operands: Sequence[Operand], kwargs: dict[str, Any]
 ) -> tuple[str, list[Operand], str | None]:
-    """The first two dims of query, key and value as text; the mask, if any; its first two dims."""
+    """Returns the first two dims of query, key and value as text; any mask; and its dims."""
     sizes = operands[0].shape[:2]
     heads = [
         letter if len({operand.shape[dim] for operand in operands}) == 1 else "-"
@@ -197,7 +197,7 @@ def _upsample_backward(
     return Task(rule, [gradient], call, orders=[order_of(gradient)])
 
 
-# Of all tensors of such an operator, and of its gradient, the dims are the same.
+# All tensors of such an operator, and of its gradient, have the same dims.
 _OF_PLANES = {
     1: "reflection_pad1d replication_pad1d",
     2: "reflection_pad2d replication_pad2d adaptive_max_pool2d",
@@ -211,7 +211,7 @@ _UPSAMPLES = {
 
 
 def _named(names: Mapping[int, str], planner: Callable[..., Task], end: str = "") -> dict[Any, Any]:
-    """The planners of operators on planes, by the dims of a plane."""
+    """Returns the planners of operators on planes, by the dims of a plane."""
     return {
         getattr(aten, name + end).default: partial(planner, spatial)
         for spatial, listed in names.items()

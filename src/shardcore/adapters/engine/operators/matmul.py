@@ -1,4 +1,4 @@
-"""Products of matrices: the contracted dim may be split, which leaves a pending sum."""
+"""Products of matrices: the contracted dim may be split, which leaves a partial sum."""
 
 from math import prod
 from typing import Any
@@ -33,10 +33,10 @@ def _product(operands: str, result: str) -> Planner:
 
 
 def _linear_in(operands: tuple[Operand, Operand], shape: tuple[int, ...]) -> list[int]:
-    """The operands that are multiplied before they are summed, as a gradient on its way back.
+    """Returns the operands that are multiplied before they are reduced, as gradients are.
 
-    That of a weight is summed with others, at the end of the backward pass. A product with a
-    weight stays pending where it is no larger.
+    The gradient of a weight is reduced with others, at the end of the backward pass. A product
+    with a weight stays partial if it is no larger.
     """
     with_weight = any(each.form.weight for each in operands)
     return [
@@ -47,7 +47,7 @@ def _linear_in(operands: tuple[Operand, Operand], shape: tuple[int, ...]) -> lis
 
 
 def _met(added: Operand, dims: list[str], shape: tuple[int, ...]) -> str:
-    """The dims of what is added to a product of `shape`, "-" for those that are broadcast."""
+    """Returns the dims of a tensor that is added to a product of `shape`, "-" if broadcast."""
     new = len(shape) - added.ndim
     meets = zip(dims[new:], added.shape, shape[new:], strict=True)
     return " ".join(dim if size == full else "-" for dim, size, full in meets) or "()"

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def _slice(operator: Any, tensor: Operand, dim: int = 0, *bounds: Any) -> Task | Handler:
-    """The bounds: start, end and step, as many as are given."""
+    """Plans a slice; `bounds` are start, end and step, as far as given."""
     dim %= tensor.ndim
     if not range(tensor.shape[dim])[slice(*(bounds or (None,)))]:
         return _empty(tensor, dim)
@@ -40,7 +40,7 @@ def _slice(operator: Any, tensor: Operand, dim: int = 0, *bounds: Any) -> Task |
 
 
 def _empty(tensor: Operand, dim: int) -> Task:
-    """A slice without elements along `dim`, for which nothing is gathered."""
+    """Returns a slice without elements along `dim`, for which no collective is needed."""
     layout = tensor.form.layout
     found = layout.without(*layout.dim_axes(dim)).reduced
     extents = dict(zip(letters(tensor.ndim), tensor.shape, strict=True))
@@ -55,7 +55,7 @@ def _empty(tensor: Operand, dim: int) -> Task:
 def _stretches(
     size: int, start: int | None = None, end: int | None = None, step: int = 1
 ) -> tuple[int, int, int] | None:
-    """How many stretches of one size a dim has of which a slice is some, and from which to which.
+    """Returns the stretches of one size of which a slice takes some: their number, first and end.
 
     None if the slice has a step, or no elements.
     """
@@ -67,9 +67,9 @@ def _stretches(
 
 
 def _shift(tensor: Operand, dim: int, steps: int, first: int, count: int) -> Shift | None:
-    """Returns the shift by stretches of `steps`, None where each of them can be split.
+    """Returns the shift for stretches of `steps`, None if each stretch can be split.
 
-    A tensor is brought into stretches once, for all slices of it.
+    A tensor is redistributed into stretches once, for all slices of it.
     """
     shift = Shift.of(tensor, dim, first * steps, count * steps)
     return shift if shift is not None and steps < len(shift.pads) else None
@@ -110,13 +110,13 @@ def _select(operator: Any, tensor: Operand, dim: int, index: int) -> Task | Hand
 
 
 def _less(tensor: Operand, dim: int, results: int = 1) -> OperatorRule:
-    """The rule of slices, which have the dims of `tensor` but for `dim`."""
+    """Returns the rule of slices, which have all dims of `tensor` but `dim`."""
     dims = [each for each in range(tensor.ndim) if each != dim]
     return movement.dims_moved(tensor.ndim, dims, results)
 
 
 def _of_its_rank(operator: Any, tensor: Any, dim: int, index: int) -> Any:
-    """The rank that has the slice gives it, the others zeros: a pending sum, not yet sent."""
+    """Returns the slice from its rank and zeros from the others: a partial sum, not yet sent."""
     engine, layout, shape = tensor.engine, tensor.form.layout, list(tensor.shape)
     dim %= tensor.ndim
     of_dim = Layout(layout.mesh, (layout.spec[dim],), (), (layout.blocks[dim],))
@@ -156,9 +156,9 @@ def _select_backward(
 
 
 def _concatenated(operator: Any, tensors: list[Operand], dim: int = 0) -> Task:
-    """`cat` and `stack`: of sums that are all pending, one is."""
+    """Plans `cat` and `stack`; if all operands are partial sums, so is the result."""
     new = operator is aten.stack.default
-    if not new:  # empty tensors of one dim join anything
+    if not new:  # torch joins empty tensors of one dim to any tensor
         tensors = [each for each in tensors if each.shape != (0,)] or list(tensors)
     ndim = tensors[0].ndim
     dim %= ndim + new
@@ -177,7 +177,7 @@ def _concatenated(operator: Any, tensors: list[Operand], dim: int = 0) -> Task:
 
 
 def _pieces(_operator: Any, tensor: Operand, sizes: Any, dim: int = 0) -> Task:
-    """`split(tensor, sizes)`: of these sizes, or of one each."""
+    """Plans `split(tensor, sizes)`, with a list of sizes or one size for all."""
     dim %= tensor.ndim
     whole = tensor.shape[dim]
     if not isinstance(sizes, list | tuple):

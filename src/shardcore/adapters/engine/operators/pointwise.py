@@ -1,4 +1,4 @@
-"""Operators that make each element of one element of each operand."""
+"""Elementwise operators."""
 
 import cmath
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ _SCALING = {
     aten.div.Scalar: (0,),
     aten.div.Tensor: (0,),
 }
-# They add two operands up, or choose between the last two.
+# They add two operands, or choose between the last two.
 _ADDING = {aten.add.Tensor: (0, 1), aten.sub.Tensor: (0, 1), aten.where.self: (1, 2)}
 
 
 def plan(operator: Any, *args: Any, **kwargs: Any) -> Task | None:
-    """Split the dims of the result; operands of fewer dims or of size 1 are broadcast."""
+    """Plans a split of the result's dims; operands of fewer dims or of size 1 are broadcast."""
     if any(isinstance(each, list) for each in args):
         return None
     operands = [each for each in (*args, *kwargs.values()) if isinstance(each, Operand)]
@@ -49,18 +49,18 @@ def plan(operator: Any, *args: Any, **kwargs: Any) -> Task | None:
 
 
 def _is_expanded(operand: Operand) -> bool:
-    """Whether it repeats fewer elements, as the gradient of a sum does."""
+    """Returns whether it repeats fewer elements, as the gradient of a sum does."""
     pairs = zip(operand.shape, operand.form.strides, strict=True)
     return any(size > 1 and not stride for size, stride in pairs)
 
 
 def _linear_in(operator: Any, operands: Sequence[Operand], args: Sequence[Any]) -> Sequence[int]:
-    """The operands that may be scaled before they are summed: those as large as the result."""
+    """Returns the operands of the result's size, which may be scaled before a reduction."""
     if operator not in _SCALING:
         return ()
     numbers = [each for each in args if not isinstance(each, Operand)]
     if operator in (aten.div.Scalar, aten.div.Tensor):
-        # Parts of both signs divided by zero would add up to nan, and their sum is infinite.
+        # Partial values of both signs divided by zero would sum to nan; the right sum is infinite.
         scales = isinstance(args[0], Operand) and 0 not in numbers
     else:
         scales = all(map(cmath.isfinite, numbers))
@@ -74,7 +74,7 @@ def _linear_in(operator: Any, operands: Sequence[Operand], args: Sequence[Any]) 
 
 
 def _adds(operator: Any, operands: Sequence[Operand]) -> Sequence[int]:
-    """The operands that are added up, where a pending one is as large as the result."""
+    """Returns the operands that are added, if a partial one is as large as the result."""
     places = _ADDING.get(operator, ())
     largest = max(each.numel() for each in operands)
     if len(operands) <= max(places, default=0):
@@ -86,7 +86,7 @@ def _adds(operator: Any, operands: Sequence[Operand]) -> Sequence[int]:
 def _orders(
     operator: Any, operands: Sequence[Operand], memory_format: Any = None, **_: Any
 ) -> list[Order | None]:
-    """The order that is asked for, else that of the largest operand, as in torch."""
+    """Returns the requested memory order, else that of the largest operand, as in torch."""
     if memory_format in (None, torch.preserve_format):
         order = order_of(max(operands, key=lambda each: (each.numel(), each.ndim)))
     else:
@@ -98,7 +98,7 @@ _ORDERS = {torch.channels_last: (0, 2, 3, 1), torch.channels_last_3d: (0, 2, 3, 
 
 
 def _alike(operands: Sequence[Operand], results: int) -> Split | None:
-    """The layout of all operands but numbers, where they have one: the results have it too."""
+    """Returns the common layout of all operands but numbers, which the results get."""
     sized = [each for each in operands if each.ndim or not each.form.is_replicated]
     if not sized:
         return None
@@ -113,7 +113,7 @@ def _alike(operands: Sequence[Operand], results: int) -> Split | None:
 
 
 def _converted(operator: Any, tensor: Operand, **kwargs: Any) -> Task | None:
-    """`tensor.to(dtype)`: with as much precision, what is pending may stay so."""
+    """Plans `tensor.to(dtype)`: a partial tensor stays partial if no precision is lost."""
     task = plan(operator, tensor, **kwargs)
     assert task is not None
     dtype = kwargs.get("dtype") or tensor.dtype
@@ -123,7 +123,7 @@ def _converted(operator: Any, tensor: Operand, **kwargs: Any) -> Task | None:
 
 
 def _like(operator: Any, tensor: Operand, *_value: Any, **kwargs: Any) -> Task:
-    """`zeros_like(x)` and similar: no values of `x` are read."""
+    """Plans `zeros_like(x)` and similar, which read no values of `x`."""
     layout = tensor.form.layout
     rule = everyday.elementwise((tensor.shape,))
     extents = dict(zip(letters(tensor.ndim), tensor.shape, strict=True))
@@ -132,9 +132,9 @@ def _like(operator: Any, tensor: Operand, *_value: Any, **kwargs: Any) -> Task:
 
 
 def _empty_strided(operator: Any, tensor: Any, size: Any, strides: Any, **kwargs: Any) -> Any:
-    """`x.new_empty_strided(size, strides)`: autograd copies a gradient of the size of `x` there.
+    """Runs `x.new_empty_strided(size, strides)`, into which autograd copies a gradient of `x`.
 
-    Its values are still to be written, so that it may have the layout of `x`, pending sums too.
+    Its values are written later, so that it may have the layout of `x`, even if that is partial.
     """
     if tuple(size) != tuple(tensor.shape):
         return _new(operator, tensor, size, strides, **kwargs)
@@ -145,7 +145,7 @@ def _empty_strided(operator: Any, tensor: Any, size: Any, strides: Any, **kwargs
 
 
 def _new(operator: Any, tensor: Any, *numbers: Any, **kwargs: Any) -> Any:
-    """`x.new_zeros(shape)` and similar: a plain tensor of the dtype and device of `x`."""
+    """Runs `x.new_zeros(shape)` and similar: a plain tensor with the dtype and device of `x`."""
     return operator(tensor.part, *numbers, **kwargs)
 
 

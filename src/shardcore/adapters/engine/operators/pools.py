@@ -1,4 +1,4 @@
-"""Pools of images: windows that do not overlap may be split from each other."""
+"""Pools of images: a plane may be split between windows that do not overlap."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _average(spatial: int, operator: Any, *args: Any) -> Task:
-    """`avg_pool2d(image, window, ...)`, and its gradient, whose first operand is pooled."""
+    """Plans `avg_pool2d(image, window, ...)`, and its gradient, whose first operand is pooled."""
     *gradient, image = (each for each in args if isinstance(each, Operand))
     numbers = args[len(gradient) + 1 :]
     windows = _windows(spatial, image, *numbers[:3])
@@ -23,9 +23,9 @@ def _average(spatial: int, operator: Any, *args: Any) -> Task:
 
 
 def _largest(spatial: int, operator: Any, *args: Any) -> Task | Handler:
-    """`max_pool2d_with_indices(image, window, stride, padding, dilation, ...)`, and its gradient.
+    """Plans `max_pool2d_with_indices(image, window, stride, padding, dilation, ...)`.
 
-    That takes the gradient of the result before the image, and the indices at the end.
+    Its gradient takes that of the result before the image, and the indices at the end.
     """
     is_gradient = isinstance(args[1], Operand)
     image, *numbers = args[is_gradient:]
@@ -39,7 +39,7 @@ def _largest(spatial: int, operator: Any, *args: Any) -> Task | Handler:
 def _windows(
     spatial: int, image: Any, window: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1
 ) -> tuple[int | None, ...]:
-    """Per dim of a plane the size of a window; None where windows overlap or leave some out."""
+    """Returns per dim of a plane the size of a window; None if windows overlap or leave gaps."""
     window, stride = _of_dims(window, spatial), _of_dims(stride, spatial)
     overlap = bool(stride) and stride != window
     plain = not overlap and not any(_of_dims(padding, 1)) and set(_of_dims(dilation, 1)) == {1}
@@ -51,13 +51,13 @@ def _windows(
 
 
 def _of_dims(number: Any, spatial: int) -> list[int]:
-    """A number for each dim of a plane; none if none is given."""
+    """Returns a number for each dim of a plane; no number if none is given."""
     given = list(number) if isinstance(number, list | tuple) else [number]
     return given * spatial if len(given) == 1 else given
 
 
 def _splits_plane(tensor: Any, windows: Sequence[int | None]) -> bool:
-    """Whether a dim that is made of windows is split."""
+    """Returns whether a dim that consists of windows is split."""
     first = tensor.ndim - len(windows)
     return any(
         window is not None and tensor.is_split(first + place)
@@ -80,7 +80,7 @@ def _split(
 
 
 def _largest_of_split(spatial: int, operator: Any, image: Any, *numbers: Any) -> Any:
-    """Each rank's indices are those of its part of the plane: they become those of the plane."""
+    """Converts each rank's indices, which count in its part of the plane, to those of the plane."""
     windows = _windows(spatial, image, *numbers[:4])
     sizes = tuple(image.shape[-spatial:])
 
@@ -97,7 +97,7 @@ def _largest_of_split(spatial: int, operator: Any, image: Any, *numbers: Any) ->
 def _largest_backward_of_split(
     spatial: int, operator: Any, gradient: Any, image: Any, *args: Any
 ) -> Any:
-    """The other way round."""
+    """Converts the indices of the plane to those of each rank's part."""
     *numbers, indices = args
     windows = _windows(spatial, image, *numbers[:4])
     sizes = tuple(image.shape[-spatial:])
@@ -114,7 +114,7 @@ def _largest_backward_of_split(
 
 
 def _numbers(image: Any, sizes: Sequence[int]) -> list[torch.Tensor]:
-    """For each dim of a plane the numbers of its elements, of which a rank keeps its own."""
+    """Returns, for each dim of a plane, the numbers of its elements, split as the dim."""
     return [torch.arange(size, device=image.device) for size in sizes]
 
 
@@ -124,9 +124,9 @@ def _renumbered(
     others: Sequence[int],
     numbered: Sequence[Callable[[torch.Tensor], torch.Tensor]],
 ) -> torch.Tensor:
-    """The numbers, row by row, that elements of planes of `sizes` have in planes of the `others`.
+    """Returns row-major indices into planes of `sizes` as indices into planes of `others`.
 
-    For each dim, `numbered` gives the numbers that its elements have there.
+    For each dim, `numbered` has the indices of its elements there.
     """
     found, step = torch.zeros_like(indices), 1
     dims = zip(reversed(sizes), reversed(others), reversed(numbered), strict=True)

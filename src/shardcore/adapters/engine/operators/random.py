@@ -15,28 +15,28 @@ aten = torch.ops.aten
 
 
 def _full_like(tensor: Any) -> torch.Tensor:
-    """A plain tensor as `tensor` would be on one device, its values not set."""
+    """Returns an empty plain tensor with the shape and strides of `tensor` on one device."""
     return torch.empty_strided(
         tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
 
 
 def _shard(value: torch.Tensor, like: Any) -> Any:
-    """`value`, plain and equal on all ranks, in the layout of `like`, with nothing pending."""
+    """Returns the plain `value`, equal on all ranks, in the layout of `like`, reduced."""
     layout = like.form.layout.reduced
     part = local_shard(value, layout, like.engine)
     return like.engine.sharded(part.clone(), layout, tuple(value.shape))
 
 
 def _fill(operator: Any, target: Any, *rest: Any, **kwargs: Any) -> Any:
-    """`x.uniform_()` and similar."""
+    """Runs `x.uniform_()` and similar."""
     numbers, named = tree_map_only(ShardedTensor, full, (rest, kwargs))
     value = operator(_full_like(target), *numbers, **named)
     return write(aten.copy_.default, target, value)
 
 
 def _draw_like(operator: Any, like: Any, *numbers: Any, **kwargs: Any) -> Any:
-    """`rand_like(x)` and similar."""
+    """Runs `rand_like(x)` and similar."""
     return _shard(operator(_full_like(like), *numbers, **kwargs), like)
 
 
@@ -45,13 +45,13 @@ def _bernoulli(operator: Any, probabilities: Any, *rest: Any, **kwargs: Any) -> 
 
 
 def _dropout(operator: Any, tensor: Any, *numbers: Any) -> Any:
-    """`native_dropout`, which CUDA runs: the result and its mask."""
+    """Runs `native_dropout`, which CUDA uses: the result and its mask."""
     scale, mask = operator(torch.ones_like(_full_like(tensor)), *numbers)
     return tensor * _shard(scale, tensor), _shard(mask, tensor)
 
 
 def _multinomial(operator: Any, weights: Any, *rest: Any, **kwargs: Any) -> Any:
-    """Each row of weights draws some indices."""
+    """Runs `multinomial`: each row of weights draws some indices."""
     drawn = weights.engine.replicated(operator(full(weights), *rest, **kwargs))
     if weights.ndim != 2:
         return drawn

@@ -1,4 +1,4 @@
-"""Slices and pads along a split dim: each rank gets what it lacks from the ranks that hold it."""
+"""Slices and pads along a split dim, by an exchange of elements between ranks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,11 +22,11 @@ class Shift:
     """Takes a range of a split dim, which may begin before the first element or end after the last.
 
     Args:
-        exchange: Brings the elements that there are to the ranks that have them in the result.
+        exchange: The exchange of the existing elements.
         size: The number of elements in the range.
-        pads: For each place along the axis, the elements to add before those, and after.
+        pads: For each place along the axis, the numbers of elements to add before and after.
         layout: The layout of the result.
-        value: The value of those that are added.
+        value: The value of the added elements.
     """
 
     exchange: Exchange
@@ -39,7 +39,7 @@ class Shift:
     def of(cls, tensor: Operand, dim: int, start: int, size: int, value: Any = 0) -> "Shift | None":
         """Returns the shift of `tensor` to the `size` elements of `dim` from `start`.
 
-        None where a rule serves, or a rank would get no element.
+        None if a rule suffices, or a rank would get no element.
         """
         layout = tensor.form.layout
         axes = layout.dim_axes(dim)
@@ -63,7 +63,7 @@ class Shift:
         return cls(exchange, size, pads, found, value)
 
     def run(self, tensor: Any) -> Any:
-        """Returns the range of `tensor`, which has the form that this was made for."""
+        """Returns the range of `tensor`, which has the form of the shift."""
         engine, dim = tensor.engine, self.exchange.dim
         shape = (*tensor.shape[:dim], self.size, *tensor.shape[dim + 1 :])
         if not self.exchange.is_local:
@@ -78,18 +78,18 @@ class Shift:
         return engine.sharded(part, self.layout, shape)
 
     def slice(self, operator: Any, tensor: Any, *rest: Any) -> Any:
-        """Run `slice(tensor, ...)`."""
+        """Runs `slice(tensor, ...)`."""
         result = self.run(tensor)
         result.memory = tensor.memory
         note_view(result, tensor, lambda full: operator(full, *rest), is_copy=True)
         return result
 
     def slice_backward(self, _operator: Any, gradient: Any, *_rest: Any) -> Any:
-        """Run `slice_backward(gradient, ...)`."""
+        """Runs `slice_backward(gradient, ...)`."""
         return self.run(gradient)
 
     def pad(self, operator: Any, tensor: Any, pads: Sequence[int], *_value: Any) -> Any:
-        """Run `constant_pad_nd(tensor, pads, value)`: the split dim first."""
+        """Runs `constant_pad_nd(tensor, pads, value)`: the split dim first."""
         at = 2 * (tensor.ndim - 1 - self.exchange.dim)
         others = [*pads[:at], 0, 0, *pads[at + 2 :]]
         result = self.run(tensor)
@@ -97,7 +97,7 @@ class Shift:
 
 
 def of_pads(tensor: Operand, pads: Sequence[int], value: Any) -> Shift | None:
-    """Returns the shift that pads a split dim, None where none is padded, or several are."""
+    """Returns the shift that pads a split dim, None if no split dim or several are padded."""
     given = [tensor.ndim - 1 - at // 2 for at in range(0, len(pads), 2) if any(pads[at : at + 2])]
     split = [dim for dim in given if tensor.is_split(dim)]
     if len(split) != 1:

@@ -1,4 +1,4 @@
-"""Views, and other operators that move whole dims: transposes, reshapes, expansions."""
+"""Views and other operators that move dims: transposes, reshapes, expansions."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -18,33 +18,33 @@ aten = torch.ops.aten
 def one_result(
     rule: OperatorRule, tensor: Operand, call: Callable[[torch.Tensor], torch.Tensor]
 ) -> Task:
-    """One operand, one result."""
+    """Returns the task of an operator with one operand and one result."""
     return several_results(rule, tensor, lambda part: (call(part),))
 
 
 def several_results(
     rule: OperatorRule, tensor: Operand, call: Callable[[torch.Tensor], Sequence[torch.Tensor]]
 ) -> Task:
-    """One operand, several results."""
+    """Returns the task of an operator with one operand and several results."""
     return Task(rule, [tensor], lambda parts: call(parts[0]), linear_in=(0,), of_weights=True)
 
 
 def along(operator: Any, args: Sequence[Any], full: frozenset[int]) -> Task:
-    """An operator along the dims in `full`; all its tensors have the same dims."""
+    """Plans an operator along the dims in `full`; all its tensors have the same dims."""
     operands = [each for each in args if isinstance(each, Operand)]
     results = torch_compat.number_of_results(operator)
     return Task(everyday.along(operands[0].ndim, full, len(operands), results), operands)
 
 
 def _dims_moved(operator: Any, tensor: Operand, *rest: Any) -> Task:
-    """`permute`, `transpose`, `unsqueeze`: where dims go is seen by sizes that all differ."""
+    """Plans `permute`, `transpose`, `unsqueeze`: a probe of distinct sizes has the order."""
     view = operator(torch.empty([*range(2, tensor.ndim + 2)], device="meta"), *rest)
     rule = movement.dims_moved(tensor.ndim, [size - 2 if size > 1 else None for size in view.shape])
     return one_result(rule, tensor, lambda part: operator(part, *rest))
 
 
 def _squeeze(_operator: Any, tensor: Operand, *dims: Any) -> Task:
-    """By the dims that have size 1 in the whole, which a part may have by chance."""
+    """Plans `squeeze` by the global sizes: a local shard may have size 1 in further dims."""
     given = torch_compat.as_tuple(dims[0]) if dims else range(tensor.ndim)
     gone = {dim % tensor.ndim for dim in given if tensor.ndim and tensor.shape[dim] == 1}
     rule = movement.dims_moved(tensor.ndim, [dim for dim in range(tensor.ndim) if dim not in gone])
@@ -56,7 +56,7 @@ def _squeeze(_operator: Any, tensor: Operand, *dims: Any) -> Task:
 
 
 def _expanded(operator: Any, tensor: Operand, sizes: Sequence[int], **kwargs: Any) -> Task:
-    """What is pending is reduced before it is larger."""
+    """Plans `expand`; a partial tensor is reduced first, while it is smaller."""
     new = len(sizes) - tensor.ndim
     dims = [
         dim - new if dim >= new and size in (-1, tensor.shape[dim - new]) else None
@@ -74,7 +74,7 @@ def _expanded(operator: Any, tensor: Operand, sizes: Sequence[int], **kwargs: An
 
 
 def _reshaped(_operator: Any, tensor: Operand, sizes: Sequence[int]) -> Task:
-    """A view of a part may be impossible where one of the whole is not: it copies there."""
+    """Plans a reshape; it copies if the local shard allows no view."""
     target = _sizes(tensor, sizes)
     rule = movement.reshape(tensor.shape, target, _split_dims(tensor))
     return one_result(
@@ -83,7 +83,7 @@ def _reshaped(_operator: Any, tensor: Operand, sizes: Sequence[int]) -> Task:
 
 
 def _split_dims(tensor: Operand) -> tuple[tuple[int, int], ...]:
-    """The dims that several ranks split, each with the number of its stretches."""
+    """Returns the dims that several ranks split, each with the number of its stretches."""
     layout = tensor.form.layout
     return tuple(
         (dim, stretches_of(layout.blocks[dim])[0])
@@ -93,7 +93,7 @@ def _split_dims(tensor: Operand) -> tuple[tuple[int, int], ...]:
 
 
 def _sizes(tensor: Operand, sizes: Sequence[int]) -> tuple[int, ...]:
-    """`sizes` with the one that is to be found."""
+    """Returns `sizes` with the value of -1 computed."""
     if -1 not in sizes:
         return tuple(sizes)
     rest = prod(size for size in sizes if size != -1)

@@ -1,1 +1,1 @@
-"""Plans of operators for operands of certain forms: made once, run often."""
+"""Plans of operators for operands of certain forms: import `planned`, `run_rule` and `Task`."""

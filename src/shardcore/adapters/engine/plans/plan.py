@@ -1,4 +1,4 @@
-"""How an operator runs on operands of certain forms: moved, computed, wrapped."""
+"""The plan of an operator for operands of certain forms: redistribute, compute, wrap."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -25,12 +25,12 @@ _RESHAPES = {torch.ops.aten.view.default, torch.ops.aten.reshape.default}
 
 @attrs.define(eq=False)
 class _Result:
-    """A result: its form, and how it is made of what the operator gives.
+    """A result: its form, and the conversion from the local result.
 
     Args:
         form: Its form.
         order: The dims of its local shard, outermost in memory first; None for their own order.
-        shares: Whether the local shard shares the memory of that of the operand.
+        shares: Whether the local shard shares the memory of the operand's.
     """
 
     form: Form
@@ -40,17 +40,17 @@ class _Result:
 
 @attrs.define(eq=False)
 class Plan:
-    """How an operator runs on operands of certain forms.
+    """The plan of an operator for operands of certain forms.
 
     Args:
         operator: The operator.
         engine: Runs it.
-        task: What was asked of the planner.
+        task: The task of the planner.
         numbers: Of each operand of the task, its number among the tensors of the call.
-        moves: Per operand of the task, how it is brought to where it is wanted; None if it is.
+        moves: Per operand of the task, its redistribution; None if it needs none.
         split: The layouts of operands and results.
         pending: The reductions of the operand that stay pending.
-        elsewhere: Per operand, whether it is taken from where an operator has brought it.
+        elsewhere: Per operand, whether its redistributed copy is used.
     """
 
     operator: Any
@@ -69,7 +69,7 @@ class Plan:
     def __attrs_post_init__(self) -> None:
         self._stays = not any(self.moves) and not any(self.elsewhere)
         self._is_view = is_view(self.operator)
-        # A weight that is only moved, and all-gathered for that, has no work that ranks repeat.
+        # A view of an all-gathered weight repeats no work on the ranks.
         task = self.task
         moves_weights = task.of_weights and all(each.form.weight for each in task.operands)
         self._falls_back = self.split.gathers and not moves_weights
@@ -81,9 +81,9 @@ class Plan:
         kwargs: Any = None,
         known: Sequence[Elsewhere | None] = (),
     ) -> list[Any]:
-        """Returns the results of a call with `tensors`, of the forms that the plan was made for.
+        """Returns the results of a call with `tensors`, whose forms are those of the plan.
 
-        `known` says where each tensor of the call is too, if it is anywhere.
+        `known` has the redistributed copy of each tensor of the call, if there is one.
         """
         if self._falls_back:
             fallback.tell(self.operator, [tensors[number] for number in self.numbers])
@@ -110,7 +110,7 @@ class Plan:
         ]
 
     def _call(self, parts: list[torch.Tensor], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Run the operator itself, with `parts` in the place of tensors."""
+        """Runs the operator itself, with `parts` in the place of tensors."""
         left = iter(parts)
         local_args = [with_tensors(each, left) for each in args]
         if kwargs:
@@ -121,7 +121,7 @@ class Plan:
         return found if isinstance(found, tuple | list) else (found,)
 
     def _operands(self, tensors: Sequence[Any], known: Sequence[Elsewhere | None]) -> list[Any]:
-        """The operands of the task, some of them from elsewhere."""
+        """Returns the operands of the task, some of them as redistributed copies."""
         found = []
         for number, is_elsewhere in zip(self.numbers, self.elsewhere, strict=True):
             other = known[number] if is_elsewhere else None
@@ -140,14 +140,14 @@ class Plan:
                 assert self.task.compute is not None
                 take = partial(_one_of, self.task.compute, number)
                 note_view(tensor, operand, take, is_copy=is_copy)
-            # What had to be moved could not be split as it was, nor as it is elsewhere.
+            # The layout of a moved operand could not be split, nor can that of its copy.
             if known and self._stays and elsewhere.splits_less(operand, known.tensor):
                 self._view_elsewhere(tensor, number, operand, known)
             results.append(tensor)
         return results
 
     def _view_elsewhere(self, view: Any, number: int, operand: Any, known: Elsewhere) -> None:
-        """Note where `view`, result `number`, is too: the same view of `operand` elsewhere."""
+        """Notes a copy of `view`, result `number`: the same view of the copy of `operand`."""
         assert self.task.compute is not None
         other = known.tensor
         part = self.task.compute([other.part])[number]
@@ -181,9 +181,9 @@ class Plan:
         return _Result(form_of(strides=in_order), order, shares=False)
 
     def _strides_of_views(self) -> Sequence[tuple[int, ...]] | None:
-        """The strides of the views of the full tensor; None where the results are copies."""
+        """Returns the strides of the views of the full tensor; None if the results are copies."""
         form, compute = self.task.operands[0].form, self.task.compute
-        assert compute is not None, "a view has numbers of its own for a local shard"
+        assert compute is not None, "a view takes other numbers for a local shard"
         if self.operator in _RESHAPES and not form.is_contiguous:
             return None
         full = torch.empty_strided(form.shape, form.strides, device="meta")
@@ -200,16 +200,16 @@ def with_tensors(argument: Any, others: Iterator[Any]) -> Any:
 
 
 def moved(tensor: Any, move: Redistribution, serves: bool = False) -> torch.Tensor:
-    """Returns the local shard of `tensor` after `move`; that of a weight may be kept from before.
+    """Returns the local shard of `tensor` after `move`; that of a weight may come from the cache.
 
-    `serves` says whether products read the tensor there from now on.
+    `serves` says whether products read the moved tensor from now on.
     """
     engine: Engine = tensor.engine
     part: torch.Tensor = tensor.part
     if tensor.form.weight:
         return engine.unsharded.get(tensor.memory, part, move, engine)
     found = move.run(part, engine)
-    # A move that is planned as if nothing were pending leaves the sum to the result.
+    # A move that ignores pending reductions leaves them to the result.
     if move.form is tensor.form and not move.target.partial:
         same = engine.wrap(found, engine.evolved(tensor.form, layout=move.target))
         elsewhere.note(tensor, same, serves)

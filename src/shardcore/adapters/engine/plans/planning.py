@@ -1,7 +1,7 @@
 """Plans operators by their sharding rules.
 
-What is decided depends on the forms of the operands and on numbers only, so that a plan is made
-once and kept for every later call that is alike.
+A plan depends only on the forms of the operands and on numbers, so that one plan serves all equal
+calls.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from shardcore.domain.rules.rule import OperatorRule
 
 
 def planned(operator: Any, task: Task, engine: Engine) -> Plan:
-    """The plan of an operator by its rule, with the cheapest split of the core's planner."""
+    """Returns the plan of an operator by its rule, with the cheapest split."""
     forms = _forms(task)
     pending = _kept_pending(task, forms)
     given = [
@@ -36,7 +36,7 @@ def planned(operator: Any, task: Task, engine: Engine) -> Plan:
         with_pending(layout, pending) if pending and place in task.adds else layout
         for place, layout in enumerate(split.operands)
     ]
-    # What is pending already stays as it is; only what is not becomes zeros on other ranks.
+    # A partial operand stays as it is; only another one becomes zeros on other ranks.
     sources = [
         engine.evolved(form, layout=with_pending(form.layout, pending))
         if pending and place in task.adds and forms[place].layout.partial
@@ -47,7 +47,7 @@ def planned(operator: Any, task: Task, engine: Engine) -> Plan:
     for each, form, source, target in zip(task.operands, forms, sources, targets, strict=True):
         move = _move(source, target, engine)
         other = each.other
-        # What stays pending is not read where its sum is.
+        # An operand that stays partial is not replaced by its reduced copy.
         stays = target.partial or (pending and each.form.layout.partial)
         is_elsewhere = other is form or not (other is None or move is None or stays)
         if is_elsewhere and other is not None:
@@ -67,7 +67,7 @@ def run_rule(
     compute: Compute,
     result_shapes: Shapes = (),
 ) -> list[Any]:
-    """Run `compute` on the local shards of `tensors`, split by `rule`; see `Task`."""
+    """Runs `compute` on the local shards of `tensors`, split by `rule`; see `Task`."""
     engine: Engine = next(each.engine for each in tensors if isinstance(each, ShardedTensor))
     sharded = [engine.as_sharded(each) for each in tensors]
     operands = [Operand(each.form, number) for number, each in enumerate(sharded)]
@@ -75,7 +75,7 @@ def run_rule(
 
 
 def _forms(task: Task) -> list[Form]:
-    """The forms of the operands: a product reads some of them elsewhere."""
+    """Returns the forms of the operands; a product uses redistributed copies of some."""
     sums = any(task.rule.sums(result) for result in task.rule.results)
     is_product = sums and len(task.operands) > 1
     return [
@@ -85,16 +85,16 @@ def _forms(task: Task) -> list[Form]:
 
 
 def _move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
-    """How a tensor moves. A weight that is held for the step is the same weight transposed.
+    """Returns the redistribution of a tensor; with a cache per step, a weight serves its transpose.
 
-    Else the backward pass gathers it again: it is not held from the forward pass on.
+    Else the backward pass gathers it again: the cache does not hold it from the forward pass on.
     """
     held = form.weight and engine.unsharded.holds_steps
     return (Redistribution.of_weight if held else Redistribution.to)(form, layout, engine)
 
 
 def _kept_pending(task: Task, forms: Sequence[Form]) -> PartialAxes:
-    """The reductions of operands that stay pending in the results."""
+    """Returns the reductions of operands that stay pending in the results."""
     places = [place for place, form in enumerate(forms) if form.layout.partial]
     kinds = {forms[place].layout.partial for place in places}
     if len(kinds) != 1:
@@ -106,13 +106,13 @@ def _kept_pending(task: Task, forms: Sequence[Form]) -> PartialAxes:
         return pending
     if not task.adds or not set(places) <= set(task.adds):
         return ()
-    # The first rank adds what is not pending: to a sum, and not to a mean.
+    # The first rank adds operands that are not partial: to a sum, and not to a mean.
     only_sums = {op for _, op in pending} == {"sum"}
     return pending if only_sums or len(places) == len(task.adds) else ()
 
 
 def _uses(layout: Layout, pending: PartialAxes) -> bool:
-    """Whether an axis of `pending` does something to a tensor of `layout` already."""
+    """Returns whether `layout` already uses an axis of `pending`."""
     return any(not isinstance(layout.placement(axis), Replicate) for axis, _ in pending)
 
 

@@ -1,4 +1,4 @@
-"""An operator to be planned: its operands, without values, and the rule that splits it."""
+"""The task of the planner: an operator's operands, without values, and its sharding rule."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,8 +28,8 @@ class Operand:
     Args:
         form: Its form.
         number: Its number among all tensors of the call.
-        other: The form that it has elsewhere, if an operator has brought it there.
-        serves: Whether products read it there.
+        other: The form of its redistributed copy, if there is one.
+        serves: Whether products read that copy.
     """
 
     form: Form
@@ -53,7 +53,7 @@ class Operand:
         return self.form.dtype
 
     def is_split(self, dim: int) -> bool:
-        """Whether several ranks split `dim`."""
+        """Returns whether several ranks split `dim`."""
         layout = self.form.layout
         axes = layout.dim_axes(dim % self.ndim) if self.ndim else ()
         return any(layout.mesh.axis_size(axis) > 1 for axis in axes)
@@ -64,7 +64,7 @@ class Operand:
 
 
 def operand(operator: Any, form: Form, number: int, known: Elsewhere | None) -> Operand:
-    """An operand of `operator`. A pending one that was reduced is that, but for its views."""
+    """Returns an operand of `operator`; a partial one as its reduced copy, if it has one."""
     if known is None:
         return Operand(form, number)
     other = known.tensor.form
@@ -80,19 +80,19 @@ class Task:
     Args:
         rule: Its sharding rule.
         operands: Its tensors, as many as the rule has.
-        compute: Runs it on local shards, in the order of `operands`; gives those of the results,
-            None for a result that is not asked for. None runs the operator itself on its own
+        compute: Runs it on local shards, in the order of `operands`, and returns those of the
+            results, None for a result that is not requested. None runs the operator itself on its
             arguments, with the local shards in the place of tensors.
-        result_shapes: The global shapes of the results, where sums may be left pending.
-        linear_in: The operands, by place, each of which it is linear in: where that one alone is a
-            pending sum, the results are.
-        adds: The operands, by place, that it adds up, or chooses from: where one of them is a
-            pending sum, the results are, and the first rank adds those that are none.
-        of_weights: Whether results of weights alone are weights.
+        result_shapes: The global shapes of the results, if these may stay partial.
+        linear_in: The operands, by place, in each of which it is linear: if only that one is a
+            partial sum, the results are partial sums.
+        adds: The operands, by place, that it adds, or chooses from: if one of them is a partial
+            sum, the results are partial, and the first rank adds the other operands.
+        of_weights: Whether its results are weights if all operands are.
         scales: Whether it multiplies element by element.
-        orders: Per result the order of its dims in memory, outermost first; None, or nothing, for
+        orders: Per result the order of its dims in memory, outermost first; None, or missing, for
             a result whose last dim is innermost.
-        layouts: The layouts of operands and results, where the rule is not to be asked.
+        layouts: The layouts of operands and results, if they do not follow from the rule.
     """
 
     rule: OperatorRule
@@ -107,15 +107,15 @@ class Task:
     layouts: Split | None = None
 
 
-# Takes what a handler takes, with an `Operand` in the place of each tensor. Makes the task of the
-# operator; or gives the handler that runs it, or None where it is run on full operands.
+# Takes the arguments of a handler, with an `Operand` in the place of each tensor. Returns the task
+# of the operator, or the handler that runs it, or None if it runs on full operands.
 Planner = Callable[..., Task | Handler | None]
 
 
 def order_of(operand: Operand) -> Order | None:
-    """The dims of `operand`, outermost in memory first; None for their own order, or with gaps.
+    """Returns the dims of `operand`, outermost in memory first; None if contiguous, or with gaps.
 
-    An operator on images gives its result in the order of its operand, as torch does.
+    An operator on images returns its result in the order of its operand, as in torch.
     """
     form = operand.form
     if form.ndim < 3 or form.is_contiguous:
@@ -125,14 +125,14 @@ def order_of(operand: Operand) -> Order | None:
 
 
 def strides_in(order: Order, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor without gaps whose dims lie in memory in `order`."""
+    """Returns the strides of a tensor without gaps whose dims are in memory in `order`."""
     in_memory = contiguous_strides(tuple(shape[dim] for dim in order))
     by_dim = dict(zip(order, in_memory, strict=True))
     return tuple(by_dim[dim] for dim in range(len(shape)))
 
 
 def in_order(part: torch.Tensor, order: Order | None) -> torch.Tensor:
-    """`part` without gaps, its dims in memory in `order`."""
+    """Returns `part` without gaps, its dims in memory in `order`."""
     if order is None:
         return part.contiguous()
     inverse = sorted(range(len(order)), key=order.__getitem__)

@@ -1,1 +1,1 @@
-"""Operators that look up elements, rows and classes; norms over the last dims."""
+"""Operators that look up elements, rows and classes; layer norms."""

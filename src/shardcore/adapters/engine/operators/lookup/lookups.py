@@ -1,4 +1,4 @@
-"""Operators that look elements up, and normalizations over the last dims."""
+"""Operators that look elements up, and layer norms."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,20 +14,20 @@ aten = torch.ops.aten
 
 
 def _embedding(_operator: Any, table: Operand, indices: Operand, *_rest: Any) -> Task | Handler:
-    """Its further operands are for the gradient."""
+    """Plans `embedding`, whose further operands are for the gradient."""
     if table.is_split(0) and not _splits(indices, table.form.layout.dim_axes(0)):
         return _own_rows
     return Task(lookups.index(2, 0, 1, indices.ndim), (table, indices))
 
 
 def _splits(indices: Operand, axes: Sequence[str]) -> bool:
-    """Whether one of `axes` splits `indices`: each rank is to find rows for indices of its own."""
+    """Returns whether one of `axes` splits `indices`, so that ranks look up different rows."""
     layout = indices.form.layout
     return layout.without(*axes) != layout
 
 
 def _own_rows(operator: Any, table: Any, indices: Any, *_rest: Any) -> Any:
-    """Each rank finds the rows that it has, and zeros for the others: a pending sum."""
+    """Runs an embedding with split rows: the found rows, else zeros, are a partial sum."""
     numbers = torch.arange(len(table), device=table.device)
 
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
@@ -45,7 +45,7 @@ def _embedding_backward(
 ) -> Task | None:
     _rows, _padding, by_frequency = numbers
     if by_frequency:
-        return None  # how often a row is read is to be known of all ranks
+        return None  # all ranks need the number of reads of a row
     return Task(lookups.embedding_backward(indices.ndim), (gradient, indices), linear_in=(0,))
 
 
@@ -70,7 +70,7 @@ def _index_select(_operator: Any, tensor: Operand, dim: int, indices: Operand) -
 
 
 def _bucketize(_operator: Any, tensor: Any, boundaries: Operand, **_kwargs: Any) -> Task | None:
-    """Each number finds its place among all boundaries."""
+    """Plans `bucketize`, which needs all boundaries for each number."""
     if not isinstance(tensor, Operand):
         return None
     return Task(lookups.placed(tensor.ndim), (tensor, boundaries))
@@ -79,7 +79,7 @@ def _bucketize(_operator: Any, tensor: Any, boundaries: Operand, **_kwargs: Any)
 def _looked_up(
     _operator: Any, tensor: Operand, dim: int, *args: Any, **_kwargs: Any
 ) -> Task | None:
-    """`gather(tensor, dim, index)`, `scatter(tensor, dim, index, source)` and `scatter_add`."""
+    """Plans `gather(tensor, dim, index)`, `scatter(tensor, dim, index, source)`, `scatter_add`."""
     operands = [tensor, *(each for each in args if isinstance(each, Operand))]
     if not all(each.ndim for each in operands):
         return None

@@ -1,10 +1,9 @@
 """Losses that look up the class of each sample, split by `domain.rules.losses`.
 
-A mean over samples of which some are ignored, or weigh more, is no mean of the ranks' means: the
-sum and the total weight are each summed over the ranks, then divided. Where classes are split, each
-rank looks for its own: a sample whose class is with another rank counts nothing here. One whose
-class is with none, and is not the class to ignore, is not a number: one device raises, which would
-need a look at the values.
+A mean over weighted samples is no mean of the ranks' means: the sum and the total weight are each
+reduced over the ranks, then divided. If classes are split, each rank looks up its own classes, and
+a sample with another class adds zero. A sample with an invalid class gives nan. One device raises
+an error for it, for which a rank would have to read the values.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 def _nll_loss(
     operator: Any, inputs: Any, target: Any, weight: Any, reduction: int, ignored: int
 ) -> Any:
-    """The loss, and the total weight."""
+    """Plans the loss and the total weight."""
     local = _NONE if reduction == _NONE else _SUM
     sums = (() if local == _SUM else tuple(target.shape), ())
 
@@ -58,7 +57,7 @@ def _nll_loss(
     compute = call_on_classes if split else call
     loss, total = run_rule(operator, rule, operands, compute, sums)
     with torch.no_grad():
-        # The gradient divides by it, on every rank. Of losses that are not summed it is zero.
+        # The gradient divides by it, on every rank. If losses are not reduced, it is zero.
         total = reduced(total) if local == _SUM else total.new_zeros(())
         return (loss / total if reduction == _MEAN else loss), total
 
@@ -94,7 +93,7 @@ def _nll_loss_backward(
 
 
 def places(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whether each of `wanted` is among the sorted `numbers`, and where; anywhere, if it is not.
+    """Returns whether each of `wanted` is in the sorted `numbers`, and its index, arbitrary if not.
 
     A rank has several pieces of a dim that is split within its stretches.
     """
@@ -103,7 +102,7 @@ def places(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _numbers(inputs: Any) -> torch.Tensor | None:
-    """The number of each class, of which a rank keeps those of its own; None if they are whole."""
+    """Returns the number of each class, split as the classes; None if they are replicated."""
     sharded = isinstance(inputs, ShardedTensor)
     if not sharded or inputs.ndim == 1 or not inputs.form.layout.dim_axes(1):
         return None

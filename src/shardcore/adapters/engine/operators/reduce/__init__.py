@@ -1,1 +1,1 @@
-"""Operators along dims: reductions, softmax, statistics."""
+"""Operators that reduce along dims: sums, softmax, statistics, argmax."""

@@ -1,7 +1,6 @@
-"""Operators made of others, each of which is dispatched again: nothing is gathered for them.
+"""Operators composed of others, each of which is dispatched again, so that nothing is gathered.
 
-Variances, normalizations over the batch, and softmax along a split dim: of these the ranks reduce
-sums, and the largest.
+For variances, batch norms, and softmax along a split dim, ranks reduce sums and maxima.
 """
 
 import math
@@ -24,7 +23,7 @@ def _moments(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> tuple[Any, Any]:
-    """Variance and mean in two passes over `x`, in the dtype of `precise`, as on one device."""
+    """Returns variance and mean by two passes over `x`, in the dtype of `precise`."""
     dims = [each % x.ndim for each in dim] if dim else list(range(x.ndim))
     count = math.prod(x.shape[each] for each in dims)
     values = precise(x)
@@ -38,12 +37,12 @@ def _moments(
 
 
 def precise(x: Any) -> Any:
-    """`x` in a dtype in which a sum of many of its elements can be held."""
+    """Returns `x` in a dtype that holds the sum of many of its elements."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _batch_norm(_operator: Any, *args: Any) -> Any:
-    """In training, over the global batch. Gives output, mean, and one over the deviation."""
+    """Normalizes in training over the global batch; returns output, mean, and inverse deviation."""
     x, weight, bias, running_mean, running_var, _, momentum, eps = args
     values = reduced(precise(x))
     variance, mean = torch.var_mean(values, dim=_sample_dims(x), correction=0)
@@ -60,7 +59,7 @@ def _batch_norm(_operator: Any, *args: Any) -> Any:
 
 
 def _batch_norm_backward(_operator: Any, *args: Any) -> Any:
-    """The gradients of input, weight and bias, those that the mask asks for."""
+    """Returns the gradients of input, weight and bias that the mask selects."""
     gradient, x, weight, _, _, mean, one_over, _, _, mask = args
     gradient, dims = reduced(precise(gradient)), _sample_dims(x)
     normalized = (precise(x) - _per_channel(mean, x)) * _per_channel(one_over, x)
@@ -86,13 +85,13 @@ def _per_channel(values: Any, x: Any) -> Any:
 
 
 def _follow(running: Any, value: Any, momentum: float) -> None:
-    """Move a running statistic, None if there is none, towards that of the batch."""
+    """Updates a running statistic, if there is one, by that of the batch."""
     if running is not None:
         running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
 
 def _variance(operator: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """`var`, `std` and `var_mean`."""
+    """Runs `var`, `std` and `var_mean`."""
     variance, mean = _moments(x, *args, **kwargs)
     dtype = x.dtype
     if operator is aten.var_mean.correction:
@@ -101,7 +100,7 @@ def _variance(operator: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _splits(tensor: Any) -> bool:
-    """Whether `tensor` is one of floats that the ranks have to reduce together."""
+    """Returns whether `tensor` has floats that the ranks have to reduce together."""
     return (
         isinstance(tensor, Operand)
         and not tensor.form.is_replicated
@@ -110,7 +109,7 @@ def _splits(tensor: Any) -> bool:
 
 
 def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
-    """Run by `run` where ranks have to reduce one of the operands together, as in training."""
+    """Returns a planner that uses `run` in training if ranks reduce an operand."""
 
     def plan(_operator: Any, *args: Any, **_kwargs: Any) -> Handler | None:
         is_used = training is None or args[training]
@@ -120,23 +119,23 @@ def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
 
 
 def softmax(x: Any, dim: int, in_float: bool) -> Any:
-    """Softmax: a row whose largest is infinite is not a number, as on one device.
+    """Returns the softmax; a row whose maximum is infinite gives nan, as on one device.
 
-    The result of half precision is in float32 where `in_float` says so.
+    With `in_float`, the result of half precision is in float32.
     """
     powers = _shifted(x, dim).exp()
     return _as_asked(powers / reduced(powers.sum(dim, keepdim=True)), x, in_float)
 
 
 def log_softmax(x: Any, dim: int, in_float: bool) -> Any:
-    """The logarithm of `softmax`."""
+    """Returns the logarithm of `softmax`."""
     shifted = _shifted(x, dim)
     total = reduced(shifted.exp().sum(dim, keepdim=True))
     return _as_asked(shifted - total.log(), x, in_float)
 
 
 def logsumexp(x: Any, dims: list[int], keepdim: bool = False) -> Any:
-    """The logarithm of the sum of powers along `dims`, which may be infinite."""
+    """Returns the logarithm of the sum of exponentials along `dims`, which may be infinite."""
     values = precise(x)
     largest = reduced(values.amax(dims, keepdim=True))
     largest = largest.masked_fill(largest.isinf(), 0)
@@ -146,7 +145,7 @@ def logsumexp(x: Any, dims: list[int], keepdim: bool = False) -> Any:
 
 
 def softmax_backward(gradient: Any, output: Any, dim: int, dtype: torch.dtype) -> Any:
-    """The gradient of the operand of `softmax`, in `dtype`."""
+    """Returns the gradient of the operand of `softmax`, in `dtype`."""
     gradient, probabilities = precise(gradient), precise(output)
     weighted = gradient * probabilities
     mean = reduced(weighted.sum(dim, keepdim=True))
@@ -154,14 +153,14 @@ def softmax_backward(gradient: Any, output: Any, dim: int, dtype: torch.dtype) -
 
 
 def log_softmax_backward(gradient: Any, output: Any, dim: int, dtype: torch.dtype) -> Any:
-    """The gradient of the operand of `log_softmax`, in `dtype`."""
+    """Returns the gradient of the operand of `log_softmax`, in `dtype`."""
     gradient, logarithms = precise(gradient), precise(output)
     total = reduced(gradient.sum(dim, keepdim=True))
     return (gradient - logarithms.exp() * total).to(dtype)
 
 
 def _shifted(x: Any, dim: int) -> Any:
-    """`x` less the largest along `dim`, so that no power is too large."""
+    """Returns `x` minus its maximum along `dim`, so that no exponential overflows."""
     values = precise(x)
     return values - reduced(values.amax(dim, keepdim=True))
 
@@ -182,7 +181,7 @@ _BY_OPERATOR: dict[Any, Callable[..., Any]] = {
 
 
 def run_softmax(operator: Any, x: Any, *args: Any) -> Any:
-    """Run a softmax, the gradient of one, or `logsumexp`, along a dim that is split."""
+    """Runs a softmax, the gradient of one, or `logsumexp`, along a split dim."""
     return _BY_OPERATOR[operator](reduced(x), *args)
 
 

@@ -1,7 +1,7 @@
-"""The place of the largest along a split dim: each rank sends one number a row.
+"""Argmax along a split dim: each rank sends one number a row.
 
-The upper half of the number grows with the value, its lower half falls with the place. So the
-largest number of all ranks is that of the largest value; of several, of the first.
+The upper half of the number grows with the value, its lower half falls with the index. So the
+maximum over the ranks belongs to the largest value, and of equal values to the first.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
 from shardcore.domain.layout import Layout
 
-# Floats that are as well float32, whose bits are half of such a number.
+# Floats that float32 represents exactly; its bits are half of such a number.
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
 
 _LEAST = torch.iinfo(torch.int64).min
@@ -20,9 +20,9 @@ _SIGN = 0x7FFFFFFF
 
 
 def packed(part: torch.Tensor, numbers: torch.Tensor, dim: int) -> torch.Tensor:
-    """The number of each row of `part`, this rank's values, perhaps none.
+    """Returns the number of each row of `part`, this rank's values, which may be empty.
 
-    `numbers` says where along the full dim each of them is; `dim` stays, with one entry.
+    `numbers` has their indices along the full dim; `dim` stays, with one entry.
     """
     if not part.shape[dim]:
         return torch.full_like(part.sum(dim, keepdim=True), _LEAST, dtype=torch.int64)
@@ -31,12 +31,12 @@ def packed(part: torch.Tensor, numbers: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def places(found: torch.Tensor) -> torch.Tensor:
-    """The place of the largest of each row, of the largest number that a rank had for it."""
+    """Returns the argmax of each row from the largest number of all ranks."""
     return _HALF - 1 - (found & (_HALF - 1))
 
 
 def _ordered(values: torch.Tensor) -> torch.Tensor:
-    """Integers in the order of `values`; what is not a number is the largest, as torch has it."""
+    """Returns integers in the order of `values`; nan is the largest, as in torch."""
     full = values + 0.0  # minus zero is zero
     bits = full.view(torch.int32).to(torch.int64)
     ordered = torch.where(bits < 0, bits ^ _SIGN, bits)
@@ -44,7 +44,7 @@ def _ordered(values: torch.Tensor) -> torch.Tensor:
 
 
 def argmax(_operator: Any, x: Any, dim: int, keep: bool = False) -> Any:
-    """`argmax(x, dim, keepdim)` along a dim that is split, in one all-reduce."""
+    """Runs `argmax(x, dim, keepdim)` along a split dim, in one all-reduce."""
     x, dim = reduced(x), dim % x.ndim
     engine, layout = x.engine, x.form.layout
     axes = layout.dim_axes(dim)

@@ -1,4 +1,4 @@
-"""Operators along some dims: sums, which may stay pending, and others, which need full dims."""
+"""Reductions: sums and others whose result may stay partial, and those that need full dims."""
 
 from math import prod
 from typing import Any
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def _sum(_operator: Any, *args: Any, **kwargs: Any) -> Task | Handler:
-    """`sum(tensor, dims, keepdim)`: the sum of each rank is pending."""
+    """Plans `sum(tensor, dims, keepdim)`: the sum of each rank is partial."""
     tensor, dims, keep = _dims_of(*args)
     if _is_count(tensor, dims, keep) and not kwargs:
         return _count
@@ -27,7 +27,7 @@ def _sum(_operator: Any, *args: Any, **kwargs: Any) -> Task | Handler:
 
 
 def _is_count(tensor: Operand, dims: frozenset[int], keep: bool) -> bool:
-    """Whether several ranks count what is true, and not for one number alone."""
+    """Returns whether several ranks count true values, for more than one result."""
     is_number = len(dims) == tensor.ndim and not keep
     fits = prod(tensor.shape[dim] for dim in dims) <= torch.iinfo(torch.int32).max
     splits = any(tensor.is_split(dim) for dim in dims)
@@ -35,7 +35,7 @@ def _is_count(tensor: Operand, dims: frozenset[int], keep: bool) -> bool:
 
 
 def _count(_operator: Any, *args: Any) -> Any:
-    """How many are true. That takes 64 bits on one device, and half of them to be sent."""
+    """Counts true values: in 64 bits, as on one device, of which half are sent."""
     tensor, dims, keep = _dims_of(*args)
     return reduced(tensor.sum(sorted(dims), keep, dtype=torch.int32)).to(torch.int64)
 
@@ -43,7 +43,7 @@ def _count(_operator: Any, *args: Any) -> Any:
 def _norm(
     operator: Any, tensor: Operand, order: float = 2, *dims: Any, **kwargs: Any
 ) -> Task | Handler:
-    """`linalg_vector_norm`: the usual one by a sum of squares."""
+    """Plans `linalg_vector_norm`: the usual one by a sum of squares."""
     if order == 2 and tensor.dtype.is_floating_point:
         return _root_of_squares
     return _reduced(operator, tensor, *dims, **kwargs)
@@ -57,15 +57,15 @@ def _root_of_squares(
 
 
 def squares(tensor: Any, dtype: torch.dtype, dims: Any = None, keep: bool = False) -> Any:
-    """The sum of the squares of `tensor`, of floats that are to become `dtype`."""
+    """Returns the sum of the squares of the floats in `tensor`, in `dtype`."""
     precise = tensor.to(torch.promote_types(dtype, torch.float32))
     return (precise * precise).sum(dims or list(range(tensor.ndim)), keep)
 
 
 def _mean(_operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """`mean(tensor, dims, keepdim)`: the sum, divided by the number of elements.
+    """Runs `mean(tensor, dims, keepdim)`: the sum, divided by the number of elements.
 
-    A normalization reads it several times: but for a number it is reduced at once.
+    A normalization reads it several times, so it is reduced at once, unless it is a number.
     """
     tensor, dims, keep = _dims_of(*args)
     total = tensor.sum(sorted(dims), keep, **kwargs)
@@ -76,13 +76,13 @@ def _mean(_operator: Any, *args: Any, **kwargs: Any) -> Any:
 def _dims_of(
     tensor: Any, dims: Any = None, keepdim: bool = False, **_: Any
 ) -> tuple[Any, frozenset[int], bool]:
-    """The tensor, the dims that are reduced, none for all of them, and whether they stay."""
+    """Returns the tensor, the reduced dims, empty for all of them, and whether they stay."""
     given = [dims] if isinstance(dims, int) else dims or range(tensor.ndim)
     return tensor, frozenset(dim % tensor.ndim for dim in given if tensor.ndim), keepdim
 
 
 def _reduced(operator: Any, *args: Any, **kwargs: Any) -> Task:
-    """`argmax(tensor, dims, keepdim)` and similar; of some, each rank reduces its own elements."""
+    """Plans `argmax(tensor, dims, keepdim)` and similar; some have partial results."""
     tensor, dims, keep = _dims_of(*args, **kwargs)
     results = torch_compat.number_of_results(operator)
     rule = everyday.reduced(tensor.ndim, dims, keep, _EXTREMES.get(operator), results)
@@ -90,7 +90,7 @@ def _reduced(operator: Any, *args: Any, **kwargs: Any) -> Task:
 
 
 def _any(operator: Any, *args: Any) -> Task | Handler | None:
-    """`any(tensor, dims, keepdim)` and `all`: an empty list is no dims, and not all of them."""
+    """Plans `any(tensor, dims, keepdim)` and `all`: an empty list means no dims."""
     tensor, dims, _ = _dims_of(*args)
     if len(args) > 1 and args[1] in ([], ()):
         return None
@@ -110,14 +110,14 @@ def _any_of_split(operator: Any, *args: Any) -> Any:
 def _argmax(
     operator: Any, tensor: Operand, dim: int | None = None, keep: bool = False
 ) -> Task | Handler:
-    """Along a split dim each rank sends one number a row."""
+    """Plans `argmax`; along a split dim each rank sends one number a row."""
     if dim is not None and tensor.is_split(dim) and tensor.dtype in packed_argmax.SERVED:
         return packed_argmax.argmax
     return _reduced(operator, tensor, dim, keep)
 
 
 def _along_one(operator: Any, tensor: Operand, dim: int = -1, *_: Any, **_kwargs: Any) -> Task:
-    """`operator(tensor, dim, ...)` that keeps the shape and looks along `dim` only."""
+    """Plans `operator(tensor, dim, ...)` that keeps the shape and needs the full `dim` only."""
     return along(operator, [tensor], frozenset({dim % tensor.ndim} if tensor.ndim else ()))
 
 
@@ -129,7 +129,7 @@ def _logsumexp(operator: Any, *args: Any) -> Task | Handler:
 
 
 def _softmax(operator: Any, *args: Any) -> Task | Handler:
-    """`softmax(tensor, dim, in_float)`, or its gradient: `(gradient, output, dim, dtype)`."""
+    """Plans `softmax(tensor, dim, in_float)`, or its gradient: `(gradient, output, dim, dtype)`."""
     *_, tensor, dim, _ = args
     if tensor.is_split(dim):
         return run_softmax
@@ -137,13 +137,13 @@ def _softmax(operator: Any, *args: Any) -> Task | Handler:
 
 
 def _bincount(_operator: Any, numbers: Operand, *_rest: Any) -> Handler | None:
-    """Of no numbers torch's result has another dtype."""
+    """Plans `bincount`; without numbers torch's result has another dtype."""
     sizes = numbers.form.layout.chunk_sizes(0, numbers.shape[0])
     return _count_own if numbers.is_split(0) and min(sizes) else None
 
 
 def _count_own(operator: Any, numbers: Any, weights: Any = None, *least: int) -> Any:
-    """Each rank counts its own numbers: a pending sum, as long as the largest number needs."""
+    """Counts each rank's numbers: a partial sum, as long as the largest number needs."""
     numbers = reduced(numbers)
     engine, layout = numbers.engine, numbers.form.layout
     if weights is not None:
@@ -159,7 +159,7 @@ def _count_own(operator: Any, numbers: Any, weights: Any = None, *least: int) ->
     return of_all(padded, "sum")
 
 
-# Reductions whose results of the ranks are reduced by the same operation.
+# Reductions whose partial results are reduced by the same operation.
 _EXTREMES: dict[Any, ReduceOp] = {
     aten.amax.default: "max",
     aten.amin.default: "min",
