@@ -1,6 +1,6 @@
 """One CUDA device, if there is one, on a mesh of (1, 1).
 
-It is measured by an interpreter of its own: the one that measures the CPU hides the devices.
+A separate interpreter measures it: the one that measures the CPU hides the devices.
 """
 
 import json

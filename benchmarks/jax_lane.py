@@ -1,4 +1,4 @@
-"""Keras on JAX, in an environment of its own: two CPU devices, which share one process."""
+"""Keras on JAX, in a separate environment: two CPU devices, which share one process."""
 
 import json
 import os

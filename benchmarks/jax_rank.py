@@ -26,8 +26,8 @@ def main() -> None:
 
     def send(answer: Any) -> None:
         failed = isinstance(answer, Failure)
-        told = {"failure": answer.report} if failed else {"answer": answer}
-        print(json.dumps(told), file=answers, flush=True)
+        reply = {"failure": answer.report} if failed else {"answer": answer}
+        print(json.dumps(reply), file=answers, flush=True)
 
     serve(_make, _receive, send)
 

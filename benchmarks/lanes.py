@@ -1,4 +1,4 @@
-"""Contenders in processes of their own, which wait while another one is measured."""
+"""Contenders in separate processes, which wait while another one is measured."""
 
 import ctypes
 import multiprocessing
@@ -41,7 +41,7 @@ class Lane(Protocol):
 
 @frozen
 class _Rank:
-    """What a forked process is told."""
+    """The settings of a forked process."""
 
     rank: int
     ranks: int
@@ -74,8 +74,8 @@ class ForkedLane:
         port = free_port()
         for rank in range(ranks):
             ours, theirs = context.Pipe()
-            told = _Rank(rank, ranks, self._folder.name, port, self._log, make, maps)
-            process = context.Process(target=_run, args=(told, theirs), daemon=True)
+            settings = _Rank(rank, ranks, self._folder.name, port, self._log, make, maps)
+            process = context.Process(target=_run, args=(settings, theirs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -119,31 +119,31 @@ class ForkedLane:
         return answer
 
 
-def _run(told: _Rank, pipe: Connection) -> None:
+def _run(settings: _Rank, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    with told.log.open("w" if told.rank == 0 else "a") as log:
+    with settings.log.open("w" if settings.rank == 0 else "a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False  # convolutions as exact as all else
-    if told.ranks > 1:
-        os.environ.update(RANK=str(told.rank), WORLD_SIZE=str(told.ranks))
-        os.environ.update(LOCAL_RANK=str(told.rank), LOCAL_WORLD_SIZE=str(told.ranks))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(told.port))
+    if settings.ranks > 1:
+        os.environ.update(RANK=str(settings.rank), WORLD_SIZE=str(settings.ranks))
+        os.environ.update(LOCAL_RANK=str(settings.rank), LOCAL_WORLD_SIZE=str(settings.ranks))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(settings.port))
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{told.folder}/store",
-            rank=told.rank,
-            world_size=told.ranks,
+            init_method=f"file://{settings.folder}/store",
+            rank=settings.rank,
+            world_size=settings.ranks,
             timeout=timedelta(seconds=TIMEOUT),
         )
-    if told.maps:
+    if settings.maps:
         memory.map_large_blocks()
     memory.begin()
-    serve(told.make, pipe.recv, pipe.send)
+    serve(settings.make, pipe.recv, pipe.send)
     pipe.recv()  # stays until it is killed: the other ranks' errors would blur what was first
 
 

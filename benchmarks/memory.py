@@ -2,7 +2,7 @@
 
 Resident memory covers what no count of tensors sees: buckets of DDP, buffers of compiled graphs,
 workspaces. It also covers what the C library keeps of freed blocks, where that is not prevented:
-the holes of earlier steps are filled anew, each by what fits, and count until the process ends.
+the holes of earlier steps are filled again, each by what fits, and count until the process ends.
 """
 
 import ctypes
@@ -22,9 +22,9 @@ _at_start = 0
 
 
 def map_large_blocks() -> None:
-    """Every large block is a mapping of its own from here on, which is unmapped as it is freed.
+    """Makes every large block a separate mapping from here on, which is unmapped as it is freed.
 
-    To be called before anything large is made: what lies free in the heap is taken first.
+    To be called before anything large is made: free memory of the heap is taken first.
     """
     ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
 

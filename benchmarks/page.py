@@ -18,7 +18,7 @@ HEAD = "| contender | figure | ratio | to | goal | |\n|---|--:|--:|---|--:|---|"
 
 
 def main() -> None:
-    """Write anew what is between the two marks; the rest of the page is written by hand."""
+    """Replaces the text between the two marks; the rest of the page is written by hand."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     figures = sections(rest.partition(END)[0])

@@ -29,7 +29,7 @@ class Measured:
         seconds: Per step, of each round.
         layer_calls: Layers that a step calls in Python.
         memory: Bytes, by name.
-        failure: Why there is nothing to tell.
+        failure: Why there are no figures; empty if there are.
     """
 
     name: str
@@ -123,8 +123,8 @@ def _open(
         measured.failure = disagreement(measured.losses, _reference(found))
     except LaneFailed as failed:
         measured.failure = str(failed)
-    told = measured.failure or f"ready in {time.perf_counter() - began:.0f} s"
-    print(f"{case.name}: {contender.name}: {told}", file=sys.stderr, flush=True)
+    outcome = measured.failure or f"ready in {time.perf_counter() - began:.0f} s"
+    print(f"{case.name}: {contender.name}: {outcome}", file=sys.stderr, flush=True)
     return None if measured.failure else lane
 
 

@@ -168,9 +168,9 @@ def _compile_times(
 ) -> Iterator[Row]:
     if first is None or later is None or first.failure or later.failure:
         return
-    anew, again = "first steps, compiled", "first steps, loaded"
-    yield Row(section, anew, first.extra)
-    yield Row(section, again, later.extra, against=anew, ratio=later.extra / first.extra)
+    fresh, loaded = "first steps, compiled", "first steps, loaded"
+    yield Row(section, fresh, first.extra)
+    yield Row(section, loaded, later.extra, against=fresh, ratio=later.extra / first.extra)
 
 
 @contextlib.contextmanager

@@ -32,5 +32,5 @@ def serve(
         while request := receive():
             name, *arguments = request
             send(getattr(training, name)(*arguments))
-    except BaseException:  # noqa: BLE001 - whatever ends a rank is told
+    except BaseException:  # noqa: BLE001 - whatever ends a rank is reported
         send(Failure(traceback.format_exc()))

@@ -78,7 +78,7 @@ def batch_rows(allowed: tuple[int, ...]) -> int:
 def build(case: Any, mesh: Mesh) -> Any:
     """Build the compiled model of a case, sharded over the mesh.
 
-    The model is built twice: the first build, without a distribution, tells the shapes of the
+    The model is built twice: the first build, without a distribution, gives the shapes of the
     variables. Keras counts names from one again after `clear_session`, so the paths agree.
     """
     import keras
@@ -135,7 +135,7 @@ def select(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
 def stand_ins(*packages: str) -> Iterator[None]:
     """Replace packages that are not installed by empty ones while modules are imported.
 
-    The cases of the matrix need Keras and NumPy, but lie beside code that imports torch and
+    The cases of the matrix need Keras and NumPy, but are stored beside code that imports torch and
     shardcore. The environment of Keras on JAX has neither.
     """
     finder = _StandInFinder(packages)

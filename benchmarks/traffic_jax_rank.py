@@ -1,4 +1,4 @@
-"""Trains cases on JAX over two CPU devices, and tells what XLA made them send.
+"""Trains cases on JAX over two CPU devices, and reports what XLA made them send.
 
 Run by the interpreter that has JAX, which sees the devices and the dump folder in XLA_FLAGS. It
 reads one request, and answers with a line of JSON for each case.

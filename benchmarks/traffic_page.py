@@ -28,7 +28,7 @@ XLA sends 0 | shardcore sends 0 | neither sends | not captured |
 METHOD = f"""
 - **ratio**: bytes of shardcore divided by bytes of XLA; below 1 is less than XLA sends. It is 1 if
   neither side sends anything. A case in which one side sends nothing and the other does is counted
-  in a column of its own, and left out of the mean.
+  in a separate column, and left out of the mean.
 - **default step**: what `model.compile()` gives, `jit_compile="auto"`: a [captured
   step](../explanation/captured.md), or an eager one if the step cannot be captured. **eager step**:
   `run_eagerly=True`.

@@ -1,4 +1,4 @@
-"""What one run tells of itself, for the demo to compare."""
+"""Measures one run, for the demo to compare."""
 
 import json
 import os

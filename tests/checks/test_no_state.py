@@ -125,7 +125,7 @@ def _may_change(name: str, value: ast.expr, changed: set[str]) -> bool:
 
 
 def _changed_names(tree: ast.Module) -> Iterator[str]:
-    """The variables that somebody in the module writes into."""
+    """The variables that code of the module writes into."""
     for node in ast.walk(tree):
         is_written = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
         if is_written or (isinstance(node, ast.Attribute) and node.attr in CHANGES):

@@ -25,7 +25,7 @@ def cnn():
 
 
 class Block(layers.Layer):
-    """A decoder block whose graph nobody knows."""
+    """A decoder block of unknown graph."""
 
     def __init__(self, width, heads, **kwargs):
         super().__init__(**kwargs)

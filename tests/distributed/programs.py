@@ -57,7 +57,7 @@ def local_shapes(variables):
 
 
 def placements(tensor):
-    """The library's own words for how `tensor` lies, such as "S(0) R"; "plain" for a plain one."""
+    """The placements of `tensor` as they print, such as "S(0) R"; "plain" for a plain tensor."""
     sharded = isinstance(tensor, ShardedTensor)
     return " ".join(map(str, tensor.placements)) if sharded else "plain"
 

@@ -99,7 +99,7 @@ def ones(*mebibytes: int) -> list[torch.Tensor]:
     return [torch.ones(each * MIB // 4) for each in mebibytes]
 
 
-def test_what_lies_free_in_the_heap_does_not_count_as_needed() -> None:
+def test_free_memory_of_the_heap_does_not_count_as_needed() -> None:
     open_lane = open_forked(lambda *_: Holes(), 1, "holes")
     with contextlib.closing(open_lane(CASES[0], "cpu", maps=True)) as lane:
         assert lane.ask("memory")["step"] == pytest.approx(32 * MIB, rel=0.05)

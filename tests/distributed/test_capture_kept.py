@@ -1,4 +1,4 @@
-"""Buckets whose memory is kept from run to run give what those made anew give."""
+"""Buckets that keep their memory from run to run give the results of new buckets."""
 
 import gc
 

@@ -81,7 +81,7 @@ def under_way(tape, kind):
     return found
 
 
-def told(build):
+def compared(build):
     """What a test asks of a model: whether eager and captured are equal, and what is under way."""
     (eager, _), (captured, (before, after)) = (trained(build, jit) for jit in (False, "auto"))
     for name, value in eager.items():
@@ -93,11 +93,11 @@ def told(build):
 
 @pytest.fixture(scope="module")
 def steps():
-    return run_ranks(lambda rank: {build: told(build) for build in SETTINGS}, 2, timeout=120)[0]
+    return run_ranks(lambda rank: {build: compared(build) for build in SETTINGS}, 2, timeout=120)[0]
 
 
 @pytest.mark.parametrize("build", SETTINGS)
-def test_no_more_is_held_than_in_the_step_as_it_was_recorded(build, steps):
+def test_the_peak_memory_is_that_of_the_recorded_step(build, steps):
     (before, after), *_ = steps[build]
     assert after <= 1.01 * before
 
@@ -113,16 +113,16 @@ def test_weights_are_gathered_and_gradients_scattered_while_the_model_computes(s
     assert after["reduce_scatter"] == [4, 3, 2, 1, 0, 1, 1, 0]
 
 
-def test_weights_that_a_rank_pads_are_gathered_ahead_and_anew(steps):
+def test_padded_weights_are_prefetched_and_gathered_again(steps):
     _, before, after = steps[odd]
     assert (len(before["all_gather"]), len(after["all_gather"])) == (3, 5)  # but the last one
     assert max(after["all_gather"]) >= 1
     assert max(after["reduce_scatter"]) >= 1
 
 
-def test_kernels_are_gathered_anew_where_a_convolution_goes_backward(steps):
+def test_kernels_are_gathered_again_for_the_backward_pass_of_a_convolution(steps):
     _, before, after = steps[cnn]
-    kept = before["all_gather"]  # a kernel once, and that of the product anew
+    kept = before["all_gather"]  # a kernel once, and that of the product again
     again = len(after["all_gather"]) - len(kept)
     convolutions, scales = 3, 1
     assert again == convolutions + scales

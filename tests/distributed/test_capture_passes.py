@@ -75,15 +75,15 @@ def test_buckets_are_of_one_size_so_that_the_first_leaves_early():
     assert products[2] < after.index("all_reduce") < products[3]
 
 
-def test_what_goes_together_is_decided_by_the_bytes_that_are_told():
+def test_buckets_are_made_by_the_bytes_that_the_largest_rank_sends():
     """Another rank sends more: its buckets are full earlier, and so are ours."""
 
     def step(x):
         return [reduced(x * factor) for factor in range(1, 6)]
 
     def as_large_as_elsewhere(tape):
-        told = [attrs.evolve(call, sends=X.numel() * 8) for call in tape.calls]
-        return in_buckets(tape.with_calls(told), **sizes)
+        agreed = [attrs.evolve(call, sends=X.numel() * 8) for call in tape.calls]
+        return in_buckets(tape.with_calls(agreed), **sizes)
 
     sizes = {"most": 6 * X.numel() * 4, "small": 6 * X.numel() * 4}
     _, own = on_two_ranks(step, lambda tape: in_buckets(tape, **sizes))
@@ -91,7 +91,7 @@ def test_what_goes_together_is_decided_by_the_bytes_that_are_told():
     assert (own.count("all_reduce"), after.count("all_reduce")) == (1, 3)
 
 
-def test_what_is_written_after_it_was_to_be_sent_is_sent_before():
+def test_a_bucket_is_sent_before_its_operand_is_overwritten():
     def step(x):
         one, other = reduced(x), reduced(x * 2)
         x.add_(1)
@@ -102,7 +102,7 @@ def test_what_is_written_after_it_was_to_be_sent_is_sent_before():
     assert after.index("all_reduce") < after.index("add_")
 
 
-def test_a_bucket_is_sent_where_its_last_one_stood():
+def test_a_bucket_is_sent_at_the_place_of_its_last_sum():
     def step(x):
         one, other = reduced(x), reduced(x * 2)
         return torch.sin(x), one + other
@@ -122,7 +122,7 @@ def test_a_collective_is_waited_for_when_it_is_needed():
     assert after == ["all_reduce", "select", "mul", "wait_tensor", "add"]
 
 
-def test_what_is_sent_is_not_written_before_it_is_waited_for():
+def test_an_operand_is_not_written_before_its_collective_has_finished():
     def step(x):
         mine = x * 2
         total = reduced(mine)
@@ -134,7 +134,7 @@ def test_what_is_sent_is_not_written_before_it_is_waited_for():
 
 
 @pytest.mark.parametrize(("room", "waits"), [(1, 2), (100, 0)])
-def test_no_more_is_held_for_what_is_sent_than_there_is_room_for(room, waits):
+def test_late_waits_do_not_raise_the_peak_memory(room, waits):
     def step(x):
         parts = [scattered(x * factor)[0] for factor in range(1, 5)]
         return torch.cat(parts), x.repeat(room, 1)
@@ -154,7 +154,7 @@ def with_room(step):
     return lambda x: (step(x), x.repeat(50, 50))
 
 
-def test_a_collective_starts_before_what_it_does_not_send():
+def test_a_collective_starts_before_operators_that_it_does_not_depend_on():
     def step(x):
         return torch.sin(x), reduced(torch.cos(x))
 
@@ -164,7 +164,7 @@ def test_a_collective_starts_before_what_it_does_not_send():
 
 
 @pytest.mark.parametrize("far", [1, 4, 8])
-def test_a_weight_is_gathered_while_the_one_before_is_used_and_two_never_at_once(far):
+def test_one_weight_at_a_time_is_prefetched_while_the_previous_one_is_used(far):
     def step(x):
         return [gathered(x[row]) * 2 for row in (0, 1, 0, 1)]
 
@@ -172,13 +172,13 @@ def test_a_weight_is_gathered_while_the_one_before_is_used_and_two_never_at_once
         return with_late_waits(with_early_starts(tape, far))
 
     _, after = on_two_ranks(with_room(step), one_pass)
-    told = {"all_gather_into_tensor": "start", "wait_tensor": "wait", "mul": "mul"}
+    kinds = {"all_gather_into_tensor": "start", "wait_tensor": "wait", "mul": "mul"}
     in_turn = 4 * ["start", "wait", "mul"]
     ahead = ["start", "wait", *3 * ["start", "mul", "wait"], "mul"]
-    assert [told[name] for name in after if name in told] == (in_turn if far == 1 else ahead)
+    assert [kinds[name] for name in after if name in kinds] == (in_turn if far == 1 else ahead)
 
 
-def test_nothing_is_gathered_ahead_where_the_step_holds_the_most():
+def test_no_weight_is_prefetched_at_the_peak_of_memory():
     def step(x):
         large, whole = x.repeat(2, 2), gathered(x)
         return large.sum() + whole
@@ -190,7 +190,7 @@ def test_nothing_is_gathered_ahead_where_the_step_holds_the_most():
     assert after.index("all_gather_into_tensor") < after.index("repeat")
 
 
-def test_room_is_given_to_one_collective_once():
+def test_free_memory_is_spent_on_one_collective_only():
     def step(x):
         return [gathered(x * factor).sum() for factor in range(4)], x.repeat(6, 1)
 
@@ -203,7 +203,7 @@ def test_room_is_given_to_one_collective_once():
     assert before != after
 
 
-def test_what_stood_aside_for_a_sum_runs_under_it():
+def test_an_independent_operator_runs_during_an_all_reduce():
     def step(x):
         aside = torch.sin(x)
         return aside, reduced(torch.tan(reduced(torch.cos(x))))
@@ -215,7 +215,7 @@ def test_what_stood_aside_for_a_sum_runs_under_it():
     assert after[:5] == ["cos", "all_reduce", "sin", "wait_tensor", "tan"]
 
 
-def test_what_is_written_or_drawn_keeps_its_order():
+def test_writes_and_random_draws_keep_their_order():
     def step(x):
         drawn = torch.rand(2, 3)
         view = x[0]
@@ -237,7 +237,7 @@ def test_what_is_written_or_drawn_keeps_its_order():
     assert run_ranks(program, 2) == [(True, False)] * 2
 
 
-def test_collectives_and_looks_of_the_host_keep_their_order():
+def test_collectives_and_reads_of_the_host_keep_their_order():
     def look(x):
         """What has no result has its effect on the host."""
 
@@ -260,7 +260,7 @@ def test_collectives_and_looks_of_the_host_keep_their_order():
         assert [name for name in found if name in order] == order
 
 
-def test_a_sum_takes_the_place_of_what_nobody_reads_any_more():
+def test_an_all_reduce_reuses_the_memory_of_an_operand_at_its_last_use():
     def step(x):
         mine, read_later = x * 2, x * 3
         flat = x.repeat(2, 1).t()
@@ -272,7 +272,7 @@ def test_a_sum_takes_the_place_of_what_nobody_reads_any_more():
     assert sums == ["all_reduce_", "all_reduce", "all_reduce", "all_reduce"]
 
 
-def test_a_weight_is_gathered_anew_for_the_backward_pass():
+def test_a_weight_is_gathered_again_for_the_backward_pass():
     parts = {name: torch.rand(1, 3) for name in ("first", "last", "written", "scaled")}
 
     def step(x):
@@ -308,7 +308,7 @@ def test_sums_of_numbers_come_last_and_together():
     assert after.index("mul") < after.index("all_reduce")
 
 
-def test_a_sum_that_much_hangs_on_stays_where_it_is():
+def test_a_sum_that_much_depends_on_is_not_delayed():
     def step(x):
         return x.repeat(20, 2) * reduced(x.mean())
 
@@ -316,7 +316,7 @@ def test_a_sum_that_much_hangs_on_stays_where_it_is():
     assert before == after
 
 
-def test_all_of_them_keep_what_views_share():
+def test_all_passes_together_keep_shared_memory():
     def step(x):
         view = x[0]
         view.mul_(3)
@@ -329,7 +329,7 @@ def test_all_of_them_keep_what_views_share():
 
 
 @pytest.mark.parametrize("field", ["calls", "memory", "forms"])
-def test_a_pass_leaves_the_tape_that_it_was_given(field):
+def test_a_pass_does_not_change_its_input_tape(field):
     def program(rank):
         tape = recorded(lambda x: reduced(x) + reduced(x * 2), X)
         before = list(getattr(tape, field))

@@ -327,7 +327,7 @@ def test_a_step_that_goes_several_ways_by_a_count_is_captured_for_each(way):
 
 
 def messages(level=logging.WARNING):
-    """What people are told of capture from now on."""
+    """The messages about capture from now on."""
     said = []
     handler = logging.Handler(level)
     handler.emit = lambda record: said.append(record.getMessage())

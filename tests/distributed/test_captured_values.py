@@ -123,7 +123,7 @@ def test_a_class_out_of_range_is_an_error_of_a_captured_step_too():
 
 
 def half():
-    """A network in half precision whose state hangs on how often its steps were begun."""
+    """A network in half precision whose state depends on how often its steps were begun."""
     x = keras.Input((4,))
     h = keras.layers.Dense(4, name="head")(keras.layers.BatchNormalization()(Spy()(x)))
     h = keras.layers.Dropout(0.3, seed=3)(keras.layers.Dropout(0.3)(h))

@@ -32,7 +32,7 @@ def target(tmp_path):
 
 
 def command(*words):
-    """The exit code and what the command wrote, from a process of its own."""
+    """The exit code and what the command wrote, from a separate process."""
 
     def program(rank):
         import contextlib

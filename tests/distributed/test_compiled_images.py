@@ -1,4 +1,4 @@
-"""Images in a step that Inductor compiles lie as in the recording, and are pooled by tiles."""
+"""A step that Inductor compiles keeps the memory format of images and pools them by tiles."""
 
 import re
 
@@ -10,8 +10,8 @@ from tests.distributed.programs import needs_compiler
 
 
 @needs_compiler
-def test_a_step_turns_no_image_around():
-    """What comes of each lies with its channels last; nothing is added where an index points."""
+def test_a_compiled_step_converts_no_image_to_another_memory_format():
+    """Every result has its channels last, and no gradient is added up by index."""
 
     def program(rank):
         from torch._inductor.utils import run_and_get_code

@@ -68,23 +68,23 @@ def test_an_equal_step_is_compiled_once(tmp_path):
         assert losses == first[0]
 
 
-def told_of_compiling(_rank):
+def messages_of_compiling(_rank):
     shardcore.install("single")
-    told = []
+    messages = []
     handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: told.append(record.getMessage())
+    handler.emit = lambda record: messages.append(record.getMessage())
     logger = logging.getLogger("shardcore.capture")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     losses_scaled(2.0, jit_compile="auto")
-    assert not told
+    assert not messages
     losses_scaled(2.0, jit_compile=True)
-    return told
+    return messages
 
 
 @needs_compiler
-def test_who_waits_for_the_compiler_is_told_so():
-    [(began, ended)] = run_ranks(told_of_compiling, 1, timeout=300)
+def test_a_message_says_that_the_compiler_runs():
+    [(began, ended)] = run_ranks(messages_of_compiling, 1, timeout=300)
     compiles = r"Inductor compiles a step of \d+ operators, unless torch has it on disk"
     assert re.fullmatch(compiles, began)
     assert re.fullmatch(r"Inductor has ended after \d+\.\d s", ended)
@@ -103,11 +103,10 @@ class Scaled(keras.layers.Layer):
 
 def losses_scaled(factors, **how):
     keras.utils.set_random_seed(3)
-    layers = [keras.layers.Dense(4), Scaled(factors), keras.layers.Dense(1)]
-    model = keras.Sequential([keras.Input((4,)), *layers])
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), Scaled(factors)])
     model.compile("sgd", "mse", **how)
     x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
-    return [float(model.train_on_batch(x, x[:, :1])) for _ in range(6)]
+    return [float(model.train_on_batch(x, x)) for _ in range(6)]
 
 
 FACTORS = ([1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]), ([2.0], [3.0]), (2.0, 3.0)
@@ -123,11 +122,11 @@ def of_constants(_rank, folder):
 
 
 @needs_compiler
-def test_what_was_compiled_for_other_constants_is_not_run_with_them(tmp_path):
+def test_a_program_is_not_run_with_other_constants(tmp_path):
     run_ranks(of_constants, 1, tmp_path, timeout=300)
 
 
-def compiled_anew(_rank, folder, instructions):
+def compiled_for(_rank, folder, instructions):
     os.environ.update(TORCHINDUCTOR_CACHE_DIR=str(folder), ATEN_CPU_CAPABILITY=instructions)
     shardcore.install("single")
     losses_scaled(2.0, jit_compile=True)
@@ -135,9 +134,9 @@ def compiled_anew(_rank, folder, instructions):
 
 
 @needs_compiler
-def test_what_was_compiled_for_other_instructions_is_not_loaded(tmp_path):
+def test_a_program_for_other_instructions_is_not_loaded(tmp_path):
     kinds = ["avx2", "default", "avx2", "default"]
-    runs = [run_ranks(compiled_anew, 1, tmp_path, each, timeout=300)[0] for each in kinds]
+    runs = [run_ranks(compiled_for, 1, tmp_path, each, timeout=300)[0] for each in kinds]
     instructions, misses = zip(*runs, strict=True)
     if instructions[0] == instructions[1]:
         pytest.skip(f"this processor has no other instructions than {instructions[0]!r}")
@@ -151,7 +150,7 @@ def written_and_read(one, other):
 
 
 def apart_and_shared():
-    """Operands of one form: of memories of their own, and of one memory, of which they overlap.
+    """Operands of one form: of separate memories, and of one memory, in which they overlap.
 
     The second begins a little later: in one loop over both it would be read before it is written.
     """
@@ -168,7 +167,7 @@ def of_shared_memory(_rank, folder):
 
 
 @needs_compiler
-def test_what_was_compiled_for_memories_apart_is_not_run_with_a_shared_one(tmp_path):
+def test_a_program_for_separate_memories_is_not_run_with_shared_memory(tmp_path):
     run_ranks(of_shared_memory, 1, tmp_path, timeout=300)
 
 

@@ -11,7 +11,7 @@ from tests.plugins.packages import write_package
 
 SOURCE = (Path(__file__).parents[1] / "plugins" / "broken_strategies.py").read_text()
 
-# By the name of the test: a strategy that breaks its promise, and what is told of it.
+# By the name of the test: a strategy that breaks its promise, and the error that says so.
 FAULTS = {
     "a_variable_is_created_as_its_layout_says": ("createsfloats", "torch.float32 is not torch.int"),
     "a_rank_stores_its_part_and_nothing_else": ("storeswhole", "got a storage of 384"),
@@ -46,20 +46,20 @@ def broken(tmp_path, monkeypatch):
     sys.modules.pop("broken_strategies", None)
 
 
-def test_every_promise_is_broken_by_somebody():
+def test_every_promise_is_broken_by_a_strategy():
     tests = [name for name, _ in inspect.getmembers(StrategyContract) if name.startswith("test_")]
     assert tests == sorted(f"test_{name}" for name in FAULTS)
 
 
 @pytest.mark.parametrize("promise", FAULTS)
-def test_a_broken_promise_is_told(promise, broken):
-    name, told = FAULTS[promise]
+def test_a_broken_promise_fails_its_test(promise, broken):
+    name, message = FAULTS[promise]
     contract = type("Broken", (StrategyContract,), {"strategy": name})()
     test = getattr(contract, f"test_{promise}")
     arguments = [broken] if inspect.signature(test).parameters else []
     with pytest.raises((AssertionError, RankFailed)) as failure:
         test(*arguments)
-    assert told in str(failure.value)
+    assert message in str(failure.value)
 
 
 def test_a_strategy_of_one_device_must_refuse_several(broken):

@@ -116,7 +116,7 @@ def test_each_process_brings_its_own_rows(mesh, inputs, cuts):
 
 
 class Recorded(np.ndarray):
-    """An array that tells which rows were read of it, as a file that is mapped would be."""
+    """An array that records which rows were read, as a file that is mapped would be."""
 
     read = ()
 
@@ -150,7 +150,7 @@ def test_a_rank_reads_its_own_rows_of_arrays():
 
 
 class RecordedFrame(pandas.DataFrame):
-    """A data frame that tells which rows were read of it."""
+    """A data frame that records which rows were read."""
 
     read = ()
 
@@ -330,7 +330,7 @@ def draw_and_fit(rank):
     trained.fit(X, Y, batch_size=4, verbose=0)
 
 
-# What one rank gives otherwise, and how it is told.
+# What one rank gives otherwise, and the error that says so.
 BATCH = r"\[\(4, 5\) float32, \(4, 2\) float32\]"
 ODD_BATCH = BATCH.replace("(4", "(3")
 DIFFERENCES = {

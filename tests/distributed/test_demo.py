@@ -1,4 +1,4 @@
-"""The demo tells what is so: its facts against shapes, and against the theory of Megatron."""
+"""The figures of the demo are those of the shapes, and of the theory of Megatron."""
 
 import json
 import subprocess

@@ -84,7 +84,7 @@ CASES = {
     ),
     "kl_div": lambda x: F.kl_div(x.log_softmax(1), x.softmax(1), reduction="batchmean"),
     "mse_loss": lambda x: F.mse_loss(x, torch.ones_like(x)),
-    # by elements, with gradients of their own
+    # by elements, with custom gradients
     "activations": lambda x: gradient_of(
         lambda y: F.elu(y) + F.leaky_relu(y) * F.softplus(y) + F.hardswish(y), x
     ),

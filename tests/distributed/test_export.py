@@ -63,7 +63,7 @@ def test_what_rank_0_cannot_export_fails_on_every_rank(tmp_path):
         model.train_on_batch(X, Y)
         return str(raised.value), raised.value.__notes__
 
-    own, told = run_ranks(export, 2)
-    assert own == told
+    own, other = run_ranks(export, 2)
+    assert own == other
     assert "Rank 0 could not export" in own[1][0]
     assert os.listdir(tmp_path) == []

@@ -1,6 +1,6 @@
 """A rank that fails ends all ranks within 15 seconds, its own error first; an orderly end is quiet.
 
-Whole programs in processes of their own, as the exit codes and the printed lines are the subject.
+Whole programs in separate processes, as the exit codes and the printed lines are the subject.
 """
 
 import os
@@ -241,7 +241,7 @@ def test_a_stopped_watch_leaves_nothing_behind_and_can_be_started_again():
     assert run_ranks(program, 1) == [False]
 
 
-def test_nobody_watches_a_group_whose_other_ranks_are_simulated():
+def test_a_group_of_simulated_ranks_is_not_watched():
     """Their end would be waited for in vain."""
 
     def program(_rank):
@@ -253,7 +253,7 @@ def test_nobody_watches_a_group_whose_other_ranks_are_simulated():
     assert run_ranks(program, 1, init=False) == [True]
 
 
-def test_a_log_that_nobody_reads_does_not_keep_a_failing_rank(program):
+def test_a_failing_rank_ends_though_its_log_is_never_read(program):
     address = f"127.0.0.1:{free_port()}"
     read, write = os.pipe()
     ranks = [

@@ -17,15 +17,15 @@ class Counting(keras.layers.Layer):
 def test_it_names_operator_layer_and_cost():
     def program(rank):
         distribute((2, 1))
-        told = []
-        fallback.logger.warning = lambda message, *values: told.append(message % values)
+        warnings = []
+        fallback.logger.warning = lambda message, *values: warnings.append(message % values)
         model = keras.Sequential([keras.Input((3,), dtype="int32"), Counting(name="counting")])
         counts = model.predict_on_batch(np.array([[0, 1, 1], [3, 3, 3]], "int32"))
-        return counts.tolist(), told
+        return counts.tolist(), warnings
 
-    for counts, told in run_ranks(program, 2):
+    for counts, warnings in run_ranks(program, 2):
         assert counts == [1, 2, 0, 3]
-        (warning,) = told
+        (warning,) = warnings
         assert warning.startswith("Operator aten.histc.default in layer 'sequential/counting' ")
         assert "(6,) as [S(0), R]" in warning
         assert "(24 bytes whole)" in warning

@@ -109,7 +109,7 @@ def test_a_batch_is_split_as_fit_splits_it():
         assert (placed, number, none) == ("S(0) R", 3.0, None)
 
 
-def test_a_variable_is_laid_out_anew_and_gathered():
+def test_a_variable_is_redistributed_and_gathered():
     def program(rank):
         before = keras.Variable(WHOLE + rank, name="before")
         distribution = distribute((2, 2), {"before": ("data", None)})
@@ -149,7 +149,7 @@ def test_the_mesh_is_told():
 def test_what_cannot_be_is_refused_by_name_before_any_communication():
     def program(rank):
         distribute((2, 1))
-        if rank:  # nobody waits for this rank
+        if rank:  # no rank waits for this one
             return
         split = shardcore.distribute_tensor(WHOLE, ("data", None))
         with pytest.raises(MeshError, match="nowhere"):

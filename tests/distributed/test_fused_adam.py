@@ -22,7 +22,7 @@ OPTIMIZERS = {
     "largest moments": lambda: keras.optimizers.Adam(0.05, amsgrad=True),
     "AdamW": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1),
     "schedule": lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 9)),
-    "two moments of its own": lambda: keras.optimizers.Adam(0.05, 0.7, 0.8, 1e-3),
+    "two other moments": lambda: keras.optimizers.Adam(0.05, 0.7, 0.8, 1e-3),
 }
 
 

@@ -32,7 +32,7 @@ def python(program, **env):
 
 
 def in_one_process(program, *args):
-    """Runs `program(*args)` in a process of its own, which no other test sees."""
+    """Runs `program(*args)` in a separate process, which no other test sees."""
     return run_ranks(lambda rank: program(*args), 1, init=False)[0]
 
 
@@ -220,7 +220,7 @@ def test_after_uninstall_keras_is_keras():
     assert run_ranks(program, 2) == [in_one_process(train)[0]] * 2
 
 
-def test_clear_session_forgets_the_distribution_and_all_begins_anew():
+def test_clear_session_drops_the_distribution_and_another_one_can_be_set():
     def program(rank):
         shardcore.install("dtensor")
         names, losses = [], []

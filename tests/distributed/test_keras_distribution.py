@@ -124,7 +124,7 @@ def test_devices_of_a_kind_that_is_not_here(given):
     ]
 
 
-def test_devices_of_a_kind_that_nobody_knows():
+def test_an_unknown_kind_of_device_is_an_error():
     def program(rank):
         with pytest.raises(MeshError, match="device type 'quantum': give 'cpu', 'gpu' or 'tpu'"):
             kd.list_devices("quantum")
@@ -286,13 +286,13 @@ def test_distribute_tensor():
 # --- the distribution that is set -----------------------------------------------------------------
 
 
-def lies(variable):
-    """How the new variable lies over the mesh."""
+def placement_of(variable):
+    """The placements of the new variable."""
     return " ".join(map(str, variable.value.placements)) if variable._layout else "plain"
 
 
 def new_variable():
-    return lies(keras.Variable(np.ones((2, 2)), name="kernel"))
+    return placement_of(keras.Variable(np.ones((2, 2)), name="kernel"))
 
 
 def column_parallel():

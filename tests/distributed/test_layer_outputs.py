@@ -44,7 +44,7 @@ class Collectives(TorchDispatchMode):
 
 
 class Probe(keras.layers.Layer):
-    """Notes how its input lies on the mesh."""
+    """Notes the layout of its input."""
 
     seen = ""
 
@@ -143,22 +143,24 @@ def test_a_megatron_block_sends_what_theory_says(mesh, reductions):
 
 def test_rules_and_variables_without_a_partner_are_warned_of_once():
     def program(rank):
-        told = []
+        messages = []
         handler = logging.Handler()
-        handler.emit = lambda record: told.append(record.getMessage())
+        handler.emit = lambda record: messages.append(record.getMessage())
         logging.getLogger("shardcore.rules").addHandler(handler)
         distribute((1, 2), {"hidden/kernel": (None, "model"), "hiden/bias": ("model",)})
         x = keras.Input((4,))
         model = keras.Model(x, keras.layers.Dense(4, name="hidden")(x))
         model.compile("sgd", "mse")
-        before = list(told)
+        before = list(messages)
         for _ in range(2):
             model.train_on_batch(np.ones((2, 4)), np.ones((2, 4)))
-        return before, told, shardcore.rules_report(model)
+        return before, messages, shardcore.rules_report(model)
 
-    for before, told, report in run_ranks(program, 2):  # whether a rank prints is another matter
+    for before, messages, report in run_ranks(
+        program, 2
+    ):  # whether a rank prints is another matter
         assert before == []
-        unused, unmatched = told
+        unused, unmatched = messages
         assert "rule 'hiden/bias' matches no variable" in unused
         assert "'hidden/bias'" in unused  # the hint
         assert "1 of 2 variables match no rule and are replicated: hidden/bias" in unmatched

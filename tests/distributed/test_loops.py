@@ -93,7 +93,7 @@ LOOPS = {
     "torch Adam": lambda split: torch_optimizer(
         split, lambda p: torch.optim.Adam(p, 0.01, eps=1e-3, weight_decay=0.1, foreach=False)
     ),
-    "a parameter of one's own": lambda split: torch_optimizer(
+    "a custom parameter": lambda split: torch_optimizer(
         split, lambda p: torch.optim.AdamW(p, 0.01, eps=1e-3), clip=False, own=True
     ),
 }

@@ -237,7 +237,7 @@ def test_a_gathered_variable_of_the_model_axis_gets_its_slice_of_the_gradient(he
 
 def test_a_variable_of_the_model_axis_is_computed_with_by_default():
     """Nothing gathers it. The bias, which is whole, gathers its gradient; that of the input is
-    summed: each rank has the part of its own columns.
+    summed: each rank has the part of its columns.
     """
     ((calls, sent), _) = run_ranks(calls_of_a_step, 2, (1, 2), COLUMN, {}, 0)
     assert calls == {"all_gather": 1, "all_reduce": 1}
@@ -417,7 +417,7 @@ def test_out_of_another_shape_is_refused():
 
 
 # Keras with torch 2.13 imports DTensor by itself, and torch asks for it at the first tensor of a
-# subclass. After that nobody may.
+# subclass. After that no code may.
 BLOCKED = """
 import os, sys
 os.environ["KERAS_BACKEND"] = "torch"

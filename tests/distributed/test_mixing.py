@@ -138,19 +138,19 @@ def test_an_operator_without_a_rule_is_right_and_warned_of_once():
     def program(rank, mesh):
         if mesh:
             distribute(mesh)
-        told = []
-        fallback.logger.warning = lambda message, operator, *rest: told.append(operator)
+        warned = []
+        fallback.logger.warning = lambda message, operator, *rest: warned.append(operator)
         x = torch.as_tensor(image)
         x = shardcore.ensure_dtensor_input(x) if mesh else x
         x.requires_grad_()
         for _ in range(2):
             y = torch.nn.functional.glu(x, dim=1)
             (gradient,) = torch.autograd.grad((y * y).sum(), x)
-        return as_arrays({"y": y, "gradient": gradient}), list(map(str, told))
+        return as_arrays({"y": y, "gradient": gradient}), list(map(str, warned))
 
     ((reference, _),) = run_ranks(program, 1, None)
     results = run_ranks(program, 4, (2, 2))
     assert_close([values for values, _ in results], reference)
-    for _, told in results:
-        assert "aten.glu_backward.default" in told
-        assert len(told) == len(set(told))
+    for _, warned in results:
+        assert "aten.glu_backward.default" in warned
+        assert len(warned) == len(set(warned))

@@ -1,4 +1,4 @@
-"""Softmax and losses of classes that are split: the classes stay where they lie."""
+"""Softmax and losses of classes that are split: the classes stay where they are."""
 
 import itertools
 
@@ -149,7 +149,7 @@ def largest(rank):
             assert traffic.calls == reductions, (spec, value.shape, keep)
     few = torch.tensor([[2.0], [1.0]])  # all with the first rank
     assert split(few, (None, "model")).argmax(-1).full_tensor().tolist() == [0, 0]
-    doubles = ROWS.double()  # whole: they are larger than what is told
+    doubles = ROWS.double()  # whole: they are larger than the limit
     found = split(doubles, (None, "model")).argmax(1).full_tensor()
     torch.testing.assert_close(found, doubles.argmax(1))
 

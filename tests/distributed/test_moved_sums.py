@@ -1,4 +1,4 @@
-"""The states of metrics: pending in a step, right whoever reads them, whole when it is through."""
+"""The states of metrics: pending in a step, right for each reader, full tensors after it."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Steps whose results nobody reads reduce no loss and no metric; whoever reads has all of them."""
+"""Steps whose results are unused reduce no loss and no metric; each reader gets all of them."""
 
 import keras
 import numpy as np
@@ -34,7 +34,7 @@ class Waits(CALLBACKS.Callback):
 
 
 class Own(keras.Sequential):
-    """Its steps return logs of its own."""
+    """Its steps return additional logs."""
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         return super().compute_metrics(x, y, y_pred, sample_weight) | {"own": 2.0}

@@ -230,7 +230,7 @@ WHOLE = {
 
 
 def run(case, mesh):
-    """The result and gradients, their placements, what was moved, and what was told."""
+    """The result and gradients, their placements, what was moved, and the fall-backs."""
     rng = np.random.default_rng(0)
     operands = [torch.tensor(rng.normal(size=shape), dtype=torch.float32) for shape in case.shapes]
     if mesh:
@@ -248,8 +248,8 @@ def run(case, mesh):
         gradients = torch.autograd.grad(result, operands, seed)
     found = {str(number): each for number, each in enumerate((result, *gradients))}
     words = [placements(each) for each in (result, *gradients)]
-    told = sorted(fallbacks())
-    return as_arrays(found), words, dict(forward.calls), dict(backward.calls), told
+    fell_back = sorted(fallbacks())
+    return as_arrays(found), words, dict(forward.calls), dict(backward.calls), fell_back
 
 
 def as_placed(value, result):
@@ -266,17 +266,17 @@ def run_all(rank, cases, mesh):
 
 
 def compare(cases, mesh):
-    """Per case what one device gives, and what each rank gives and tells."""
+    """Per case what one device gives, and what each rank gives and reports."""
     (expected,) = run_ranks(run_all, 1, cases, None)
     results = run_ranks(run_all, mesh[0] * mesh[1], cases, mesh)
     return {name: (expected[name][0], [each[name] for each in results]) for name in cases}
 
 
-def told(compared, name):
-    """What each rank tells of a case, its values being those of one device."""
+def of_each_rank(compared, name):
+    """The facts of a case from each rank; its values are those of one device."""
     expected, results = compared[name]
     assert_close([values for values, *_ in results], expected, atol=1e-4)
-    return [told for _, *told in results]
+    return [facts for _, *facts in results]
 
 
 def on_model(placed):
@@ -290,15 +290,15 @@ def compared():
 
 
 @pytest.mark.parametrize("name", SPLIT)
-def test_what_is_split_stays_split_and_moves_what_it_must(compared, name):
+def test_a_sharded_operand_stays_sharded_and_moves_the_fewest_bytes(compared, name):
     case = SPLIT[name]
-    for each in told(compared, name):
+    for each in of_each_rank(compared, name):
         assert each == [on_model(case.placed), case.moved, case.moved_back, []]
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_what_cannot_be_split_runs_whole_and_is_told(compared, name):
-    for words, _, _, fell_back in told(compared, name):
+def test_an_operator_that_cannot_be_split_runs_on_full_operands_and_warns(compared, name):
+    for words, _, _, fell_back in of_each_rank(compared, name):
         assert words == on_model(WHOLE[name].placed)
         assert len(fell_back) == 2, fell_back  # forward and backward
 
@@ -311,7 +311,7 @@ def test_two_axes_split_two_factors():
     }
     compared = compare(cases, (2, 2))
     for name, case in cases.items():
-        for words, moved, _, fell_back in told(compared, name):
+        for words, moved, _, fell_back in of_each_rank(compared, name):
             assert (words[0], moved) == (case.placed, case.moved)
             assert fell_back == [], name
 
@@ -353,7 +353,7 @@ def test_a_convolutional_model_moves_no_kernel():
         for own, one in zip(own_weights, weights, strict=True):
             np.testing.assert_allclose(own, one, atol=1e-5)
         # The inputs of the convolutions, found again on the way back; two gradients of them, of
-        # which one comes back as its input lies.
+        # which one comes back in the layout of its input.
         moved = {"all_gather": 3, "all_reduce": 1, "reduce_scatter": 1}
         assert (calls, fell_back) == (moved, {})
 

@@ -112,7 +112,7 @@ def test_ranks_that_stay_together_are_left_alone():
 
 
 def on_a_thread(work):
-    """What `work` raises on a thread of its own, None if nothing."""
+    """What `work` raises on a separate thread, None if nothing."""
     raised = []
 
     def run():
@@ -235,7 +235,7 @@ def test_a_distribution_is_freed_with_its_models():
 
 
 class Unsaved(keras.layers.Layer):
-    """A layer whose state cannot be written by the rank that is told so, or by any."""
+    """A layer whose state cannot be written by the rank that should write, or by any."""
 
     fails_on = ()
 
@@ -267,14 +267,14 @@ def test_a_file_that_cannot_be_written_is_one_error_on_every_rank_and_all_go_on(
         h = broken(keras.layers.Dense(8)(x))
         model = keras.Model(x, keras.layers.Dense(1, name="last")(keras.layers.Dense(8)(h)))
         model.compile("sgd", "mse")
-        told = []
+        caught = []
 
         def attempt(path, error, fails_on=(), save=model.save):
             broken.fails_on, broken.error = fails_on, error
             with pytest.raises(Exception) as raised:  # noqa: PT011 - it is compared
                 save(path)
             notes = getattr(raised.value, "__notes__", [])
-            told.append((type(raised.value).__name__, str(raised.value), notes))
+            caught.append((type(raised.value).__name__, str(raised.value), notes))
             return model.predict(X, verbose=0)
 
         missing = tmp_path / "no" / "such"
@@ -288,16 +288,16 @@ def test_a_file_that_cannot_be_written_is_one_error_on_every_rank_and_all_go_on(
         predicted = attempt(tmp_path / "d.keras", LocalError(1, "a message"), (0,))
         broken.fails_on = ()
         model.save(tmp_path / "good.keras")
-        return told, predicted, sorted(os.listdir(tmp_path))
+        return caught, predicted, sorted(os.listdir(tmp_path))
 
-    (told, predicted, names), (others, also, _) = run_ranks(program, 2)
+    (caught, predicted, names), (others, also, _) = run_ranks(program, 2)
     # h5py puts its own words around the errno: the kind is what a program catches.
-    assert [name for name, _, _ in told] == [
+    assert [name for name, _, _ in caught] == [
         "FileNotFoundError", "FileNotFoundError", "OSError", "OSError", "KeyError",
         "IsADirectoryError", "StrategyError",
     ]  # fmt: skip
-    assert [each[:2] for each in told] == [each[:2] for each in others]
-    assert "Rank 0 could not save" in told[0][2][0]
+    assert [each[:2] for each in caught] == [each[:2] for each in others]
+    assert "Rank 0 could not save" in caught[0][2][0]
     np.testing.assert_array_equal(predicted, also)
     assert names == ["good.keras", "taken.keras"]
 

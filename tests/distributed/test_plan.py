@@ -36,7 +36,7 @@ def build():
 
 
 def in_a_process(program):
-    """What `program` returns, from a process of its own: the parent computes nothing."""
+    """What `program` returns, from a separate process: the parent computes nothing."""
     return run_ranks(lambda rank: program(), 1, init=False)[0]
 
 
@@ -128,7 +128,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_planned_is_told():
+def test_an_error_says_why_a_model_cannot_be_planned():
     def program():
         shardcore.install()
         for model, mesh, message in REFUSED:
@@ -150,7 +150,7 @@ def test_an_error_of_the_function_is_its_own():
     in_a_process(program)
 
 
-def test_what_a_policy_is_told():
+def test_a_policy_sees_the_graph_and_the_variables():
     def program():
         shared = layers.Dense(4, name="shared")
         inner = keras.Sequential([keras.Input((4,)), layers.Dense(6, name="inside")], name="inner")
@@ -160,28 +160,31 @@ def test_what_a_policy_is_told():
         wide = layers.Dense(8, activation=keras.activations.gelu, name="wide")(norm)
         return describe(keras.Model(x, [wide, inner(h)], name="model"))
 
-    told = in_a_process(program)
-    assert set(told.feeds) == {
+    facts = in_a_process(program)
+    assert set(facts.feeds) == {
         ("x", "shared"), ("shared", "relu"), ("relu", "multiply"), ("multiply", "shared"),
         ("shared", "norm"), ("norm", "wide"), ("shared", "inner"),
     }  # fmt: skip
-    assert told.outputs == ("wide", "inner")
-    assert told.child("inner").feeds[0][1] == told.child("inner").outputs[0] == "inside"
-    assert [told.child(name).kind for name in ("shared", "relu", "multiply")] == [
+    assert facts.outputs == ("wide", "inner")
+    assert facts.child("inner").feeds[0][1] == facts.child("inner").outputs[0] == "inside"
+    assert [facts.child(name).kind for name in ("shared", "relu", "multiply")] == [
         "Dense", "Relu", "Multiply",
     ]  # fmt: skip
-    assert told.child("norm").config["axis"] == -1
-    assert told.child("wide").config["activation"] == "gelu"
-    inside = told.child("inner").child("inside")
+    assert facts.child("norm").config["axis"] == -1
+    assert facts.child("wide").config["activation"] == "gelu"
+    inside = facts.child("inner").child("inside")
     assert (inside.path, inside.input_shape) == ("inner/inside", (None, 4))
-    relu = told.child("relu")  # an operation
+    relu = facts.child("relu")  # an operation
     assert (relu.path, relu.output_path, relu.input_shape) == ("", "", None)
-    assert told.child("norm").output_path == "norm/output"
-    facts = {each.path: each for each in told.all_variables()}
-    assert len(facts) == len(told.all_variables()) == 10
-    assert facts["shared/kernel"].shape == (4, 4)
-    assert (facts["norm/moving_mean"].trainable, facts["shared/bias"].trainable) == (False, True)
-    assert facts["inner/inside/kernel"].bytes == 4 * 6 * 4
+    assert facts.child("norm").output_path == "norm/output"
+    variables = {each.path: each for each in facts.all_variables()}
+    assert len(variables) == len(facts.all_variables()) == 10
+    assert variables["shared/kernel"].shape == (4, 4)
+    assert (variables["norm/moving_mean"].trainable, variables["shared/bias"].trainable) == (
+        False,
+        True,
+    )
+    assert variables["inner/inside/kernel"].bytes == 4 * 6 * 4
 
 
 # --- using ----------------------------------------------------------------------------------------
@@ -308,7 +311,7 @@ def script(tmp_path):
 
 
 def command(*words):
-    """The exit code and what the command wrote, from a process of its own."""
+    """The exit code and what the command wrote, from a separate process."""
 
     def program():
         out, err = io.StringIO(), io.StringIO()

@@ -55,7 +55,7 @@ def weights(model):
 
 
 def on_thread(function, *args):
-    """What `function` gives or raises on a thread of its own, while this one waits."""
+    """What `function` gives or raises on a separate thread, while this one waits."""
     results = []
 
     def run():

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning")
 
 
 def batched(*arrays, size=4, known=True):
-    """The batches of arrays; by a filter, of a number that nobody knows."""
+    """The batches of arrays; by a filter, of unknown number."""
     batches = tf.data.Dataset.from_tensor_slices(arrays).batch(size)
     return batches if known else batches.filter(lambda *_: True)
 
@@ -88,12 +88,12 @@ WAYS = {
 }
 
 
-class Told(keras.Sequential):
-    """A model whose step tells TensorBoard something of its own."""
+class LogsToTensorBoard(keras.Sequential):
+    """A model whose step writes a scalar for TensorBoard."""
 
     def train_step(self, data):
         logs = super().train_step(data)
-        tf.summary.scalar("told", keras.ops.convert_to_numpy(logs["loss"]))
+        tf.summary.scalar("extra", keras.ops.convert_to_numpy(logs["loss"]))
         return logs
 
 
@@ -104,7 +104,7 @@ def write_summaries(rank, mesh, folder):
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Embedding(16, 4, name="embedding"), keras.layers.Flatten()]
         layers += [keras.layers.Dense(4, name="hidden"), keras.layers.Dense(2, name="head")]
-        kind = keras.Sequential if way == "epochs" else Told
+        kind = keras.Sequential if way == "epochs" else LogsToTensorBoard
         built = kind([keras.Input((6,), dtype="int32"), *layers], name="model")
         built.compile(keras.optimizers.SGD(0.1), "mse")
         written = keras.callbacks.TensorBoard(folder / way, **options)
@@ -138,8 +138,8 @@ def test_tensorboard_files_come_from_one_rank_and_are_those_of_one_device(tmp_pa
     for mesh, ranks in meshes.items():
         run_ranks(write_summaries, ranks, mesh, tmp_path / str(mesh))
     expected = summaries(tmp_path / "None")
-    told = ("kernel/histogram", "kernel/image", "keras", "batch_loss", "told", "per_second")
-    assert all(any(each in name for name in expected) for each in told)
+    tags = ("kernel/histogram", "kernel/image", "keras", "batch_loss", "extra", "per_second")
+    assert all(any(each in name for name in expected) for each in tags)
     for mesh in [(1, 2), (2, 1)]:
         folder = tmp_path / str(mesh)
         assert files(folder) == files(tmp_path / "None")

@@ -138,7 +138,7 @@ def test_wrapped_modules_train_as_on_one_device(mesh, rules, one_device):
         before = state(model)
         assert shardcore.verify(model, ([PICTURES, TOKENS], TARGETS)).ok
         for name, value in state(model).items():
-            if name != "seen":  # state that nobody is told of
+            if name != "seen":  # state that torch does not list
                 np.testing.assert_array_equal(value, before[name], err_msg=name)
         wrappers = [model.get_layer(name) for name in ("pictures", "text")]
         wrappers.append(model.get_layer("head").dense)

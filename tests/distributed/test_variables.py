@@ -217,7 +217,7 @@ def test_a_model_of_before_the_distribution_can_be_moved():
     assert_close(run_ranks(program, 2, (1, 2)), run_ranks(program, 1, None)[0])
 
 
-def test_a_parameter_that_somebody_else_keeps_is_refused():
+def test_a_parameter_that_other_code_holds_is_refused():
     def program(rank):
         distribute((2, 1))
         keras.Variable(torch.nn.Parameter(torch.ones(2)))

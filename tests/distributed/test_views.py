@@ -87,7 +87,7 @@ def write_out_into_a_row(x, views):
     torch.add(x[0], 1.0, out=x[0])
 
 
-def write_after_a_write_that_nobody_saw(x, views):
+def write_after_an_untracked_write(x, views):
     part = x.to_local() if isinstance(x, ShardedTensor) else x
     part.mul_(2)
     views["row"].add_(1)
@@ -110,7 +110,7 @@ WRITES = [
     write_while_inferring,
     write_out,
     write_out_into_a_row,
-    write_after_a_write_that_nobody_saw,
+    write_after_an_untracked_write,
     write_twice,
 ]
 SPECS = [("data", None), ("data", "model")]

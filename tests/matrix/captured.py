@@ -47,7 +47,7 @@ class Run:
 
 
 @define
-class Told:
+class Observed:
     """What shardcore did with steps.
 
     Args:
@@ -62,36 +62,36 @@ class Told:
 # What is done with the model of a case, compiled with a `jit_compile`; if the numbers of steps are
 # given, so many.
 JitCompile = bool | Literal["auto"]
-Steps = Callable[[Case, Told, JitCompile, dict[str, int] | None], Run]
+Steps = Callable[[Case, Observed, JitCompile, dict[str, int] | None], Run]
 
 
 class _Warnings(logging.Handler):
-    def __init__(self, told: Told) -> None:
+    def __init__(self, observed: Observed) -> None:
         super().__init__(logging.WARNING)
-        self.told = told
+        self.observed = observed
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         _, _, reason = text.partition("with the same numbers: ")
         reason, *_ = (reason or text).partition(". To silence this")
-        self.told.reasons.append(reason.partition(", in layer ")[0])  # the case names it
+        self.observed.reasons.append(reason.partition(", in layer ")[0])  # the case names it
 
 
-def watch() -> Told:
+def watch() -> Observed:
     """What shardcore does with the steps of this process from now on."""
-    told = Told()
+    observed = Observed()
     ran = captured_step.CacheEntry.ran
 
     def noted(attempt: Any, program: Any) -> None:
-        told.replayed += 1
+        observed.replayed += 1
         ran(attempt, program)
 
     captured_step.CacheEntry.ran = noted
     logger = logging.getLogger("shardcore.capture")
-    logger.addHandler(_Warnings(told))
+    logger.addHandler(_Warnings(observed))
     logger.setLevel(logging.WARNING)
     logger.propagate = False
-    return told
+    return observed
 
 
 def beside_eager(
@@ -114,8 +114,8 @@ def beside_eager(
 
     def start(rank: int) -> Callable[[Case], Outcome]:
         shardcore.install("single" if mesh is None else strategies.name())
-        told = watch()
-        return lambda case: _compared(case, mesh, shapes[case.name], told, steps, jit_compile)
+        observed = watch()
+        return lambda case: _compared(case, mesh, shapes[case.name], observed, steps, jit_compile)
 
     seconds = TO_COMPILE if jit_compile is True else None
     found = run_all(cases, ranks, start, lambda outcome: outcome.status == "error", seconds)
@@ -126,27 +126,27 @@ def _compared(
     case: Case,
     mesh: Mesh | None,
     shapes: Shapes,
-    told: Told,
+    observed: Observed,
     steps: Steps,
     jit_compile: JitCompile,
 ) -> Outcome:
-    told.reasons.clear()
-    before = told.replayed
+    observed.reasons.clear()
+    before = observed.replayed
     try:
         _begin(mesh, shapes)
-        captured = steps(case, told, jit_compile, None)
-        replayed = told.replayed
+        captured = steps(case, observed, jit_compile, None)
+        replayed = observed.replayed
         _begin(mesh, shapes)
-        eager = steps(case, told, False, captured.steps)
+        eager = steps(case, observed, False, captured.steps)
     except Exception as error:  # noqa: BLE001 - whatever a model raises is its outcome
         return Outcome("error", parity.story(error))
     finally:
         keras.distribution.set_distribution(None)
-    assert told.replayed == replayed, f"asked to run eagerly, {case.name} did not"
+    assert observed.replayed == replayed, f"asked to run eagerly, {case.name} did not"
     if found := difference(captured.values, eager.values, _tolerance(case, mesh, jit_compile)):
         return Outcome("WRONG", found)
-    if told.reasons:
-        return Outcome("eager", "; ".join(dict.fromkeys(told.reasons)))
+    if observed.reasons:
+        return Outcome("eager", "; ".join(dict.fromkeys(observed.reasons)))
     silent = [name for name, count in captured.steps.items() if count == MOST_STEPS]
     if silent or replayed == before:
         which = ", ".join(silent) or "any step"
@@ -168,13 +168,13 @@ def _begin(mesh: Mesh | None, shapes: Shapes) -> None:
 
 
 def run(
-    case: Case, told: Told, jit_compile: JitCompile, numbers: dict[str, int] | None = None
+    case: Case, observed: Observed, jit_compile: JitCompile, numbers: dict[str, int] | None = None
 ) -> Run:
     """Training steps with other batches of the same shape, then evaluations and predictions.
 
     Args:
         case: the model and its data.
-        told: what is done with its steps.
+        observed: what is done with its steps.
         jit_compile: what the model is compiled with.
         numbers: how many steps of each function there are; if None, all that it takes to run some
             from a recording.
@@ -182,19 +182,19 @@ def run(
     keras.utils.set_random_seed(7)
     generator = np.random.default_rng(11)
     model = case.build()
-    told_so(model, jit_compile, told)
+    apply_jit_compile(model, jit_compile, observed)
     rows = case.rows[0]
     values: dict[str, np.ndarray] = {}
     steps: dict[str, int] = {}
 
     def several(name: str, step: Callable[..., Any]) -> None:
-        enough, said = told.replayed + REPLAYS, len(told.reasons)
+        enough, said = observed.replayed + REPLAYS, len(observed.reasons)
         for number in range(MOST_STEPS if numbers is None else numbers[name]):
             steps[name] = number + 1
             found = step(*case.batch(generator, rows))
             for leaf, value in enumerate(keras.tree.flatten(found)):
                 values[f"{name} {number}: {leaf}"] = np.asarray(value)
-            if told.replayed == enough or len(told.reasons) > said:
+            if observed.replayed == enough or len(observed.reasons) > said:
                 break
 
     several("train_step", lambda *batch: model.train_on_batch(*batch, return_dict=True))
@@ -207,7 +207,7 @@ def run(
 
 
 def run_own(
-    case: Case, told: Told, jit_compile: JitCompile, numbers: dict[str, int] | None = None
+    case: Case, observed: Observed, jit_compile: JitCompile, numbers: dict[str, int] | None = None
 ) -> Run:
     """The same with a `train_step` that the user has written, captured as if it were Keras' own.
 
@@ -216,17 +216,17 @@ def run_own(
     asked = captured_step.seams.is_own_step
     captured_step.seams.is_own_step = lambda trainer, name: False
     try:
-        return run(case, told, jit_compile, numbers)
+        return run(case, observed, jit_compile, numbers)
     finally:
         captured_step.seams.is_own_step = asked
 
 
-def told_so(model: Any, jit_compile: JitCompile, told: Told) -> None:
+def apply_jit_compile(model: Any, jit_compile: JitCompile, observed: Observed) -> None:
     """For a model that was compiled with "auto"."""
     if jit_compile != "auto":
         model.jit_compile = jit_compile
     if jit_compile is True and not model.jit_compile:
-        told.reasons.append("Keras takes `jit_compile=True` back, with a warning")
+        observed.reasons.append("Keras takes `jit_compile=True` back, with a warning")
 
 
 def difference(

@@ -1,4 +1,4 @@
-"""Models of layers that are drawn: what nobody would think of putting together."""
+"""Models of layers that are drawn at random: combinations that no test by hand has."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests.matrix.parity import Case
 L = keras.layers
 Draw = random.Random
 Block = Callable[[Draw, Any], Any]
-SIZES = (3, 4, 7, 8, 10)  # of which some lie well in memory, and some are split unevenly
+SIZES = (3, 4, 7, 8, 10)  # some are aligned in memory, some are split unevenly
 ACTIVATIONS = (None, "relu", "tanh", "gelu", "softmax")
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},

@@ -90,7 +90,7 @@ def _run(
                 if rank == 0 and done and done % 50 == 0:
                     print(f"  {done} of {len(items)}", file=sys.stderr, flush=True)
                 signal.alarm(seconds)
-                _clear_fast_path_sharding_prop_cache()  # so that a fall-back is told in each item
+                _clear_fast_path_sharding_prop_cache()  # so that each item reports its fall-backs
                 result = one(item)
                 pickle.dump((name, result), file)
                 file.flush()

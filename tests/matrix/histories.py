@@ -15,7 +15,7 @@ import torch
 from attrs import define, field
 
 from shardcore.domain.errors import ShardcoreError
-from tests.matrix.captured import JitCompile, Run, Told, told_so
+from tests.matrix.captured import JitCompile, Observed, Run, apply_jit_compile
 from tests.matrix.drawn_models import ACTIVATIONS, OPTIONS, Draw
 from tests.matrix.parity import Case
 
@@ -50,14 +50,14 @@ OF_OPTIMIZERS: dict[str, tuple[Any, ...]] = {
 
 
 @define
-class Life:
-    """A model, and what has come of it.
+class History:
+    """A model, and the events of its life.
 
     Args:
         model: the model, compiled.
         case: the model's case, which gives batches.
-        jit_compile: what each `compile` is told.
-        told: what is done with its steps.
+        jit_compile: the argument of each `compile`.
+        observed: counts of its captured steps.
         draw: decides what comes next.
         data: draws the batches.
         found: logs and predictions by what they came of.
@@ -69,7 +69,7 @@ class Life:
     model: Any
     case: Case
     jit_compile: JitCompile
-    told: Told
+    observed: Observed
     draw: Draw
     data: np.random.Generator = field(factory=lambda: np.random.default_rng(11))
     found: dict[str, np.ndarray] = field(factory=dict)
@@ -77,8 +77,8 @@ class Life:
     twin: Any = None
     happened: int = 0
 
-    def meet(self, event: Callable[["Life"], None]) -> None:
-        """Go through `event`; what Keras raises is part of the history: it is left half done."""
+    def meet(self, event: Callable[["History"], None]) -> None:
+        """Runs `event`; an error of Keras is part of the history, and leaves the event half done."""
         self.happened += 1
         try:
             event(self)
@@ -105,7 +105,7 @@ class Life:
 
 
 def run(
-    case: Case, told: Told, jit_compile: JitCompile, numbers: dict[str, int] | None = None
+    case: Case, observed: Observed, jit_compile: JitCompile, numbers: dict[str, int] | None = None
 ) -> Run:
     """A history of the model of `case`, which its name decides; then all of its variables.
 
@@ -113,221 +113,221 @@ def run(
 
     Args:
         case: the model and its data.
-        told: what is done with its steps.
-        jit_compile: what each `compile` is told.
+        observed: counts of its captured steps.
+        jit_compile: the argument of each `compile`.
         numbers: for what has no numbers of steps: nothing.
     """
     keras.utils.set_random_seed(7)
-    life = Life(case.build(), case, jit_compile, told, Draw(f"history of {case.name}"))
-    told_so(life.model, jit_compile, told)
+    history = History(case.build(), case, jit_compile, observed, Draw(f"history of {case.name}"))
+    apply_jit_compile(history.model, jit_compile, observed)
     for number in range(EVENTS):
-        life.meet(life.draw.choices(tuple(LIKELY), tuple(LIKELY.values()))[0])
+        history.meet(history.draw.choices(tuple(LIKELY), tuple(LIKELY.values()))[0])
         if number % 2:
-            life.meet(train)
+            history.meet(train)
     for _ in range(UNDISTURBED):
-        life.note("predicted", life.model.predict_on_batch(life.batch(4)[0]))
-    life.note("variable", [*life.model.variables, *life.model.optimizer.variables])
-    return Run(life.found, {})
+        history.note("predicted", history.model.predict_on_batch(history.batch(4)[0]))
+    history.note("variable", [*history.model.variables, *history.model.optimizer.variables])
+    return Run(history.found, {})
 
 
-def train(life: Life) -> None:
-    rows, weighted = life.rows(), life.happens(0.15)
-    classes = {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0} if life.happens(0.1) and not weighted else None
-    for _ in range(life.draw.choice(STEPS)):
-        x, y = life.batch(rows)
-        weights = life.data.random(len(y)).astype("float32") if weighted else None
-        logs = life.model.train_on_batch(x, y, weights, class_weight=classes, return_dict=True)
-        life.note("trained", logs)
+def train(history: History) -> None:
+    rows, weighted = history.rows(), history.happens(0.15)
+    classes = {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0} if history.happens(0.1) and not weighted else None
+    for _ in range(history.draw.choice(STEPS)):
+        x, y = history.batch(rows)
+        weights = history.data.random(len(y)).astype("float32") if weighted else None
+        logs = history.model.train_on_batch(x, y, weights, class_weight=classes, return_dict=True)
+        history.note("trained", logs)
 
 
-def test(life: Life) -> None:
-    rows = life.rows()
-    for _ in range(life.draw.choice(STEPS)):
-        life.note("tested", life.model.test_on_batch(*life.batch(rows), return_dict=True))
+def test(history: History) -> None:
+    rows = history.rows()
+    for _ in range(history.draw.choice(STEPS)):
+        history.note("tested", history.model.test_on_batch(*history.batch(rows), return_dict=True))
 
 
-def predict(life: Life) -> None:
-    rows = life.rows()
-    for _ in range(life.draw.choice(STEPS)):
-        life.note("predicted", life.model.predict_on_batch(life.batch(rows)[0]))
+def predict(history: History) -> None:
+    rows = history.rows()
+    for _ in range(history.draw.choice(STEPS)):
+        history.note("predicted", history.model.predict_on_batch(history.batch(rows)[0]))
 
 
-def fit(life: Life) -> None:
+def fit(history: History) -> None:
     callbacks: list[Any] = []
-    if life.happens(0.3):
+    if history.happens(0.3):
         callbacks.append(keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2))
-    if life.happens(0.3):
+    if history.happens(0.3):
         callbacks.append(keras.callbacks.EarlyStopping(patience=0, restore_best_weights=True))
-    history = life.model.fit(
-        *life.batch(13),
+    fitted = history.model.fit(
+        *history.batch(13),
         batch_size=4,
-        epochs=life.draw.randint(1, 3),
-        shuffle=life.happens(0.5),
-        steps_per_epoch=life.draw.choice((None, 2)),
-        validation_data=life.batch(6),
+        epochs=history.draw.randint(1, 3),
+        shuffle=history.happens(0.5),
+        steps_per_epoch=history.draw.choice((None, 2)),
+        validation_data=history.batch(6),
         validation_batch_size=4,
         callbacks=callbacks,
         verbose=0,
     )
-    life.note("fitted", history.history)
+    history.note("fitted", fitted.history)
 
 
-def evaluate(life: Life) -> None:
-    logs = life.model.evaluate(*life.batch(9), batch_size=4, verbose=0, return_dict=True)
-    life.note("evaluated", logs)
-    life.note("predicted", life.model.predict(life.batch(7)[0], batch_size=4, verbose=0))
+def evaluate(history: History) -> None:
+    logs = history.model.evaluate(*history.batch(9), batch_size=4, verbose=0, return_dict=True)
+    history.note("evaluated", logs)
+    history.note("predicted", history.model.predict(history.batch(7)[0], batch_size=4, verbose=0))
 
 
-def call(life: Life) -> None:
-    life.note("called", life.model(life.batch(4)[0], training=life.happens(0.5)))
+def call(history: History) -> None:
+    history.note("called", history.model(history.batch(4)[0], training=history.happens(0.5)))
 
 
-def compile_again(life: Life, model: Any = None) -> None:
+def compile_again(history: History, model: Any = None) -> None:
     rate: Any = 0.01
-    if life.happens(0.3):
-        rate = keras.optimizers.schedules.ExponentialDecay(rate, 5, 0.8, life.happens(0.5))
-    optimizer = getattr(keras.optimizers, life.draw.choice(OPTIMIZERS))
-    (model or life.model).compile(
-        optimizer(rate, **life.draw.choice(OPTIONS)),
+    if history.happens(0.3):
+        rate = keras.optimizers.schedules.ExponentialDecay(rate, 5, 0.8, history.happens(0.5))
+    optimizer = getattr(keras.optimizers, history.draw.choice(OPTIMIZERS))
+    (model or history.model).compile(
+        optimizer(rate, **history.draw.choice(OPTIONS)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=life.draw.choice(METRICS)(),
-        weighted_metrics=life.draw.choice(METRICS)(),
-        jit_compile=life.jit_compile,
+        metrics=history.draw.choice(METRICS)(),
+        weighted_metrics=history.draw.choice(METRICS)(),
+        jit_compile=history.jit_compile,
     )
 
 
-def change_metrics(life: Life) -> None:
+def change_metrics(history: History) -> None:
     """The optimizer stays."""
-    metrics = life.draw.choice(METRICS)()
-    model = life.model
-    model.compile(model.optimizer, model.loss, metrics=metrics, jit_compile=life.jit_compile)
+    metrics = history.draw.choice(METRICS)()
+    model = history.model
+    model.compile(model.optimizer, model.loss, metrics=metrics, jit_compile=history.jit_compile)
 
 
-def change_rate(life: Life) -> None:
-    life.model.optimizer.learning_rate = life.draw.choice((0.1, 0.001, 0.02))
+def change_rate(history: History) -> None:
+    history.model.optimizer.learning_rate = history.draw.choice((0.1, 0.001, 0.02))
 
 
-def change_attribute(life: Life) -> None:
+def change_attribute(history: History) -> None:
     """Of a layer or the optimizer."""
-    holders = [(each, OF_LAYERS) for each in life.model.layers]
-    holders += [(life.model.optimizer, OF_OPTIMIZERS)] * 3
+    holders = [(each, OF_LAYERS) for each in history.model.layers]
+    holders += [(history.model.optimizer, OF_OPTIMIZERS)] * 3
     there = [(h, n, vs) for h, values in holders for n, vs in values.items() if hasattr(h, n)]
-    holder, name, values = life.draw.choice(there)
-    setattr(holder, name, life.draw.choice(values))
+    holder, name, values = history.draw.choice(there)
+    setattr(holder, name, history.draw.choice(values))
 
 
-def change_loss(life: Life) -> None:
-    life.model.loss.reduction = life.draw.choice(("sum", "sum_over_batch_size"))
+def change_loss(history: History) -> None:
+    history.model.loss.reduction = history.draw.choice(("sum", "sum_over_batch_size"))
 
 
-def assign(life: Life) -> None:
-    variable = life.draw.choice([*life.model.variables, *life.model.optimizer.variables])
+def assign(history: History) -> None:
+    variable = history.draw.choice([*history.model.variables, *history.model.optimizer.variables])
     if variable.dtype == "float32":
-        variable.assign(life.data.normal(0.5, 0.3, variable.shape).astype("float32"))
+        variable.assign(history.data.normal(0.5, 0.3, variable.shape).astype("float32"))
     elif "iteration" in variable.path:
-        variable.assign(life.draw.randint(0, 9))
+        variable.assign(history.draw.randint(0, 9))
 
 
-def assign_add(life: Life) -> None:
-    life.draw.choice(life.model.trainable_variables).assign_add(0.01)
+def assign_add(history: History) -> None:
+    history.draw.choice(history.model.trainable_variables).assign_add(0.01)
 
 
-def shrink_weights(life: Life) -> None:
-    weights = life.model.get_weights()
-    life.model.set_weights([w * 0.9 if w.dtype == "float32" else w for w in weights])
+def shrink_weights(history: History) -> None:
+    weights = history.model.get_weights()
+    history.model.set_weights([w * 0.9 if w.dtype == "float32" else w for w in weights])
 
 
-def keep_weights(life: Life) -> None:
+def keep_weights(history: History) -> None:
     """Or put those back that were kept."""
-    if life.kept is None:
-        life.kept = life.model.get_weights()
+    if history.kept is None:
+        history.kept = history.model.get_weights()
     else:
-        weights, life.kept = life.kept, None
-        life.model.set_weights(weights)
+        weights, history.kept = history.kept, None
+        history.model.set_weights(weights)
 
 
-def load_weights(life: Life) -> None:
+def load_weights(history: History) -> None:
     # All ranks, which are forks of one process, have to name the same file.
     path = Path(tempfile.gettempdir()) / f"shardcore-history-{os.getppid()}.weights.h5"
-    life.model.save_weights(path)
-    train(life)
-    life.model.load_weights(path)
+    history.model.save_weights(path)
+    train(history)
+    history.model.load_weights(path)
 
 
-def freeze_or_unfreeze(life: Life) -> None:
-    layer = life.draw.choice(life.model.layers)
+def freeze_or_unfreeze(history: History) -> None:
+    layer = history.draw.choice(history.model.layers)
     layer.trainable = not layer.trainable
-    if not life.model.trainable_variables:
+    if not history.model.trainable_variables:
         layer.trainable = True
-    if life.happens(0.7):
-        compile_again(life)
+    if history.happens(0.7):
+        compile_again(history)
 
 
-def freeze_a_variable(life: Life) -> None:
-    variable = life.draw.choice(life.model.trainable_variables)
+def freeze_a_variable(history: History) -> None:
+    variable = history.draw.choice(history.model.trainable_variables)
     variable.trainable = False
-    if life.happens(0.7):
-        compile_again(life)
-    train(life)
+    if history.happens(0.7):
+        compile_again(history)
+    train(history)
     variable.trainable = True
-    if life.happens(0.7):
-        compile_again(life)
+    if history.happens(0.7):
+        compile_again(history)
 
 
-def freeze_all_for_a_while(life: Life) -> None:
-    life.model.trainable = False
-    predict(life)
-    test(life)
-    life.model.trainable = True
+def freeze_all_for_a_while(history: History) -> None:
+    history.model.trainable = False
+    predict(history)
+    test(history)
+    history.model.trainable = True
 
 
-def adapt_a_layer(life: Life) -> None:
+def adapt_a_layer(history: History) -> None:
     """By LoRA: it has other variables then."""
-    dense = [each for each in life.model.layers if type(each) is keras.layers.Dense]
-    life.draw.choice(dense).enable_lora(2)
-    compile_again(life)
+    dense = [each for each in history.model.layers if type(each) is keras.layers.Dense]
+    history.draw.choice(dense).enable_lora(2)
+    compile_again(history)
 
 
-def set_seed(life: Life) -> None:
-    keras.utils.set_random_seed(life.draw.randint(0, 99))
+def set_seed(history: History) -> None:
+    keras.utils.set_random_seed(history.draw.randint(0, 99))
 
 
-def reset_metrics(life: Life) -> None:
-    life.model.reset_metrics()
+def reset_metrics(history: History) -> None:
+    history.model.reset_metrics()
 
 
-def run_eagerly_for_a_while(life: Life) -> None:
-    life.model.run_eagerly = True
-    train(life)
-    life.model.run_eagerly = False
+def run_eagerly_for_a_while(history: History) -> None:
+    history.model.run_eagerly = True
+    train(history)
+    history.model.run_eagerly = False
 
 
-def predict_by_a_part(life: Life) -> None:
+def predict_by_a_part(history: History) -> None:
     """A new model of some of the layers."""
-    layer = life.draw.choice(life.model.layers[1:])
-    part = keras.Model(life.model.inputs, layer.output)
-    told_so(part, life.jit_compile, life.told)
+    layer = history.draw.choice(history.model.layers[1:])
+    part = keras.Model(history.model.inputs, layer.output)
+    apply_jit_compile(part, history.jit_compile, history.observed)
     for _ in range(4):
-        life.note("predicted by a part", part.predict_on_batch(life.batch(4)[0]))
+        history.note("predicted by a part", part.predict_on_batch(history.batch(4)[0]))
 
 
-def train_a_twin(life: Life) -> None:
-    """It has the same layers, another head and an optimizer of its own."""
-    if life.twin is None:
-        head = keras.layers.Dense(4)(life.model.layers[-2].output)
-        life.twin = keras.Model(life.model.inputs, head)
-        compile_again(life, life.twin)
-    for _ in range(life.draw.choice(STEPS)):
-        life.note("twin", life.twin.train_on_batch(*life.batch(4), return_dict=True))
+def train_a_twin(history: History) -> None:
+    """It has the same layers, another head and another optimizer."""
+    if history.twin is None:
+        head = keras.layers.Dense(4)(history.model.layers[-2].output)
+        history.twin = keras.Model(history.model.inputs, head)
+        compile_again(history, history.twin)
+    for _ in range(history.draw.choice(STEPS)):
+        history.note("twin", history.twin.train_on_batch(*history.batch(4), return_dict=True))
 
 
-def under_autocast(life: Life) -> None:
+def under_autocast(history: History) -> None:
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        life.draw.choice((train, test, predict))(life)
+        history.draw.choice((train, test, predict))(history)
 
 
 # How likely each is, beside the others.
-LIKELY: dict[Callable[[Life], None], int] = {
+LIKELY: dict[Callable[[History], None], int] = {
     train: 6,
     test: 3,
     predict: 3,

@@ -1,7 +1,7 @@
 """A call of every public function of `keras.ops`, as data.
 
 Operands are drawn with few binary digits, so that a sum of parts is exact and no comparison,
-sorting or rounding hangs on the order of an addition. Dims are of even and of uneven size.
+sorting or rounding depends on the order of an addition. Dims are of even and of uneven size.
 """
 
 from collections.abc import Callable

@@ -98,7 +98,7 @@ def _outcome(tensors, world, call, function, case, values, chosen, expected, rea
             wrong = difference(found, expected)
             if not wrong:
                 wrong = difference(_read_on(results), read, "read on, #")
-    except Exception as error:  # noqa: BLE001 - the matrix tells them
+    except Exception as error:  # noqa: BLE001 - the matrix reports them
         return Outcome("error", f"{type(error).__name__}: {error}".partition("\n\n")[0])
     return Outcome("WRONG", wrong) if wrong else right
 

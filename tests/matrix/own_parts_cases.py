@@ -1,4 +1,4 @@
-"""Layers, optimizers, metrics, losses and schedules of one's own, as people write them."""
+"""Layers, optimizers, metrics, losses and schedules as people write them."""
 
 import math
 from collections.abc import Callable
@@ -215,7 +215,7 @@ class Moved(L.Layer):
 
 
 class StochasticDepth(L.Layer):
-    """Rows that leave a branch out, and a rate of its own."""
+    """Rows that leave a branch out, and another rate."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class Spectral(L.Layer):
 
 
 class Straight(L.Layer):
-    """A gradient of its own."""
+    """A custom gradient."""
 
     def call(self, x: Any) -> Any:
         @ops.custom_gradient
@@ -260,7 +260,7 @@ class Straight(L.Layer):
 
 
 class Watched(L.Layer):
-    """Running statistics, and a loss that hangs on them."""
+    """Running statistics, and a loss that depends on them."""
 
     def build(self, shape: Any) -> None:
         self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)

@@ -1,4 +1,4 @@
-"""Models with a `train_step` of their own, as people write them for Keras on torch."""
+"""Models that override `train_step`, as people write them for Keras on torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -181,7 +181,7 @@ class Distilled(Classifies):
 
 
 class Contrasted(OwnStep):
-    """Two views of each picture; each is told from all others of the global batch."""
+    """Two views of each picture; each is distinguished from all others of the global batch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -72,7 +72,7 @@ TITLES = {"random": "keras.random", "ops": "keras.ops"}
 
 
 def write(tables: list[str] | None = None) -> None:
-    """Write the page from what is kept: all of it, or the sections of these tables anew."""
+    """Write the page from what is kept: all of it, or the sections of these tables."""
     if tables:
         text = PAGE.read_text()
         for name in tables:
@@ -157,8 +157,8 @@ def _bad(found: dict[str, dict[str, Outcome]]) -> list[str]:
     first: dict[str, str] = {}
     for mesh, outcomes in found.items():
         for case, outcome in unexpected(outcomes).items():
-            told = " ".join(outcome.detail.split())[:300]
-            first.setdefault(case, f"- `{case}`, {outcome.status} on {mesh}: {told}")
+            shown = " ".join(outcome.detail.split())[:300]
+            first.setdefault(case, f"- `{case}`, {outcome.status} on {mesh}: {shown}")
     return [*first.values(), ""] if first else []
 
 
@@ -178,8 +178,8 @@ def _captured(head: str, tables: dict[str, Captured]) -> str:
             for case, outcome in outcomes.items():
                 if outcome.status == "eager":
                     reasons.setdefault(_without_folders(outcome.detail), set()).add(case)
-    told = [f"- {why}: {_cases(names)}" for why, names in sorted(reasons.items())]
-    return "\n".join([*lines, "", *told, *([""] if told else []), *bad])
+    shown = [f"- {why}: {_cases(names)}" for why, names in sorted(reasons.items())]
+    return "\n".join([*lines, "", *shown, *([""] if shown else []), *bad])
 
 
 def _counts(table: Captured, outcomes: dict[str, Outcome]) -> str:

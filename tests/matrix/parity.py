@@ -198,7 +198,7 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _check_spans(variables: Sequence[Any], mesh: Mesh) -> None:
-    """Every variable lies on the whole mesh, and a split one in parts."""
+    """Every variable is on the whole mesh, and a split one is stored in shards."""
     split = specs(mesh, {v.path: tuple(v.shape) for v in variables if "seed" not in v.path})
     for variable in variables:
         tensor = variable._value

@@ -14,7 +14,7 @@ VARIABLE = "SHARDCORE_MATRIX_STRATEGY"
 
 
 def name() -> str:
-    """What `shardcore.install` is told. Ranks are forked, and inherit it."""
+    """The strategy that `shardcore.install` gets. Ranks are forked, and inherit it."""
     return os.environ.get(VARIABLE, "dtensor")
 
 
@@ -37,7 +37,7 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def mesh_size(tensor: Any) -> int:
-    """The ranks that a sharded tensor lies on."""
+    """The ranks of the mesh of a sharded tensor."""
     return int(tensor.engine.world.mesh.size)
 
 

@@ -255,7 +255,7 @@ TABLES: dict[str, Classes | Functions | Captured] = {
     **COMPILED,
 }
 
-# What does not run over a mesh, and what the user is told. Every other error fails the suite.
+# What does not run over a mesh, and the error that says so. Every other error fails the suite.
 DOCUMENTED_ERRORS: dict[str, str] = {}
 
 

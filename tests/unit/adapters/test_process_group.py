@@ -14,7 +14,7 @@ def test_the_timeout_is_the_argument_then_the_variable_then_ten_minutes(monkeypa
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf", ""])
-def test_a_timeout_that_is_none_is_refused(monkeypatch, text):
+def test_a_timeout_that_is_no_positive_number_is_refused(monkeypatch, text):
     monkeypatch.setenv("SHARDCORE_TIMEOUT", text)
     with pytest.raises(EnvironmentProblem, match="positive number of seconds"):
         seconds(None)

@@ -114,7 +114,7 @@ def test_each_kind_has_its_formula() -> None:
 
 
 def test_a_permute_is_sent_by_its_sources() -> None:
-    """Device 0 sends twice, device 1 once, and nobody sends to itself."""
+    """Device 0 sends twice, device 1 once, and no device sends to itself."""
     text = entry(
         "%a = f32[4]{0} collective-permute(%x), channel_id=1, source_target_pairs={{0,1}}",
         "%b = f32[4]{0} collective-permute(%x), channel_id=2, source_target_pairs={{0,1},{1,0}}",

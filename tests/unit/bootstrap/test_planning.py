@@ -1,4 +1,4 @@
-"""Running a policy: which there are, what it may be told, and what it must give."""
+"""Runs policies: which exist, the options that they take, and the plans that they return."""
 
 import sys
 
@@ -94,7 +94,7 @@ def test_a_policy_that_gives_no_mapping(packages):
         run("odd")
 
 
-def test_a_name_of_ours_stays_ours_and_one_that_two_take_is_nobodys(packages):
+def test_no_package_takes_a_builtin_name_and_a_name_that_two_take_is_refused(packages):
     for package, name in {"a-": "fully_sharded", "b-": "more", "c-": "more"}.items():
         write_package(packages, f"{package}policies", HEAD + OFFER % (COLUMNS, name))
     assert run("fully_sharded", small=0) == [("dense/kernel", (None, "data"))]

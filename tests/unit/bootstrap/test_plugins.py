@@ -168,7 +168,7 @@ def test_a_name_of_ours_stays_ours(packages):
     assert passed_over["greedy-strategies"] == offered.broken["greedy-strategies"]
 
 
-def test_a_name_that_others_take_is_nobodys_and_names_them(packages):
+def test_a_name_that_several_packages_take_is_refused_and_names_them(packages):
     for name in ("more-strategies", "greedy-strategies", "third-strategies"):
         write_package(packages, name, HEAD + OFFER.format(name="more"))
     write_package(packages, "other-strategies", HEAD + OFFER.format(name="other"))

@@ -1,4 +1,4 @@
-"""What is told of a collective: axes, bytes by theory, reason, and what would spare it."""
+"""The facts of a collective: axes, bytes by theory, reason, and the advice that avoids it."""
 
 import pytest
 
@@ -25,7 +25,7 @@ WHOLE = Layout(MESH, (None, None))
         (MESH, range(8), (0, 4), ("data",)),
         (MESH, range(8), (4, 5, 6, 7), ("model",)),
         (MESH, range(8), range(8), ("data", "model")),
-        (MESH, range(8), (0, 5), ()),  # no axis lies so
+        (MESH, range(8), (0, 5), ()),  # no axis has these ranks
         (MESH, range(8), (0, 1), ()),
         (MESH, [7, 6, 5, 4, 3, 2, 1, 0], (7, 3), ("data",)),
         (Mesh((1, 2), ("data", "model")), range(2), (0, 1), ("model",)),  # the fewest

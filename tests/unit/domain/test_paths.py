@@ -291,7 +291,7 @@ def test_an_unused_rule_gets_the_hint_that_helps(key, path, hint):
     assert (text is None) if hint is None else hint in text
 
 
-def test_a_rule_that_an_exact_key_overrules_is_told_so():
+def test_the_report_names_a_rule_that_an_exact_key_overrules():
     report = PathRules({"a/kernel": 1, ".*kernel": 2}).report(["a/kernel"])
     assert report.hints == {".*kernel": "the exact key 'a/kernel' has precedence on 'a/kernel'"}
 

@@ -1,4 +1,4 @@
-"""Models as policies are told of them, written by hand, and what a plan does to one."""
+"""Models as policies see them, written by hand, and the result of a plan for one."""
 
 import itertools
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ def attention(path: str, width: int, heads: int, key_heads: int, size: int) -> L
 
 
 def block(path: str, *children: LayerFacts) -> LayerFacts:
-    """A layer whose graph nobody knows."""
+    """A layer whose graph is unknown."""
     return LayerFacts(path, ("Block",), children=children, path=path)
 
 

@@ -104,7 +104,7 @@ def test_what_is_between_computes_its_tokens():
     assert outputs(model) == {"tokens": PARTS, **INSIDE}  # the model's output may be split
 
 
-def test_a_sum_that_nobody_takes_in_parts_is_reduced_whole():
+def test_a_sum_that_no_layer_takes_in_shards_is_all_reduced():
     flat = plain("flat", "Flatten")
     assert outputs(chain(plain("x", "InputLayer"), up(), down())) == {}
     assert outputs(chain(plain("x", "InputLayer"), up(), down(), flat, HEAD)) == {}
@@ -189,7 +189,7 @@ def test_an_image_is_no_sequence():
     assert outputs(model) == {}
 
 
-# --- where nobody knows the graph -----------------------------------------------------------------
+# --- where the graph is unknown -------------------------------------------------------------------
 
 
 def own_block(path="block"):
@@ -233,7 +233,7 @@ def test_a_block_with_another_number_of_norms_is_left_alone():
     assert outputs(chain(tokens(), with_head, token_norm("last"))) == {}
 
 
-def test_a_model_whose_graph_nobody_knows():
+def test_a_model_of_unknown_graph_is_not_split_along_the_sequence():
     model = block("model", tokens(), own_block("b_0"), own_block("b_1"), token_norm("n"), HEAD)
     assert outputs(model) == {
         "tokens": PARTS, **in_block("b_0"), **in_block("b_1"), "n": GATHERED,

@@ -1,4 +1,4 @@
-"""The function generated of a tape gives what the step gave, and leaves the same in memory."""
+"""The function generated from a tape gives the results of the step, and changes the same memory."""
 
 import weakref
 
@@ -70,7 +70,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_operators_get_what_they_were_given(name):
+def test_operators_get_the_arguments_of_the_recording(name):
     step, first = STEPS[name], [X.clone(), Y.clone()]
     expected = step(*first)
     expected = [*(expected if isinstance(expected, tuple) else (expected,)), *first]
@@ -93,7 +93,7 @@ def test_seeds_are_read_from_tensors():
 @pytest.mark.parametrize(
     ("recorded", "other"), [(2.5, 2.0), (True, False), (3, 4), (0.1, float("nan")), (1j, 2j)]
 )
-def test_a_number_that_is_read_is_compared(recorded, other):
+def test_a_number_that_the_step_reads_is_guarded(recorded, other):
     number = torch.tensor(recorded)
     tape = tape_of(lambda x, into: into.add_(1), number, torch.zeros(1))
     tape.calls.insert(0, Call(check, (Value(0), number.item()), {}, None))
@@ -105,7 +105,7 @@ def test_a_number_that_is_read_is_compared(recorded, other):
     assert into.item() == 1
 
 
-def test_a_value_is_dropped_after_its_last_use():
+def test_a_value_is_freed_after_its_last_use():
     def step(x):
         for _ in range(4):
             x = torch.tanh(x @ x.T) @ x
@@ -117,7 +117,7 @@ def test_a_value_is_dropped_after_its_last_use():
     assert highest(lambda: run(x)) <= highest(lambda: step(x))
 
 
-def test_a_function_that_is_gone_keeps_no_tensor():
+def test_a_deleted_function_keeps_no_tensor():
     made = generated(tape_of(lambda x: x + torch.tensor([1.0]), X))
     (literal,) = [each for each in kept_by(made) if isinstance(each, torch.Tensor)]
     gone = weakref.ref(literal)

@@ -13,12 +13,12 @@ GRADIENT = torch.ops.aten.max_pool2d_with_indices_backward.default
 OF_INDUCTOR = pooling.by_tiles(decompositions)
 
 
-def lying_last(*shape, dtype=torch.float32):
+def channels_last(*shape, dtype=torch.float32):
     return torch.randn(shape, dtype=dtype).to(memory_format=torch.channels_last)
 
 
 def with_ties():
-    return lying_last(2, 3, 12, 12).mul(2).round()
+    return channels_last(2, 3, 12, 12).mul(2).round()
 
 
 def with_odd_values():
@@ -29,15 +29,15 @@ def with_odd_values():
 
 
 TILED = {
-    "squares": (lying_last(2, 3, 8, 6), [2, 2], [2, 2]),
-    "no stride": (lying_last(2, 3, 8, 6), [2, 2], []),
-    "one number": (lying_last(2, 3, 8, 6), [2], [2]),
-    "oblong": (lying_last(2, 5, 9, 8), [3, 2], [3, 2]),
-    "a rest": (lying_last(2, 3, 11, 7), [2, 3], [2, 3]),
-    "rows alone": (lying_last(2, 3, 8, 6), [2, 1], [2, 1]),
+    "squares": (channels_last(2, 3, 8, 6), [2, 2], [2, 2]),
+    "no stride": (channels_last(2, 3, 8, 6), [2, 2], []),
+    "one number": (channels_last(2, 3, 8, 6), [2], [2]),
+    "oblong": (channels_last(2, 5, 9, 8), [3, 2], [3, 2]),
+    "a rest": (channels_last(2, 3, 11, 7), [2, 3], [2, 3]),
+    "rows alone": (channels_last(2, 3, 8, 6), [2, 1], [2, 1]),
     "equals": (with_ties(), [3, 3], [3, 3]),
     "odd values": (with_odd_values(), [2, 2], [2, 2]),
-    "half": (lying_last(2, 3, 8, 8, dtype=torch.bfloat16), [2, 2], [2, 2]),
+    "half": (channels_last(2, 3, 8, 8, dtype=torch.bfloat16), [2, 2], [2, 2]),
 }
 
 
@@ -65,11 +65,11 @@ def is_looked_up(gradient, *operands):
 
 
 NOT_TILED = {
-    "overlapping": (lying_last(2, 3, 8, 8), [3, 3], [2, 2], [0, 0], [1, 1], False),
-    "padded": (lying_last(2, 3, 8, 8), [2, 2], [2, 2], [1, 1], [1, 1], False),
-    "dilated": (lying_last(2, 3, 8, 8), [2, 2], [2, 2], [0, 0], [2, 2], False),
-    "rounded up": (lying_last(2, 3, 7, 7), [2, 2], [2, 2], [0, 0], [1, 1], True),
-    "large tiles": (lying_last(2, 3, 8, 8), [8, 8], [8, 8], [0, 0], [1, 1], False),
+    "overlapping": (channels_last(2, 3, 8, 8), [3, 3], [2, 2], [0, 0], [1, 1], False),
+    "padded": (channels_last(2, 3, 8, 8), [2, 2], [2, 2], [1, 1], [1, 1], False),
+    "dilated": (channels_last(2, 3, 8, 8), [2, 2], [2, 2], [0, 0], [2, 2], False),
+    "rounded up": (channels_last(2, 3, 7, 7), [2, 2], [2, 2], [0, 0], [1, 1], True),
+    "large tiles": (channels_last(2, 3, 8, 8), [8, 8], [8, 8], [0, 0], [1, 1], False),
     "channels first": (torch.randn(2, 3, 8, 8), [2, 2], [2, 2], [0, 0], [1, 1], False),
     "one image": (torch.randn(3, 8, 8), [2, 2], [2, 2], [0, 0], [1, 1], False),
 }

@@ -1,4 +1,4 @@
-"""Nests are walked as torch walks them."""
+"""Nested structures are walked as torch walks them."""
 
 from collections import OrderedDict, namedtuple
 
@@ -33,13 +33,13 @@ def _nodes(children):
 NESTS = st.recursive(LEAVES, _nodes, max_leaves=12)
 
 
-def _told(leaf):
+def _marked(leaf):
     return ["leaf", repr(leaf)]
 
 
 @given(NESTS)
 def test_leaves_and_maps_are_those_of_torch(nest):
     assert list(map(repr, tree_leaves(nest))) == list(map(repr, pytree.tree_leaves(nest)))
-    assert repr(tree_map(_told, nest)) == repr(pytree.tree_map(_told, nest))
+    assert repr(tree_map(_marked, nest)) == repr(pytree.tree_map(_marked, nest))
     mapped = tree_map_only(int, lambda number: number + 1, nest)
     assert repr(mapped) == repr(pytree.tree_map_only(int, lambda number: number + 1, nest))

@@ -14,7 +14,7 @@ from tests.tapes import changed, recorded
 X = torch.arange(6.0).reshape(2, 3)
 
 
-def test_an_alias_is_what_it_is_of():
+def test_an_alias_is_replaced_by_its_tensor():
     def step(x):
         return (x.detach() * 2).detach().add_(1)
 
@@ -24,7 +24,7 @@ def test_an_alias_is_what_it_is_of():
     )
 
 
-def test_a_view_of_its_own_shape_is_what_it_is_of():
+def test_a_view_of_the_same_shape_is_replaced_by_its_tensor():
     def step(x):
         with torch._C._AutoDispatchBelowAutograd():  # as where DTensor wraps its part of a result
             return (x * 2).view_as(x) + x.view_as(x)
@@ -32,7 +32,7 @@ def test_a_view_of_its_own_shape_is_what_it_is_of():
     assert changed(step, without_aliases, X)[1] == ["mul", "view_as", "add"]
 
 
-def test_a_constant_that_is_written_into_is_made_anew_in_each_run():
+def test_a_constant_that_is_written_into_is_created_in_each_run():
     def step(x):
         return torch.tensor([1.0, 2.0, 3.0]).add_(x[0])
 
@@ -41,7 +41,7 @@ def test_a_constant_that_is_written_into_is_made_anew_in_each_run():
     assert module(X)[0].tolist() == module(X)[0].tolist()
 
 
-def test_what_nobody_reads_is_not_computed():
+def test_an_unused_result_is_not_computed():
     def step(x):
         unread = torch.sin(x)
         unread.add_(1)
@@ -54,7 +54,7 @@ def test_what_nobody_reads_is_not_computed():
     assert after == ["rand", "mul_", "add"]
 
 
-def test_a_view_that_nobody_reads_is_not_made_though_its_memory_is_read():
+def test_an_unused_view_is_not_made_even_if_its_memory_is_read():
     def step(x):
         x.t().unsqueeze(0)
         x.view(6)[0].add_(1)
@@ -63,7 +63,7 @@ def test_a_view_that_nobody_reads_is_not_made_though_its_memory_is_read():
     assert changed(step, without_dead_code, X)[1] == ["view", "select", "add_", "add"]
 
 
-def test_views_of_views_are_views_of_what_is_below():
+def test_a_view_of_views_becomes_one_view_of_the_base():
     def step(x):
         turned = x.unsqueeze(0).permute(2, 0, 1).unsqueeze(3).squeeze(1)
         turned.mul_(2)
@@ -79,7 +79,7 @@ def test_views_of_views_are_views_of_what_is_below():
     ]
 
 
-def test_what_is_below_a_view_may_lie_otherwise():
+def test_the_base_of_a_view_may_have_any_strides():
     turned = X.t()
     assert changed(lambda x: x.t().unsqueeze(0) + 1, with_direct_views, turned)[1] == [
         "as_strided",
@@ -92,7 +92,7 @@ def test_what_is_below_a_view_may_lie_otherwise():
     ]
 
 
-def test_the_one_of_a_backward_pass_does_not_wait_for_the_loss():
+def test_a_backward_pass_starts_from_a_constant_and_not_from_the_loss():
     def step(x):
         return torch.ones_like(x.sum()) * x
 

@@ -1,4 +1,4 @@
-"""Random steps give the same numbers after all passes, to the bit, and leave the same in memory."""
+"""Random steps give the same bits after all passes, and change the same memory."""
 
 import functools
 import random

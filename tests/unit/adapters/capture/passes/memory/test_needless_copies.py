@@ -1,4 +1,4 @@
-"""Copies of images that a captured step does without, and gives what the eager step gives."""
+"""A captured step without needless copies of images gives the results of the eager step."""
 
 import keras
 import pytest
@@ -18,7 +18,7 @@ LAST = {"memory_format": torch.channels_last}
 
 
 def after(step, *tensors):
-    """The operators that are left of `step`; its results are the same, and lie alike."""
+    """The operators that remain of `step`; its results and their strides are the same."""
     recorder = Recorder(tensors)
     recorder.run(lambda: step(*tensors))
     tape = without_needless_copies(with_direct_views(recorder.tape))
@@ -47,7 +47,7 @@ def pooled(x, window=2, strides=2, padding=0):
 
 
 @pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
-def test_an_image_is_pooled_as_it_lies(window):
+def test_an_image_is_pooled_without_a_copy(window):
     found = after(lambda x: pooled(x, *window)[1], images())
     assert found == ["permute", "max_pool2d_with_indices", "clone"]
 
@@ -58,7 +58,7 @@ def test_a_result_that_is_copied_back_is_not_copied_at_all():
 
 
 @pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
-def test_a_gradient_comes_back_as_the_image_lies(window):
+def test_a_gradient_has_the_strides_of_the_image(window):
     size, strides, padding = window
 
     def step(x, gradient, activation):
@@ -79,7 +79,7 @@ def test_a_gradient_comes_back_as_the_image_lies(window):
 @pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
 @pytest.mark.parametrize("with_padding", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_an_average_and_its_gradient_lie_as_the_image_does(window, with_padding, dtype):
+def test_an_average_and_its_gradient_have_the_strides_of_the_image(window, with_padding, dtype):
     size, strides, padding = window
     how = ([size, size], [strides, strides], [padding, padding], False, with_padding, None)
 
@@ -96,7 +96,7 @@ def test_an_average_and_its_gradient_lie_as_the_image_does(window, with_padding,
     assert "clone" not in found
 
 
-def test_a_copy_is_made_of_what_is_written_into():
+def test_a_tensor_that_is_written_into_is_copied():
     def step(x):
         copied = x.permute(0, 3, 1, 2).clone(**FIRST)
         x.mul_(-1)
@@ -106,11 +106,11 @@ def test_a_copy_is_made_of_what_is_written_into():
     assert "clone" in after(lambda x: pooled(x)[0].add_(1), images())
 
 
-def test_a_copy_is_made_of_what_is_returned():
+def test_a_tensor_that_is_returned_is_copied():
     assert after(lambda x: x.clone(), images()) == ["clone"]
 
 
-def test_a_copy_is_made_where_operands_lie_otherwise():
+def test_operands_of_different_strides_are_copied():
     def step(x, y):
         return x.permute(0, 3, 1, 2).clone(**FIRST) + y.permute(0, 3, 2, 1).clone(**FIRST)
 
@@ -129,7 +129,7 @@ def test_a_view_of_a_copy_that_is_not_made_keeps_the_original():
     assert "clone" not in tapes.names(tape)
 
 
-def test_one_channel_lies_first_and_last():
+def test_an_image_of_one_channel_is_pooled_without_a_copy():
     assert after(lambda x: pooled(x)[1] + 1, images(1))[-2:] == ["max_pool2d_with_indices", "add"]
 
 
@@ -166,7 +166,7 @@ def test_a_keras_model_with_pooling_gives_the_bits_of_eager_steps():
         shardcore.uninstall()
 
 
-def test_a_tensor_that_is_transposed_in_place_lies_otherwise_from_then_on():
+def test_a_tensor_that_is_transposed_in_place_keeps_its_new_strides():
     class Turns(keras.layers.Layer):
         def call(self, x):
             turned = x * 2

@@ -25,7 +25,7 @@ def improved(step, *tensors):
 
 
 def units(step, *tensors):
-    """The most that `step` holds as it is, and after the passes, in the bytes of logits."""
+    """The peak memory of `step`, before and after the passes, in units of the logits."""
     after = improved(step, *tensors)
     return highest(lambda: step(*tensors)) / UNIT, highest(after) / UNIT
 
@@ -37,7 +37,7 @@ def made():
 
 @pytest.mark.parametrize("dim", [1, 2])
 @pytest.mark.parametrize("name", ["_softmax", "_log_softmax"])
-def test_the_gradient_of_softmax_takes_the_place_of_that_of_its_result(name, dim):
+def test_the_gradient_of_softmax_reuses_the_memory_of_the_incoming_gradient(name, dim):
     backward = getattr(torch.ops.aten, f"{name}_backward_data")
 
     def step(x, gradient):
@@ -48,7 +48,7 @@ def test_the_gradient_of_softmax_takes_the_place_of_that_of_its_result(name, dim
     assert units(step, gradient + 1, gradient) == pytest.approx((3, 2), abs=0.2)
 
 
-def test_a_pointwise_result_takes_the_place_of_an_operand_that_ends():
+def test_a_pointwise_result_reuses_the_memory_of_an_operand_at_its_last_use():
     def step(x, y):
         return (torch.tanh(x @ y + 1),)
 
@@ -56,7 +56,7 @@ def test_a_pointwise_result_takes_the_place_of_an_operand_that_ends():
     assert units(step, x, y) == pytest.approx((2, 1), abs=0.1)
 
 
-def test_of_two_operands_the_second_one_may_end():
+def test_a_result_may_reuse_the_memory_of_its_second_operand():
     def step(x, y):
         product = x @ y
         return (torch.sub(x, product, alpha=3),)
@@ -84,11 +84,11 @@ def of_another_dtype(x):
 
 
 @pytest.mark.parametrize("step", [read_later, seen_twice, turned, of_another_dtype])
-def test_nothing_is_written_where_somebody_still_reads_or_it_does_not_fit(step):
+def test_memory_that_is_still_read_or_does_not_fit_is_not_reused(step):
     improved(step, torch.randn(512, 512))
 
 
-def test_a_result_keeps_no_memory_that_is_larger():
+def test_a_result_does_not_reuse_larger_memory():
     def step(x):
         part = x.expand(3, -1, -1).clone()[0] * 2
         return (torch.cat([part, part, part]),)
@@ -96,7 +96,7 @@ def test_a_result_keeps_no_memory_that_is_larger():
     assert units(step, torch.randn(8 * ROWS, CLASSES)) == pytest.approx((4, 4), abs=0.1)
 
 
-def test_what_is_returned_and_what_comes_in_stays():
+def test_inputs_and_outputs_are_not_overwritten():
     x = torch.randn(512, 512)
     before = x.clone()
     improved(lambda x: (x + 1, torch.relu(x)), x)()
