@@ -10,7 +10,7 @@ from shardcore.adapters.engine.library import open_engine
 from shardcore.adapters.engine.moves.redistribution import local_shard
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.placements import Stretches
+from shardcore.domain.placements import Segments
 from shardcore.ports.world import World
 from shardcore.testing import run_ranks
 
@@ -164,7 +164,7 @@ def compare(rank, ranks, kind):
     world = World(mesh, tuple(range(ranks)), rank, "cpu")
     tensors = open_engine(world, kind.over, "compute", "per_use", {})
     layouts = [Layout(mesh, spec) for spec in (("data", None), (None, "data"))]
-    pieces = Layout(mesh, ("data", None), blocks=(Stretches(2), 1))
+    pieces = Layout(mesh, ("data", None), blocks=(Segments(2), 1))
     wrong = {}
     for layout in [*layouts, pieces, Layout(mesh, (None, None), {"data": "sum"})]:
         for name, function in CASES.items():

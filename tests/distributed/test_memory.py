@@ -8,7 +8,7 @@ from shardcore.adapters.engine.library import open_engine
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.placements import Stretches
+from shardcore.domain.placements import Segments
 from shardcore.ports.world import World
 from shardcore.testing import run_ranks
 
@@ -116,7 +116,7 @@ def split_by_two_axes(rank):
 
     numbers = torch.arange(4.0)
     x = sharded(numbers, Layout(mesh, (("data", "model"),), blocks=(3,)))
-    table = sharded(VALUES, Layout(mesh, ("model", "data"), blocks=(1, Stretches(2))))
+    table = sharded(VALUES, Layout(mesh, ("model", "data"), blocks=(1, Segments(2))))
     found = x.expand(2, -1), *x.split([1, 3]), table[4], table[:, 3]
     expected = numbers.expand(2, -1), *numbers.split([1, 3]), VALUES[4], VALUES[:, 3]
     return [torch.equal(tensors.whole(a), b) for a, b in zip(found, expected, strict=True)]

@@ -218,7 +218,7 @@ OTHER_DIMS = {
         functional.avg_pool2d, (1, *IMAGES[1:]), BATCH, "S(1) S(1)", 3, 2, moves=(MOVED, {})
     ),
     "columns": one(columns, (4, 8), (N, "model"), "S(1) S(1,block=4_x_1)", moves=(MOVED, {})),
-    "columns, in no stretches": one(
+    "columns, in no segments": one(
         columns, (3, 4, 7), (N, N, "model"), "S(2) S(2)", moves=(MOVED, MOVED)
     ),
 }

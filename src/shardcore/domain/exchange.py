@@ -1,6 +1,6 @@
 """Exchange of elements of one dim between ranks, for parts that no placement describes.
 
-A rank may hold or want parts of several stretches, or a slice that begins anywhere.
+A rank may hold or want parts of several segments, or a slice that begins anywhere.
 """
 
 from collections.abc import Iterator
@@ -20,15 +20,15 @@ def ranges_of(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:
 
     Example:
         >>> from shardcore.domain.mesh import Mesh
-        >>> from shardcore.domain.placements import Stretches
-        >>> layout = Layout(Mesh((2,), ("model",)), ("model",), blocks=(Stretches(3),))
+        >>> from shardcore.domain.placements import Segments
+        >>> layout = Layout(Mesh((2,), ("model",)), ("model",), blocks=(Segments(3),))
         >>> ranges_of(layout, 0, 12)[0]
         (range(0, 2), range(4, 6), range(8, 10))
     """
-    count = layout.stretches[dim]
+    count = layout.segments[dim]
     chunks = [each // count for each in layout.chunk_sizes(dim, size)]
     ends = accumulate(chunks)
-    starts = [stretch * (size // count) for stretch in range(count)]
+    starts = [segment * (size // count) for segment in range(count)]
     return tuple(
         tuple(range(start + end - chunk, start + end) for start in starts)
         for chunk, end in zip(chunks, ends, strict=True)

@@ -3,7 +3,7 @@
 If several axes split a dim, the first one (the major) splits it, and the next one splits each
 chunk. Every split is that of `torch.chunk`: the size is rounded up, so that later chunks are
 smaller or empty. A dim in blocks is split between blocks only: its chunks are chunks of blocks.
-A dim of several stretches is split within each of them.
+A dim of several segments is split within each of them.
 """
 
 import math
@@ -24,7 +24,7 @@ from shardcore.domain.placements import (
     Replicate,
     Shard,
     blocks_of,
-    stretches_of,
+    segments_of,
 )
 from shardcore.domain.spec import DimSpec, check_spec, entry_axes, spec_of, without_axes
 
@@ -47,7 +47,7 @@ class Layout:
         mesh: The mesh that the axes belong to.
         spec: Per tensor dim None, an axis name, or a tuple of axis names, the major first.
         partial: Axes along which the values still have to be reduced, with the reduction.
-        blocks: Per tensor dim the elements of a block, or `Stretches`; all 1 by default. A dim that
+        blocks: Per tensor dim the elements of a block, or `Segments`; all 1 by default. A dim that
             no axis splits has blocks of 1.
 
     Raises:
@@ -230,7 +230,7 @@ class Layout:
             return self
         blocks = []
         for dim, size in enumerate(shape):
-            (count, block), ranks = stretches_of(self.blocks[dim]), self.ranks(dim)
+            (count, block), ranks = segments_of(self.blocks[dim]), self.ranks(dim)
             chunks = chunk_sizes(size // count, ranks, block)
             least = block_of(size // count, ranks, chunks) or 1
             blocks.append(blocks_of(count, least) if math.prod(ranks) > 1 else 1)
@@ -247,13 +247,13 @@ class Layout:
             >>> Layout(Mesh((2,), ("data",)), ("data",), blocks=(4,)).chunk_sizes(0, 20)
             (12, 8)
         """
-        count, block = stretches_of(self.blocks[dim])
+        count, block = segments_of(self.blocks[dim])
         return tuple(count * each for each in chunk_sizes(size // count, self.ranks(dim), block))
 
     @property
-    def stretches(self) -> tuple[int, ...]:
-        """The number of stretches of each tensor dim."""
-        return tuple(stretches_of(each)[0] for each in self.blocks)
+    def segments(self) -> tuple[int, ...]:
+        """The number of segments of each tensor dim."""
+        return tuple(segments_of(each)[0] for each in self.blocks)
 
     def local_shape(self, shape: Iterable[int], rank: int) -> tuple[int, ...]:
         """Returns the shape of the local shard of `rank`, of a tensor of global shape `shape`.
@@ -271,18 +271,18 @@ class Layout:
 
         Raises:
             LayoutError: If `shape` has another number of dims than the spec, or a dim is split
-                within stretches, so that the local shard is not one piece.
+                within segments, so that the local shard is not one piece.
             MeshError: If the mesh has no such rank.
         """
-        if any(count > 1 for count in self.stretches):
+        if any(count > 1 for count in self.segments):
             raise LayoutError(
-                f"Layout {self} splits a dim within stretches: a local shard is not one piece. "
-                "Ask for the slices of stretches.without_stretches()."
+                f"Layout {self} splits a dim within segments: a local shard is not one piece. "
+                "Ask for the slices of segments.without_segments()."
             )
         return tuple(slice(start, start + size) for start, size in self._held(tuple(shape), rank))
 
     def _held(self, shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int], ...]:
-        """Returns per dim the start and the size of the shard of `rank`, over all stretches."""
+        """Returns per dim the start and the size of the shard of `rank`, over all segments."""
         self.fitting(shape, "A tensor")
         at = dict(zip(self.mesh.axis_names, self.mesh.coordinate(rank), strict=True))
         held = []

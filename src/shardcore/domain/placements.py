@@ -18,15 +18,15 @@ def _dim(value: int) -> int:
 
 
 @attrs.frozen(cache_hash=True)
-class Stretches:
-    """A dim that consists of consecutive stretches of one size, each of which is split alike.
+class Segments:
+    """A dim that consists of consecutive segments of one size, each of which is split alike.
 
-    4 steps of 6 rows each, flattened to 24 elements, are 4 stretches. If the rows are split over
-    two ranks, each rank has 3 elements of every stretch. torch calls this a strided shard.
+    4 steps of 6 rows each, flattened to 24 elements, are 4 segments. If the rows are split over
+    two ranks, each rank has 3 elements of every segment. torch calls this a strided shard.
 
     Args:
-        count: The number of stretches, 2 or more.
-        block: The elements of a block. A stretch is split between blocks only.
+        count: The number of segments, 2 or more.
+        block: The elements of a block. A segment is split between blocks only.
     """
 
     count: int
@@ -36,21 +36,21 @@ class Stretches:
         return f"{self.count} x {self.block}"
 
 
-Blocks: TypeAlias = int | Stretches
+Blocks: TypeAlias = int | Segments
 
 
 def blocks_of(count: int, block: int) -> Blocks:
-    """Returns the blocks of a dim of `count` stretches in blocks of `block` elements."""
-    return block if count == 1 else Stretches(count, block)
+    """Returns the blocks of a dim of `count` segments in blocks of `block` elements."""
+    return block if count == 1 else Segments(count, block)
 
 
-def stretches_of(blocks: Blocks) -> tuple[int, int]:
-    """Returns the number of stretches, and the elements of a block."""
+def segments_of(blocks: Blocks) -> tuple[int, int]:
+    """Returns the number of segments, and the elements of a block."""
     return (1, blocks) if isinstance(blocks, int) else (blocks.count, blocks.block)
 
 
 def _blocks(value: Blocks) -> Blocks:
-    if isinstance(value, Stretches):
+    if isinstance(value, Segments):
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__") or index(value) < 1:
         raise LayoutError(f"A block is 1 or more elements, got {value!r}.")
@@ -71,7 +71,7 @@ class Shard:
 
     Args:
         dim: The tensor dim that is split. A negative one counts from the end.
-        block: The elements of a block, or `Stretches`. The dim is split between blocks only: 5 rows
+        block: The elements of a block, or `Segments`. The dim is split between blocks only: 5 rows
             of 4 steps, flattened to 20 elements, are split into 12 and 8, in blocks of 4.
 
     Raises:

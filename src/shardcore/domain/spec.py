@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from shardcore.domain.errors import LayoutError
-from shardcore.domain.placements import Blocks, stretches_of
+from shardcore.domain.placements import Blocks, segments_of
 
 DimSpec: TypeAlias = str | tuple[str, ...] | None
 
@@ -52,7 +52,7 @@ def check_spec(
     if len(blocks) != len(spec):
         raise LayoutError(f"{what} needs one block per dim, got {blocks}.")
     for entry, block in zip(spec, blocks, strict=True):
-        if stretches_of(block)[1] < 1 or (entry is None and block != 1):
+        if segments_of(block)[1] < 1 or (entry is None and block != 1):
             raise LayoutError(
                 f"{what} has blocks {blocks}: a dim that is split has blocks of 1 or more "
                 "elements, any other of 1."

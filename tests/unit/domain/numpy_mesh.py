@@ -8,7 +8,7 @@ import numpy as np
 
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.placements import stretches_of
+from shardcore.domain.placements import segments_of
 from shardcore.domain.redistribution import Step
 
 REDUCE: dict[str, Callable[..., np.ndarray]] = {
@@ -43,9 +43,9 @@ def scatter(layout: Layout, contributions: np.ndarray) -> dict[tuple[int, ...], 
     for at in coordinates(layout.mesh):
         part = contributions[tuple(at[names.index(axis)] for axis, _ in layout.partial)]
         for dim in range(layout.ndim):
-            count, block = stretches_of(layout.blocks[dim])
-            stretch = part.shape[dim] // count
-            part = part.reshape(*part.shape[:dim], count, stretch, *part.shape[dim + 1 :])
+            count, block = segments_of(layout.blocks[dim])
+            segment = part.shape[dim] // count
+            part = part.reshape(*part.shape[:dim], count, segment, *part.shape[dim + 1 :])
             for axis in layout.dim_axes(dim):
                 i = names.index(axis)
                 part = chunks(part, layout.mesh.shape[i], dim + 1, block)[at[i]]

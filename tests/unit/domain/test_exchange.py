@@ -10,7 +10,7 @@ from shardcore.domain.placements import blocks_of
 
 @st.composite
 def splits(draw, size, ranks):
-    """Per rank the elements that it has of a dim, split within stretches or not."""
+    """Per rank the elements that it has of a dim, split within segments or not."""
     count = draw(st.sampled_from([each for each in range(1, size + 1) if size % each == 0]))
     block = blocks_of(count, draw(st.integers(1, 4)))
     return ranges_of(Layout(Mesh((ranks,), ("model",)), ("model",), blocks=(block,)), 0, size)

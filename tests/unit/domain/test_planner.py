@@ -17,7 +17,7 @@ from shardcore.domain.placements import Partial, Replicate, Shard
 from shardcore.domain.planner.call import Placed
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.redistribution import plan
-from shardcore.domain.rules import everyday, layers, movement
+from shardcore.domain.rules import basic, layers, movement
 from shardcore.domain.rules.rule import Result
 from shardcore.domain.rules.rule import rule as rule_of_text
 
@@ -246,7 +246,7 @@ def test_a_weight_follows_the_activation():
 
 
 def test_the_weight_of_a_norm_follows_the_activation():
-    rule = everyday.elementwise(((8, 4), (4,)))
+    rule = basic.elementwise(((8, 4), (4,)))
     rows, weight = placed((8, 4), ("model", None)), placed((4,), ("model",), weight=True)
     assert choose(rule, (rows, weight)).operands == (rows.layout, Layout.replicated(PAIR, 1))
     # Where the axis splits no activation, the weight stays.
@@ -303,7 +303,7 @@ def test_a_weight_that_scales_an_activation_of_its_size_that_is_not_split_is_gat
     pending = Placed((8, 4), Layout(PAIR, (None, None), {"model": "sum"}))
     weight = placed((8, 4), ("model", None), weight=True)
     both_whole = (Layout.replicated(PAIR, 2),) * 2
-    rule = everyday.elementwise(((8, 4), (8, 4)))
+    rule = basic.elementwise(((8, 4), (8, 4)))
     for operands in (whole, weight), (weight, whole), (pending, weight):
         chosen = choose(rule, operands, scales=True)
         assert chosen.operands == both_whole
@@ -311,7 +311,7 @@ def test_a_weight_that_scales_an_activation_of_its_size_that_is_not_split_is_gat
 
 
 def test_other_weights_that_meet_an_activation_that_is_not_split_stay():
-    rule = everyday.elementwise(((8, 4), (8, 4)))
+    rule = basic.elementwise(((8, 4), (8, 4)))
     whole = placed((8, 4), (None, None))
     weight = placed((8, 4), ("model", None), weight=True)
     stay = (weight.layout, weight.layout)
@@ -319,7 +319,7 @@ def test_other_weights_that_meet_an_activation_that_is_not_split_stay():
     assert choose(rule, (whole, attrs.evolve(weight, weight=False)), scales=True).operands == stay
     assert choose(rule, (attrs.evolve(whole, weight=True), weight), scales=True).operands == stay
     larger = placed((2, 8, 4), (None, None, None))
-    chosen = choose(everyday.elementwise(((2, 8, 4), (8, 4))), (larger, weight), scales=True)
+    chosen = choose(basic.elementwise(((2, 8, 4), (8, 4))), (larger, weight), scales=True)
     assert chosen.operands == (Layout(PAIR, (None, "model", None)), weight.layout)
 
 
@@ -355,7 +355,7 @@ def test_blocks_stay_through_reshapes_and_arithmetic():
     assert local_shapes(fours, (20,)) == [(12,), (8,)]
 
     operands = (Placed((20,), fours), Placed((1,), Layout.replicated(PAIR, 1)))
-    chosen = choose(everyday.elementwise(((20,), (1,))), operands)
+    chosen = choose(basic.elementwise(((20,), (1,))), operands)
     assert chosen.operands == layouts_of(operands)
     assert chosen.results == (fours,)
 
@@ -405,7 +405,7 @@ def test_a_dim_whose_chunks_are_no_whole_steps_is_split_between_steps():
 
 
 def test_of_two_blocks_of_one_dim_the_cheaper_ones_stay():
-    rule = everyday.elementwise(((20, 8), (20, 1)))
+    rule = basic.elementwise(((20, 8), (20, 1)))
     for large, small in (1, 4), (4, 1):
         operands = (
             placed((20, 8), ("model", None), blocks=(large, 1)),
@@ -414,7 +414,7 @@ def test_of_two_blocks_of_one_dim_the_cheaper_ones_stay():
         target = Layout(PAIR, ("model", None), blocks=(large, 1))
         for order in (operands, operands[::-1]):
             shapes = tuple(each.shape for each in order)
-            assert choose(everyday.elementwise(shapes), order).operands == (target, target)
+            assert choose(basic.elementwise(shapes), order).operands == (target, target)
         assert choose(rule, operands).results == (target,)
 
 
@@ -422,7 +422,7 @@ def test_axes_that_split_a_dim_keep_their_order():
     swapped = placed((8, 4), (("model", "data"), None), SQUARE)
     other = placed((8, 4), (None, None), SQUARE)
     for operands in (swapped, other), (other, swapped):
-        chosen = choose(everyday.elementwise(((8, 4), (8, 4))), operands)
+        chosen = choose(basic.elementwise(((8, 4), (8, 4))), operands)
         assert chosen.operands == (swapped.layout, swapped.layout)
         assert chosen.results == (swapped.layout,)
 
@@ -430,7 +430,7 @@ def test_axes_that_split_a_dim_keep_their_order():
 def test_axes_keep_an_order_that_leaves_no_part_empty_where_that_of_the_mesh_does():
     # 9 rows by "data" and then "model" are 2, 2, 1, 2, 2 and 0.
     rows = placed((9, 4), (("model", "data"), None), Mesh((2, 3), ("data", "model")))
-    chosen = choose(everyday.elementwise(((9, 4),)), (rows,))
+    chosen = choose(basic.elementwise(((9, 4),)), (rows,))
     assert chosen.operands == chosen.results == (rows.layout,)
     assert not chosen.gathers
 
@@ -448,7 +448,7 @@ def test_over_a_slow_link_less_is_sent_in_more_collectives():
 def test_the_first_operand_says_the_order_of_axes():
     first = placed((8, 4), (("model", "data"), None), SQUARE)
     second = placed((8, 4), (("data", "model"), None), SQUARE)
-    rule = everyday.elementwise(((8, 4), (8, 4)))
+    rule = basic.elementwise(((8, 4), (8, 4)))
     for operands in (first, second), (second, first):
         assert choose(rule, operands).operands == (operands[0].layout,) * 2
 
@@ -457,14 +457,14 @@ def test_the_first_operand_says_the_order_of_axes():
 def test_of_splits_that_cost_alike_the_one_of_the_first_operand_is_chosen(turned):
     rows, columns = placed((8, 8), ("model", None)), placed((8, 8), (None, "model"))
     first, second = (columns, rows) if turned else (rows, columns)
-    chosen = choose(everyday.elementwise(((8, 8), (8, 8))), (first, second))
+    chosen = choose(basic.elementwise(((8, 8), (8, 8))), (first, second))
     assert chosen.operands == (first.layout, first.layout)
 
 
 TIES = """
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.rules.everyday import elementwise
+from shardcore.domain.rules.basic import elementwise
 from shardcore.domain.planner.call import Placed
 from shardcore.domain.planner.choice import choose
 

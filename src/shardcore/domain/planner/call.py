@@ -17,7 +17,7 @@ from shardcore.domain.placements import (
     Replicate,
     Shard,
     blocks_of,
-    stretches_of,
+    segments_of,
 )
 from shardcore.domain.rules.rule import Operand, OperatorRule, Result, Term
 
@@ -54,7 +54,7 @@ class Cut:
     Args:
         axes: The mesh axes that split it, the major first.
         grain: The number of consecutive steps that stay together.
-        count: The number of stretches of steps, each of which is split alike.
+        count: The number of segments of steps, each of which is split alike.
     """
 
     axes: tuple[str, ...] = ()
@@ -219,7 +219,7 @@ class Call:
         dim = term.dims[placement.dim]
         if dim.factor is None:
             return None
-        steps, (count, block) = self.extents[dim.factor], stretches_of(placement.block)
+        steps, (count, block) = self.extents[dim.factor], segments_of(placement.block)
         left, rest = divmod(count, dim.count)
         if rest or steps % left:
             return dim.factor, Cut()

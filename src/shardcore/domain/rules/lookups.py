@@ -1,6 +1,6 @@
 """Rules of operators that look elements up: indexing, gather, scatter, embeddings, searches."""
 
-from shardcore.domain.rules.everyday import along
+from shardcore.domain.rules.basic import along
 from shardcore.domain.rules.rule import OperatorRule, Shape, letters, rule, rule_of
 
 
@@ -48,7 +48,7 @@ def index_put(ndim: int, indexed: int, accumulates: bool) -> OperatorRule:
     return rule(f"{'+ ' * accumulates}{tensor}, {rows}{count} {rest} -> {tensor}")
 
 
-def looked_up(dim: int, *shapes: Shape) -> OperatorRule:
+def gather(dim: int, *shapes: Shape) -> OperatorRule:
     """Returns the rule of `gather(tensor, dim, index)` or `scatter(tensor, dim, index, source)`.
 
     Args:
@@ -56,7 +56,7 @@ def looked_up(dim: int, *shapes: Shape) -> OperatorRule:
         *shapes: The shapes of the tensor, of its index, and of the source.
 
     Example:
-        >>> str(looked_up(1, (4, 5), (4, 2), (4, 2)))
+        >>> str(gather(1, (4, 5), (4, 2), (4, 2)))
         'a -, a -, a - -> a -'
     """
     sizes = enumerate(zip(*shapes, strict=True))
@@ -76,6 +76,6 @@ def embedding_backward(indices: int) -> OperatorRule:
     return rule(f"{dims} z, {dims} -> - z")
 
 
-def placed(ndim: int) -> OperatorRule:
+def searchsorted(ndim: int) -> OperatorRule:
     """Returns the rule of `searchsorted`: the position of each element in a sorted sequence."""
     return rule_of([letters(ndim), ["-"]], [letters(ndim)])

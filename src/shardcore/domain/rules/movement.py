@@ -7,7 +7,7 @@ from math import gcd, prod
 from shardcore.domain.rules.rule import Dim, OperatorRule, Shape, letters, rule_of
 
 
-def dims_moved(ndim: int, dims: Sequence[int | None], results: int = 1) -> OperatorRule:
+def permute(ndim: int, dims: Sequence[int | None], results: int = 1) -> OperatorRule:
     """Returns the rule of results that have the dims of the operand in another order.
 
     Args:
@@ -16,7 +16,7 @@ def dims_moved(ndim: int, dims: Sequence[int | None], results: int = 1) -> Opera
         results: The number of results.
 
     Example:
-        >>> str(dims_moved(3, (2, None, 0)))
+        >>> str(permute(3, (2, None, 0)))
         'a - c -> c - a'
     """
     given = [name if dim in dims else "-" for dim, name in enumerate(letters(ndim))]
@@ -24,62 +24,62 @@ def dims_moved(ndim: int, dims: Sequence[int | None], results: int = 1) -> Opera
     return rule_of([given], [taken] * results)
 
 
-def pieces(ndim: int, dim: int, count: int, taken: Sequence[int]) -> OperatorRule:
-    """Returns the rule of `split`: `dim` has `count` stretches of one size, each result some.
+def split(ndim: int, dim: int, count: int, parts: Sequence[int]) -> OperatorRule:
+    """Returns the rule of `split`: `dim` has `count` segments of one size, each result some.
 
     Args:
         ndim: The number of dims of the operand.
         dim: The dim that is cut.
-        count: The number of its stretches.
-        taken: The number of stretches of each result.
+        count: The number of its segments.
+        parts: The number of segments of each result.
 
     Example:
-        >>> str(pieces(2, dim=1, count=4, taken=(1, 3)))
+        >>> str(split(2, dim=1, count=4, parts=(1, 3)))
         'a 4*b -> a b, a 3*b'
     """
     return rule_of(
-        [_with_stretches(ndim, dim, count)], [_with_stretches(ndim, dim, each) for each in taken]
+        [_with_segments(ndim, dim, count)], [_with_segments(ndim, dim, each) for each in parts]
     )
 
 
-def of_pieces(ndim: int, dim: int, count: int, given: Sequence[int]) -> OperatorRule:
-    """Returns the rule of `cat`: the result has `count` stretches along `dim`, each operand some.
+def cat(ndim: int, dim: int, count: int, parts: Sequence[int]) -> OperatorRule:
+    """Returns the rule of `cat`: the result has `count` segments along `dim`, each operand some.
 
     Example:
-        >>> str(of_pieces(2, dim=0, count=3, given=(1, 2))), str(of_pieces(1, 0, 2, given=(1,)))
+        >>> str(cat(2, dim=0, count=3, parts=(1, 2))), str(cat(1, 0, 2, parts=(1,)))
         ('a b, 2*a b -> 3*a b', 'a -> 2*a')
     """
     return rule_of(
-        [_with_stretches(ndim, dim, each) for each in given], [_with_stretches(ndim, dim, count)]
+        [_with_segments(ndim, dim, each) for each in parts], [_with_segments(ndim, dim, count)]
     )
 
 
-def _with_stretches(ndim: int, dim: int, count: int) -> list[str]:
+def _with_segments(ndim: int, dim: int, count: int) -> list[str]:
     names = letters(ndim)
     names[dim] = str(Dim(names[dim], count=count))
     return names
 
 
-def stacked(ndim: int, dim: int, count: int) -> OperatorRule:
+def stack(ndim: int, dim: int, count: int) -> OperatorRule:
     """Returns the rule of `stack`: the operands follow one another along the new dim `dim`.
 
     Example:
-        >>> str(stacked(1, 0, 2))
+        >>> str(stack(1, 0, 2))
         'a, a -> - a'
     """
     dims = letters(ndim)
     return rule_of([dims] * count, [[*dims[:dim], "-", *dims[dim:]]])
 
 
-def repeated(ndim: int, repeats: Sequence[int]) -> OperatorRule:
-    """Returns the rule of `repeat`: each repetition of a dim is a stretch of the result.
+def repeat(ndim: int, repeats: Sequence[int]) -> OperatorRule:
+    """Returns the rule of `repeat`: each repetition of a dim is a segment of the result.
 
     Args:
         ndim: The number of dims of the operand.
         repeats: The repetitions of each dim of the result; the first dims may be new.
 
     Example:
-        >>> str(repeated(2, (5, 1, 3)))
+        >>> str(repeat(2, (5, 1, 3)))
         'a b -> - a 3*b'
     """
     dims, new = letters(ndim), len(repeats) - ndim
@@ -92,12 +92,12 @@ def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = (
 
     One dim of a flattened group can be split. If the sizes of both sides differ, the split is in
     blocks that hold the same elements. A dim that is split behind other dims of its group is split
-    within stretches.
+    within segments.
 
     Args:
         source: The shape of the operand.
         target: The shape of the result.
-        split: The split dims of the operand, each with the number of its stretches. In a group
+        split: The split dims of the operand, each with the number of its segments. In a group
             without a split dim, the first one is used.
 
     Example:
@@ -111,7 +111,7 @@ def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = (
     for dims, others in _groups(source, target):
         first = next((dim for dim in dims if dim in counts), dims[0])
         count = counts.get(first, 1)
-        joined = prod(source[dims[0] : first]) * count  # the stretches in all
+        joined = prod(source[dims[0] : first]) * count  # the segments in all
         for other in reversed(others):
             left, rest = divmod(joined, prod(target[others[0] : other]))
             if rest or target[other] % left or source[first] % count:

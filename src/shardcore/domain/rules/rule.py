@@ -4,7 +4,7 @@ A rule reads like an einsum. In "n c - -, o c - - -> n o - -" the letters are **
 of one factor are split together. "-" is a dim that is never split. A factor of the operands that a
 result lacks is summed, so that its split leaves the result partial. "3g" is a dim of three elements
 for each step of the factor `g`, and is split between these threes only. "5*g" is a dim of five
-stretches, each of which has all steps of the factor.
+segments, each of which has all steps of the factor.
 """
 
 import re
@@ -29,7 +29,7 @@ class Dim:
     Args:
         factor: Its factor, None for a dim that is never split.
         block: The number of elements for each step of the factor.
-        count: The number of stretches, each with all steps of the factor.
+        count: The number of segments, each with all steps of the factor.
     """
 
     factor: str | None = None
@@ -39,12 +39,12 @@ class Dim:
     def __str__(self) -> str:
         if self.factor is None:
             return "-"
-        stretches = "" if self.count == 1 else f"{self.count}*"
-        return f"{stretches}{'' if self.block == 1 else self.block}{self.factor}"
+        segments = "" if self.count == 1 else f"{self.count}*"
+        return f"{segments}{'' if self.block == 1 else self.block}{self.factor}"
 
     @property
     def step(self) -> int:
-        """The number of elements for each step of the factor, over all stretches."""
+        """The number of elements for each step of the factor, over all segments."""
         return self.block * self.count
 
 
@@ -57,7 +57,7 @@ def _dim(word: str) -> Dim:
     if found is None:
         raise RuleError(
             "A dim of a rule is '-', a factor such as 'n' or 'd0', a factor in blocks such as "
-            f"'3g', or in stretches such as '5*g', got {word!r}."
+            f"'3g', or in segments such as '5*g', got {word!r}."
         )
     return Dim(found["factor"], int(found["block"] or 1), int(found["count"] or 1))
 

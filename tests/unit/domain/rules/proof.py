@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.placements import Partial, Replicate, Shard, Stretches, stretches_of
+from shardcore.domain.placements import Partial, Replicate, Segments, Shard, segments_of
 from shardcore.domain.planner.call import Placed
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.rules.rule import OperatorRule
@@ -114,11 +114,9 @@ def in_blocks(data, mesh, shape, where):
 
 
 def ways_to_split(size):
-    """Blocks of some sizes, and stretches of them."""
-    stretches = [
-        Stretches(count, block) for count in (2, 3) if not size % count for block in (1, 2)
-    ]
-    return [1, 2, 3, *stretches]
+    """Blocks of some sizes, and segments of them."""
+    segments = [Segments(count, block) for count in (2, 3) if not size % count for block in (1, 2)]
+    return [1, 2, 3, *segments]
 
 
 def laid_out(mesh, value, layout):
@@ -148,7 +146,7 @@ def together(mesh, parts, layout):
 def joined(group, placement):
     match placement:
         case Shard(dim, blocks):
-            count, _ = stretches_of(blocks)
+            count, _ = segments_of(blocks)
             apart = [
                 each.reshape(*each.shape[:dim], count, -1, *each.shape[dim + 1 :]) for each in group
             ]

@@ -108,7 +108,7 @@ def look_ups(draw):
     shape = draw(shapes)
     dim = draw(st.integers(0, len(shape) - 1))
     index = (*shape[:dim], draw(sizes), *shape[dim + 1 :])
-    rule = lookups.looked_up(dim, shape, index)
+    rule = lookups.gather(dim, shape, index)
 
     def run(parts):
         return [np.take_along_axis(parts[0], as_indices(parts[1], shape[dim]), axis=dim)]
@@ -122,7 +122,7 @@ def scatters(draw):
     dim = draw(st.integers(0, len(shape) - 1))
     index = (*shape[:dim], draw(st.integers(1, shape[dim])), *shape[dim + 1 :])
     given = [shape, index, index][: draw(st.integers(2, 3))]
-    rule = lookups.looked_up(dim, *given)
+    rule = lookups.gather(dim, *given)
 
     def run(parts):
         found, places = parts[0].copy(), as_indices(parts[1], shape[dim])
@@ -135,7 +135,7 @@ def scatters(draw):
 @st.composite
 def places(draw):
     shape, numbers = draw(shapes), draw(sizes)
-    rule = lookups.placed(len(shape))
+    rule = lookups.searchsorted(len(shape))
 
     def run(parts):
         return [np.searchsorted(np.sort(parts[1]), parts[0])]
@@ -151,9 +151,9 @@ CALLS = {
     "index, rows of a table": (embeddings(), ("b", "i0", "i1")),
     "index, one dim": (takes(), ("a", "b", "c", "i0")),
     "index_put": (index_puts(), "nbcd"),
-    "looked_up, gathered": (look_ups(), "abc"),
-    "looked_up, scattered": (scatters(), "abc"),
-    "placed": (places(), "abc"),
+    "gather, gathered": (look_ups(), "abc"),
+    "gather, scattered": (scatters(), "abc"),
+    "searchsorted": (places(), "abc"),
 }
 
 

@@ -21,7 +21,7 @@ def transposes(draw):
     shape = draw(shapes)
     dims = draw(st.permutations(range(len(shape))))
     at = draw(st.integers(0, len(dims)))
-    rule = movement.dims_moved(len(shape), (*dims[:at], None, *dims[at:]))
+    rule = movement.permute(len(shape), (*dims[:at], None, *dims[at:]))
     return Call(rule, [shape], lambda parts: [np.expand_dims(parts[0].transpose(dims), at)])
 
 
@@ -30,7 +30,7 @@ def unbinds(draw):
     shape = draw(shapes)
     dim = draw(st.integers(0, len(shape) - 1))
     dims = [each for each in range(len(shape)) if each != dim]
-    rule = movement.dims_moved(len(shape), dims, results=shape[dim])
+    rule = movement.permute(len(shape), dims, results=shape[dim])
     return Call(rule, [shape], lambda parts: list(np.moveaxis(parts[0], dim, 0)))
 
 
@@ -53,7 +53,7 @@ def reshapes(draw):
 
 
 def _cut_in_pieces(draw):
-    """A shape, one of its dims, and how many stretches of that each piece has."""
+    """A shape, one of its dims, and how many segments of that each piece has."""
     shape, counts = list(draw(shapes)), draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))
     dim = draw(st.integers(0, len(shape) - 1))
     return shape, dim, tuple(counts)
@@ -64,7 +64,7 @@ def pieces(draw):
     shape, dim, counts = _cut_in_pieces(draw)
     first, count = draw(st.integers(0, len(counts) - 1)), sum(counts)
     shape[dim] *= count
-    rule = movement.pieces(len(shape), dim, count, counts[first:])
+    rule = movement.split(len(shape), dim, count, counts[first:])
 
     def run(parts):
         ends = np.cumsum(counts)[:-1] * (parts[0].shape[dim] // count)
@@ -77,11 +77,11 @@ def pieces(draw):
 def of_pieces(draw):
     shape, dim, counts = _cut_in_pieces(draw)
     given, count = counts[: draw(st.integers(1, len(counts)))], sum(counts)
-    rule = movement.of_pieces(len(shape), dim, count, given)
+    rule = movement.cat(len(shape), dim, count, given)
 
     def run(parts):
-        stretch = np.zeros_like(np.split(parts[0], given[0], dim)[0])
-        return [np.concatenate([*parts, *[stretch] * (count - sum(given))], axis=dim)]
+        segment = np.zeros_like(np.split(parts[0], given[0], dim)[0])
+        return [np.concatenate([*parts, *[segment] * (count - sum(given))], axis=dim)]
 
     return Call(rule, [(*shape[:dim], shape[dim] * n, *shape[dim + 1 :]) for n in given], run)
 
@@ -91,7 +91,7 @@ def repeats(draw):
     shape = draw(shapes)
     times = tuple(draw(st.integers(1, 3)) for _ in shape)
     new = draw(st.sampled_from([(), (2,)]))
-    rule = movement.repeated(len(shape), (*new, *times))
+    rule = movement.repeat(len(shape), (*new, *times))
     return Call(rule, [shape], lambda parts: [np.tile(parts[0], (*new, *times))])
 
 
@@ -99,19 +99,19 @@ def repeats(draw):
 def stacks(draw):
     shape, count = draw(shapes), draw(st.integers(1, 3))
     dim = draw(st.integers(0, len(shape)))
-    rule = movement.stacked(len(shape), dim, count)
+    rule = movement.stack(len(shape), dim, count)
     return Call(rule, [shape] * count, lambda parts: [np.stack(parts, axis=dim)])
 
 
 # The calls of each rule, and the factors that they have.
 CALLS = {
-    "dims_moved": (transposes(), "abc"),
-    "dims_moved, unbound": (unbinds(), "abc"),
-    "of_pieces": (of_pieces(), "abc"),
-    "pieces": (pieces(), "abc"),
-    "repeated": (repeats(), "abc"),
+    "permute": (transposes(), "abc"),
+    "permute, unbound": (unbinds(), "abc"),
+    "cat": (of_pieces(), "abc"),
+    "split": (pieces(), "abc"),
+    "repeat": (repeats(), "abc"),
     "reshape": (reshapes(), "abc"),
-    "stacked": (stacks(), "abc"),
+    "stack": (stacks(), "abc"),
 }
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from shardcore.domain.errors import RuleError
-from shardcore.domain.rules import everyday, layers, lookups, movement
+from shardcore.domain.rules import basic, layers, lookups, movement
 from shardcore.domain.rules.rule import Operand, OperatorRule, Result
 from tests.unit.domain.rules.proof import names_of_rules
 
@@ -19,9 +19,9 @@ EXAMPLES = {
         layers.Channels(4, 2, 3, transposed=False), 2, bias=False
     ),
     "convolution_backward": layers.convolution_backward(ONE_GROUP, 2),
-    "along": everyday.along(3, frozenset({1})),
+    "along": basic.along(3, frozenset({1})),
     "pool, windows of 2 by 3": layers.pool(4, (2, 3), (False,)),
-    "unbind": movement.dims_moved(3, (0, 2), results=2),
+    "unbind": movement.permute(3, (0, 2), results=2),
     "index": lookups.index(4, first=1, indexed=2, found=1),
     "index_put, added up": lookups.index_put(2, indexed=1, accumulates=True),
     "index_put": lookups.index_put(2, indexed=1, accumulates=False),

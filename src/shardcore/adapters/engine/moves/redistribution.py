@@ -15,7 +15,7 @@ from shardcore.domain.exchange import Exchange, ranges_of
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial
 from shardcore.domain.redistribution import Step, plan
-from shardcore.domain.stretches import has_stretches, without_stretches
+from shardcore.domain.segments import has_segments, without_segments
 from shardcore.ports.whereabouts import Move, moving
 
 # The neutral values; a mean or a maximum of equal values is that value.
@@ -24,7 +24,7 @@ _NEUTRAL = {"sum": 0, "product": 1}
 
 @attrs.frozen(eq=False)
 class _Stage:
-    """Steps on a tensor with a separate dim for the stretches of each dim.
+    """Steps on a tensor with a separate dim for the segments of each dim.
 
     Args:
         shape: The shape of the local shard before.
@@ -125,30 +125,30 @@ def _permuted(layout: Layout, order: tuple[int, ...]) -> Layout:
 
 
 def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
-    """Returns the steps to `target`: one stage if the stretches of both are dims of one shape."""
+    """Returns the steps to `target`: one stage if the segments of both are dims of one shape."""
     source, shape = form.layout, form.shape
-    counts = tuple(map(max, source.stretches, target.stretches))
+    counts = tuple(map(max, source.segments, target.segments))
     layouts = [source, target]
-    if not all(has_stretches(each, shape, counts) for each in layouts):
-        exchange = _between_stretches(source, target, shape)
+    if not all(has_segments(each, shape, counts) for each in layouts):
+        exchange = _between_segments(source, target, shape)
         if exchange is not None:
             return (_Stage(source.local_shape(shape, engine.world.position), (exchange,)),)
-        pairs = zip(source.stretches, target.stretches, strict=True)
+        pairs = zip(source.segments, target.segments, strict=True)
         differ = [dim for dim, (before, after) in enumerate(pairs) if before != after]
         axes = [axis for dim in differ for axis in source.dim_axes(dim)]
         layouts = [source, source.without(*axes), target]
     stages = []
     for before, after in pairwise(layouts):
-        common = tuple(map(max, before.stretches, after.stretches))
-        sizes, first = without_stretches(before, shape, common)
-        _, second = without_stretches(after, shape, common)
+        common = tuple(map(max, before.segments, after.segments))
+        sizes, first = without_segments(before, shape, common)
+        _, second = without_segments(after, shape, common)
         steps = plan(first, second, sizes, form.dtype.itemsize, engine.costs)
         stages.append(_Stage(first.local_shape(sizes, engine.world.position), steps))
     return tuple(stages)
 
 
-def _between_stretches(source: Layout, target: Layout, shape: tuple[int, ...]) -> Exchange | None:
-    """Returns the exchange between two layouts that differ in the stretches of one dim.
+def _between_segments(source: Layout, target: Layout, shape: tuple[int, ...]) -> Exchange | None:
+    """Returns the exchange between two layouts that differ in the segments of one dim.
 
     None if they differ in more, or several axes split the dim.
     """
@@ -204,7 +204,7 @@ def reduced(tensor: Any) -> Any:
 def local_shard(value: torch.Tensor, layout: Layout, engine: Engine) -> torch.Tensor:
     """Returns this rank's shard of the plain `value`, sharing its memory if possible."""
     shape, rank = tuple(value.shape), engine.world.position
-    sizes, plain = without_stretches(layout, shape)
+    sizes, plain = without_segments(layout, shape)
     if sizes == shape:
         return value[layout.slices(shape, rank)]
     part = value.reshape(sizes)[plain.slices(sizes, rank)]

@@ -12,7 +12,7 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.operators import shifts
 from shardcore.adapters.engine.operators.views import along
 from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
-from shardcore.domain.rules import everyday, layers, lookups
+from shardcore.domain.rules import basic, layers, lookups
 
 aten = torch.ops.aten
 
@@ -193,7 +193,7 @@ def _upsample_backward(
         local = [*part.shape[:-spatial], *input_size[-spatial:]]
         return (operator(part, output_size, local, *rest),)
 
-    rule = everyday.along(ndim, frozenset(range(ndim - spatial, ndim)))
+    rule = basic.along(ndim, frozenset(range(ndim - spatial, ndim)))
     return Task(rule, [gradient], call, orders=[order_of(gradient)])
 
 

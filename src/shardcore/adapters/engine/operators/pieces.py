@@ -12,7 +12,7 @@ from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task
 from shardcore.adapters.engine.writes import note_view
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.planner.choice import Split
-from shardcore.domain.rules import everyday, movement
+from shardcore.domain.rules import basic, movement
 from shardcore.domain.rules.rule import OperatorRule, letters
 
 aten = torch.ops.aten
@@ -23,9 +23,9 @@ def _slice(operator: Any, tensor: Operand, dim: int = 0, *bounds: Any) -> Task |
     dim %= tensor.ndim
     if not range(tensor.shape[dim])[slice(*(bounds or (None,)))]:
         return _empty(tensor, dim)
-    found = _stretches(tensor.shape[dim], *bounds)
+    found = _segments(tensor.shape[dim], *bounds)
     if found is None:
-        rule = everyday.along(tensor.ndim, frozenset({dim}))
+        rule = basic.along(tensor.ndim, frozenset({dim}))
         return one_result(rule, tensor, lambda part: operator(part, dim, *bounds))
     count, first, last = found
     shift = _shift(tensor, dim, tensor.shape[dim] // count, first, last - first)
@@ -36,7 +36,7 @@ def _slice(operator: Any, tensor: Operand, dim: int = 0, *bounds: Any) -> Task |
         size = part.shape[dim] // count
         return operator(part, dim, first * size, last * size)
 
-    return one_result(movement.pieces(tensor.ndim, dim, count, (last - first,)), tensor, call)
+    return one_result(movement.split(tensor.ndim, dim, count, (last - first,)), tensor, call)
 
 
 def _empty(tensor: Operand, dim: int) -> Task:
@@ -45,17 +45,17 @@ def _empty(tensor: Operand, dim: int) -> Task:
     found = layout.without(*layout.dim_axes(dim)).reduced
     extents = dict(zip(letters(tensor.ndim), tensor.shape, strict=True))
     return Task(
-        everyday.along(tensor.ndim, frozenset({dim})),
+        basic.along(tensor.ndim, frozenset({dim})),
         [tensor],
         lambda parts: (parts[0].narrow(dim, 0, 0),),
         layouts=Split((layout,), (found,), extents, gathers=False),
     )
 
 
-def _stretches(
+def _segments(
     size: int, start: int | None = None, end: int | None = None, step: int = 1
 ) -> tuple[int, int, int] | None:
-    """Returns the stretches of one size of which a slice takes some: their number, first and end.
+    """Returns the segments of one size of which a slice takes some: their number, first and end.
 
     None if the slice has a step, or no elements.
     """
@@ -67,9 +67,9 @@ def _stretches(
 
 
 def _shift(tensor: Operand, dim: int, steps: int, first: int, count: int) -> Shift | None:
-    """Returns the shift for stretches of `steps`, None if each stretch can be split.
+    """Returns the shift for segments of `steps`, None if each segment can be split.
 
-    A tensor is redistributed into stretches once, for all slices of it.
+    A tensor is redistributed into segments once, for all slices of it.
     """
     shift = Shift.of(tensor, dim, first * steps, count * steps)
     return shift if shift is not None and steps < len(shift.pads) else None
@@ -79,15 +79,15 @@ def _slice_backward(
     operator: Any, gradient: Operand, sizes: Sequence[int], dim: int, *bounds: Any
 ) -> Task | Handler:
     dim %= len(sizes)
-    found = _stretches(sizes[dim], *bounds)
+    found = _segments(sizes[dim], *bounds)
     if found is None:
-        rule = everyday.along(gradient.ndim, frozenset({dim}))
+        rule = basic.along(gradient.ndim, frozenset({dim}))
     else:
         count, first, last = found
         shift = _shift(gradient, dim, sizes[dim] // count, -first, count)
         if shift is not None:
             return shift.slice_backward
-        rule = movement.of_pieces(gradient.ndim, dim, count, (last - first,))
+        rule = movement.cat(gradient.ndim, dim, count, (last - first,))
 
     def call(part: torch.Tensor) -> Any:
         local = list(part.shape)
@@ -103,7 +103,7 @@ def _slice_backward(
 
 def _select(operator: Any, tensor: Operand, dim: int, index: int) -> Task | Handler:
     layout, dim = tensor.form.layout, dim % tensor.ndim
-    in_one_piece = layout.stretches[dim] == 1 and tensor.dtype is not torch.bool
+    in_one_piece = layout.segments[dim] == 1 and tensor.dtype is not torch.bool
     if tensor.is_split(dim) and in_one_piece:
         return _of_its_rank
     return one_result(_less(tensor, dim), tensor, lambda part: operator(part, dim, index))
@@ -112,7 +112,7 @@ def _select(operator: Any, tensor: Operand, dim: int, index: int) -> Task | Hand
 def _less(tensor: Operand, dim: int, results: int = 1) -> OperatorRule:
     """Returns the rule of slices, which have all dims of `tensor` but `dim`."""
     dims = [each for each in range(tensor.ndim) if each != dim]
-    return movement.dims_moved(tensor.ndim, dims, results)
+    return movement.permute(tensor.ndim, dims, results)
 
 
 def _of_its_rank(operator: Any, tensor: Any, dim: int, index: int) -> Any:
@@ -145,7 +145,7 @@ def _select_backward(
 ) -> Task:
     dim %= len(sizes)
     dims = range(gradient.ndim)
-    rule = movement.dims_moved(gradient.ndim, [*dims[:dim], None, *dims[dim:]])
+    rule = movement.permute(gradient.ndim, [*dims[:dim], None, *dims[dim:]])
 
     def call(part: torch.Tensor) -> Any:
         local = list(part.shape)
@@ -164,13 +164,13 @@ def _concatenated(operator: Any, tensors: list[Operand], dim: int = 0) -> Task:
     dim %= ndim + new
     sizes = [] if new else [each.shape[dim] for each in tensors]
     if new:
-        rule = movement.stacked(ndim, dim, len(tensors))
+        rule = movement.stack(ndim, dim, len(tensors))
     elif 0 in sizes:
-        rule = everyday.along(ndim, frozenset({dim}), len(tensors))
+        rule = basic.along(ndim, frozenset({dim}), len(tensors))
     else:
         size = gcd(*sizes)
         counts = tuple(each // size for each in sizes)
-        rule = movement.of_pieces(ndim, dim, sum(counts), counts)
+        rule = movement.cat(ndim, dim, sum(counts), counts)
     are_pending = all(each.form.layout.partial for each in tensors)
     adds = range(len(tensors)) if are_pending else ()
     return Task(rule, tensors, lambda parts: (operator(list(parts), dim),), adds=adds)
@@ -183,7 +183,7 @@ def _pieces(_operator: Any, tensor: Operand, sizes: Any, dim: int = 0) -> Task:
     if not isinstance(sizes, list | tuple):
         sizes = [min(sizes, whole - at) for at in range(0, whole, sizes)] if whole else [0]
     if 0 in sizes:
-        rule = everyday.along(tensor.ndim, frozenset({dim}), results=len(sizes))
+        rule = basic.along(tensor.ndim, frozenset({dim}), results=len(sizes))
         return several_results(rule, tensor, lambda part: torch.split(part, sizes, dim))
     size = gcd(*sizes)
     counts = tuple(each // size for each in sizes)
@@ -192,13 +192,13 @@ def _pieces(_operator: Any, tensor: Operand, sizes: Any, dim: int = 0) -> Task:
         local = part.shape[dim] // sum(counts)
         return torch.split(part, [local * each for each in counts], dim)
 
-    return several_results(movement.pieces(tensor.ndim, dim, sum(counts), counts), tensor, call)
+    return several_results(movement.split(tensor.ndim, dim, sum(counts), counts), tensor, call)
 
 
 def _repeat(_operator: Any, tensor: Operand, repeats: Sequence[int]) -> Task | None:
     if 0 in repeats:
         return None
-    return Task(movement.repeated(tensor.ndim, repeats), [tensor])
+    return Task(movement.repeat(tensor.ndim, repeats), [tensor])
 
 
 def _unbind(operator: Any, tensor: Operand, dim: int = 0) -> Task:

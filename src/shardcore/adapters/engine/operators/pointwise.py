@@ -10,7 +10,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.plans.task import Handler, Operand, Order, Planner, Task, order_of
 from shardcore.domain.planner.choice import Split
-from shardcore.domain.rules import everyday
+from shardcore.domain.rules import basic
 from shardcore.domain.rules.rule import letters
 
 aten = torch.ops.aten
@@ -36,7 +36,7 @@ def plan(operator: Any, *args: Any, **kwargs: Any) -> Task | None:
     results = torch_compat.number_of_results(operator)
     split = _alike(operands, results)
     return Task(
-        everyday.elementwise([each.shape for each in operands], results),
+        basic.elementwise([each.shape for each in operands], results),
         operands,
         linear_in=_linear_in(operator, operands, args),
         adds=_adds(operator, operands),
@@ -125,7 +125,7 @@ def _converted(operator: Any, tensor: Operand, **kwargs: Any) -> Task | None:
 def _like(operator: Any, tensor: Operand, *_value: Any, **kwargs: Any) -> Task:
     """Plans `zeros_like(x)` and similar, which read no values of `x`."""
     layout = tensor.form.layout
-    rule = everyday.elementwise((tensor.shape,))
+    rule = basic.elementwise((tensor.shape,))
     extents = dict(zip(letters(tensor.ndim), tensor.shape, strict=True))
     split = Split((layout,), (layout.reduced,), extents, gathers=False)
     return Task(rule, [tensor], orders=_orders(operator, [tensor], **kwargs), layouts=split)

@@ -44,7 +44,7 @@ class Shift:
         layout = tensor.form.layout
         axes = layout.dim_axes(dim)
         is_known = tensor.form.weight or tensor.other is not None
-        if is_known or len(axes) != 1 or layout.stretches[dim] > 1 or layout.partial:
+        if is_known or len(axes) != 1 or layout.segments[dim] > 1 or layout.partial:
             return None
         blocks = tuple(1 if each == dim else block for each, block in enumerate(layout.blocks))
         found = Layout(layout.mesh, layout.spec, (), blocks)

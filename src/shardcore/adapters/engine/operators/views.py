@@ -8,8 +8,8 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.plans.task import Operand, Planner, Task
-from shardcore.domain.placements import stretches_of
-from shardcore.domain.rules import everyday, movement
+from shardcore.domain.placements import segments_of
+from shardcore.domain.rules import basic, movement
 from shardcore.domain.rules.rule import OperatorRule
 
 aten = torch.ops.aten
@@ -33,13 +33,13 @@ def along(operator: Any, args: Sequence[Any], full: frozenset[int]) -> Task:
     """Plans an operator along the dims in `full`; all its tensors have the same dims."""
     operands = [each for each in args if isinstance(each, Operand)]
     results = torch_compat.number_of_results(operator)
-    return Task(everyday.along(operands[0].ndim, full, len(operands), results), operands)
+    return Task(basic.along(operands[0].ndim, full, len(operands), results), operands)
 
 
-def _dims_moved(operator: Any, tensor: Operand, *rest: Any) -> Task:
+def _permute(operator: Any, tensor: Operand, *rest: Any) -> Task:
     """Plans `permute`, `transpose`, `unsqueeze`: a probe of distinct sizes has the order."""
     view = operator(torch.empty([*range(2, tensor.ndim + 2)], device="meta"), *rest)
-    rule = movement.dims_moved(tensor.ndim, [size - 2 if size > 1 else None for size in view.shape])
+    rule = movement.permute(tensor.ndim, [size - 2 if size > 1 else None for size in view.shape])
     return one_result(rule, tensor, lambda part: operator(part, *rest))
 
 
@@ -47,7 +47,7 @@ def _squeeze(_operator: Any, tensor: Operand, *dims: Any) -> Task:
     """Plans `squeeze` by the global sizes: a local shard may have size 1 in further dims."""
     given = torch_compat.as_tuple(dims[0]) if dims else range(tensor.ndim)
     gone = {dim % tensor.ndim for dim in given if tensor.ndim and tensor.shape[dim] == 1}
-    rule = movement.dims_moved(tensor.ndim, [dim for dim in range(tensor.ndim) if dim not in gone])
+    rule = movement.permute(tensor.ndim, [dim for dim in range(tensor.ndim) if dim not in gone])
 
     def call(part: torch.Tensor) -> torch.Tensor:
         return part.squeeze(sorted(gone)) if gone else part.view(part.shape)
@@ -65,7 +65,7 @@ def _expanded(operator: Any, tensor: Operand, sizes: Sequence[int], **kwargs: An
     local = [-1 if dim is not None else size for dim, size in zip(dims, sizes, strict=True)]
     grows = any(dim is None and size != 1 for dim, size in zip(dims, sizes, strict=True))
     return Task(
-        movement.dims_moved(tensor.ndim, dims),
+        movement.permute(tensor.ndim, dims),
         [tensor],
         lambda parts: (operator(parts[0], local, **kwargs),),
         linear_in=() if grows else (0,),
@@ -83,10 +83,10 @@ def _reshaped(_operator: Any, tensor: Operand, sizes: Sequence[int]) -> Task:
 
 
 def _split_dims(tensor: Operand) -> tuple[tuple[int, int], ...]:
-    """Returns the dims that several ranks split, each with the number of its stretches."""
+    """Returns the dims that several ranks split, each with the number of its segments."""
     layout = tensor.form.layout
     return tuple(
-        (dim, stretches_of(layout.blocks[dim])[0])
+        (dim, segments_of(layout.blocks[dim])[0])
         for dim in range(tensor.ndim)
         if tensor.is_split(dim)
     )
@@ -101,16 +101,16 @@ def _sizes(tensor: Operand, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _flipped(_operator: Any, tensor: Operand, dims: Sequence[int]) -> Task:
-    rule = everyday.along(tensor.ndim, frozenset(dim % tensor.ndim for dim in dims))
+    rule = basic.along(tensor.ndim, frozenset(dim % tensor.ndim for dim in dims))
     return Task(rule, [tensor], linear_in=(0,), of_weights=True)
 
 
 PLANNERS: dict[Any, Planner] = {
     **dict.fromkeys((aten.view.default, torch_compat.UNSAFE_VIEW, aten.reshape.default), _reshaped),
-    aten.permute.default: _dims_moved,
-    aten.transpose.int: _dims_moved,
-    aten.t.default: _dims_moved,
-    aten.unsqueeze.default: _dims_moved,
+    aten.permute.default: _permute,
+    aten.transpose.int: _permute,
+    aten.t.default: _permute,
+    aten.unsqueeze.default: _permute,
     **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _squeeze),
     aten.expand.default: _expanded,
     aten.flip.default: _flipped,

@@ -8,7 +8,7 @@ import torch
 from shardcore.adapters.engine.operators.lookup.losses import places
 from shardcore.adapters.engine.plans.planning import run_rule
 from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
-from shardcore.domain.rules import everyday, lookups
+from shardcore.domain.rules import basic, lookups
 
 aten = torch.ops.aten
 
@@ -51,7 +51,7 @@ def _embedding_backward(
 
 def _layer_norm(_operator: Any, x: Operand, shape: Sequence[int], *args: Any) -> Task:
     given = [each for each in args if isinstance(each, Operand)]  # weight and bias
-    rule = everyday.layer_norm(x.ndim - len(shape), len(shape), len(given))
+    rule = basic.layer_norm(x.ndim - len(shape), len(shape), len(given))
     return Task(rule, (x, *given), orders=[order_of(x)])
 
 
@@ -61,7 +61,7 @@ def _layer_norm_backward(
     # Mean and deviation; weight and bias, if they are given.
     moments_and_given = [each for each in args if isinstance(each, Operand)]
     given = len(moments_and_given) - 2
-    rule = everyday.layer_norm_backward(x.ndim - len(shape), len(shape), given)
+    rule = basic.layer_norm_backward(x.ndim - len(shape), len(shape), given)
     return Task(rule, (gradient, x, *moments_and_given))
 
 
@@ -73,17 +73,15 @@ def _bucketize(_operator: Any, tensor: Any, boundaries: Operand, **_kwargs: Any)
     """Plans `bucketize`, which needs all boundaries for each number."""
     if not isinstance(tensor, Operand):
         return None
-    return Task(lookups.placed(tensor.ndim), (tensor, boundaries))
+    return Task(lookups.searchsorted(tensor.ndim), (tensor, boundaries))
 
 
-def _looked_up(
-    _operator: Any, tensor: Operand, dim: int, *args: Any, **_kwargs: Any
-) -> Task | None:
+def _gather(_operator: Any, tensor: Operand, dim: int, *args: Any, **_kwargs: Any) -> Task | None:
     """Plans `gather(tensor, dim, index)`, `scatter(tensor, dim, index, source)`, `scatter_add`."""
     operands = [tensor, *(each for each in args if isinstance(each, Operand))]
     if not all(each.ndim for each in operands):
         return None
-    return Task(lookups.looked_up(dim % tensor.ndim, *(each.shape for each in operands)), operands)
+    return Task(lookups.gather(dim % tensor.ndim, *(each.shape for each in operands)), operands)
 
 
 PLANNERS: dict[Any, Planner] = {
@@ -93,8 +91,8 @@ PLANNERS: dict[Any, Planner] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.index_select.default: _index_select,
-    aten.gather.default: _looked_up,
-    aten.scatter.src: _looked_up,
-    aten.scatter.value: _looked_up,
-    aten.scatter_add.default: _looked_up,
+    aten.gather.default: _gather,
+    aten.scatter.src: _gather,
+    aten.scatter.value: _gather,
+    aten.scatter_add.default: _gather,
 }

@@ -95,7 +95,7 @@ def _nll_loss_backward(
 def places(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns whether each of `wanted` is in the sorted `numbers`, and its index, arbitrary if not.
 
-    A rank has several pieces of a dim that is split within its stretches.
+    A rank has several pieces of a dim that is split within its segments.
     """
     place = torch.searchsorted(numbers, wanted.to(numbers.dtype)).clamp(max=len(numbers) - 1)
     return numbers[place] == wanted, place

@@ -13,7 +13,7 @@ from shardcore.adapters.engine.operators.views import along
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
-from shardcore.domain.rules import everyday
+from shardcore.domain.rules import basic
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ def _sum(_operator: Any, *args: Any, **kwargs: Any) -> Task | Handler:
     tensor, dims, keep = _dims_of(*args)
     if _is_count(tensor, dims, keep) and not kwargs:
         return _count
-    return Task(everyday.reduced(tensor.ndim, dims, keep, "sum"), [tensor], linear_in=(0,))
+    return Task(basic.reduction(tensor.ndim, dims, keep, "sum"), [tensor], linear_in=(0,))
 
 
 def _is_count(tensor: Operand, dims: frozenset[int], keep: bool) -> bool:
@@ -85,7 +85,7 @@ def _reduced(operator: Any, *args: Any, **kwargs: Any) -> Task:
     """Plans `argmax(tensor, dims, keepdim)` and similar; some have partial results."""
     tensor, dims, keep = _dims_of(*args, **kwargs)
     results = torch_compat.number_of_results(operator)
-    rule = everyday.reduced(tensor.ndim, dims, keep, _EXTREMES.get(operator), results)
+    rule = basic.reduction(tensor.ndim, dims, keep, _EXTREMES.get(operator), results)
     return Task(rule, [tensor])
 
 

@@ -42,7 +42,7 @@ def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1)
     return rule_of([dims] * operands, [dims] * results)
 
 
-def reduced(
+def reduction(
     ndim: int, dims: frozenset[int], keep: bool, op: ReduceOp | None = None, results: int = 1
 ) -> OperatorRule:
     """Returns the rule of a reduction along `dims`.
@@ -55,9 +55,9 @@ def reduced(
         results: The number of results.
 
     Example:
-        >>> str(reduced(3, frozenset({0}), keep=True, op="sum"))
+        >>> str(reduction(3, frozenset({0}), keep=True, op="sum"))
         'a b c -> - b c'
-        >>> str(reduced(2, frozenset({1}), keep=False))
+        >>> str(reduction(2, frozenset({1}), keep=False))
         'a - -> a'
     """
     names = list(enumerate(letters(ndim)))

@@ -1,11 +1,11 @@
-"""The rules of everyday operators, over all ranks."""
+"""The rules of elementwise operators, reductions and layer norms, over all ranks."""
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardcore.domain.rules import everyday
+from shardcore.domain.rules import basic
 from tests.unit.domain.rules import numpy_operators as reference
 from tests.unit.domain.rules.proof import (
     REDUCTIONS,
@@ -23,7 +23,7 @@ def sums_of_broadcast(draw):
     shape = draw(shapes)
     other = tuple(draw(st.sampled_from([size, size, 1])) for size in shape)
     other = other[draw(st.integers(0, len(other))) :]
-    rule = everyday.elementwise((shape, other))
+    rule = basic.elementwise((shape, other))
     return Call(rule, [shape, other], lambda parts: [parts[0] * parts[1]])
 
 
@@ -32,7 +32,7 @@ def reductions(draw):
     shape = draw(shapes)
     dims = draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
     keep, op = draw(st.booleans()), draw(st.sampled_from([None, *REDUCTIONS]))
-    rule = everyday.reduced(len(shape), frozenset(dims), keep, op)
+    rule = basic.reduction(len(shape), frozenset(dims), keep, op)
     function = REDUCTIONS.get(op, np.median)
     return Call(rule, [shape], lambda parts: [function(parts[0], axis=tuple(dims), keepdims=keep)])
 
@@ -41,7 +41,7 @@ def reductions(draw):
 def joins(draw):
     shape, count = draw(shapes), draw(st.integers(1, 3))
     dim = draw(st.integers(0, len(shape) - 1))
-    rule = everyday.along(len(shape), frozenset({dim}), operands=count)
+    rule = basic.along(len(shape), frozenset({dim}), operands=count)
     return Call(rule, [shape] * count, lambda parts: [np.concatenate(parts, axis=dim)])
 
 
@@ -51,7 +51,7 @@ def pads(draw):
     widths = [draw(st.sampled_from([(0, 0), (0, 0), (1, 0), (1, 2)])) for _ in shape]
     padded = frozenset(dim for dim, width in enumerate(widths) if any(width))
     mode = draw(st.sampled_from(["constant", "edge", "symmetric"]))
-    rule = everyday.along(len(shape), padded)
+    rule = basic.along(len(shape), padded)
     return Call(rule, [shape], lambda parts: [np.pad(parts[0], widths, mode=mode)])
 
 
@@ -60,7 +60,7 @@ def max_pools(draw):
     shape = (*draw(st.lists(sizes, max_size=2)), 4, 5)
     plane, size = frozenset({len(shape) - 2, len(shape) - 1}), draw(st.integers(1, 3))
     if draw(st.booleans()):
-        rule = everyday.along(len(shape), plane, results=2)
+        rule = basic.along(len(shape), plane, results=2)
         return Call(rule, [shape], lambda parts: reference.max_pool(*parts, size))
 
     def backward(parts):
@@ -68,7 +68,7 @@ def max_pools(draw):
         return [reference.max_pool_backward(gradient, x, reference.max_pool(x, size)[1], size)]
 
     pooled = (*shape[:-2], 5 - size, 6 - size)
-    return Call(everyday.along(len(shape), plane, operands=2), [pooled, shape], backward)
+    return Call(basic.along(len(shape), plane, operands=2), [pooled, shape], backward)
 
 
 @st.composite
@@ -82,7 +82,7 @@ def layer_norms(draw):
         scale, shift = (*given, *(1.0, 0.0)[len(given) :])
         return [(x - mean) / deviation * scale + shift, mean, deviation]
 
-    return Call(everyday.layer_norm(len(shape) - 1, 1, weights), [shape, *[(4,)] * weights], run)
+    return Call(basic.layer_norm(len(shape) - 1, 1, weights), [shape, *[(4,)] * weights], run)
 
 
 @st.composite
@@ -98,7 +98,7 @@ def layer_norms_backward(draw):
         return [of_input, of_weight, gradient.sum(rows)]
 
     few = (*shape[:-1], 1)
-    rule = everyday.layer_norm_backward(len(shape) - 1, 1, weights)
+    rule = basic.layer_norm_backward(len(shape) - 1, 1, weights)
     return Call(rule, [shape, shape, few, few, *[(4,)] * weights], run)
 
 
@@ -109,12 +109,12 @@ CALLS = {
     "elementwise": (sums_of_broadcast(), "abc"),
     "layer_norm": (layer_norms(), "ab"),
     "layer_norm_backward": (layer_norms_backward(), "ab"),
-    "reduced": (reductions(), "abc"),
+    "reduction": (reductions(), "abc"),
 }
 
 
 def test_every_rule_is_proved():
-    assert {name.partition(",")[0] for name in CALLS} == names_of_rules(everyday)
+    assert {name.partition(",")[0] for name in CALLS} == names_of_rules(basic)
 
 
 @pytest.mark.parametrize(("name", "factor"), [(n, f) for n in CALLS for f in CALLS[n][1]])
