@@ -1,4 +1,4 @@
-"""What depends on what in a step, and what the step holds while it runs."""
+"""Dependencies between the calls of a step, and the memory that it holds while it runs."""
 
 from collections.abc import Container, Iterable
 from itertools import accumulate
@@ -8,22 +8,22 @@ from shardcore.adapters.capture.tape import Call, Tape, Value, values
 
 
 def gathers(call: Call) -> bool:
-    """Whether it starts an all-gather."""
+    """Returns whether `call` starts an all-gather."""
     return torch_compat.collective_name(call.operator) == "all_gather"
 
 
 def gathering_ranks(call: Call, tape: Tape) -> str:
-    """The group over which `call` gathers on a CPU, where one gather may be under way; else empty.
+    """Returns the group over which `call` all-gathers on a CPU; empty for any other call.
 
-    torch 2.13: gathers over gloo have all one tag. Of two at once one receives what was sent for
-    the other, which breaks the memory where it is larger.
+    On a CPU, one all-gather over a group runs at a time. torch 2.13: all-gathers over gloo share a
+    tag. Of two at once, one receives the data of the other and may write past its memory.
     """
     on_cpu = gathers(call) and tape.form(call.args[0]).device.type == "cpu"
     return str(call.args[-1]) if on_cpu else ""
 
 
 def is_view(call: Call, tape: Tape) -> bool:
-    """Whether `call` only tells how to look at a memory, and neither reads nor writes it."""
+    """Returns whether the result of `call` is a view: it neither reads nor writes memory."""
     made = tape.memories(call.results)
     if call.writes or not made or torch_compat.is_wait(call.operator):
         return False
@@ -70,7 +70,7 @@ def makers_of(tape: Tape) -> dict[Value, int]:
 def with_needs(
     places: Iterable[int], needs: list[set[int]], done: Container[int] = ()
 ) -> list[int]:
-    """Returns `places` and those of what must come before them, but for what is done."""
+    """Returns `places` and the places of all calls that must come before, without `done`."""
     open_ = list(places)
     found = set(open_)
     while open_:
@@ -81,10 +81,10 @@ def with_needs(
 
 
 def live_bytes(tape: Tape) -> list[int]:
-    """By place, the bytes that are held while the call there runs.
+    """Returns, by place, the bytes that are held while the call there runs.
 
-    Counted is what the calls have made. It is held until its last use, and what a collective sends
-    until that is waited for. What was there before is not counted.
+    It counts the results of calls. Each is held until its last use, and the operand of a collective
+    until the wait for it. Tensors from outside the step are not counted.
     """
     changes = [0] * (len(tape.calls) + 2)
     for memory, (first, last) in _lives(tape).items():
@@ -95,17 +95,17 @@ def live_bytes(tape: Tape) -> list[int]:
 
 
 def last_uses(tape: Tape, *, sends: bool = False) -> dict[int, int]:
-    """By memory that the calls make, the place of its last use; of outputs, after all calls.
+    """Returns, by memory that the calls make, the place of its last use.
 
     Args:
-        tape: A step.
-        sends: Whether what is under way to other ranks is in use.
+        tape: A step. The last use of an output is after all calls.
+        sends: Whether the operand of a collective is in use until the wait for it.
     """
     return {memory: last for memory, (_, last) in _lives(tape, sends=sends).items()}
 
 
 def _lives(tape: Tape, *, sends: bool = True) -> dict[int, tuple[int, int]]:
-    """By memory, the places of its first and its last use; to be sent is one, if `sends`."""
+    """Returns, by memory, the places of its first and last use, in flight if `sends`."""
     theirs = tape.given()
     found: dict[int, tuple[int, int]] = {}
     sent: dict[int, set[int]] = {}
@@ -124,12 +124,12 @@ def _lives(tape: Tape, *, sends: bool = True) -> dict[int, tuple[int, int]]:
 
 
 def held_bytes(call: Call, tape: Tape) -> int:
-    """The bytes that a collective holds: of what it sends, and what it makes."""
+    """Returns the bytes of the operands and results of a collective."""
     return _bytes((value.number for value in {*call.operands, *call.results}), tape)
 
 
 def sent_bytes(call: Call, tape: Tape) -> int:
-    """The bytes of what a collective sends, but for what is there before it and after."""
+    """Returns the bytes of the operands that a collective alone keeps in memory."""
     return _bytes(tape.reads_of(call) - tape.writes_of(call) - tape.given(), tape)
 
 

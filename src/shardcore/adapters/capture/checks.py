@@ -1,6 +1,6 @@
-"""Checks within a program: it goes on if the step reads the numbers that were recorded.
+"""Checks within a program: it goes on if the step reads the recorded numbers on the host.
 
-If not, what the run has written is put back, and the step is as if it had not begun.
+If not, the writes of this run are undone, and the step is as if it had not begun.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ from shardcore.adapters.capture.guards import check
 from shardcore.adapters.capture.tape import Call, Read, Tape
 from shardcore.domain.capture import GuardFailed, NotCaptured
 
-# What a run may write before it knows that it goes on: it is copied at each run.
+# The most bytes that a run may write before its last check: they are copied at each run.
 _MOST_BYTES = 64 * 2**20
 
 
 def with_checks(tape: Tape, reads: Sequence[Read]) -> Tape:
-    """`tape` with a call for each of `reads`, where the step read."""
+    """Returns `tape` with a check for each of `reads`, at the place of the read."""
     calls = list(tape.calls)
     for read in sorted(reads, key=lambda each: each.place, reverse=True):
         calls.insert(read.place, Call(check, (read.value, read.number), {}, None, (), read.line))
@@ -28,11 +28,11 @@ def with_checks(tape: Tape, reads: Sequence[Read]) -> Tape:
 
 
 def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback":
-    """Returns what puts back the writes before the last check: nothing in a step without checks.
+    """Returns the rollback of the writes before the last check; empty in a step without checks.
 
     Args:
-        tape: What the program runs.
-        kept: The tensors and generators that the program reads and that were there before it.
+        tape: The tape of the program.
+        kept: The tensors and generators from outside that the program reads.
 
     Raises:
         NotCaptured: If it writes too much before its last check.
@@ -60,7 +60,7 @@ def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback":
 
 @attrs.frozen
 class Rollback:
-    """Puts back what a run has written, if a check fails.
+    """Undoes the writes of a run if a check fails.
 
     Args:
         inputs: The places of the inputs that the program writes into before its last check.
@@ -74,7 +74,7 @@ class Rollback:
 
     @contextmanager
     def around(self, inputs: Sequence[Any]) -> Iterator[None]:
-        """A run with these inputs.
+        """Undoes the run inside, with these inputs, if a check fails.
 
         Raises:
             GuardFailed: If a check fails; all is then as before.
@@ -95,6 +95,6 @@ class Rollback:
 
 
 def _generator_states() -> list[torch.Tensor]:
-    """Those of torch's generators: of the CPU, and of the GPU if there is one."""
+    """Returns the states of torch's generators: of the CPU, and of the GPU if there is one."""
     on_gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
     return [torch.get_rng_state(), *on_gpu]

@@ -1,4 +1,4 @@
-"""A captured step, compiled by Inductor."""
+"""Compiles a captured step with Inductor."""
 
 import logging
 import time
@@ -24,14 +24,14 @@ def compiled(
     literals: Mapping[int, torch.Tensor],
     onednn: torch_compat.OneDnn,
 ) -> Callable[..., Any]:
-    """Returns the function of `tape`, compiled but for what Inductor cannot take.
+    """Returns the function of `tape`, compiled except for calls that Inductor cannot take.
 
-    That runs first, as it was recorded. Raises whatever Inductor raises.
+    Those run first, as recorded. It raises whatever Inductor raises.
 
     Args:
         tape: A step.
-        kept: The tensors and generators that the step reads and that were there before it.
-        literals: By number, the constants among what is outside of the tape.
+        kept: The tensors and generators from outside that the step reads.
+        literals: By number, the constants among the tensors from outside.
         onednn: Multiplies large matrices.
     """
     size = len(tape.calls)
@@ -56,21 +56,19 @@ def compiled(
     return run
 
 
-# Without what autograd asks of a parameter, for which there would be a graph. It is no function
-# of Python, which would be called for each variable.
+# A parameter would need a graph for autograd. No Python function runs for each variable.
 _detached = torch.Tensor.detach
 
 
 def parted(tape: Tape, literals: Set[int]) -> tuple[Tape, Tape]:
-    """Returns `tape` in two: what no compiler takes, with all that it depends on, and the rest.
+    """Returns `tape` in two: the calls that no compiler takes, with their dependencies; the rest.
 
-    No compiler takes functions of Python and random generators. A function makes a generator of its
-    seed, or reads a number. Drawn numbers depend on shapes and seeds alone, as a rule, so little
-    else is ahead.
+    No compiler takes Python functions and random generators. Draws depend on shapes and seeds, as a
+    rule, so the first part is small.
 
     Args:
         tape: A step.
-        literals: The numbers of the constants among what is outside.
+        literals: The numbers of the constants among the tensors from outside.
 
     Returns:
         The first part, whose outputs are the last inputs of the second.
@@ -87,7 +85,7 @@ def parted(tape: Tape, literals: Set[int]) -> tuple[Tape, Tape]:
     known = {*tape.inputs, *(Value(n) for n in tape.outside if n not in literals)}
     given = sorted((made & used) - known, key=lambda value: value.number)
     if tape.memories(given) & tape.given():
-        raise NotCaptured("a view of what is outside is made for a random draw, and read elsewhere")
+        raise NotCaptured("a random draw and another call read one view of a tensor from outside")
     ahead.outputs, rest.inputs = tuple(given), [*tape.inputs, *given]
     return ahead, rest
 

@@ -1,4 +1,4 @@
-"""What in a tape is the same in every run: numbers of the program, and what is made of them."""
+"""Constants of a step: tensors that each run creates from the same Python numbers."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -12,10 +12,10 @@ from shardcore.domain.capture import NotCaptured, RecordingsDiffer
 
 
 def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
-    """By number, the tensors that Python made anew, with the same values, in both runs of a step.
+    """Returns, by number, the tensors that both runs of a step create with the same values.
 
     Raises:
-        NotCaptured: If one had other values each time.
+        NotCaptured: If the values of one differ.
     """
     found = {}
     written = second.overwritten()
@@ -25,12 +25,12 @@ def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
             continue
         kept = second.found.get(number)
         if kept is None and second.memory[number] not in written:
-            # Of two large tensors in one buffer it is not known what that held before.
+            # The first of two large tensors in one buffer is overwritten: its values are unknown.
             kept = value if before.data_ptr() != value.data_ptr() else None
         if kept is None or not _are_equal(first.found.get(number, before), kept):
             raise NotCaptured(
-                f"{_reader(second, number)} reads what Python made anew, with other values, in "
-                "each step: pass it in the batch, or keep it in a variable"
+                f"{_reader(second, number)} reads a tensor that Python creates with other values "
+                "in each step: pass it in the batch, or keep it in a variable"
             )
         found[number] = kept
     return found
@@ -38,7 +38,7 @@ def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
 
 @attrs.frozen
 class Pattern:
-    """The port `Pattern`: calls without their numbers, and what they read that was there before.
+    """The port `Pattern`: calls without their numbers, and the tensors from outside they read.
 
     Args:
         calls: Operators, with the values that they read and write.
@@ -77,7 +77,7 @@ def _calls(tape: Tape) -> tuple[Any, ...]:
 
 
 def _is_same(before: object, now: object) -> bool:
-    """Whether it is one tensor, or one generator, in both runs."""
+    """Returns whether both runs read the same tensor or the same generator."""
     if isinstance(before, torch.Generator) and isinstance(now, torch.Generator):
         return torch_compat.identity_of(before) == torch_compat.identity_of(now)
     return before is now
@@ -94,11 +94,11 @@ def _are_equal(first: object, second: object) -> bool:
 
 
 def varying_memories(tape: Tape, literal: Collection[int]) -> set[int]:
-    """Returns the memories whose values may be others in the next run."""
+    """Returns the memories whose values may differ in the next run."""
     outside = (Value(number) for number in tape.outside if number not in literal)
     varying = tape.memories((*tape.inputs, *outside))
     grown = True
-    while grown:  # a write may come after what was read of it
+    while grown:  # a write may come after a read of the same memory
         before = len(varying)
         for call in tape.calls:
             if torch_compat.draws(call.operator) or tape.reads_of(call) & varying:

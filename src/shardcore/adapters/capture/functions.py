@@ -1,4 +1,4 @@
-"""Functions of Python that a step calls on tensors, where operators do not tell enough."""
+"""Functions that read a tensor on the host, or check its values, without an operator."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-# Named operands that are numbers: torch reads them, where it is given tensors.
+# Named operands that are numbers: torch reads them from tensors.
 NUMBERS = ("alpha", "value")
 
 _SEED_BITS = 0xFFFFFFFF
@@ -23,13 +23,13 @@ _READS = {
 
 
 class FunctionListener(TorchFunctionMode):
-    """Tells of the functions of torch that this thread calls, where operators do not tell enough.
+    """Observes functions of torch that this thread calls, which no operator shows.
 
     Args:
         read: Called with a tensor whose values are read on the host, and how.
-        numbers: Entered while torch takes the number of a tensor for a named operand.
-        at_once: Called in the place of a function that reads values only to check them, with it
-            and its operands.
+        numbers: Entered while torch reads a number from a tensor that is a named operand.
+        at_once: Replaces a function that reads values only to check them; called with it and its
+            operands.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FunctionListener(TorchFunctionMode):
 
 
 def _is_checked(tensor: Any, num_classes: int = -1) -> bool:
-    """Whether `one_hot` looks for a class out of range, and for nothing else, on the host."""
+    """Returns whether `one_hot` reads values on the host only to check the range of classes."""
     return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and num_classes > 0
 
 

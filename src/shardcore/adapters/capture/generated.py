@@ -1,4 +1,4 @@
-"""A tape as one generated function of Python, a line for each call, and as a graph for Inductor."""
+"""Generates a Python function from a tape, one line per call, or a torch.fx graph for Inductor."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,12 +17,12 @@ def function_of(
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Returns the function that makes the calls of `tape`, and returns its outputs.
 
-    It takes the inputs, and then what is outside and no literal. It drops each value after the last
-    call that reads it. An operator that fails gets a note with the line that was recorded.
+    It takes the inputs, then the tensors from outside that are no literals. It drops each value
+    after the last call that reads it. The error of an operator gets a note with the recorded line.
 
     Args:
-        tape: What a step did.
-        literals: By number, the constants among what is outside.
+        tape: A step.
+        literals: By number, the constants among the tensors from outside.
     """
     writer = _Writer(tape, literals, torch_compat.direct)
     generated = writer.function()
@@ -48,8 +48,8 @@ def graph_of(tape: Tape, literals: Mapping[int, torch.Tensor]) -> fx.GraphModule
     """Returns the same function as a graph of torch.fx: its lines add nodes in place of calls.
 
     Args:
-        tape: What a step did.
-        literals: As for `function_of`: they become buffers of the module.
+        tape: A step.
+        literals: As for `function_of`; they become buffers of the module.
     """
     root, tracer = torch.nn.Module(), fx.proxy.GraphAppendingTracer(fx.Graph())
 
@@ -71,12 +71,12 @@ class _Writer:
     """Writes the function.
 
     Args:
-        tape: What a step did.
-        literals: By number, the constants among what is outside.
-        bound: Returns what is called for an operator.
-        names: All that the function knows by name: operators, plain constants and tensors.
-        tensors: Constants and kept tensors by name.
-        lines_before: How many lines there are before the calls.
+        tape: A step.
+        literals: By number, the constants among the tensors from outside.
+        bound: Returns the callable for an operator.
+        names: The globals of the function: operators, plain constants and tensors.
+        tensors: Constants and buffers of the program, by name.
+        lines_before: The number of lines before the calls.
     """
 
     tape: Tape
@@ -107,7 +107,7 @@ class _Writer:
         return generated
 
     def _head(self) -> list[str]:
-        """Returns the lines before the calls: a constant is copied where a run writes into it."""
+        """Returns the lines before the calls: they copy each constant that a run writes into."""
         written = self.tape.overwritten()
         lines = [f"def generated({', '.join(map(_name, self.given))}):"]
         for number, tensor in self.literals.items():
@@ -122,7 +122,7 @@ class _Writer:
         return f"return ({''.join(f'{_name(each)}, ' for each in leaves if _is_value(each))})"
 
     def _ended(self) -> list[list[Value]]:
-        """By call, the values that are dropped after it."""
+        """Returns, by call, the values that are dropped after it."""
         there = map(Value, (*self.tape.kept, *self.literals))
         read = {*values(self.tape.outputs), *self.given, *there}
         found: list[list[Value]] = []
@@ -167,7 +167,7 @@ def _is_value(leaf: Any) -> bool:
 
 
 def _target(result: Any, made: set[Value]) -> str:
-    """What is assigned to: names of what is made, in brackets where it is a list."""
+    """Returns the target of the assignment: the names of new values, in brackets if a list."""
     if isinstance(result, list | tuple):
         return f"[{', '.join(_target(each, made) for each in result)}]"
     return _name(result) if result in made else "_"

@@ -1,4 +1,4 @@
-"""What a step reads on the host before it goes on, worked out before it begins."""
+"""Guards on the numbers that a step reads on the host, computed before the step begins."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,33 +18,33 @@ Literals = Mapping[int, torch.Tensor]
 
 @attrs.frozen
 class Guard:
-    """A number that the step read, and what it was when the step was recorded.
+    """A number that the step reads on the host, with its value in the recording.
 
-    A step that is on its way somewhere, by a count of steps for instance, is recorded for each way.
+    A step that branches on such a number, a step count for instance, has a program per branch.
 
     Args:
-        work_out: Gives the number from the tensors that the step keeps.
-        number: What it was.
+        work_out: Computes the number from the tensors that the step reads from outside.
+        number: Its value in the recording.
     """
 
     work_out: Callable[..., tuple[torch.Tensor, ...]]
     number: Any
 
     def holds(self, kept: tuple[Any, ...]) -> bool:
-        """Whether the next step would read the same."""
+        """Returns whether the next step would read the same number."""
         with torch.no_grad():
             (tensor,) = self.work_out(*kept)
         return bool(tensor.item() == self.number)
 
 
 def guards_of(tape: Tape, literals: Literals) -> tuple[tuple[Guard, ...], tuple[Read, ...]]:
-    """Returns guards, and reads, of the values that were read and are not the same in every run.
+    """Returns the guards of a step, and the reads that no guard can cover.
 
-    A guard is for each value that can be worked out before the step. The other reads depend on the
-    batch, on a draw or on another rank.
+    A read gets a guard if its value can be computed before the step, and neither if it is the same
+    in every run. The others depend on the batch, on a random draw or on another rank.
 
     Raises:
-        NotCaptured: If one of those others is more than one number.
+        NotCaptured: If one of the others reads more than one number.
     """
     varying = varying_memories(tape, literals) if tape.reads else set()
     guards: list[Guard] = []
@@ -67,7 +67,7 @@ def guards_of(tape: Tape, literals: Literals) -> tuple[tuple[Guard, ...], tuple[
 
 
 def check(tensor: torch.Tensor, number: Any) -> None:
-    """Go on if `tensor` holds what it held when the step was recorded.
+    """Checks that `tensor` holds the recorded number.
 
     Raises:
         GuardFailed: If it holds another number.
@@ -77,9 +77,9 @@ def check(tensor: torch.Tensor, number: Any) -> None:
 
 
 def _way_to(read: Read, tape: Tape, literals: Literals) -> Tape | None:
-    """Returns the calls before `read` on which its value depends, as a tape of their own.
+    """Returns a tape of the calls on which the value of `read` depends.
 
-    It writes into copies of what is outside. None where it cannot run before the step, or where
+    It writes into copies of the tensors from outside. None if it cannot run before the step, or if
     several views of one memory would need one copy.
     """
     needed = {tape.memory[read.value.number]}

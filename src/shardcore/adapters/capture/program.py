@@ -1,4 +1,4 @@
-"""Steps as programs: recorded twice, and run from the tape if both runs were the same."""
+"""Programs of steps: a step is recorded twice, and runs from the tape if both are the same."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,14 +24,14 @@ class RecordedProgram:
     """The port `Program`: a function, and the tensors that it keeps.
 
     Args:
-        run: The function: takes inputs and kept tensors, gives the tensors among the outputs.
+        run: The function: takes inputs and kept tensors, returns the tensors among the outputs.
         kept: Tensors and generators that are read and written at each run.
-        outputs: What the step returns, tensors as `Value`.
-        pattern: What it has in common with the step with batches of another size.
+        outputs: The results of the step, tensors as `Value`.
+        pattern: Its calls, to compare with a step with batches of another size.
         guards: The numbers that the step must read on the host before it runs.
-        collectives: What it starts, in order.
-        rollback: Puts back what a run has written where a check fails.
-        remark: Why it is not compiled, though that was asked for; else empty.
+        collectives: Its collectives, in order.
+        rollback: Undoes the writes of a run if a check fails.
+        remark: The reason why Inductor did not compile it, if it should have; else empty.
     """
 
     run: Callable[..., tuple[Any, ...]]
@@ -44,7 +44,7 @@ class RecordedProgram:
     remark: str
 
     def fits(self) -> bool:
-        """Whether the next step reads on the host what this one was recorded with."""
+        """Returns whether the next step reads the recorded numbers on the host."""
         return all(guard.holds(self.kept) for guard in self.guards)
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
@@ -71,11 +71,11 @@ class TapeCapture:
         self._onednn = torch_compat.OneDnn()
 
     def close(self) -> None:
-        """Take back what torch was told; programs that were made run no more."""
+        """Removes our operators from torch; existing programs run no more."""
         self._onednn.close()
 
     def record(self, step: Callable[[], Any], inputs: Sequence[Any]) -> tuple[Any, Tape]:
-        """Run `step` while its tape is written."""
+        """Runs `step` and records its tape."""
         recorder = Recorder(inputs)
         return recorder.run(step), recorder.tape
 
@@ -127,16 +127,16 @@ class TapeCapture:
         )
 
     def is_recording(self) -> bool:
-        """Whether a tape is being written."""
+        """Returns whether a tape is being recorded."""
         return recording() is not None
 
     def hooks_of(self, module: object) -> list[Any]:
-        """What a torch module calls beside its own `forward`, in either direction."""
+        """Returns the hooks of a torch module, of its forward and backward pass."""
         assert isinstance(module, torch.nn.Module), f"{type(module).__name__} is no torch module"
         return torch_compat.hooks_of(module)
 
     def generator(self, seed: torch.Tensor) -> torch.Generator:
-        """Returns a generator with the value of `seed`: in a recording, a call like any other."""
+        """Returns a generator with the value of `seed`; a recording notes it as one call."""
         recorder = recording()
         if recorder is None:
             return seeded_generator(seed)
@@ -144,7 +144,7 @@ class TapeCapture:
         return generator
 
     def drawn(self, draw: Callable[..., Any], seed: torch.Tensor, operands: dict[str, Any]) -> Any:
-        """Returns what `draw` gives for the number in `seed`: one call of the recording."""
+        """Returns the result of `draw` for the number in `seed`: one call of the recording."""
         recorder = recording()
         assert recorder is not None, "no step is being recorded"
         return recorder.at_once(seeded_by_tensor(draw), (seed,), operands)
@@ -166,7 +166,7 @@ def started(tape: Tape) -> Iterator[StartedCollective]:
 
 
 def _with_bytes(tape: Tape, most_bytes: Sequence[int]) -> Tape:
-    """Returns `tape` with these bytes of its all-reduces."""
+    """Returns `tape` with the agreed bytes of its all-reduces."""
     bytes_of = iter(most_bytes)
     return tape.with_calls(
         attrs.evolve(call, sends=next(bytes_of))

@@ -1,4 +1,4 @@
-"""Writes the tape of a step while the step runs."""
+"""Records the tape of a step while the step runs."""
 
 import random
 import sys
@@ -24,9 +24,7 @@ _PACKAGES = tuple(
 
 
 class Recorder:
-    """Records what one run of a step does.
-
-    The step runs as ever; a recording that turns out to be of no use has done no harm.
+    """Records one run of a step, which runs eagerly.
 
     Args:
         inputs: The plain tensors of the batch.
@@ -37,16 +35,16 @@ class Recorder:
         self._values: dict[int, tuple[Any, Value]] = {}
         self._generators: dict[int, tuple[Value, torch.Generator]] = {}
         self._kept_memories: dict[int | None, int] = {}
-        self._inputs = inputs  # alive while it runs: their memory is theirs alone
+        self._inputs = inputs  # kept alive: no other tensor gets their memory
         self._busy = False
-        # The numbers that torch takes of tensors in a call, by their text, and those it then uses.
+        # By their text, the numbers that torch reads from tensors in a call; and those it uses.
         self._taken: dict[str, tuple[torch.Tensor, Any]] | None = None
         self._used: set[str] = set()
         self._drawn = torch.get_rng_state()
         self.tape.inputs = [self._from_outside(each) for each in inputs]
 
     def run(self, step: Callable[[], Any]) -> Any:
-        """What `step` returns, plain tensors among it; the tape is written."""
+        """Returns the result of `step`; `tape` is its recording."""
         assert recording() is None, "a step is being recorded already"
         before = _recording.set(self)
         host = _host_generators()
@@ -63,7 +61,7 @@ class Recorder:
         return outputs
 
     def _check_generator(self) -> None:
-        """Torch's generator is moved by draws alone: of what sets it, no operator tells."""
+        """Checks that draws alone changed torch's generator: no operator sets its state."""
         if not torch.equal(self._drawn, torch.get_rng_state()):
             self.refuse("the state of torch's random generator is set in the step", _DRAW)
 
@@ -79,7 +77,7 @@ class Recorder:
 
     @contextmanager
     def numbers(self) -> Iterator[None]:
-        """A call in which torch takes the number of a tensor for a named operand."""
+        """Covers a call in which torch reads a number from a tensor that is a named operand."""
         taken = self._taken = {}
         self._used.clear()
         try:
@@ -91,7 +89,7 @@ class Recorder:
                 self.read(tensor, "a number taken of a tensor", number)
 
     def read(self, tensor: Any, how: str, number: Any = None) -> None:
-        """Note that values are read on the host: right to repeat where they are constants."""
+        """Notes that values are read on the host, which a program may repeat for constants only."""
         if self._busy or self.tape.refusal:
             return
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -103,16 +101,16 @@ class Recorder:
     def _begin(
         self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any] | None:
-        """Returns the operands as values of the tape; None where nothing is recorded.
+        """Returns the operands as values of the tape; None if nothing is recorded.
 
-        Before the operator runs: of what was there before, it is noted what that holds.
+        It runs before the operator: tensors from outside are copied before it writes into them.
         """
         if self._busy or self.tape.refusal:
             return None
         if torch_compat.draws(operator):
             self._check_generator()
             if kwargs.get("generator") is not None and self._known(kwargs["generator"]) is None:
-                self.refuse("it draws from a torch.Generator of its own", _DRAW)
+                self.refuse("it draws from a torch.Generator that it created", _DRAW)
         references: tuple[Any, Any] = self._referred((args, kwargs))
         return None if self.tape.refusal else references
 
@@ -163,7 +161,7 @@ class Recorder:
         self.tape.calls.append(Call(operator, *references, made, writes, _line(), backward))
 
     def at_once(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns the result of `function`, one call of the tape: what it reads, each run reads."""
+        """Returns the result of `function`, which becomes one call of the tape."""
         if self._busy or self.tape.refusal:
             return function(*args, **kwargs)
         with self.unheard():
@@ -174,7 +172,7 @@ class Recorder:
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
-        """What is run inside is not written down."""
+        """Pauses the recording."""
         self._busy = True
         try:
             yield
@@ -188,7 +186,7 @@ class Recorder:
         return self._value(leaf) if _is_value(leaf.__class__) else leaf
 
     def _value(self, thing: Any) -> Value:
-        """The value of a tensor or generator; one that was not met yet was there before."""
+        """Returns the value of a tensor or generator; an unknown one is from outside the step."""
         if found := self._values.get(id(thing)):  # most are: a call less for each operand
             return found[1]
         known = self._known(thing)
@@ -209,7 +207,7 @@ class Recorder:
         return None
 
     def _made(self, leaf: Any, memories: Mapping[int | None, int]) -> Any:
-        """Returns the value of a result; a new one has memory of its own, or one of `memories`."""
+        """Returns the value of a result; its memory is new, or one of `memories`."""
         if not _is_value(leaf.__class__):
             return leaf
         known = self._known(leaf)
@@ -220,7 +218,7 @@ class Recorder:
         return self._new(leaf, memories.get(memory, self._kept_memories.get(memory)))
 
     def _from_outside(self, thing: Any) -> Value:
-        """A new value that was there before: others may be views of the same memory."""
+        """Returns a new value for a tensor from outside, of which others may be views."""
         memory = self._memory_of(thing)
         value = self._new(thing, self._kept_memories.get(memory))
         if memory is not None:
@@ -241,7 +239,7 @@ class Recorder:
         self.tape.memory.append(value.number if owner is None else owner)
         self.tape.forms.append(Form.of(thing))
         if _is_tensor(thing):
-            # By identity, and forgotten with the tensor: another one may be made in its place.
+            # By identity, and dropped with the tensor: a new one may get its address.
             key = id(thing)
             forget = weakref.ref(thing, lambda _: self._values.pop(key, None))
             self._values[key] = forget, value
@@ -256,27 +254,27 @@ def _is_tensor(leaf: Any) -> bool:
 
 @cache
 def _is_value(kind: type) -> bool:
-    """Whether such a thing is a value of a tape.
+    """Returns whether objects of this class are values of a tape.
 
-    By its class: torch 2.13 runs Python to tell whether an object is a generator.
+    By class: in torch 2.13 `isinstance` of a generator runs Python code.
     """
     return issubclass(kind, torch.Tensor | torch.Generator)
 
 
-# Of a larger tensor outside no copy is made: it may be a constant only if nobody writes into it.
+# A larger tensor from outside is not copied: it is a constant only if no call writes into it.
 _MOST_ELEMENTS = 65536
 
-# Set while a step is recorded, on its thread: hooks of gradients ask for it, whom autograd calls.
+# Set while this thread records a step: gradient hooks, which autograd calls, ask for it.
 _recording: ContextVar[Recorder | None] = ContextVar("recording", default=None)
 
 
 def recording() -> Recorder | None:
-    """The recorder of the step that this thread is recording, None without one."""
+    """Returns the recorder of the step that this thread records, None without one."""
     return _recording.get()
 
 
 def _host_generators() -> Any:
-    """The state of the generators of Python and NumPy."""
+    """Returns the states of the generators of Python and NumPy."""
     state: Any = np.random.get_state(legacy=False)
     return random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"]
 
@@ -286,13 +284,13 @@ _DRAW = "draw by keras.random, with a SeedGenerator of the layer"
 
 
 def _place() -> str:
-    """The line of Python that is being run, and the layer."""
+    """Returns the line of Python that is running, and the layer."""
     layer = inside.now()
     return f"{_line()}, in layer {layer!r}" if layer else _line()
 
 
 def _line() -> str:
-    """The line of Python, outside torch and shardcore, that is being run."""
+    """Returns the line of Python, outside torch and shardcore, that is running."""
     frame = sys._getframe(1)  # noqa: SLF001 - the name is documented, for uses like this one
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The tape of a step: operators on plain tensors, in the order in which they ran."""
+"""The tape of a step: its operators on plain tensors, in the order in which they ran."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ class Value:
     """A tensor, or a random generator, of a tape.
 
     Args:
-        number: In the order in which they were met.
+        number: Its place in the order in which the recorder met them.
     """
 
     number: int
@@ -24,7 +24,7 @@ class Value:
 
 @attrs.frozen
 class Number:
-    """The number in a tensor of a tape, as an operand: Keras gives a learning rate so.
+    """The number in a tensor of a tape, as an operand: Keras passes a learning rate so.
 
     Args:
         value: The tensor.
@@ -35,13 +35,13 @@ class Number:
 
 @attrs.frozen
 class Form:
-    """What a tensor is, but for its values.
+    """The metadata of a tensor.
 
     Args:
         shape: Its shape.
         dtype: Its dtype.
-        device: Where it is.
-        strides: How its elements lie, by default one after the other.
+        device: Its device.
+        strides: Its strides, by default those of a contiguous tensor.
     """
 
     shape: tuple[int, ...]
@@ -51,24 +51,24 @@ class Form:
 
     @classmethod
     def of(cls, thing: Any) -> "Form | None":
-        """That of a tensor; None of a generator."""
+        """Returns the form of a tensor; None for a generator."""
         if not isinstance(thing, torch.Tensor):
             return None
         return cls(tuple(thing.shape), thing.dtype, thing.device, thing.stride())
 
     @property
     def is_dense(self) -> bool:
-        """Whether its elements lie one after the other."""
+        """Whether it is contiguous."""
         return self.strides == _dense(self.shape)
 
     @property
     def elements(self) -> int:
-        """How many it has."""
+        """The number of its elements."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """How many its elements take."""
+        """The bytes of its elements."""
         return self.elements * self.dtype.itemsize
 
 
@@ -81,14 +81,14 @@ class Call:
     """One operator that ran.
 
     Args:
-        operator: What was called.
+        operator: The operator or function.
         args: Its operands, tensors as `Value`.
-        kwargs: Those with a name.
-        result: What it gave, tensors as `Value`. What is written in place is the value it was.
-        writes: The values whose memory it wrote into.
-        line: The line of Python that led to it, for people.
+        kwargs: Its named operands.
+        result: Its result, tensors as `Value`. A tensor that it writes in place keeps its value.
+        writes: The values whose memory it writes into.
+        line: The line of Python that led to it, for messages.
         backward: Whether it ran in a backward pass.
-        sends: Of an all-reduce, the bytes of the rank that sends most; 0 if they are this rank's.
+        sends: The bytes of an all-reduce on the rank that sends most; 0 for those of this rank.
     """
 
     operator: Any
@@ -107,7 +107,7 @@ class Call:
 
     @cached_property
     def results(self) -> tuple[Value, ...]:
-        """The values that it gives."""
+        """The values among its results."""
         return values(self.result)
 
 
@@ -117,9 +117,9 @@ class Read:
 
     Args:
         value: The tensor.
-        number: What was read; None if it was more than one number.
-        place: How many calls there were before.
-        line: What read it, and where, for people.
+        number: Its number; None if more than one was read.
+        place: The number of calls before.
+        line: The reader and its line of Python, for messages.
     """
 
     value: Value
@@ -130,23 +130,23 @@ class Read:
 
 @attrs.define
 class Tape:
-    """What one run of a step did.
+    """The recording of one run of a step.
 
     Args:
         calls: The operators, in order.
         inputs: The values of the batch, in order.
-        outside: By number, the tensors and generators that were there before, or came from nowhere
-            that torch tells of: variables, constants.
-        found: By number, what the tensors outside held when they were met, unless they are large.
+        outside: By number, the tensors and generators that no recorded call made: variables,
+            constants.
+        found: By number, copies of the tensors in `outside` at their first use, unless large.
         reads: The values that were read on the host.
-        memory: By number, whose memory a value has. Views share one.
-        forms: By number, what a value is.
+        memory: By number, the number of the value that owns the memory. Views share one.
+        forms: By number, the form of a value; None for a generator.
         reshapes: Whether a tensor gets another shape, or other strides, in place: `forms` has the
             first.
         draws_on_host: Whether Python or NumPy drew random numbers.
-        kept: By number, tensors of the program's own: each run writes into them before it reads.
-        outputs: What the step returned, tensors as `Value`.
-        refusal: Why it cannot be run again from here, empty if it can.
+        kept: By number, buffers of the program: each run writes into them before it reads.
+        outputs: The result of the step, tensors as `Value`.
+        refusal: The reason why no program can be made of it; else empty.
     """
 
     calls: list[Call] = attrs.field(factory=list)
@@ -179,15 +179,15 @@ class Tape:
         return tuple(self.bucket_bytes(call) for call in sums)
 
     def bucket_bytes(self, call: Call) -> int:
-        """The bytes of an all-reduce by which all ranks decide what goes together."""
+        """Returns the bytes of an all-reduce by which all ranks fill buckets."""
         return call.sends or self.form(call.args[0]).bytes
 
     def new(self, form: Form, memory: int | None = None) -> Value:
-        """A value that no run has made: that of a call which takes the place of others.
+        """Adds a value that no run has made, for a call that a pass adds.
 
         Args:
-            form: What it is.
-            memory: Whose memory it has, by default its own.
+            form: Its form.
+            memory: The owner of its memory, by default itself.
         """
         value = Value(len(self.memory))
         self.memory.append(value.number if memory is None else memory)
@@ -195,7 +195,7 @@ class Tape:
         return value
 
     def form(self, value: Value) -> Form:
-        """What a tensor is."""
+        """Returns the form of a tensor."""
         form = self.forms[value.number]
         assert form is not None, f"{value} is a generator"
         return form
@@ -217,11 +217,11 @@ class Tape:
         return self.memories(value for call in self.calls for value in call.writes)
 
     def given(self) -> set[int]:
-        """Returns the memories of the batch and of what is outside."""
+        """Returns the memories of the batch and of the tensors from outside."""
         return self.memories((*self.inputs, *map(Value, self.outside)))
 
     def with_calls(self, calls: Iterable[Call]) -> "Tape":
-        """The same step, done by other calls."""
+        """Returns the same step with other calls."""
         return attrs.evolve(
             self, calls=list(calls), memory=list(self.memory), forms=list(self.forms)
         )
@@ -247,7 +247,7 @@ class Tape:
 
 
 def values(nest: Any) -> tuple[Value, ...]:
-    """The values in `nest`, those of its numbers among them."""
+    """Returns the values in `nest`, those of its numbers among them."""
     leaves = torch_compat.tree_leaves(nest)
     return tuple(
         [

@@ -1,6 +1,6 @@
-"""What a step may look up: attributes of layers and the like, and what functions of the user read.
+"""Walks over all that a step may look up: attributes of layers, and the names in user functions.
 
-Those read global variables, the variables that they close over, and their defaults.
+Such a function reads global variables, the variables in its closure, and its defaults.
 """
 
 import builtins
@@ -27,8 +27,8 @@ from shardcore.domain.capture import NotCaptured
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _PLAIN_TYPES = frozenset(PLAIN)
 CONTAINERS = (list, dict, set, deque)
-# How many objects of libraries may be between a layer, or what a function of the user reads, and
-# an attribute that is still guarded.
+# The most objects of libraries between a layer, or a variable that a user function reads, and a
+# guarded attribute.
 _DEPTH = 4
 _NOT_ENTERED = (ModuleType, MethodType, property, torch.Tensor, logging.Logger, logging.Handler)
 
@@ -92,7 +92,7 @@ class _Walk:
             yield from self._object(root, 0)
 
     def functions(self) -> Found:
-        """Yields what functions read that were called, and that nothing of the model holds."""
+        """Yields the names that called functions read, of those that the model does not hold."""
         codes = self.called.users()
         within = {id(each) for code, _ in codes for each in code.co_consts}
         for code, namespace in codes:
@@ -108,7 +108,7 @@ class _Walk:
             yield GuardedAttribute({"environ": os.environ}, "environ", "os.environ")
 
     def _globals(self, code: CodeType, namespace: dict[str, Any]) -> Found:
-        """What a function reads of its module, and of the modules that it names."""
+        """Yields the variables that a function reads from its module, and from modules it names."""
         names, own = Names.of(code), str(namespace.get("__name__"))
         for name in names.variables:
             if name in namespace:
@@ -134,7 +134,7 @@ class _Walk:
             yield from self._module(value, names)
 
     def _module(self, module: ModuleType, names: Names) -> Found:
-        """What may be read of `module`: all that is named, but functions of a library."""
+        """Yields the variables of `module` that code names, except the functions of a library."""
         if (id(module), names.place) in self.named:  # modules know each other
             return
         self.named.add((id(module), names.place))
@@ -148,7 +148,7 @@ class _Walk:
                 _check_guarded(found[name], names)
 
     def _function(self, function: FunctionType) -> Found:
-        """What a function reads, its attributes and defaults, and the variables in its closure.
+        """Yields the names that a function reads, its attributes, defaults and closure.
 
         In the closure of a library's function there may be one of the user's.
         """
@@ -173,7 +173,7 @@ class _Walk:
             yield from self._within(holder.get(key), name, key, is_own, 0)
 
     def _class(self, kind: type) -> Found:
-        """What a class of the user's holds."""
+        """Yields the attributes of a user class."""
         if id(kind) in self.visited or not is_users(kind.__module__):
             return
         self.visited.add(id(kind))
@@ -184,7 +184,7 @@ class _Walk:
                 yield from self._within(value, name, key, True, 0)
 
     def _object(self, owner: Any, depth: int) -> Found:
-        """The attributes of `owner`, and of what it holds."""
+        """Yields the attributes of `owner`, and of the objects in them."""
         if id(owner) in self.visited or depth > _DEPTH:
             return
         self.visited.add(id(owner))
@@ -205,7 +205,7 @@ class _Walk:
                 yield GuardedAttribute(vars(variable), key, f"variable {variable.path!r}")
 
     def _within(self, value: Any, name: str, key: str, is_nested: bool, depth: int) -> Found:
-        """What is held within the attribute `key`: by an object, or by the members of a container.
+        """Yields what an attribute holds: the attributes of an object, the members of a container.
 
         A container in a container is guarded by itself where it is `is_nested`: Keras' own are left
         out. A variable that is not the model's is that of an optimizer of the user's own.
@@ -273,7 +273,7 @@ def _tensor_dicts(module: Any) -> Iterator[dict[Any, Any]]:
 
 
 def _entries(owner: Any) -> Iterable[tuple[Holder, str, Any]]:
-    """What an object holds, with the names."""
+    """Yields the attributes and slots of an object, with their names."""
     for key, value in list(getattr(owner, "__dict__", {}).items()):
         if key not in seams.RUNS_NOTED:
             yield vars(owner), key, value
@@ -288,7 +288,7 @@ def _attribute(owner: Any, key: str) -> Holder:
 
 
 def _is_entered(value: Any) -> bool:
-    """Whether what `value` holds is looked at too."""
+    """Returns whether the attributes of `value` are guarded too."""
     return (
         (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
         and not isinstance(value, (*PLAIN, *_NOT_ENTERED))

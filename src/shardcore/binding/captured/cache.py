@@ -18,10 +18,10 @@ _MANY_RUNS = 1000
 
 @attrs.frozen
 class Signature:
-    """What batches have in common whose steps have programs in common.
+    """The key of the cache: batches with equal signatures share programs.
 
     Args:
-        kind: How they are nested, their dtypes, and the modes in which the steps run.
+        kind: The nesting and dtypes of the batch, and the modes in which the steps run.
         sizes: The shapes, strides and layouts of their tensors.
     """
 

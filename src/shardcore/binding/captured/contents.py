@@ -1,4 +1,4 @@
-"""Values whose content may change in place, where identity tells nothing."""
+"""Values whose content may change in place, so that comparing identities is not enough."""
 
 import random
 from collections.abc import Callable

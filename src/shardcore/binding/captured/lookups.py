@@ -1,4 +1,4 @@
-"""What a guard looks up before each step: an attribute, an entry, a variable of a function."""
+"""Lookups that a guard repeats before each step: attributes, entries, variables of functions."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -36,7 +36,7 @@ class GuardedAttribute:
 
 @attrs.frozen
 class Referent:
-    """What a slot, a weak reference, a context variable or a closure has.
+    """A slot, a weak reference, a context variable or the cell of a closure.
 
     Args:
         read: Returns it; raises ValueError or AttributeError where there is none.
@@ -45,7 +45,7 @@ class Referent:
     read: Callable[[], Any]
 
     def get(self, key: str, /) -> Any:
-        """Returns what it has now."""
+        """Returns its value now."""
         try:
             return self.read()
         except (ValueError, AttributeError):

@@ -65,7 +65,7 @@ class CapturedStep:
     ) -> Any:
         """Returns what `step` returns for the distributed batch `data`: a nest of plain tensors.
 
-        Steps of another `mode` do other things, and have programs of their own.
+        Steps of another `mode` have other programs.
         """
         entry = self._entry(data, session, mode) if self._is_wanted(data) else None
         if entry is None:
@@ -163,10 +163,10 @@ class CapturedStep:
         return outputs
 
     def _tell_if_slow(self, seconds: float) -> None:
-        """Says once that steps are being recorded, where that takes long and Inductor is silent.
+        """Logs once that steps are being recorded, if that takes long and Inductor logs nothing.
 
         Args:
-            seconds: What the last recording took, with the step.
+            seconds: The time of the last recording, with the step.
         """
         before, self._seconds = self._seconds, self._seconds + seconds
         if before <= _PATIENCE < self._seconds and self.trainer.jit_compile is not True:

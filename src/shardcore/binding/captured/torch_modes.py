@@ -1,4 +1,4 @@
-"""The modes of torch in which a step runs: what its operators do hangs on them."""
+"""The global modes of torch on which the operators of a step depend: autocast, dtype and so on."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -31,7 +31,7 @@ def current() -> tuple[Any, ...]:
 
 
 def as_recorded() -> ExitStack:
-    """Where a recording runs: what autocast made of a step is part of it, and not made again."""
+    """Runs a program below autocast: its casts are part of the recording."""
     stack = ExitStack()
     for device in _autocasting():
         stack.enter_context(torch.autocast(device, enabled=False))

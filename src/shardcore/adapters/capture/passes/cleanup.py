@@ -19,7 +19,7 @@ _ALIASES = {
     torch.ops.aten.detach_.default,
     torch.ops.aten.lift_fresh.default,
 }
-# Those that begin with the first element of what they are of; `reshape` may be a copy.
+# Views that begin at the first element of their base; `reshape` may be a copy.
 _VIEWS: set[Any] = {
     VIEW,
     torch_compat.UNSAFE_VIEW,
@@ -70,10 +70,10 @@ def with_plain_ones(tape: Tape) -> Tape:
 
 
 def with_direct_views(tape: Tape) -> Tape:
-    """Returns `tape` with a view of what lies below for each view of a view.
+    """Returns `tape` with each view of a view replaced by one view of the base.
 
-    A step of Keras and autograd has rows of five for each product. What they lie in is known, since
-    a tape is of one run with tensors of one form.
+    A step of Keras and autograd has chains of five views for each product. Shapes and strides are
+    known, since a tape records one run.
     """
     below: dict[Value, Value] = {}
 
@@ -105,7 +105,7 @@ def without_dead_code(tape: Tape) -> Tape:
     live = tape.memories(read) | tape.given()
     kept = []
     for call in reversed(tape.calls):
-        # What writes is there for all that is in the memory; what does not, for its results.
+        # A call that writes is live if its memory is; any other, if a result is read.
         is_read = tape.writes_of(call) & live if call.writes else read & set(call.results)
         if is_read or _has_effect(call.operator):
             kept.append(call)

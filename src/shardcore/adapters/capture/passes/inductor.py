@@ -1,4 +1,4 @@
-"""Writes a step as Inductor takes it, which fails on some operators and errs on others."""
+"""Rewrites the operators of a step on which Inductor fails or gives wrong results."""
 
 from typing import Any
 
@@ -74,11 +74,11 @@ def with_reshapes(tape: Tape) -> Tape:
 
 
 def with_factors_apart(tape: Tape) -> Tape:
-    """`add(x, y, alpha=factor)` is `add(x, y * factor)`.
+    """Returns `tape` with `add(x, y, alpha=factor)` as `add(x, y * factor)`.
 
     Inductor takes no number of a tensor; and torch 2.13 forgets any factor where `x` or `y` is a
     matrix product, in silence, as it makes `addmm` of both:
-    https://github.com/pytorch/pytorch/issues/167313 tells of the same. The product is rounded,
+    https://github.com/pytorch/pytorch/issues/167313 reports the same. The product is rounded,
     which the sum alone would not do: the last bit may be another one.
     """
 
@@ -95,7 +95,7 @@ def with_factors_apart(tape: Tape) -> Tape:
 
 
 def _is_taken(call: Call, factor: Any, tape: Tape) -> bool:
-    """Whether Inductor would not see to it, and the second operand can be multiplied instead.
+    """Returns whether the second operand is multiplied, since Inductor would ignore the factor.
 
     Of operands of two dtypes the product would be rounded to that of the second; Inductor makes no
     `addmm` of them.
@@ -116,7 +116,7 @@ _SCALING = {"add", "sub", "addmm", "addmv", "addr", "addbmm", "baddbmm"}
 
 
 def _scaled(call: Call, factor: Any, tape: Tape) -> Any:
-    """The second operand of `call`, a tensor or a list of them, times the factor, on `tape`."""
+    """Returns the second operand of `call`, a tensor or a list of them, times the factor."""
     by = factor.value if isinstance(factor, Number) else factor
 
     def times(value: Any) -> Any:
@@ -133,7 +133,7 @@ LARGE = 2**24
 
 
 def with_onednn_products(tape: Tape, onednn: torch_compat.OneDnn) -> Tape:
-    """`tape` with its large products of float32 on a CPU by oneDNN.
+    """Returns `tape` with its large float32 matrix products on a CPU computed by oneDNN.
 
     Measured on an AMD EPYC with AVX-512, one thread: 80 to 105 billion operations a second, where
     MKL does 64 to 95. On an Intel Xeon MKL is faster, with 139 to 186, by up to a fifth.
@@ -151,7 +151,7 @@ def with_onednn_products(tape: Tape, onednn: torch_compat.OneDnn) -> Tape:
 
 
 def _is_faster(call: Call, tape: Tape) -> bool:
-    """Told by what the operands are, so that all ranks with processors of one kind do the same.
+    """Returns whether oneDNN is faster, by the forms of the operands: the same on all ranks.
 
     A first operand that is transposed, as for the gradient of a kernel, stays with MKL: some
     of those products are slower by oneDNN.

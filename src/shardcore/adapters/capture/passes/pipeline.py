@@ -22,7 +22,7 @@ class Fact(Enum):
 
 
 class Collectives(Enum):
-    """What a pass does to collectives."""
+    """The effect of a pass on collectives."""
 
     KEPT = "keeps collectives and their order"
     MOVED = "keeps collectives"
@@ -41,7 +41,7 @@ class Pass:
         needs: Facts that hold before it.
         gives: Facts that hold after it.
         breaks: Facts that may no longer hold after it.
-        collectives: What it does to collectives.
+        collectives: Its effect on collectives.
     """
 
     run: Callable[[Tape], Tape]
@@ -96,7 +96,7 @@ class Pipeline:
 
 
 def _broken(before: Tape, after: Tape, collectives: Collectives) -> str:
-    """Returns what a pass did not keep; empty if it kept all that it declares."""
+    """Returns the effect that a pass did not keep; empty if it kept all that it declares."""
     pairs = zip(_effects(before), _effects(after), strict=True)
     names = ("writes", "draws", "outputs", "collectives", "order of collectives")
     checked = {Collectives.KEPT: 5, Collectives.MOVED: 4, Collectives.CHANGED: 3}[collectives]
@@ -107,7 +107,7 @@ def _broken(before: Tape, after: Tape, collectives: Collectives) -> str:
 
 
 def _effects(tape: Tape) -> Iterator[Hashable]:
-    """Yields what a pass keeps, in the order of the names in `_broken`."""
+    """Yields the effects of a step, in the order of the names in `_broken`."""
     given = tape.given()
     written = (tape.memory[value.number] for call in tape.calls for value in call.writes)
     yield frozenset(Counter(each for each in written if each in given).items())
@@ -121,7 +121,7 @@ def _effects(tape: Tape) -> Iterator[Hashable]:
 
 
 def _is_ordered(tape: Tape) -> bool:
-    """Whether each value is there before a call reads it."""
+    """Returns whether each value exists before a call reads it."""
     known = {*(value.number for value in tape.inputs), *tape.outside, *tape.kept}
     for call in tape.calls:
         if not known.issuperset(value.number for value in call.operands):

@@ -16,18 +16,17 @@ from shardcore.adapters.capture.analyses import (
 from shardcore.adapters.capture.guards import check
 from shardcore.adapters.capture.tape import Call, Tape
 
-# A start overtakes no more calls than a layer has: what those read is kept for a little longer.
+# A start overtakes no more calls than a layer has: their operands are kept for a little longer.
 FAR = 64
 
 
 def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
-    """Each collective is started as soon as what it sends is there.
+    """Returns `tape` with each collective started as soon as its operand is computed.
 
-    A weight is gathered while the layer before it computes, and an input's gradient is sent while
-    that of the kernel is computed: what stands aside for one collective does not for the next,
-    under which it is to run. Collectives keep their order, which is that of all ranks. None goes
-    where the step would then hold more than it does at its highest; and on a CPU no gather goes
-    ahead of who first reads what was gathered before over the same ranks.
+    It prefetches: a weight is all-gathered while the layer before it computes, and the gradient of
+    an input is reduced while that of the kernel is computed. Collectives keep their order, which is
+    the same on all ranks. A start moves no further than the peak memory of the step allows. On a
+    CPU, no all-gather overtakes the first reader of the all-gather before it over the same ranks.
 
     Args:
         tape: A step.
@@ -59,7 +58,7 @@ def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
 
 
 def _first_readers(tape: Tape) -> dict[int, int]:
-    """By memory, the place of the first call that reads it, and does not only look at it."""
+    """Returns, by memory, the place of the first call that reads it; a view does not."""
     found: dict[int, int] = {}
     for place, call in enumerate(tape.calls):
         if not is_view(call, tape) and not torch_compat.is_wait(call.operator):
@@ -69,7 +68,7 @@ def _first_readers(tape: Tape) -> dict[int, int]:
 
 
 def _is_fixed(call: Call, tape: Tape) -> bool:
-    """Whether all ranks must do it in one order: a collective, or what has effects on the host."""
+    """Returns whether all ranks run `call` in one order: a collective, or an effect on the host."""
     operator = call.operator
     starts = torch_compat.is_of_collectives(operator) and not torch_compat.is_wait(operator)
     return starts or not tape.writes_of(call)
@@ -77,12 +76,12 @@ def _is_fixed(call: Call, tape: Tape) -> bool:
 
 @attrs.frozen
 class _InFlight:
-    """A collective that was started.
+    """A collective that has started and not finished.
 
     Args:
         waits: The calls that wait for its results.
-        held: The bytes that it sends and that only it may hold.
-        gathers_over: Of a gather on a CPU, its ranks.
+        held: The bytes of operands that only it keeps in memory.
+        gathers_over: The ranks of an all-gather on a CPU; empty for any other.
     """
 
     waits: list[Call]
@@ -91,12 +90,12 @@ class _InFlight:
 
 
 def with_late_waits(tape: Tape) -> Tape:
-    """Returns `tape` with each wait before the first call that needs it.
+    """Returns `tape` with each wait moved to the first call that needs it.
 
-    That reads the result, or overwrites what was sent. A collective holds what it sends until it
-    is waited for: where the step would hold more for that than it does at its highest, the oldest
-    is waited for. On a CPU a gather is waited for before the next one starts over the same ranks.
-    All are waited for where the step may be left: their memory is used again.
+    Such a call reads the result, or overwrites the operand. A collective holds its operand until
+    the wait: if that would exceed the peak memory of the step, the oldest one is waited for. On a
+    CPU, an all-gather is waited for before the next one over the same ranks starts. A check, where
+    the step may end, waits for all: their memory is used again.
     """
     needs, live = needs_of(tape), live_bytes(tape)
     highest = max(live, default=0)
@@ -108,7 +107,7 @@ def with_late_waits(tape: Tape) -> Tape:
         if torch_compat.is_wait(call.operator) and needed:
             starts[place] = max(needed)
             continue
-        if not is_view(call, tape):  # which reads nothing
+        if not is_view(call, tape):  # a view reads nothing
             ranks = gathering_ranks(call, tape)
             for each in list(flight):
                 is_next = ranks and flight[each].gathers_over == ranks

@@ -1,4 +1,4 @@
-"""Gathers weights again for the backward pass, so that they are not kept in between."""
+"""Unshards weights again in the backward pass, so that the full weights are not kept."""
 
 from bisect import bisect
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ from shardcore.adapters.capture.tape import Call, Tape, Value
 
 
 def with_regathers(tape: Tape) -> Tape:
-    """Returns `tape` with a second gather of each weight that the backward pass reads.
+    """Returns `tape` with a second all-gather of each weight that the backward pass reads.
 
-    In between the full weight is not kept. One that the backward pass reads before other weights
-    are gathered is kept.
+    The full weight is freed in between, as FSDP's `reshard_after_forward` does. A weight that the
+    backward pass reads before another all-gather is kept.
     """
     found = tape.with_calls([])
     makers = makers_of(tape)
@@ -45,11 +45,11 @@ def with_regathers(tape: Tape) -> Tape:
 
 
 def _uses(gather: int, tape: Tape) -> tuple[set[Value], int, list[int]]:
-    """Returns where a weight is read that is gathered at the place `gather`.
+    """Returns the uses of the weight that is all-gathered at the place `gather`.
 
     Returns:
-        The weight and what is the same, moved in memory; the place of the last call that reads it
-        before the backward pass; and the places of those in that pass.
+        The weight and its copies and views; the place of the last call that reads it before the
+        backward pass; and the places of its readers in that pass.
     """
     made = set(tape.calls[gather].results)
     readers, last_use = [], gather
@@ -67,7 +67,7 @@ def _uses(gather: int, tape: Tape) -> tuple[set[Value], int, list[int]]:
 
 
 def _may_repeat(places: list[int], reader: int, tape: Tape) -> bool:
-    """Whether these calls only move what was there before, and it is the same at `reader`."""
+    """Returns whether these calls only move data that is unchanged at the place `reader`."""
     calls = [tape.calls[place] for place in places]
     touched = set[int]().union(*map(tape.reads_of, calls), *map(tape.writes_of, calls))
     between = tape.calls[places[0] : reader]
@@ -77,7 +77,7 @@ def _may_repeat(places: list[int], reader: int, tape: Tape) -> bool:
 
 
 def _repeated(calls: Iterable[Call], found: Tape) -> tuple[dict[Value, Value], list[Call]]:
-    """`calls` once more, and by the values that they made those that they make now, in `found`."""
+    """Returns copies of `calls` for the tape `found`, and the new values by the old ones."""
     names: dict[Value, Value] = {}
     repeated = []
     for call in calls:
@@ -95,7 +95,7 @@ def _repeated(calls: Iterable[Call], found: Tape) -> tuple[dict[Value, Value], l
 
 
 def _moves(call: Call) -> bool:
-    """Whether the results are the operands, elsewhere or otherwise in memory."""
+    """Returns whether the results are copies or views of the operands."""
     operator = call.operator
     return operator in _MOVES or getattr(operator, "is_view", False)
 

@@ -1,4 +1,4 @@
-"""Joins all-reduces: those of losses and metrics come last, and all go in buckets."""
+"""Joins all-reduces into buckets; those of losses and metrics come last."""
 
 import math
 from collections import Counter
@@ -52,11 +52,11 @@ def _is_small(tape: Tape, call: Call) -> bool:
     )
 
 
-# As `DistributedDataParallel` has it: large enough that the start of a collective is no matter.
+# As in `DistributedDataParallel`: the latency of a collective is negligible.
 BUCKET_BYTES = 25 * 1024 * 1024
-# Fewer bytes go in one bucket: they are sent in less time than it takes to begin.
+# Fewer bytes go into one bucket: they take less time than the latency of a collective.
 SMALL_BYTES = 1024 * 1024
-# torch 2.13: where each tensor of a CPU begins (c10::gAlignment); on a GPU it is a multiple of it.
+# torch 2.13: the alignment of tensors on a CPU (c10::gAlignment); on a GPU it is a multiple of it.
 ROUND_BYTES = 64
 
 FLATTEN = torch.ops.aten.flatten_dense_tensors.default
@@ -64,15 +64,16 @@ SPLIT = torch.ops.aten.split_with_sizes.default
 
 
 def in_buckets(tape: Tape, most: int = BUCKET_BYTES, small: int = SMALL_BYTES) -> Tape:
-    """All-reduces of one kind over one group are done in one, until somebody needs a result.
+    """Returns `tape` with all-reduces joined into buckets.
 
-    Each is sent where the last of them stood. Of `n` bytes there are at most `ceil(n / most) + 1`
-    buckets, of about one size: all but the last are on their way while the backward pass goes on.
+    A bucket has one operation, dtype and group. It starts at the place of its last all-reduce, or
+    earlier if a call needs a result. For `n` bytes there are at most `ceil(n / most) + 1` buckets
+    of about one size: all but the last overlap with the backward pass.
 
     Args:
         tape: A step.
         most: The bytes of a bucket.
-        small: So many bytes, or fewer, go in one.
+        small: The bytes that go into one bucket, however many calls there are in between.
     """
     found = tape.with_calls([])
     buckets: dict[Any, _Bucket] = {}
@@ -98,13 +99,13 @@ def in_buckets(tape: Tape, most: int = BUCKET_BYTES, small: int = SMALL_BYTES) -
 
 
 def _kind(call: Call, tape: Tape) -> Any:
-    """What all-reduces have in common that can be done in one."""
+    """Returns the key of the bucket: operation, group, dtype and device."""
     form = tape.form(call.args[0])
     return (*call.args[1:], form.dtype, form.device)
 
 
 def _sizes(tape: Tape, most: int, small: int) -> dict[Any, int]:
-    """After how many bytes a bucket is sent, for each kind."""
+    """Returns, by key, the bytes after which a bucket starts."""
     bytes_of: Counter[Any] = Counter()
     for call in tape.calls:
         if torch_compat.is_all_reduce(call.operator):
@@ -117,10 +118,10 @@ def _sizes(tape: Tape, most: int, small: int) -> dict[Any, int]:
 
 @attrs.define
 class _Bucket:
-    """All-reduces that are not started yet.
+    """All-reduces that have not started yet.
 
     Args:
-        place: Where the last one stood.
+        place: The calls at the place of the last one.
     """
 
     place: list[Call] = attrs.field(factory=list)
@@ -137,18 +138,18 @@ class _Bucket:
         self._read |= tape.reads_of(call)
 
     def waits(self, call: Call, tape: Tape) -> bool:
-        """Whether `call` waits for one of them, which all of them are later."""
+        """Returns whether `call` waits for one of them."""
         return torch_compat.is_wait(call.operator) and bool(tape.reads_of(call) & self._made)
 
     def is_touched(self, call: Call, tape: Tape) -> bool:
-        """Whether `call` needs a result, or writes into what is to be sent."""
+        """Returns whether `call` needs a result, or writes into an operand."""
         if self.waits(call, tape):
             return False
         touched = tape.reads_of(call) | tape.writes_of(call)
         return bool(touched & self._made or tape.writes_of(call) & self._read)
 
     def send(self, tape: Tape) -> None:
-        """Put what does them at their place. A result may be waited for later."""
+        """Starts the bucket at its place, and waits for it; a later pass moves the wait."""
         if len(self.calls) > 1:
             self.place += _together(self.calls, tape)
             return
@@ -157,9 +158,9 @@ class _Bucket:
 
 
 def _together(bucket: list[Call], tape: Tape) -> list[Call]:
-    """The calls that do those of `bucket` in one collective.
+    """Returns the calls that do those of `bucket` in one collective.
 
-    Those of odd sizes come last, so that the others begin where tensors of their own would.
+    Tensors of odd sizes come last, so that the others are aligned in memory.
     """
     bucket = sorted(bucket, key=lambda call: tape.form(call.args[0]).bytes % ROUND_BYTES != 0)
     first = bucket[0]

@@ -1,4 +1,4 @@
-"""Keeps the memory of buckets from run to run."""
+"""Persistent buckets: their memory is kept from run to run."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -40,15 +40,15 @@ class Memories:
 
 
 def with_kept_buckets(tape: Tape, memories: Memories) -> Tape:
-    """What is sent is made in memory that is there already, where the results are then found.
+    """Returns `tape` with gradients computed in persistent buckets, where they are also reduced.
 
     A program copies its outputs before the next run writes into a bucket (`RecordedProgram`).
     New memory of many megabytes comes from the operating system page by page, in each run, which
-    may take as long as sending it does.
+    may take as long as the all-reduce.
 
     Args:
         tape: A step whose all-reduces are in buckets.
-        memories: Where the memory comes from.
+        memories: Has the tensors.
     """
     found = tape.with_calls(tape.calls)
     makers = makers_of(tape)
@@ -76,7 +76,7 @@ def with_kept_buckets(tape: Tape, memories: Memories) -> Tape:
 
 
 def _is_part(call: Call, tape: Tape) -> bool:
-    """Whether `call` gives views of a bucket, which are kept with it from now on."""
+    """Returns whether `call` makes views of a bucket; these are kept with it."""
     if call.operator not in (SPLIT, VIEW) or call.args[0].number not in tape.kept:
         return False
     whole = tape.kept[call.args[0].number]
@@ -95,7 +95,7 @@ def _made_in(
     readers: Counter[Value],
     tape: Tape,
 ) -> dict[int, Call | None]:
-    """Returns the calls that make `value`, or what it is a view of, in `part`, by place.
+    """Returns, by place, the calls that compute `value`, or its base, in `part`.
 
     None stands for a view that is not needed then. There are no calls if it cannot be made there.
     """
@@ -123,7 +123,7 @@ def _window(part: torch.Tensor, like: Value, owner: Value, tape: Tape) -> Value:
     return window
 
 
-# Operators that torch can also have write where they are told, with the same values.
+# Operators with an `out` variant that gives the same values.
 _INTO = {
     torch.ops.aten.mm.default: torch.ops.aten.mm.out,
     torch.ops.aten.bmm.default: torch.ops.aten.bmm.out,

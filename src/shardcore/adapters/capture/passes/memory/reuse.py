@@ -1,4 +1,4 @@
-"""Takes memory that is there: of originals in place of copies, and of operands that end."""
+"""Saves memory: drops copies, and writes results into the memory of dead operands."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
 
 _CLONE: Any = torch.ops.aten.clone.default
 _PERMUTE = torch.ops.aten.permute.default
-# They compute images as these lie, with their channels first or last.
+# These take images in either memory format, with their channels first or last.
 _POOLING = {
     torch.ops.aten.max_pool2d_with_indices.default,
     torch.ops.aten.max_pool2d_with_indices_backward.default,
@@ -26,12 +26,11 @@ _POOLING = {
 def without_needless_copies(tape: Tape) -> Tape:
     """Returns `tape` with fewer copies that differ from their originals in strides alone.
 
-    A copy back is the original. A pointwise operator reads what lies as its result does. Pooling
-    reads images whose channels lie last, where Keras (3.15) copies each to have them first: the
-    results, which are smaller, are copied instead. The values are the same, and so are the indices,
-    of which the first of equals counts.
+    A copy back is the original. A pointwise operator reads the operand that has the strides of its
+    result. Pooling reads images with their channels last, which Keras (3.15) copies to have them
+    first: the smaller results are copied instead. Values and indices are the same.
 
-    Copies stay of what a call writes into, and those that the step returns.
+    A copy stays if a call writes into it, or if the step returns it.
     """
     fixed = tape.overwritten() | tape.memories(values(tape.outputs))
     originals: dict[Value, Value] = {}  # by copy
@@ -50,14 +49,14 @@ def without_needless_copies(tape: Tape) -> Tape:
         elif call.operator in _POOLING:
             call = _pooled(call, originals, fixed, found)
         elif torch.Tag.pointwise in getattr(call.operator, "tags", ()):
-            call = attrs.evolve(call, args=_as_it_lies(call, originals, found))
+            call = attrs.evolve(call, args=_as_result(call, originals, found))
         return call
 
     return without_dead_code(rewritten(tape, rewrite))
 
 
 def _turned(original: Value, call: Call, tape: Tape) -> Call:
-    """Returns the call that does to the original what `call` does to a copy."""
+    """Returns `call`, a permutation of a copy, applied to the original."""
     form, dims = tape.form(original), call.args[1]
     strides = tuple(form.strides[dim] for dim in dims)
     turned = attrs.evolve(tape.form(call.result), strides=strides)
@@ -65,14 +64,14 @@ def _turned(original: Value, call: Call, tape: Tape) -> Call:
     return attrs.evolve(call, args=(original, dims), result=result)
 
 
-def _as_it_lies(call: Call, originals: Mapping[Value, Value], tape: Tape) -> tuple[Any, ...]:
-    """Returns the operands of a pointwise call: originals, if all then lie as its result does."""
+def _as_result(call: Call, originals: Mapping[Value, Value], tape: Tape) -> tuple[Any, ...]:
+    """Returns the operands of a pointwise call: originals, if all have its result's strides."""
     args, forms = _uncopied(call, originals, tape)
     own = tape.form(call.result) if isinstance(call.result, Value) and not call.writes else None
-    return args if own and all(_lie_alike(each, own) for each in forms) else call.args
+    return args if own and all(_have_equal_strides(each, own) for each in forms) else call.args
 
 
-def _lie_alike(form: Form, other: Form) -> bool:
+def _have_equal_strides(form: Form, other: Form) -> bool:
     return (form.shape, form.strides) == (other.shape, other.strides)
 
 
@@ -83,18 +82,20 @@ def _pooled(call: Call, originals: dict[Value, Value], fixed: Collection[int], t
     """
     args, operands = _uncopied(call, originals, tape)
     results = [tape.form(each) for each in call.results]
-    lie_last = all(each.strides == _channels_last(each) for each in operands)
-    if args == call.args or not lie_last or not all(each.is_dense for each in results):
+    are_last = all(each.strides == _channels_last(each) for each in operands)
+    if args == call.args or not are_last or not all(each.is_dense for each in results):
         return call
-    lying = {
+    last_forms = {
         value: tape.new(attrs.evolve(form, strides=_channels_last(form)))
         for value, form in zip(call.results, results, strict=True)
     }
-    free = (each for each in lying if tape.memory[each.number] not in fixed)
-    originals.update((each, lying[each]) for each in free)
+    free = (each for each in last_forms if tape.memory[each.number] not in fixed)
+    originals.update((each, last_forms[each]) for each in free)
     first = {"memory_format": torch.contiguous_format}
-    *others, last = (Call(_CLONE, (lying[each],), first, each, (), call.line) for each in lying)
-    pooled = attrs.evolve(call, args=args, result=renamed(call.result, lying))
+    *others, last = (
+        Call(_CLONE, (last_forms[each],), first, each, (), call.line) for each in last_forms
+    )
+    pooled = attrs.evolve(call, args=args, result=renamed(call.result, last_forms))
     tape.calls += [pooled, *others]
     return last
 
@@ -116,10 +117,10 @@ def _channels_last(form: Form) -> tuple[int, ...]:
 
 
 def with_operands_reused(tape: Tape) -> Tape:
-    """Returns `tape` with results in the memory of operands that nothing reads afterwards.
+    """Returns `tape` with results in the memory of dead operands.
 
-    An all-reduce is done in place, where torch's would copy its operand. On a CPU operators are
-    that read each element before they write it. Not for Inductor, which does the same by itself.
+    An all-reduce is done in place, where torch's would copy its operand. On a CPU, so are operators
+    that read each element before they write it. Inductor does the same by itself.
     """
     uses, uses_and_sends = last_uses(tape), last_uses(tape, sends=True)
 
@@ -153,14 +154,14 @@ def _overwritable(call: Call) -> tuple[Value, ...]:
     if call.writes or not isinstance(call.result, Value):
         return ()
     if call.operator in torch_compat.SOFTMAX_BACKWARD:
-        return call.args[:1]  # a row is summed, and then gone through element by element
+        return call.args[:1]  # a row is summed first, then read once more element by element
     is_pointwise = torch.Tag.pointwise in getattr(call.operator, "tags", ())
     draws = is_pointwise and torch_compat.draws(call.operator)
     return call.operands if is_pointwise and not draws else ()
 
 
 def _fits(operand: Value, call: Call, ended: set[int], tape: Tape) -> bool:
-    """Whether `operand` is all of a memory that ends here, seen once, and lies as the result."""
+    """Returns whether the result of `call` fits into `operand`, and no later call reads that."""
     memory, form = tape.memory[operand.number], tape.form(call.result)
     whole = tape.forms[memory]
     views = {value for value in call.operands if tape.memory[value.number] == memory}
