@@ -464,4 +464,4 @@ def test_without_dtensor_auto_takes_it_and_says_why(tmp_path):
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("trained by manual\n") == 2
-    assert "strategy 'manual' taken (not 'dtensor': DTensor is not available" in ran.stderr
+    assert "strategy 'manual' chosen (not 'dtensor': DTensor is not available" in ran.stderr

@@ -70,7 +70,7 @@ def test_its_strategy_is_taken_by_name_and_trains(site):
 
 def test_auto_passes_it_over_and_says_why(site):
     program = "import shardcore; print(shardcore.install().passed_over['toy'])"
-    assert run(site, program).stdout == "taken only when it is asked for by name.\n"
+    assert run(site, program).stdout == "chosen only by name.\n"
 
 
 def test_its_own_reason_is_told_where_it_is_not_available(site):

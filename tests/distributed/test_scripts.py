@@ -84,11 +84,11 @@ def test_the_same_script_runs_alone_and_under_torchrun(folder):
     for _, global_shape, losses in on_ranks:
         assert global_shape == [6, 8]
         np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-5)
-    # One rank shows progress, and says what was chosen.
+    # One rank shows progress, and logs. The strategy that is usual is no news.
     assert together.stdout.count("Epoch 1/3") == alone.stdout.count("Epoch 1/3") == 1
     said = [line for line in together.stderr.splitlines() if line.startswith("[shardcore")]
     assert all(line.startswith("[shardcore rank 0]") for line in said)
-    assert sum("strategy 'dtensor' taken" in line for line in said) == 1
+    assert not any("strategy" in line for line in said)
     assert "ignored in" not in together.stderr  # no scope is closed after torch is gone
 
 

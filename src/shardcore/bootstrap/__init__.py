@@ -67,7 +67,8 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
             # A Keras that is loaded stays on torch.
             undo.callback(os.environ.pop, "KERAS_BACKEND", None)
         environment.check_versions()
-        entry, passed_over = plugins.choose(strategy, plugins.offered(plugins.STRATEGIES))
+        offers = plugins.offered(plugins.STRATEGIES)
+        entry, passed_over = plugins.choose(strategy, offers)
         entry = plugins.with_options(entry, options)
         from shardcore.adapters.capture.program import TapeCapture
         from shardcore.adapters.processes import TorchProcesses
@@ -80,7 +81,10 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
         binding.put()
         undo.callback(processes.unwatch)
         _installed = Installation(entry, options, passed_over, binding, processes, undo.pop_all())
-    logger.info("strategy %r taken%s", entry.name, _because(passed_over))
+    # It is news only that "auto" cannot have the strategy that it prefers.
+    best = plugins.preferred(list(offers.found.values()))
+    level = logging.INFO if strategy == "auto" and entry.name != best.name else logging.DEBUG
+    logger.log(level, "strategy %r chosen%s", entry.name, _because(passed_over))
     return _installed
 
 

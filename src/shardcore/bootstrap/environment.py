@@ -27,7 +27,7 @@ def choose_backend() -> bool:
     backend = _loaded_backend() or os.environ.get("KERAS_BACKEND")
     if backend is None:
         os.environ["KERAS_BACKEND"] = "torch"
-        logger.info("KERAS_BACKEND was not set: Keras will run on torch")
+        logger.debug("KERAS_BACKEND was not set: Keras will run on torch")
         return True
     if backend != "torch":
         raise EnvironmentProblem(

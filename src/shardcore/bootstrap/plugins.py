@@ -162,7 +162,7 @@ def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, d
     reasons = {name: _why_unavailable(entry) for name, entry in offers.found.items()}
     goes_before = wanted == "auto"
     if goes_before:
-        chosen = _preferred([entry for entry in offers.found.values() if not reasons[entry.name]])
+        chosen = preferred([entry for entry in offers.found.values() if not reasons[entry.name]])
     else:
         chosen = offers.get(wanted, "auto")
         if reasons[wanted]:
@@ -205,7 +205,8 @@ def _expected(name: str, value: object, annotation: object) -> str | None:
     return None
 
 
-def _preferred(usable: list[StrategyEntry]) -> StrategyEntry:
+def preferred(usable: list[StrategyEntry]) -> StrategyEntry:
+    """Returns the entry with the highest preference."""
     ranked = [(entry.preference, entry) for entry in usable if entry.preference is not None]
     return max(ranked, key=lambda each: each[0])[1]
 
@@ -225,5 +226,5 @@ def _why_not(
     if not goes_before:
         return f"{chosen.name!r} was asked for."
     if entry.preference is None:
-        return "taken only when it is asked for by name."
-    return f"{chosen.name!r} goes before it."
+        return "chosen only by name."
+    return f"{chosen.name!r} has precedence."

@@ -49,14 +49,14 @@ def test_auto_takes_the_highest_preference_that_can_be_had():
     best, usual, last = entry("best", 9, "no such device."), entry("usual", 5), entry("last", 0)
     chosen, passed_over = plugins.choose("auto", offers(last, best, usual))
     assert chosen is usual
-    assert passed_over == {"best": "no such device.", "last": "'usual' goes before it."}
+    assert passed_over == {"best": "no such device.", "last": "'usual' has precedence."}
 
 
 def test_auto_never_takes_an_entry_without_preference():
     shy, last = entry("shy"), entry("last", 0)
     chosen, passed_over = plugins.choose("auto", offers(shy, last))
     assert chosen is last
-    assert passed_over == {"shy": "taken only when it is asked for by name."}
+    assert passed_over == {"shy": "chosen only by name."}
 
 
 def test_a_name_goes_before_preferences():
