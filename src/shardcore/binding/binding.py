@@ -86,66 +86,69 @@ class Binding:
         sessions, capture = self.sessions, self.capture
         steps = Steps(sessions, capture)
         values: dict[str, Callable[[Any], Any]] = {
-            "backend library": lambda _: self.library,
-            "distribution library": lambda _: self.library,
-            "layer edges": lambda _: layers.LayerEdges(sessions),
-            "data adapters": lambda _: SimpleNamespace(distribution=lambda: None),
-            "numbers of Nadam": lambda core: operations.NumbersOfNadam(core, capture),
-            "results of an epoch": results_of_epoch,
-            "summaries": partial(callback_files.one_summary, sessions),
+            "backend.distribution_lib": lambda _: self.library,
+            "distribution_lib.distribution_lib": lambda _: self.library,
+            "layer.distribution_lib": lambda _: layers.LayerEdges(sessions),
+            "data_adapters.distribution_lib": lambda _: SimpleNamespace(distribution=lambda: None),
+            "torch_nadam.core": lambda core: operations.NumbersOfNadam(core, capture),
+            "Trainer._get_metrics_result_or_logs": results_of_epoch,
+            "TensorBoard.summary": partial(callback_files.one_summary, sessions),
             **{
-                f"files of {name}": partial(callback_files.OneWriter, sessions)
+                f"{name}.file_utils": partial(callback_files.OneWriter, sessions)
                 for name in seams.CALLBACKS_WITH_FILES
             },
         }
         # Each is called with the function that it replaces, and with its arguments.
         functions: dict[str, Callable[..., Any]] = {
-            "distribution attribute": self._set_global_attribute,
-            "clear_session": self._clear_session,
-            "layout axes": layout_map.validate_axes,
-            "layout map lookup": layout_map.lookup,
-            "layout map rule": layout_map.add_rule,
-            "variable assign": partial(variable.assign, sessions),
-            "variable repr": variable.represent,
-            "convert_to_numpy": partial(variable.to_numpy, sessions),
-            "layer call": partial(layers.layer_call, sessions),
-            "torch module parameters": partial(torch_modules.track, sessions),
-            "torch module config": partial(torch_modules.config, sessions),
-            **{f"scope of {name}": steps.within_scope for name in seams.RUNS},
-            **{f"{kind} step": partial(steps.make, kind) for kind in seams.STEPS},
+            "global_state.set_global_attribute": self._set_global_attribute,
+            "global_state.clear_session": self._clear_session,
+            "TensorLayout._validate_axes": layout_map.validate_axes,
+            "LayoutMap.__getitem__": layout_map.lookup,
+            "LayoutMap.__setitem__": layout_map.add_rule,
+            "Variable._direct_assign": partial(variable.assign, sessions),
+            "Variable.__repr__": variable.represent,
+            "core.convert_to_numpy": partial(variable.to_numpy, sessions),
+            "Layer.__call__": partial(layers.layer_call, sessions),
+            "TorchModuleWrapper._track_module_parameters": partial(torch_modules.track, sessions),
+            "TorchModuleWrapper.get_config": partial(torch_modules.config, sessions),
+            **{f"TorchTrainer.{name}": steps.within_scope for name in seams.RUNS},
             **{
-                f"callbacks of {phase} steps": partial(steps.callbacks, phase)
+                f"TorchTrainer.make_{kind}_function": partial(steps.make, kind)
+                for kind in seams.STEPS
+            },
+            **{
+                f"CallbackList.on_{phase}_begin": partial(steps.callbacks, phase)
                 for phase in seams.PHASES
             },
-            "automatic compilation": lambda original, trainer: seams.AUTO,
-            "metric results": sessions.sums.results,
-            "compilation": steps.compilation,
-            "random generator": partial(operations.generator, sessions, capture),
+            "Trainer._resolve_auto_jit_compile": lambda original, trainer: seams.AUTO,
+            "Trainer.get_metrics_result": sessions.sums.results,
+            "TorchTrainer._should_torch_compile": steps.compilation,
+            "random.torch_seed_generator": partial(operations.generator, sessions, capture),
             **{
-                f"draws of {name}": partial(operations.draw, sessions, capture)
+                f"random.{name}": partial(operations.draw, sessions, capture)
                 for name in seams.DRAWS
             },
-            "update of Adam": partial(operations.fused_update, sessions),
-            "scatter": operations.scatter,
-            "classes of a loss": partial(operations.sparse_crossentropy, sessions),
-            "export": partial(saving.export, sessions),
-            "save model": partial(saving.save_model, sessions),
-            "save weights": partial(saving.save_weights, sessions),
-            "remote monitor": partial(callback_files.send_once, sessions),
-            "messages": partial(callback_files.print_once, sessions),
-            "progress bar": partial(callback_files.show_once, sessions),
+            "Adam._parallel_update_step": partial(operations.fused_update, sessions),
+            "core.scatter": operations.scatter,
+            "nn.sparse_categorical_crossentropy": partial(operations.sparse_crossentropy, sessions),
+            "Model.export": partial(saving.export, sessions),
+            "saving_lib.save_model": partial(saving.save_model, sessions),
+            "saving_lib.save_weights_only": partial(saving.save_weights, sessions),
+            "RemoteMonitor.on_epoch_end": partial(callback_files.send_once, sessions),
+            "io_utils.print_msg": partial(callback_files.print_once, sessions),
+            "ProgbarLogger.set_params": partial(callback_files.show_once, sessions),
         }
         # Likewise, with the session first; without a session the replaced function runs.
         in_session: dict[str, Callable[..., Any]] = {
-            "variable initialize": variable.initialize,
-            "packed kernel": layers.int4_build,
-            "array batches": array_loader,
-            "beginning of an epoch": steps.begin,
-            "epoch": steps.epoch,
-            "initial states": layers.initial_states,
-            "mask of a loss": sample_weights.mask,
-            "overwrite question": saving.ask,
-            "orbax": callback_files.refuse_orbax,
+            "Variable._initialize": variable.initialize,
+            "EinsumDense._int4_build": layers.int4_build,
+            "ArrayDataAdapter.get_torch_dataloader": array_loader,
+            "EpochIterator.__iter__": steps.begin,
+            "TorchEpochIterator._get_iterator": steps.epoch,
+            "RNN.get_initial_state": layers.initial_states,
+            "loss.apply_mask": sample_weights.mask,
+            "io_utils.ask_to_proceed_with_overwrite": saving.ask,
+            "OrbaxCheckpoint.set_model": callback_files.refuse_orbax,
         }
         functions |= {name: partial(self._in_session, each) for name, each in in_session.items()}
         return values | {name: seams.around(each) for name, each in functions.items()}

@@ -142,10 +142,10 @@ class ExplainedStep:
 
         rebinding = seams.Rebinding()
         try:
-            rebinding.replace(seams.SEAMS["layer call"], seams.around(layer_call))
-            rebinding.replace(seams.SEAMS["layer edges"], edges)
-            rebinding.replace(seams.SEAMS["variable assign"], seams.around(assign))
-            rebinding.replace(seams.SEAMS["convert_to_numpy"], seams.around(to_numpy))
+            rebinding.replace(seams.SEAMS["Layer.__call__"], seams.around(layer_call))
+            rebinding.replace(seams.SEAMS["layer.distribution_lib"], edges)
+            rebinding.replace(seams.SEAMS["Variable._direct_assign"], seams.around(assign))
+            rebinding.replace(seams.SEAMS["core.convert_to_numpy"], seams.around(to_numpy))
             yield
         finally:
             rebinding.restore()
