@@ -109,7 +109,7 @@ def test_an_error_of_python_is_seen(source: str) -> None:
         "raise AssertionError('a mistake of our own')",
     ],
 )
-def test_what_is_under_the_root_passes(source: str) -> None:
+def test_errors_under_the_root_class_pass_the_check(source: str) -> None:
     tree = ast.parse(source)
     assert not outside_the_root([tree])
     assert not list(pythons_errors(tree))

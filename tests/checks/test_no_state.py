@@ -196,7 +196,7 @@ def test_modules_keep_nothing_that_changes() -> None:
         "def f():\n    torch.nn.Module.__call__ = g",
     ],
 )
-def test_what_a_module_keeps_is_seen(source: str) -> None:
+def test_state_of_a_module_is_found(source: str) -> None:
     assert list(state(ast.parse(source)))
 
 
@@ -215,5 +215,5 @@ def test_what_a_module_keeps_is_seen(source: str) -> None:
         "def f(environ):\n    return os.environ.get('A')",
     ],
 )
-def test_what_does_not_change_passes(source: str) -> None:
+def test_constants_of_a_module_pass_the_check(source: str) -> None:
     assert not list(state(ast.parse(source)))

@@ -121,7 +121,7 @@ def test_a_private_name_of_torch_is_seen(source: str, name: str) -> None:
         '"""Of `torch._C`, which is private, only a docstring tells."""',
     ],
 )
-def test_what_is_not_private_passes(source: str) -> None:
+def test_public_names_pass_the_check(source: str) -> None:
     tree = ast.parse(source)
     assert not uses(tree, set(own_names(tree)))
 

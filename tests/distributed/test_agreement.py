@@ -41,7 +41,7 @@ def train(*, mesh=(2, 1), rule=(None, "model"), units=4, x=X, extra=False):
     ],
     ids=["rule", "mesh", "shape", "variable", "batch"],
 )
-def test_what_rank_1_does_otherwise_is_named_on_every_rank(usual, odd, message):
+def test_every_rank_names_the_deviation_of_rank_1(usual, odd, message):
     assert_fails_everywhere(
         lambda rank: train(**(odd if rank == 1 else usual)), 2,
         error=RankMismatchError, match=message, timeout=20,

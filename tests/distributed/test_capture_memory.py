@@ -26,7 +26,7 @@ def gathering(_rank):
     return [len(call.writes) for call in calls if call.operator.__name__.startswith("mul")]
 
 
-def test_what_is_under_way_is_not_written_over():
+def test_an_operand_of_a_running_collective_is_not_overwritten():
     assert run_ranks(gathering, 2) == [[0], [0]]
 
 

@@ -202,7 +202,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("shape", "changes"), [(None, CHANGES), ((1, 2), CHANGES[::3])])
-def test_what_changes_between_steps_is_seen_by_the_next(shape, changes):
+def test_a_change_between_steps_is_seen_by_the_next_step(shape, changes):
     def program(rank):
         begin(shape)
         return [{c.__name__: changed(c, jit) for c in changes} for jit in (False, "auto")]
@@ -280,7 +280,7 @@ def in_the_class(layer):
     type(layer).power = 0.5
 
 
-def test_what_changes_deep_inside_or_in_a_class_is_seen_too():
+def test_a_change_in_a_nested_object_or_a_class_is_seen():
     def program(rank, jit):
         begin(None)
         keras.utils.set_random_seed(1)
@@ -315,7 +315,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_step_that_goes_several_ways_by_a_count_is_captured_for_each(way):
+def test_a_step_that_branches_on_a_count_is_captured_for_each_branch(way):
     def program(rank):
         begin(None)
         data = batches(plain_mlp, 16)
@@ -442,7 +442,7 @@ class ReadsUnguarded(Spy):
         (ReadsUnguarded, "that no variable, torch module or attribute of a layer holds"),
     ],
 )
-def test_what_cannot_be_captured_runs_eagerly_and_says_once_why(layer, said):
+def test_a_step_that_cannot_be_captured_runs_eagerly_and_says_once_why(layer, said):
     ((messages, runs),) = run_ranks(lambda rank: reasons(layer, steps=6), 1)
     assert runs == 6
     (message,) = messages
@@ -518,7 +518,7 @@ class OfTorch(keras.Model):
 
 @needs_compiler
 @pytest.mark.parametrize("shape", [None, (2, 1)])
-def test_what_an_optimizer_of_torch_holds_is_seen(shape):
+def test_a_change_in_an_optimizer_of_torch_is_seen(shape):
     x, y = (np.random.default_rng(0).normal(size=(8, 4)).astype("float32") for _ in range(2))
 
     def trained(jit):
@@ -779,7 +779,7 @@ def test_a_compiled_step_of_two_ranks_has_the_numbers_of_the_eager_one():
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_not_compiled_is_captured_and_says_why():
+def test_a_step_that_fails_to_compile_is_captured_with_a_message():
     def fails(*given):
         raise RuntimeError("no compiler is here")
 

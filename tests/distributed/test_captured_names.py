@@ -217,7 +217,7 @@ def test_a_step_sees_what_its_functions_read(strategy):
 
 
 @pytest.mark.parametrize("strategy", ["single", "dtensor", "manual"])
-def test_what_no_guard_can_compare_keeps_a_step_eager_and_says_so(strategy):
+def test_a_value_that_no_guard_can_compare_keeps_a_step_eager_with_a_message(strategy):
     def program(rank):
         begin(strategy)
         said, found = messages(), {}

@@ -160,7 +160,7 @@ def test_steps_take_every_transition_and_no_other(shape):
         assert seen == {(*key, state) for key, state in TRANSITIONS.items()}
 
 
-def test_where_one_rank_needs_a_second_recording_all_make_one():
+def test_all_ranks_record_again_if_one_rank_must():
     """Its shards of a batch of another size may be computed by other operators."""
 
     def program(rank):
@@ -191,7 +191,7 @@ def test_while_one_rank_is_profiled_no_rank_records():
     assert_equal(found, same)
 
 
-def test_what_changes_on_one_rank_again_and_again_keeps_all_ranks_eager():
+def test_repeated_changes_on_one_rank_keep_all_ranks_eager():
     """Before the step is captured: after that it is an error of all ranks."""
 
     def program(rank):

@@ -149,7 +149,7 @@ def overflowing(jit, steps):
 
 
 @pytest.mark.parametrize(("shape", "steps"), [(None, 26), ((2, 1), 15)])
-def test_a_step_goes_the_way_that_its_gradients_say(shape, steps):
+def test_a_step_takes_the_branch_that_its_gradients_choose(shape, steps):
     def program(rank):
         begin(shape)
         return overflowing(False, steps), overflowing("auto", steps)
@@ -187,7 +187,7 @@ class Scales(Spy):
 @pytest.mark.parametrize(
     ("layer", "recorded"), [(Branches, 4), (PadsWithItsLargest, 6), (Scales, 24)]
 )
-def test_what_is_read_of_a_batch_tells_which_recording_runs(layer, recorded):
+def test_values_read_from_a_batch_choose_the_recording(layer, recorded):
     def program(rank, jit):
         begin(None)
         model = compiled(network(layer, dense), jit, "sgd")
@@ -230,7 +230,7 @@ def test_a_step_that_has_written_much_before_it_reads_is_not_captured():
     assert "after it has written 8 bytes it reads values on the host" in said
 
 
-def test_a_way_that_came_once_is_forgotten_after_many_runs():
+def test_a_branch_that_ran_once_is_dropped_after_many_runs():
     def program(rank):
         cache._MANY_RUNS = 4
         begin(None)

@@ -111,7 +111,7 @@ def test_a_gather_starts_when_that_before_was_waited_for_wherever_inductor_puts_
 
 
 @needs_compiler
-def test_what_was_stacked_is_not_overwritten_in_place():
+def test_a_stacked_tensor_is_not_overwritten_in_place():
     """Else `gate`, written into the last part of the stack, is lost when `back` is laid there."""
 
     def step(x, kernel):
@@ -134,7 +134,7 @@ def test_what_was_stacked_is_not_overwritten_in_place():
 
 
 @needs_compiler
-def test_what_reads_a_sum_waits_for_it():
+def test_an_operator_that_reads_a_sum_waits_for_it():
     """Else a part of an LSTM's gradient is that of one rank."""
     generator = np.random.default_rng(1)
     x, y = generator.normal(size=(4, 6, 4)).astype("float32"), generator.integers(0, 4, 4)
@@ -195,7 +195,7 @@ REWRITTEN = {
 
 @needs_compiler
 @pytest.mark.parametrize("which", REWRITTEN)
-def test_what_inductor_cannot_take_as_it_was_recorded_is_compiled(which):
+def test_operators_that_inductor_miscompiles_are_rewritten_and_compiled(which):
     step, operands = REWRITTEN[which]
 
     def program(rank):
@@ -208,7 +208,7 @@ def test_what_inductor_cannot_take_as_it_was_recorded_is_compiled(which):
     run_ranks(program, 1, timeout=300)
 
 
-def test_what_a_collective_gives_is_not_reshaped_before_it_is_there():
+def test_the_result_of_a_collective_is_not_reshaped_before_its_wait():
     def program(rank):
         x = torch.ones(4, 8)
 

@@ -90,7 +90,7 @@ def compare(rank):
     return wrong
 
 
-def test_what_was_brought_elsewhere_is_found_until_it_is_written():
+def test_a_redistributed_tensor_is_reused_until_it_is_written():
     assert run_ranks(compare, 2) == [{}, {}]
 
 
@@ -111,7 +111,7 @@ def written_elsewhere(rank):
     return kept, dict(same_step.calls), dict(next_step.calls)
 
 
-def test_what_is_written_elsewhere_or_made_in_another_step_is_not_found():
+def test_a_written_tensor_or_one_of_another_step_is_not_reused():
     assert run_ranks(written_elsewhere, 2) == [(True, {}, {"all_gather": 1})] * 2
 
 

@@ -55,7 +55,9 @@ def explained_and_counted(rank, build, mesh, policy, strategy):
         (decoder, (1, 2), "tensor_parallel", "manual"),
     ],
 )
-def test_it_tells_what_is_counted(build, mesh, policy, strategy, tmp_path):
+def test_the_explanation_lists_the_collectives_that_are_counted(
+    build, mesh, policy, strategy, tmp_path
+):
     for found in run_ranks(explained_and_counted, 2, build, mesh, policy, strategy, timeout=120):
         explanation, traffic, trainable, layers = found
         assert_counted(explanation, traffic)
@@ -98,7 +100,7 @@ def assert_pictured(explanation, layers, folder):
 
 
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2)])
-def test_the_all_reduces_of_a_block_are_told_at_their_layers(mesh, tmp_path):
+def test_the_all_reduces_of_a_block_are_listed_at_their_layers(mesh, tmp_path):
     args = (decoder, mesh, "tensor_parallel", "dtensor")
     for found in run_ranks(explained_and_counted, mesh[0] * mesh[1], *args, timeout=120):
         explanation, traffic, trainable, layers = found

@@ -68,7 +68,7 @@ def assert_same(after, before):
     np.testing.assert_array_equal(after[3], before[3])
 
 
-def test_other_steps():
+def test_test_and_predict_steps_are_explained():
     def program(rank):
         distribute((2, 1))
         model = net()
@@ -115,7 +115,7 @@ NO_EXPLANATIONS = [
 ]
 
 
-def test_what_cannot_be_explained_is_an_error():
+def test_a_step_that_cannot_be_explained_is_an_error():
     def program(rank):
         shardcore.install()
         for call, says in NO_EXPLANATIONS:
@@ -145,7 +145,7 @@ def test_another_thread_is_refused():
     assert "call it on the main thread" in error
 
 
-def test_a_collective_of_ones_own_is_told_without_a_distribution():
+def test_a_collective_of_the_user_is_explained_without_a_distribution():
     class Own(keras.Sequential):
         def train_step(self, data):
             total = torch.ones(3)

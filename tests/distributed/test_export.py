@@ -54,7 +54,7 @@ def test_the_artefact_is_that_of_one_device_and_training_goes_on(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["(1, 2).pt2", "None.pt2"]
 
 
-def test_what_rank_0_cannot_export_fails_on_every_rank(tmp_path):
+def test_an_export_that_fails_on_rank_0_fails_on_every_rank(tmp_path):
     def export(rank):
         distribute((1, 2), RULES)
         model = trained()

@@ -162,7 +162,7 @@ def test_by_hand_a_killed_rank_is_missed(program, failing):
     assert "its process ended without an error" in other
 
 
-def test_by_hand_the_death_of_a_rank_is_told_before_the_error_it_causes(program):
+def test_by_hand_the_death_of_a_rank_is_reported_before_the_error_it_causes(program):
     outcome = by_hand(program, 1, "kill", "collective")
     assert outcome.codes == [1, -signal.SIGKILL]
     assert outcome.seconds < 15

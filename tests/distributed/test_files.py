@@ -100,7 +100,7 @@ def test_plain_keras_reads_what_a_mesh_saved_and_another_mesh_resumes(shape, tmp
         assert other[1] == 1 or "(None, 'model')" in shown
 
 
-def test_saving_on_one_rank_alone_is_an_error_and_no_hang(tmp_path, monkeypatch):
+def test_saving_on_one_rank_only_is_an_error_within_the_timeout(tmp_path, monkeypatch):
     monkeypatch.setattr("shardcore.adapters.processes.PATIENCE_SECONDS", 2.0)
 
     def save(rank):
@@ -137,7 +137,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         run_ranks(save, 2)
 
 
-def test_who_goes_on_after_the_error_of_another_rank_raises_it_all_the_same(tmp_path):
+def test_a_rank_that_ignores_the_error_of_another_rank_raises_it_later(tmp_path):
     def save(rank):
         distribute((1, 2))
         model = build()

@@ -136,7 +136,7 @@ def test_a_variable_is_redistributed_and_gathered():
             np.testing.assert_array_equal(whole, WHOLE)  # rank 0's
 
 
-def test_the_mesh_is_told():
+def test_the_status_shows_the_mesh():
     def program(rank):
         distribute((2, 2))
         return shardcore.mesh_info()
@@ -146,7 +146,7 @@ def test_the_mesh_is_told():
     assert run_ranks(program, 4) == [expected] * 4
 
 
-def test_what_cannot_be_is_refused_by_name_before_any_communication():
+def test_wrong_arguments_are_refused_by_name_before_any_communication():
     def program(rank):
         distribute((2, 1))
         if rank:  # no rank waits for this one

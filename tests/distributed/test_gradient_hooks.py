@@ -39,7 +39,7 @@ def drop_some(parameter):
         parameter.grad = None
 
 
-def test_what_a_hook_makes_of_a_gradient_is_that_of_one_device():
+def test_gradient_hooks_give_the_gradients_of_one_device():
     for change in (clamp, scale, drop_some):
         (reference,) = run_ranks(gradients, 1, None, change)
         assert_close(run_ranks(gradients, 2, (2, 1), change), reference, atol=1e-4)

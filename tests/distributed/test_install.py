@@ -290,7 +290,7 @@ def test_no_such_strategy_leaves_keras_alone():
     assert in_one_process(program) == (True, False)
 
 
-def test_what_needs_an_installation_says_so():
+def test_a_function_that_needs_an_installation_says_so():
     with pytest.raises(EnvironmentProblem, match=r"call shardcore\.install\(\) first"):
         shardcore.mesh_info()
 

@@ -153,6 +153,6 @@ def test_the_edition_of_2026():
 
     for shape, report in run_ranks(program, RANKS, init=False):
         # In a Sequential the path is "sequential/d1/kernel", so that edition's rule shards nothing,
-        # on any backend. Here an error says so.
+        # on any backend. Here the report names it.
         assert shape == (784, 200)
         assert "d1/kernel" in report.unused_rules

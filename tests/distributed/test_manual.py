@@ -157,7 +157,7 @@ def test_a_variable_split_over_the_batch_axis_is_gathered_for_each_pass(weights,
     assert sent["reduce_scatter"] == KERNEL
 
 
-def test_it_may_stay_whole_until_the_step_ends_whatever_its_size():
+def test_a_weight_gathered_per_step_has_no_size_limit():
     def program(rank):
         distribute((2, 1), {"net/dense_1/kernel": ("data", None)}, gathered="per_step")
         return engine_of(perceptron()).unsharded.size
@@ -168,7 +168,7 @@ def test_it_may_stay_whole_until_the_step_ends_whatever_its_size():
     assert calls == {"all_reduce": 1, "all_gather": 1, "reduce_scatter": 1}
 
 
-def test_what_stays_whole_is_that_of_the_last_update_and_goes_with_the_step():
+def test_a_gathered_weight_is_up_to_date_and_is_freed_with_its_step():
     def program(rank, ways):
         losses = {}
         for how in ways:
@@ -291,7 +291,7 @@ def full_kernels_alive(rank, held):
     return found
 
 
-def test_what_is_gathered_is_freed_after_its_use_where_it_is_larger_than_what_is_held():
+def test_a_gathered_kernel_above_the_limit_is_freed_after_its_use():
     assert run_ranks(full_kernels_alive, 2, KERNEL - 1) == [[], []]
     # The oldest goes: both do not fit.
     assert run_ranks(full_kernels_alive, 2, 4 * 6 * 8) == [[(8, 3)]] * 2
@@ -382,7 +382,7 @@ def test_the_gradient_of_a_parameter_that_keras_does_not_know_is_clipped_in_plac
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_what_is_made_of_other_operators_is_split_in_inference_mode():
+def test_a_composite_operator_is_split_in_inference_mode():
     """It arrives there as it is, and not as what it is made of."""
 
     def inferred(x):

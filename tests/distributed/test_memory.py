@@ -153,11 +153,11 @@ def test_a_pending_sum_with_views_keeps_its_shape():
     assert all(torch.equal(found, 2 * VALUES[1]) for found in run_ranks(pending_with_views, 2))
 
 
-def test_views_of_what_two_axes_split():
+def test_views_of_tensors_sharded_over_two_axes_have_the_values_of_one_device():
     assert run_ranks(split_by_two_axes, 4) == [[True] * 5] * 4
 
 
-def test_what_is_written_or_reduced_changes_a_tensor_and_its_views_alone():
+def test_a_write_or_a_reduction_changes_a_tensor_and_its_views_only():
     assert run_ranks(compare, 2) == [[], []]
 
 

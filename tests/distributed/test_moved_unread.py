@@ -103,7 +103,7 @@ def on_one_rank(rank, distributed=False):
     return found, counts
 
 
-def test_what_one_rank_reads_is_reduced_on_all():
+def test_results_that_one_rank_reads_are_reduced_on_all():
     ((expected, _),) = run_ranks(on_one_rank, 1)
     (found, counts), (other, other_counts) = run_ranks(on_one_rank, 2, True, timeout=60)
     assert_same(found, expected, "the rank that looks")

@@ -92,7 +92,7 @@ def test_an_optimizer_of_torch_updates_it(options):
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_what_it_cannot_be_redistributed_to_is_said():
+def test_redistribute_refuses_wrong_placements():
     def program(rank):
         w = variable()
         with pytest.raises(LayoutError, match="needs placements, one per mesh axis"):

@@ -302,7 +302,7 @@ def test_a_file_that_cannot_be_written_is_one_error_on_every_rank_and_all_go_on(
     assert names == ["good.keras", "taken.keras"]
 
 
-def test_of_modes_that_write_only_rank_0s_reach_the_file(tmp_path):
+def test_only_rank_0_writes_to_a_file_in_any_mode(tmp_path):
     def program(rank):
         distribute((2, 1))
         path = str(tmp_path / "log")

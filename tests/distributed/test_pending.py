@@ -168,7 +168,7 @@ def reference():
 @pytest.mark.parametrize(
     ("mesh", "spec"), [((2, 1), ("data", None)), ((2, 2), ("model", "data"))], ids=["one", "two"]
 )
-def test_what_is_pending_is_read_as_on_one_device(reference, mesh, spec):
+def test_a_pending_sum_is_read_as_on_one_device(reference, mesh, spec):
     results = run_ranks(all_groups, mesh[0] * mesh[1], mesh, spec, timeout=120)
     assert_close(results, reference, atol=2e-5)
 

@@ -27,7 +27,7 @@ def test_a_third_step_makes_no_plan_even_with_another_learning_rate():
         assert len(set(others)) == 1
 
 
-def test_what_a_plan_depends_on_is_told_apart():
+def test_plans_differ_by_shape_layout_dtype_and_number():
     """Shapes, layouts, dtypes, numbers that choose dims, and zero, by which no sum is divided."""
     x = np.arange(24, dtype="float32").reshape(4, 6)
 

@@ -73,7 +73,7 @@ def test_auto_passes_it_over_and_says_why(site):
     assert run(site, program).stdout == "chosen only by name.\n"
 
 
-def test_its_own_reason_is_told_where_it_is_not_available(site):
+def test_the_error_gives_the_reason_of_an_unavailable_strategy(site):
     program = "import shardcore; shardcore.install('toy')"
     done = run(site, program, TOY_IS_UNAVAILABLE="no toys here: buy one.")
     assert done.returncode == 1

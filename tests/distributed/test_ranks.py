@@ -88,7 +88,7 @@ def test_a_result_that_cannot_be_pickled_is_a_failure_of_its_rank():
         run_ranks(lambda rank: lambda: rank, 1)
 
 
-def test_ranks_that_hang_are_shown_where_they_hang():
+def test_the_stacks_of_ranks_that_time_out_are_shown():
     def hangs_here(rank):
         if rank == 0:
             dist.barrier()
@@ -104,7 +104,7 @@ def test_ranks_that_hang_are_shown_where_they_hang():
     assert multiprocessing.active_children() == []
 
 
-def test_what_a_rank_registers_at_exit_is_run_in_that_rank_only(tmp_path):
+def test_an_exit_function_of_a_rank_runs_in_that_rank_only(tmp_path):
     def program(rank):
         atexit.register((tmp_path / str(rank)).touch)
 

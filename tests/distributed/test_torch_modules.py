@@ -309,7 +309,7 @@ def test_rules_reach_outputs_and_a_batch_that_is_split():
         assert gradient == "S(0) R"  # no sum is left pending before the module either
 
 
-def test_what_cannot_be_laid_out_is_refused_by_name():
+def test_a_module_that_cannot_be_parallelized_is_refused_by_name():
     def program(rank):
         parallelize = shardcore.parallelize_torch_module
         shardcore.install(STRATEGY)

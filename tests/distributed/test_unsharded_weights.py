@@ -68,7 +68,7 @@ def held(rank):
     return traffic.calls["all_gather"], len(unsharded._entries)
 
 
-def test_no_more_is_held_than_its_size():
+def test_the_cache_of_gathered_weights_keeps_its_size():
     assert run_ranks(held, 2) == [(3, 1)] * 2
 
 
@@ -79,7 +79,7 @@ def after_a_step(rank):
     return len(model.layers[0].kernel._value.engine.unsharded._entries)
 
 
-def test_nothing_is_held_after_a_step():
+def test_no_gathered_weight_is_kept_after_a_step():
     assert run_ranks(after_a_step, 2) == [0, 0]
 
 

@@ -137,7 +137,7 @@ def test_a_write_reaches_the_base_and_every_view():
     assert_close(run_ranks(all_writes, 4, SPECS), reference)
 
 
-def test_a_shape_that_does_not_fit_is_told_as_on_one_device():
+def test_a_shape_that_does_not_fit_raises_the_error_of_one_device():
     """The operator is not tried on whole operands, which would communicate."""
 
     def program(rank):

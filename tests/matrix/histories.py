@@ -78,7 +78,7 @@ class History:
     happened: int = 0
 
     def meet(self, event: Callable[["History"], None]) -> None:
-        """Runs `event`; an error of Keras is part of the history, and leaves the event half done."""
+        """Runs `event`; an error of Keras is part of the history, and ends the event early."""
         self.happened += 1
         try:
             event(self)

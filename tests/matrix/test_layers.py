@@ -26,7 +26,7 @@ def test_no_two_cases_have_one_name(name):
     assert set(CLASSES[name].fast) <= set(names)
 
 
-def test_what_is_listed_as_not_running_on_one_device_does_not():
+def test_cases_listed_as_not_running_on_one_device_do_not_run():
     listed = [case for case in CLASSES["layers"].cases if case.name in NOT_ON_ONE_DEVICE]
     assert {case.name for case in listed} == set(NOT_ON_ONE_DEVICE)
     numbers = CLASSES["layers"].reference(listed)

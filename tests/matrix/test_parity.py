@@ -65,7 +65,7 @@ def hangs(rank, x):
     return x
 
 
-def test_each_fault_is_told_and_the_next_case_runs(monkeypatch):
+def test_each_fault_is_reported_and_the_next_case_runs(monkeypatch):
     monkeypatch.setattr(forks, "ITEM_SECONDS", 8)
     faults = [
         planted("first", lambda rank, x: x),
@@ -101,7 +101,7 @@ def _(x):
     return torch.empty_like(x)
 
 
-def test_a_fall_back_is_told():
+def test_a_fall_back_is_reported():
     def build():
         x = keras.Input((4,))
         h = keras.layers.Dense(4)(x)

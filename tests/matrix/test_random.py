@@ -10,7 +10,7 @@ from tests.matrix.suite import unexpected
 
 
 @pytest.mark.parametrize("mesh", placing.MESHES)
-def test_what_torch_draws_is_what_one_device_draws(mesh):
+def test_random_operators_of_torch_draw_the_values_of_one_device(mesh):
     cases = {
         "multinomial": [
             run(lambda x: torch.multinomial(x, 3, replacement=True), p(5, 4)),

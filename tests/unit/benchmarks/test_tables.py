@@ -54,7 +54,7 @@ def test_a_captured_step_that_ran_in_python_meets_no_goal() -> None:
     assert (mine.verdict, mine.note) == ("missed", rows.RAN_IN_PYTHON)
 
 
-def test_what_failed_has_no_figure() -> None:
+def test_a_failed_contender_has_no_figure() -> None:
     mine = list(rows.times("MLP", RACING, found(failure="it broke")))[1]
     assert (mine.value, mine.ratio, mine.verdict, mine.note) == (None, None, "", "it broke")
 

@@ -128,7 +128,7 @@ def test_a_group_of_one_device_sends_nothing() -> None:
     assert module_traffic(entry(alone), 2) == Traffic()
 
 
-def test_of_branches_the_one_that_sends_most_counts() -> None:
+def test_the_branch_that_sends_most_counts() -> None:
     few, many = (
         f"%{name} (x: f32[{n}]) -> f32[{n}] {{\n  ROOT %y = f32[{n}]{{0}} {ALL_REDUCE}\n}}\n"
         for name, n in (("few", 2), ("many", 8))
@@ -293,7 +293,7 @@ def test_a_mesh_has_a_line_for_each_strategy_and_step() -> None:
     assert traffic_table.cells_of("A", {"manual": rows}) == ["A", "100", "400", "4.00"]
 
 
-def test_stand_ins_are_gone_when_the_import_is_through() -> None:
+def test_stand_ins_are_removed_after_the_import() -> None:
     with traffic_cases.stand_ins("no_such_package"):
         from no_such_package.part import Anything  # type: ignore[import-not-found]
     assert isinstance(Anything, type)

@@ -80,7 +80,7 @@ def test_an_unavailable_strategy_gives_its_reason():
         plugins.choose("far", offers(entry("far", 1, reason), entry("single", 0)))
 
 
-def test_an_entry_that_cannot_tell_counts_as_unavailable():
+def test_an_entry_whose_check_fails_counts_as_unavailable():
     def fails():
         raise OSError("no driver")
 
@@ -133,7 +133,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_package_is_told_and_breaks_no_other(packages, caplog, monkeypatch, kind):
+def test_a_broken_package_is_reported_and_breaks_no_other(packages, caplog, monkeypatch, kind):
     source, error, detail = BROKEN[kind]
     write_package(packages, f"broken-{kind.replace(' ', '-')}", source)
     write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))

@@ -31,7 +31,7 @@ def elements(ranges):
 
 
 @given(exchanges())
-def test_each_rank_gets_what_it_wants_in_order(exchange):
+def test_each_rank_gets_its_elements_in_order(exchange):
     held = [np.array(elements(each), dtype=int) for each in exchange.held]
     for place, wanted in enumerate(exchange.wanted):
         messages = [

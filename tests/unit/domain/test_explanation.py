@@ -154,7 +154,7 @@ def test_a_kernel_split_by_columns_is_to_be_split_by_rows():
     ]
 
 
-def test_where_no_kernel_takes_the_features_the_last_split_layer_before_is_to_be_whole():
+def test_without_a_kernel_for_the_features_the_advice_is_to_replicate_the_last_sharded_layer():
     assert advice(facts(**COLUMNS), UP, layer("down")) == [{"up/kernel": (None, None)}]
     split = layer("after", variable("after/kernel", (4, 16), (None, "model")), spec=("model", None))
     assert advice(facts(**COLUMNS), layer("down"), split) == []
@@ -170,7 +170,7 @@ def test_one_change_at_a_time():
     assert len(advise([known, other], [UP, layer("down")])) == 1
 
 
-def test_small_variables_that_are_gathered_are_to_be_whole_together():
+def test_the_advice_is_to_replicate_all_small_gathered_variables():
     small = [variable(f"a/{n}", (8, 8), ("model", "data")) for n in range(2)]
     large = variable("a/large", (SMALL, 8), ("model", None))
     known = [facts(variable=each.path) for each in (*small, large)]
@@ -190,7 +190,7 @@ def test_small_variables_that_are_gathered_are_to_be_whole_together():
         facts(**TOKENS, rule="norm/output"),  # once, for several products
     ],
 )
-def test_what_no_rule_spares_is_not_told(known):
+def test_no_advice_is_given_where_no_rule_avoids_a_collective(known):
     assert advice(known, UP, layer("down")) == []
 
 
@@ -201,7 +201,7 @@ def test_the_rules_as_they_are_written():
     assert many.endswith("layout_map['3'] = (None,); and 2 more alike")
 
 
-def test_equal_ones_are_told_once():
+def test_equal_collectives_are_listed_once_with_a_count():
     one, other = facts().collective(), facts(layer="up").collective()
     assert [(each.layer, each.times) for each in counted([one, other, one])] == [
         ("down", 2),

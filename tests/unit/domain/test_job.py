@@ -25,7 +25,7 @@ def values(job):
     return (job.rank, job.world_size, job.local_rank, job.master_address, job.master_port)
 
 
-def test_nothing_given_is_a_process_alone():
+def test_no_arguments_mean_a_single_process():
     assert resolve_job(environ={}) is None
 
 
@@ -39,7 +39,7 @@ def test_nothing_given_is_a_process_alone():
         {"RANK": "0", "WORLD_SIZE": "1"},
     ],
 )
-def test_what_names_no_job_is_a_process_alone(environ):
+def test_an_environment_without_a_job_is_a_single_process(environ):
     assert resolve_job(environ=environ) is None
 
 
@@ -168,7 +168,7 @@ def test_ranks_of_one_host_have_the_local_ranks_from_zero_up(hosts):
         (("::1:80", 2, 0), {}, ["'[::1]:1234'", "'::1:80'"]),
     ],
 )
-def test_what_is_partial_or_wrong_is_refused_by_name(arguments, environ, parts):
+def test_incomplete_or_wrong_settings_of_a_job_are_refused_by_name(arguments, environ, parts):
     with pytest.raises(EnvironmentProblem) as refused:
         resolve_job(*arguments, environ=environ)
     for part in parts:

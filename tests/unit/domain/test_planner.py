@@ -68,11 +68,11 @@ def convolved(*placements, mesh=(2,), output=(5, 6, 6, 6)):
         (([Shard(2)], [Shard(0)], [R]), ["R", "S(0)", "S(0)", "S(1)"]),
     ],
 )
-def test_what_is_split_stays_split(placements, words):
+def test_a_sharded_operand_stays_sharded(placements, words):
     assert convolved(*placements) == (words, False)
 
 
-def test_of_two_factors_the_one_that_moves_less_is_split():
+def test_the_factor_that_moves_fewer_bytes_is_split():
     rule = layers.convolution(ONE_GROUP, 2, bias=False)
     by_output, by_input = ["R", "S(0)", "S(1)"], ["S(1)", "S(1)", "P(sum)"]
 
@@ -121,13 +121,13 @@ def test_the_way_back_of_a_gradient_counts_by_its_bytes():
     assert words(product((4, 60), (60, 5), (None, None))) == ["R", "R", "R"]
 
 
-def test_what_is_much_work_is_split():
+def test_an_expensive_operator_is_split_and_a_cheap_one_is_not():
     many, few = (40960, 8192), (40960, 64)
     assert words(product(many, (8192, 8192), (None, None))) == ["S(1)", "S(0)", "P(sum)"]
     assert words(product(few, (64, 8192), (None, None))) == ["R", "R", "R"]
 
 
-def test_what_a_split_weight_is_for_is_split():
+def test_an_activation_is_split_for_a_sharded_weight():
     assert words(product((4, 8), (8, 6), ("model", None))) == ["S(1)", "S(0)", "P(sum)"]
 
 
@@ -255,7 +255,7 @@ def test_the_weight_of_a_norm_follows_the_activation():
     assert choose(rule, (whole, weight)).operands == (columns, weight.layout)
 
 
-def test_what_is_no_weight_moves_if_that_is_cheaper():
+def test_an_activation_moves_if_that_is_cheaper():
     rows = placed((8, 4), ("model", None))
     columns = placed((4, 60_000), (None, "model"))
     chosen = choose(MATMUL, (rows, columns), ((8, 60_000),))
@@ -263,7 +263,7 @@ def test_what_is_no_weight_moves_if_that_is_cheaper():
     assert chosen.results == (Layout(PAIR, (None, "model")),)
 
 
-def test_where_all_are_weights_the_cheaper_one_moves():
+def test_of_two_weights_the_cheaper_one_moves():
     rows = placed((8, 4), ("model", None), weight=True)
     columns = placed((4, 60_000), (None, "model"), weight=True)
     chosen = choose(MATMUL, (rows, columns), ((8, 60_000),))
@@ -332,7 +332,7 @@ def test_other_weights_that_meet_an_activation_that_is_not_split_stay():
         (None, "model", (True, True), True),
     ],
 )
-def test_an_activation_that_is_gathered_is_told_and_a_weight_if_there_is_nothing_else(
+def test_the_plan_reports_a_gathered_activation_before_a_gathered_weight(
     first, second, weights, gathers
 ):
     rule = rule_of_text("-, - -> -")
@@ -404,7 +404,7 @@ def test_a_dim_whose_chunks_are_no_whole_steps_is_split_between_steps():
     assert not chosen.gathers
 
 
-def test_of_two_blocks_of_one_dim_the_cheaper_ones_stay():
+def test_the_cheaper_of_two_block_sizes_of_a_dim_is_kept():
     rule = basic.elementwise(((20, 8), (20, 1)))
     for large, small in (1, 4), (4, 1):
         operands = (
@@ -454,7 +454,7 @@ def test_the_first_operand_says_the_order_of_axes():
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_of_splits_that_cost_alike_the_one_of_the_first_operand_is_chosen(turned):
+def test_of_splits_of_equal_cost_that_of_the_first_operand_is_chosen(turned):
     rows, columns = placed((8, 8), ("model", None)), placed((8, 8), (None, "model"))
     first, second = (columns, rows) if turned else (rows, columns)
     chosen = choose(basic.elementwise(((8, 8), (8, 8))), (first, second))

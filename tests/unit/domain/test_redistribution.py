@@ -288,7 +288,7 @@ def test_uneven_bytes_are_exact():
     assert sent([whole, {"model": "sum"}], [whole]) == [23, 23, 23, 21]
 
 
-def test_what_is_in_other_blocks_is_sent_and_nothing_else():
+def test_only_elements_that_change_blocks_are_sent():
     pair = Mesh((2,), ("model",))
     # 20 elements in blocks of 4 are 12 and 8, of 6 they are 12 and 8, of 1 they are 10 and 10.
     fours, sixes, ones = (Layout(pair, ("model",), blocks=(block,)) for block in (4, 6, 1))

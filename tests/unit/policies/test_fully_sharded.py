@@ -59,7 +59,7 @@ def test_every_element_is_somewhere_once_and_every_rank_is_spared(shape, ranks, 
     assert shape[dim] % ranks == 0 or not any(size and size % ranks == 0 for size in shape)
 
 
-def test_small_ones_stay_whole_by_default_and_are_told():
+def test_small_variables_are_replicated_by_default_with_a_reason():
     kernel, bias = (512, 512), (512,)
     chosen = fully_sharded.plan(holding(kernel, bias), MESH)
     assert chosen["v_0"].spec == ("data", None)
@@ -72,7 +72,7 @@ def test_small_ones_stay_whole_by_default_and_are_told():
     assert spec((8, 16), small=385) == (None, None)
 
 
-def test_uneven_is_told():
+def test_the_reason_names_an_uneven_split():
     chosen = fully_sharded.plan(holding((30, 9)), MESH, small=0)
     assert chosen["v_0"].reason == "dim 0 split, unevenly"
 

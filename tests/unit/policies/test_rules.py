@@ -36,7 +36,7 @@ def test_a_number_that_is_the_same_in_all_stays():
     assert rule.key == r"m_3/b_\d+/w"
 
 
-def test_reasons_that_differ_are_all_told():
+def test_a_rule_lists_all_its_reasons():
     (rule,) = rules({"b_0/w": Choice((None,), "one"), "b_1/w": Choice((None,), "two")})
     assert rule.reason == "one; two"
 
@@ -73,7 +73,7 @@ def model(*variables):
     return LayerFacts("a", ("Block",), variables=variables or VARIABLES, children=(add,), path="a")
 
 
-def test_what_is_left_out_stays_whole():
+def test_a_variable_that_the_policy_leaves_out_is_replicated():
     found = complete({"b": SPLIT}, model(), MESH)
     assert found == {"k": Choice((None, None), "whole: left out by the policy"), "b": SPLIT}
 
@@ -105,7 +105,7 @@ def test_an_output_has_a_rule_where_it_is_chosen():
         ({"k": Choice(("model", "model"), "")}, "uses axis 'model' twice"),
     ],
 )
-def test_what_does_not_fit_is_refused(choices, message):
+def test_a_choice_that_does_not_fit_its_variable_is_refused(choices, message):
     with pytest.raises(PolicyError) as error:
         complete(choices, model(), MESH)
     assert message in str(error.value)

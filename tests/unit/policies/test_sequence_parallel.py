@@ -90,7 +90,7 @@ def test_sums_are_scattered_and_norms_are_gathered_once():
     assert outputs(model) == {"tokens": PARTS, **INSIDE, "last": GATHERED}
 
 
-def test_the_reasons_are_told():
+def test_the_reasons_name_the_output_and_its_use():
     chosen = sequence_parallel.plan(pre_norm(token_norm("last"), HEAD), MESH, small=0)
     assert {path: chosen[f"{path}/output"].reason for path in ("tokens", "down", "n2")} == {
         "tokens": "parts of the sequence: a rank looks up all tokens and keeps its own",
@@ -99,7 +99,7 @@ def test_the_reasons_are_told():
     }
 
 
-def test_what_is_between_computes_its_tokens():
+def test_a_layer_in_between_computes_its_shard_of_the_tokens():
     model = pre_norm(plain("drop", "Dropout"), token_norm("last"), plain("act", "ReLU"))
     assert outputs(model) == {"tokens": PARTS, **INSIDE}  # the model's output may be split
 
@@ -129,11 +129,11 @@ def post_norm(p=""):
     return functional(nodes, [(p + one, p + other) for one, other in feeds])
 
 
-def test_where_a_region_and_a_short_cut_take_one_output_nothing_is_split():
+def test_an_output_for_a_region_and_a_short_cut_is_replicated():
     assert outputs(post_norm()) == {}
 
 
-def test_only_what_is_added_up_with_such_an_output_stays_whole():
+def test_only_outputs_added_to_such_an_output_are_replicated():
     """Two towers: one has its norms before, the other behind."""
     before, behind = pre_norm(token_norm("last"), HEAD), post_norm("b_")
     both = functional([*before.children, *behind.children], [*before.feeds, *behind.feeds])
@@ -151,7 +151,7 @@ def test_only_what_is_added_up_with_such_an_output_stays_whole():
     ],
     ids=["batch", "pool", "one_dim", "two_dims", "softmax"],
 )
-def test_what_mixes_tokens_takes_them_whole(between):
+def test_a_layer_that_mixes_tokens_gets_all_of_them(between):
     model = pre_norm(plain("drop", "Dropout"), between)
     assert outputs(model) == {"tokens": PARTS, **INSIDE}  # and "drop" is an operation here
     named = pre_norm(layer("drop", "Dropout", {"seed": (2,)}), between)
@@ -159,7 +159,7 @@ def test_what_mixes_tokens_takes_them_whole(between):
 
 
 @pytest.mark.parametrize("axis", [-1, 2, [-1], [2]])
-def test_a_norm_over_the_last_dim_computes_its_tokens(axis):
+def test_a_norm_over_the_last_dim_computes_its_shard_of_the_tokens(axis):
     last = on_tokens(layer("last", "RMSNormalization", {"scale": (8,)}, axis=axis))
     assert outputs(pre_norm(last, HEAD))["last"] == GATHERED
 

@@ -52,7 +52,7 @@ def test_columns_then_rows():
     }
 
 
-def test_what_keeps_channels_apart_may_stand_between():
+def test_elementwise_layers_may_stand_between_a_pair():
     between = [plain("act", "ReLU"), norm("bn", 32, "BatchNormalization"), plain("drop", "Dropout")]
     seeded = attrs.evolve(between[2], variables=layer("drop", "Dropout", {"seed": (2,)}).variables)
     model = chain(conv("c1", 4, 32), *between[:2], seeded, conv("c2", 32, 8))
@@ -86,7 +86,7 @@ def test_what_keeps_channels_apart_may_stand_between():
     ],
     ids=lambda each: getattr(each, "name", ""),
 )
-def test_what_needs_all_channels_may_not(between, why):
+def test_layers_that_need_all_channels_may_not_stand_between_a_pair(between, why):
     model = chain(dense("up", 8, 32), between, dense("down", 32, 8))
     assert specs(plan(model)) == {}
     assert reasons(model)["up/kernel"] == f"whole: {why}"
@@ -241,7 +241,7 @@ def test_pairs_by_order_and_shapes():
         ([norm("n", 32), dense("a", 8, 32), dense("b", 32, 8)], "a norm of its width may stand"),
     ],
 )
-def test_where_shapes_do_not_tell_all_stays_whole(children, why):
+def test_ambiguous_shapes_are_replicated(children, why):
     model = block("block", *children)
     assert specs(plan(model)) == {}
     assert reasons(model)["a/kernel"].startswith(f"whole: no graph, and {why}")

@@ -40,18 +40,18 @@ def test_every_method_of_the_port_is_looked_for():
         ("whole", "not a method", r"has no method whole\(tensor\)"),
     ],
 )
-def test_a_method_with_another_signature_is_told(name, method, found):
+def test_a_method_with_another_signature_is_refused(name, method, found):
     odd = type("Odd", (SingleDeviceStrategy,), {name: method})
     with pytest.raises(StrategyError, match=WHO + rf"breaks the contract .*: Odd {found}"):
         contract.opened(entry(odd), WORLD)
 
 
-def test_what_is_called_as_ours_may_name_and_take_more():
+def test_a_compatible_method_may_rename_and_add_arguments():
     more = {"create": lambda self, v, s, *others: v, "scope": lambda self, **options: None}
     contract.opened(entry(type("More", (SingleDeviceStrategy,), more)), WORLD)
 
 
-def test_an_error_of_opening_is_told_with_the_package():
+def test_an_error_of_opening_names_the_package():
     def fails(world):
         raise OSError("no driver")
 
@@ -106,7 +106,7 @@ def check(created):
     contract.check_created(entry(None), "a/kernel", created, (4, 2), local, (2, 2))
 
 
-def test_what_is_created_has_its_global_and_its_local_shape():
+def test_a_created_value_must_have_its_global_and_local_shape():
     check(Value((4, 2), (2, 2)))
     with pytest.raises(StrategyError, match=WHO + r"made a value of shape \(2, 2\) for variable"):
         check(Value((2, 2), (2, 2)))

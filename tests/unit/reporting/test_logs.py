@@ -46,7 +46,7 @@ def test_other_ranks_speak_when_asked(capsys, monkeypatch):
     assert said(capsys, 3) == ["[shardcore rank 3] careful"]
 
 
-def test_one_subject(capsys, monkeypatch):
+def test_a_log_can_be_limited_to_one_subject(capsys, monkeypatch):
     monkeypatch.setenv(logs.VARIABLE, "variables")
     assert "[shardcore rank 0] fine" in said(capsys, 0)
     assert "[shardcore rank 0] fine" not in said(capsys, 0, subject="session")

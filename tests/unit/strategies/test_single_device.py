@@ -9,7 +9,7 @@ from shardcore.strategies.single_device import SingleDeviceStrategy
 ONE = World(Mesh((1, 1), ("data", "model")), (0,), 0, "cpu")
 
 
-def test_everything_is_itself():
+def test_on_one_device_every_value_is_returned_unchanged():
     strategy, value = SingleDeviceStrategy(ONE), object()
     layout = Layout(ONE.mesh, ("data", "model"))
     assert strategy.create(value, layout) is value

@@ -178,5 +178,5 @@ def test_every_rule_is_proved():
 # A factor is in few of a rule's calls, and others are passed over.
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
-def test_the_parts_give_the_whole(name, factor, data):
+def test_the_shards_give_the_full_result(name, factor, data):
     prove(data.draw(CALLS[name][0]), factor, data)

@@ -32,7 +32,7 @@ EXAMPLES = {
 }
 
 
-def test_what_cannot_be_a_rule():
+def test_malformed_rules_are_refused():
     with pytest.raises(RuleError, match="got 'N'"):
         Operand("N c")
     with pytest.raises(RuleError, match="factor twice in 'n n'"):
