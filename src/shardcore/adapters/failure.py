@@ -25,6 +25,7 @@ from attrs import frozen
 
 from shardcore.adapters import process_group
 from shardcore.adapters.job_board import Failure, JobBoard
+from shardcore.reporting.errors import strip_own_frames
 
 _POLL_SECONDS = 1.0
 # The most seconds that a failing rank waits until the others have read its error.
@@ -194,6 +195,8 @@ class FailureWatch:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         """Publishes and shows this rank's failure, after another's if that came first."""
+        strip_own_frames(error)
+        trace = error.__traceback__
         headline = traceback.format_exception_only(kind, error)[-1].strip()
         report = "".join(traceback.format_exception(kind, error, trace))
         first, ended = self._publish(Failure(self._rank, headline, report))

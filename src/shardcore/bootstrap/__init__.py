@@ -10,6 +10,7 @@ import attrs
 from shardcore.bootstrap import environment, plugins
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.ports.strategy import StrategyEntry
+from shardcore.reporting.errors import show_user_frames
 from shardcore.reporting.logs import configure
 from shardcore.reporting.status import Status
 
@@ -63,6 +64,7 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
         return _again(_installed, strategy, options)
     with ExitStack() as undo:
         undo.callback(configure(_rank))
+        undo.callback(show_user_frames())
         if environment.choose_backend():
             # A Keras that is loaded stays on torch.
             undo.callback(os.environ.pop, "KERAS_BACKEND", None)

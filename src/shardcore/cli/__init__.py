@@ -9,6 +9,7 @@ from shardcore.bootstrap import environment
 from shardcore.cli.arguments import parse_mesh, parse_option, parse_target, parser
 from shardcore.cli.script import UsageError, build_model, find_function, load
 from shardcore.domain.errors import ShardcoreError
+from shardcore.reporting.errors import show_user_frames
 from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
 
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if bootstrap.is_installed() and bootstrap.installation().processes.world_size > 1:
             raise  # an uncaught error is what ends the other ranks
         words.exit(1, f"{words.prog}: {error}\n")
+    except Exception:
+        show_user_frames()  # as a rule it is an error of the script
+        raise
 
 
 def _status(options: argparse.Namespace) -> int:

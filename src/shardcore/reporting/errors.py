@@ -1,0 +1,66 @@
+"""Uncaught errors of the user's own code, shown without the frames of this package."""
+
+import logging
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+
+PACKAGE = str(Path(__file__).parents[1])
+LIBRARIES = ("site-packages", "dist-packages", str(Path(logging.__file__).parents[1]), "<frozen")
+
+
+def show_user_frames() -> Callable[[], None]:
+    """Sets `sys.excepthook`, so that an error of the user's code is shown without our frames.
+
+    Returns:
+        Restores the hook.
+    """
+    before = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        strip_own_frames(error)
+        before(kind, error, error.__traceback__)
+
+    def undo() -> None:
+        if sys.excepthook is show:
+            sys.excepthook = before
+
+    sys.excepthook = show
+    return undo
+
+
+def strip_own_frames(error: BaseException) -> None:
+    """Removes the frames of shardcore from the traceback of an error in the user's code.
+
+    The error counts as the user's if the innermost frame outside of libraries is. Any other error
+    keeps its traceback, because it may be a bug of shardcore. So do all while the log is at debug.
+    """
+    for other in (error.__cause__, error.__context__):
+        if other is not None:
+            strip_own_frames(other)
+    frames, trace = [], error.__traceback__
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    inner = next((each for each in reversed(frames) if _owner(each) != "library"), None)
+    debugged = logging.getLogger("shardcore").isEnabledFor(logging.DEBUG)
+    if inner is None or _owner(inner) == "shardcore" or debugged:
+        return
+    kept = [each for each in frames if _owner(each) != "shardcore" and not _starts(each)]
+    for outer, next_ in pairwise(kept):
+        outer.tb_next = next_
+    error.__traceback__ = kept[0]
+
+
+def _owner(trace: TracebackType) -> str:
+    file = trace.tb_frame.f_code.co_filename
+    if file.startswith(PACKAGE):
+        return "shardcore"
+    return "library" if any(each in file for each in LIBRARIES) else "user"
+
+
+def _starts(trace: TracebackType) -> bool:
+    """Returns whether the frame is of `python -m`."""
+    return trace.tb_frame.f_code.co_filename == "<frozen runpy>"
