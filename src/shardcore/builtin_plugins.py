@@ -1,4 +1,4 @@
-"""The built-in strategies and policies, offered by the same hooks as those of other packages."""
+"""The built-in strategies and policies, offered by the same hooks as those of plug-ins."""
 
 import importlib
 from collections.abc import Iterable, Mapping
@@ -84,7 +84,7 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:
     return [
         StrategyEntry(
             "dtensor",
-            "Variables are DTensors, whose operators our engine runs.",
+            "Variables are DTensors; the engine runs their operators.",
             open_dtensor,
             why_no_dtensor,
             preference=100,
@@ -98,7 +98,7 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:
         ),
         StrategyEntry(
             "single",
-            "One device holds everything whole.",
+            "One device stores every full tensor.",
             SingleDeviceStrategy,
             preference=0,
             serves_one_device=True,
@@ -112,22 +112,22 @@ def shardcore_policies() -> Iterable[PolicyEntry]:
     return [
         PolicyEntry(
             "data_parallel",
-            "Every rank holds every variable and computes on its own rows.",
+            "Replicates every variable; each rank computes its rows.",
             data_parallel.plan,
         ),
         PolicyEntry(
             "fully_sharded",
-            "Every variable is split over the batch axis, where that pays.",
+            "Shards variables over the batch axis where that pays.",
             fully_sharded.plan,
         ),
         PolicyEntry(
             "tensor_parallel",
-            "Column and row pairs, attention heads and embeddings are split over the model axis.",
+            "Shards layers, heads, embeddings over the model axis.",
             tensor_parallel.plan,
         ),
         PolicyEntry(
             "sequence_parallel",
-            "As tensor_parallel, and norms and short cuts compute parts of the sequence.",
+            "As tensor_parallel; norms compute parts of the sequence.",
             sequence_parallel.plan,
         ),
     ]

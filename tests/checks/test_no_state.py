@@ -24,7 +24,7 @@ ALLOWED = {
     "bootstrap/__init__.py: global _installed": "the installation",
     "bootstrap/environment.py: os.environ": "KERAS_BACKEND, which uninstall() unsets",
     "adapters/failure.py: sys.excepthook": "put back when the watch of other ranks is stopped",
-    "reporting/errors.py: sys.excepthook": "put back by uninstall(); the command sets it as it fails",
+    "reporting/errors.py: sys.excepthook": "put back by uninstall(); set by a failing command",
     "cli/script.py: sys.modules": "the user's script, where pickling looks for its classes",
     "adapters/threads.py: _here": "of a thread, zero outside a `with`; asked below torch",
     "ports/whereabouts.py: inside": "of a context, empty outside a `with`; asked below torch",

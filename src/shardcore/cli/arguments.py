@@ -1,49 +1,55 @@
-"""The words of the command: what may be said, and what is read from it."""
+"""The command line: its words, its help, and how its arguments are read."""
 
 import argparse
 import ast
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
+from shardcore import __version__
+from shardcore.bootstrap import plugins
 from shardcore.cli.script import UsageError
 from shardcore.domain.mesh import Mesh
+from shardcore.ports.policy import PolicyEntry
+from shardcore.ports.strategy import StrategyEntry
 
 DEFAULT_FUNCTION = "build"
 
 EXAMPLES = """\
 examples:
-  shardcore status                               which strategy is used here, and why
-  shardcore plan model.py --mesh 2x4             a layout for build() of model.py, on no device
-  shardcore verify model.py                      build() of model.py, on one device
-  shardcore verify model.py:make --json          another function, as JSON
+  shardcore status                        the strategy in use here, and why
+  shardcore plan model.py --mesh 2x4      a layout for build() of model.py
+  shardcore verify model.py               build() of model.py, on one device
+  shardcore verify model.py:make --json   another function, as JSON
   torchrun --nproc_per_node=2 --module shardcore verify model.py:build
-                                                 on two ranks; rank 0 prints the report
+                                          on two ranks; rank 0 prints the report
 """
 
 VERIFY = """\
-Calls a function of your script and checks every variable of the model that it returns: its
-layout, and that every rank stores its own shard of the whole value and nothing else.
+Calls a function of your script and checks every variable of the model that it
+returns: its layout, and that every rank stores its shard and nothing else.
 """
 
 PLAN = """\
-Calls a function of your script on the meta device, which holds no values, and prints which layout
-a policy gives each variable of the model that it returns, what a rank then stores, and why. No
-devices are needed, and no processes. The function sets no distribution.
+Calls a function of your script on the meta device, which stores no values, and
+prints which layout a policy gives each variable of the model that it returns,
+how much a rank stores, and why. It needs no devices and no other processes.
+The function sets no distribution.
 """
 
 PLAN_EPILOG = """\
 examples:
   shardcore plan model.py --mesh 8 --policy fully_sharded
   shardcore plan model.py:make --mesh 2x4 --axes data,model --option small=0
-  shardcore plan model.py --mesh 1x8 --python > layout.py     the same as a program, to edit
+  shardcore plan model.py --mesh 1x8 --python > layout.py    a program to edit
 """
 
 AXES = ("data", "model")
 
 EPILOG = f"""\
-The script sets the distribution, and has a function that returns the built model:
+The script sets the distribution, and a function returns the built model:
 
   import keras
 
@@ -51,7 +57,7 @@ The script sets the distribution, and has a function that returns the built mode
       keras.distribution.set_distribution(keras.distribution.DataParallel())
       return keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
 
-shardcore is installed before the script is run, which is not run as "__main__".
+shardcore is installed before the script runs, which is not run as "__main__".
 
 exit code: 0 if all is as it should be, 1 if not, 2 for wrong usage.
 
@@ -69,12 +75,15 @@ class _Parser(argparse.ArgumentParser):
 def parser(
     commands: Mapping[str, Callable[[argparse.Namespace], int]],
 ) -> argparse.ArgumentParser:
-    """Returns the parser of the command line, whose `command` is one of `commands`."""
+    """Returns the parser of the command line, which sets `command` to one of `commands`."""
+    strategies = _listed(plugins.offered(plugins.STRATEGIES).found.values())
+    policies = _listed(plugins.offered(plugins.POLICIES).found.values())
     found = _Parser(
         prog="shardcore",
         description="keras.distribution for Keras 3 on PyTorch.",
-        epilog=EXAMPLES,
+        epilog=f"strategies:\n{strategies}\n\npolicies:\n{policies}\n\n{EXAMPLES}",
     )
+    found.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     words = found.add_subparsers(required=True, metavar="COMMAND")
     about = "show the strategy in use, and why not the others, the devices, the versions"
     status = words.add_parser("status", help=about, description=about)
@@ -89,7 +98,7 @@ def parser(
         each.add_argument(
             "--strategy",
             default="auto",
-            help='"auto" (default), "dtensor", "manual", "single", or another\'s',
+            help="how variables are stored: auto (default), or one that shardcore --help lists",
         )
     for each in (plan, verify):
         each.add_argument(
@@ -102,8 +111,7 @@ def parser(
     plan.add_argument(
         "--policy",
         default="tensor_parallel",
-        help='"tensor_parallel" (default), "sequence_parallel", "fully_sharded", "data_parallel", '
-        "or another's",
+        help="tensor_parallel (default), or another one that shardcore --help lists",
     )
     plan.add_argument(
         "--option",
@@ -114,6 +122,16 @@ def parser(
     )
     plan.add_argument("--python", action="store_true", help="print the program that makes it")
     return found
+
+
+def _listed(entries: Iterable[StrategyEntry | PolicyEntry]) -> str:
+    """Returns a line for each entry, wrapped at 80 columns."""
+    below = " " * 22
+    return "\n".join(
+        line
+        for each in entries
+        for line in wrap(f"  {each.name:<18}  {each.summary}", 80, subsequent_indent=below)
+    )
 
 
 def parse_target(target: str) -> tuple[Path, str]:

@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
+import shardcore
 from shardcore import cli
+from shardcore.bootstrap import plugins
 
 
 def exits(capsys, *words):
@@ -13,6 +15,30 @@ def exits(capsys, *words):
     with pytest.raises(SystemExit) as exit_:
         cli.main(words)
     return exit_.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [(), ("status",), ("plan",), ("verify",)])
+def test_help_fits_80_columns(capsys, monkeypatch, words):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_help_names_every_strategy_and_policy(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    named = {line.split()[0] for line in lines if line.startswith("  ") and line.split()}
+    for hook in (plugins.STRATEGIES, plugins.POLICIES):
+        assert plugins.offered(hook).found.keys() <= named
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"shardcore {shardcore.__version__}\n"
 
 
 def test_help_has_examples(capsys):
