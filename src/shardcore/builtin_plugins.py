@@ -39,8 +39,8 @@ def open_dtensor(
     """
     if world.mesh.size == 1:  # one device has nothing to shard, and plain tensors are faster
         return SingleDeviceStrategy(world)
-    from shardcore.adapters.engine.kinds.dtensors import DTensors
     from shardcore.adapters.engine.library import open_engine
+    from shardcore.adapters.engine.tensor_classes.dtensors import DTensors
 
     return kind(open_engine(world, DTensors.over, weights, gathered, links))
 
@@ -55,8 +55,8 @@ def _open_manual(
     """Returns the strategy `manual` on `world`, with the options of `dtensor`."""
     if world.mesh.size == 1:
         return SingleDeviceStrategy(world)
-    from shardcore.adapters.engine.kinds.local_shards import LocalShards
     from shardcore.adapters.engine.library import open_engine
+    from shardcore.adapters.engine.tensor_classes.local_shards import LocalShards
 
     return ShardedStrategy(open_engine(world, LocalShards.over, weights, gathered, links))
 

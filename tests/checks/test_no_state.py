@@ -45,7 +45,7 @@ ALLOWED = {
     "adapters/torch_compat/operators.py: cache of writes_first": "of operators",
     "adapters/torch_compat/operators.py: cache of writes_others": "of operators",
     "adapters/torch_compat/operators.py: cache of writing_into": "of operators",
-    "adapters/torch_compat/products.py: cache of is_intel": "of the processor",
+    "adapters/torch_compat/onednn.py: cache of is_intel": "of the processor",
     "adapters/torch_compat/trees.py: cache of _is_leaf": "of classes",
 }
 

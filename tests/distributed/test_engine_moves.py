@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-from shardcore.adapters.engine.kinds.dtensors import DTensors
 from shardcore.adapters.engine.library import open_engine
+from shardcore.adapters.engine.tensor_classes.dtensors import DTensors
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.ports.world import World

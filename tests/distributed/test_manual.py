@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.engine.kinds.dtensors import ShardedDTensor
-from shardcore.adapters.engine.kinds.local_shards import LocalShardTensor
+from shardcore.adapters.engine.tensor_classes.dtensors import ShardedDTensor
+from shardcore.adapters.engine.tensor_classes.local_shards import LocalShardTensor
 from shardcore.domain.errors import MeshError, StrategyError
 from shardcore.testing import count_collectives, run_ranks
 from tests.fallbacks import fallbacks, forget_fallbacks

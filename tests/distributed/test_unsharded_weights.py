@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.engine.elsewhere import Unsharded
 from shardcore.adapters.engine.moves.redistribution import Redistribution
+from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.domain.layout import Layout
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.programs import distribute
@@ -58,7 +58,7 @@ def test_a_weight_is_gathered_again_after_each_write():
 
 def held(rank):
     first, second = weight(), keras.Variable(torch.ones(2, 6), name="w")
-    unsharded = Unsharded(size=60)  # one of them, not both
+    unsharded = UnshardedWeights(size=60)  # one of them, not both
     with count_collectives() as traffic:
         for each in (first, first, second, first):
             value = each._value.detach()

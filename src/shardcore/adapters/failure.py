@@ -1,6 +1,6 @@
 """The failure watch: a rank that fails ends all ranks, with its own error first.
 
-Every rank watches a `JobBoard` from a thread. A failing rank publishes its uncaught exception
+Every rank watches a `FailureStore` from a thread. A failing rank publishes its uncaught exception
 there; the others print it and exit. A process of this host that is killed, also for memory, is
 found by its process number. One of another host is found by its launcher or the next collective.
 
@@ -24,7 +24,7 @@ from uuid import uuid4
 from attrs import frozen
 
 from shardcore.adapters import process_group
-from shardcore.adapters.job_board import Failure, JobBoard
+from shardcore.adapters.failure_store import Failure, FailureStore
 from shardcore.reporting.errors import strip_own_frames
 
 _POLL_SECONDS = 1.0
@@ -68,16 +68,16 @@ class FailureWatch:
         self._neighbours = neighbours
         self._pid = os.getpid()
         # Both now: a connection to a closed store takes minutes to fail.
-        self._board = JobBoard(process_group.store_for_thread(key), rank)
-        watchers_board = JobBoard(process_group.store_for_thread(key), rank)
+        self._store = FailureStore(process_group.store_for_thread(key), rank)
+        watchers_store = FailureStore(process_group.store_for_thread(key), rank)
         self._thread = threading.Thread(
-            target=self._watch, args=(watchers_board,), name="shardcore-failure-watch", daemon=True
+            target=self._watch, args=(watchers_store,), name="shardcore-failure-watch", daemon=True
         )
         # The thread that ends this rank acquires it, and never releases it.
         self._ending = threading.Lock()
         self._stopped = threading.Event()
         # Set once rank 0 has ended in order: its store may close, and is not used any more.
-        self._let_go = threading.Event()
+        self._released = threading.Event()
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_uncaught
         atexit.register(self.stop)
@@ -129,52 +129,52 @@ class FailureWatch:
         self._ending.release()
 
     def _leave(self) -> None:
-        if self._let_go.is_set():
+        if self._released.is_set():
             return
-        self._board.end()
+        self._store.end()
         if self._rank != 0:
-            self._release(self._board)
+            self._release(self._store)
             return
         deadline = time.monotonic() + _LEAVE_SECONDS
-        while self._board.count_let_go() < self._world_size - 1 and time.monotonic() < deadline:
-            failure = self._look(self._board)
+        while self._store.count_released() < self._world_size - 1 and time.monotonic() < deadline:
+            failure = self._look(self._store)
             if failure is not None:
-                self._end_after(failure, self._board)
+                self._end_after(failure, self._store)
             time.sleep(0.05)
 
-    def _release(self, board: JobBoard) -> None:
+    def _release(self, store: FailureStore) -> None:
         # Set first: rank 0 may exit before its reply arrives.
-        self._let_go.set()
-        board.let_go()
+        self._released.set()
+        store.release()
 
-    def _watch(self, board: JobBoard) -> None:
-        while not self._stopped.wait(_POLL_SECONDS) and not self._let_go.is_set():
-            failure = self._look(board)
+    def _watch(self, store: FailureStore) -> None:
+        while not self._stopped.wait(_POLL_SECONDS) and not self._released.is_set():
+            failure = self._look(store)
             if failure is not None:
                 self._ending.acquire()
-                self._end_after(failure, board)
+                self._end_after(failure, store)
 
-    def _look(self, board: JobBoard) -> Failure | None:
+    def _look(self, store: FailureStore) -> Failure | None:
         """Returns the first failure of the others, if there is one."""
-        # Before the board is read, which then has all that an ended process has published.
+        # Before the store is read, which then has all that an ended process has published.
         gone = [rank for rank, process in self._neighbours.items() if process.is_gone()]
         if 0 in gone:
             # Rank 0 waits for this rank at an orderly end. Its store may be closed.
             return _silent(0)
         try:
-            failure = board.first()
-            if failure is None and self._rank != 0 and board.has_ended(0):
-                self._release(board)
+            failure = store.first()
+            if failure is None and self._rank != 0 and store.has_ended(0):
+                self._release(store)
             elif failure is None:
-                failure = self._first_silent(gone, board)
+                failure = self._first_silent(gone, store)
         except RuntimeError:
-            return None if self._let_go.is_set() else _silent(0)
+            return None if self._released.is_set() else _silent(0)
         return failure
 
-    def _first_silent(self, gone: list[int], board: JobBoard) -> Failure | None:
+    def _first_silent(self, gone: list[int], store: FailureStore) -> Failure | None:
         for rank in gone:
-            if not board.has_ended(rank):
-                return board.claim(_silent(rank))
+            if not store.has_ended(rank):
+                return store.claim(_silent(rank))
             del self._neighbours[rank]
         return None
 
@@ -202,7 +202,7 @@ class FailureWatch:
         first, ended = self._publish(Failure(self._rank, headline, report))
         if first.rank != self._rank:
             _say(f"[rank {self._rank}] failed after rank {first.rank} did: {headline}\n")
-            self._end_after(first, self._board)
+            self._end_after(first, self._store)
         before = f" after rank {', '.join(map(str, ended))} had ended" if ended else ""
         _say(f"[rank {self._rank}] failed{before}:\n")
         with contextlib.suppress(OSError):  # standard error is closed
@@ -214,21 +214,21 @@ class FailureWatch:
         # A peer's death may have caused this error; its process disappears a moment later.
         time.sleep(0.1)
         with _store_may_be_gone():
-            if not self._let_go.is_set():
-                first = self._look(self._board) or self._board.claim(own)
-                ended = [each for each in range(self._world_size) if self._board.has_ended(each)]
+            if not self._released.is_set():
+                first = self._look(self._store) or self._store.claim(own)
+                ended = [each for each in range(self._world_size) if self._store.has_ended(each)]
                 return first, ended
         return own, []
 
     def _let_others_see(self) -> None:
         deadline = time.monotonic() + _SHOW_SECONDS
         with _store_may_be_gone():
-            while not self._let_go.is_set() and time.monotonic() < deadline:
-                if self._board.count_informed() >= self._world_size - 1:
+            while not self._released.is_set() and time.monotonic() < deadline:
+                if self._store.count_informed() >= self._world_size - 1:
                     return
                 time.sleep(0.05)
 
-    def _end_after(self, failure: Failure, board: JobBoard) -> NoReturn:
+    def _end_after(self, failure: Failure, store: FailureStore) -> NoReturn:
         """Ends this rank because of another rank's failure."""
         # The failing rank prints first.
         time.sleep(0.2)
@@ -236,7 +236,7 @@ class FailureWatch:
         _say(f"[rank {self._rank}] ends, as rank {failure.rank} failed first:{detail.rstrip()}\n")
         if failure != _silent(0):
             with _store_may_be_gone():
-                board.acknowledge()
+                store.acknowledge()
         time.sleep(_YIELD_SECONDS)
         _exit(1)
 

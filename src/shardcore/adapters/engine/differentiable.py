@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine import elsewhere
+from shardcore.adapters.engine import redistributed
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard
 from shardcore.adapters.engine.tensor import ShardedTensor
@@ -100,4 +100,4 @@ def full_tensor(tensor: Any, gradient_layout: Layout | None = None) -> torch.Ten
     """
     layout = Layout.replicated(tensor.engine.world.mesh, tensor.ndim)
     value = to_local(redistribute(tensor, layout, tensor.engine), gradient_layout)
-    return elsewhere.handed_out(tensor, value)
+    return redistributed.handed_out(tensor, value)

@@ -9,13 +9,13 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.elsewhere import Elsewhere, find
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.full_operands import run_full, run_full_and_store
 from shardcore.adapters.engine.operators import HANDLERS, PLANNERS, foreach, pointwise
 from shardcore.adapters.engine.plans.plan import Plan, with_tensors
 from shardcore.adapters.engine.plans.planning import planned
 from shardcore.adapters.engine.plans.task import Handler, Planner, operand
+from shardcore.adapters.engine.redistributed import Redistributed, find
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view, refresh, write
 from shardcore.domain.errors import StrategyError
@@ -53,7 +53,7 @@ def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     key = (route, *_key(args, tensors, engine, route.is_exact))
     if kwargs:
         key = (*key, *kwargs, *_key(kwargs.values(), tensors, engine, route.is_exact))
-    known = [find(each) if each.memory.elsewhere else None for each in tensors]
+    known = [find(each) if each.memory.redistributed else None for each in tensors]
     if any(known):
         key = (*key, *((each.tensor.form, each.serves) if each else None for each in known))
     plan = engine.plans.get(key)
@@ -181,7 +181,7 @@ def _plan(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     tensors: list[Any],
-    known: list[Elsewhere | None],
+    known: list[Redistributed | None],
     engine: Engine,
 ) -> Plan | Handler:
     numbers = enumerate(zip(tensors, known, strict=True))

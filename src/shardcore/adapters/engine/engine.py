@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters import process_group
-from shardcore.adapters.engine.elsewhere import Unsharded
+from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor, contiguous_strides
 from shardcore.domain.cost import Costs
 from shardcore.domain.layout import Layout
@@ -19,7 +19,7 @@ from shardcore.ports.world import World
 _PLANS = 16384
 
 
-class TensorKind(Protocol):
+class TensorClasses(Protocol):
     """The tensor classes of a strategy."""
 
     def empty(self, form: Form) -> Any:
@@ -38,7 +38,7 @@ class Engine:
     Args:
         world: The mesh and the processes under it.
         groups: By mesh axis, the group of this process.
-        kind: The tensor classes.
+        classes: The tensor classes.
         gathers: Whether sharded weights are all-gathered for each use.
         costs: The costs of collectives along each mesh axis.
         unsharded: The cache of all-gathered weights.
@@ -49,10 +49,10 @@ class Engine:
 
     world: World
     groups: Mapping[str, dist.ProcessGroup]
-    kind: TensorKind
+    classes: TensorClasses
     gathers: bool = False
     costs: Costs = attrs.field(factory=Costs)
-    unsharded: Unsharded = attrs.field(factory=Unsharded)
+    unsharded: UnshardedWeights = attrs.field(factory=UnshardedWeights)
     plans: "OrderedDict[Hashable, Any]" = attrs.field(factory=OrderedDict, init=False)
     steps: int = attrs.field(default=0, init=False)
     fallbacks: Counter[str] = attrs.field(factory=Counter, init=False)
@@ -83,7 +83,7 @@ class Engine:
 
     def wrap(self, part: torch.Tensor, form: Form, memory: Memory | None = None) -> Any:
         """Returns the sharded tensor of `form` with the local shard `part`."""
-        tensor = self.kind.empty(form)
+        tensor = self.classes.empty(form)
         tensor.part, tensor.form, tensor.engine = part, form, self
         tensor.memory, tensor.copied = Memory() if memory is None else memory, None
         return tensor
@@ -110,7 +110,7 @@ class Engine:
 
     def adopt(self, tensor: torch.Tensor) -> Any:
         """Returns a tensor of another library as a sharded one; None for a plain tensor."""
-        return self.kind.adopt(self, tensor)
+        return self.classes.adopt(self, tensor)
 
     def end_step(self) -> None:
         """Drops the copies that were redistributed for the uses of one step."""

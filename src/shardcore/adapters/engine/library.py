@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters import process_group
-from shardcore.adapters.engine import differentiable, elsewhere, gradients
-from shardcore.adapters.engine.elsewhere import BYTES, Unsharded
-from shardcore.adapters.engine.engine import Engine, TensorKind, process_groups
+from shardcore.adapters.engine import differentiable, gradients, redistributed
+from shardcore.adapters.engine.engine import Engine, TensorClasses, process_groups
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, reduced
+from shardcore.adapters.engine.redistributed import BYTES, UnshardedWeights
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import shard_beside
 from shardcore.adapters.threads import communicating
@@ -28,7 +28,7 @@ from shardcore.ports.world import World
 
 def open_engine(
     world: World,
-    kind: Callable[[World, Mapping[str, dist.ProcessGroup]], TensorKind],
+    classes: Callable[[World, Mapping[str, dist.ProcessGroup]], TensorClasses],
     weights: str,
     gathered: str,
     links: Mapping[str, Link],
@@ -37,7 +37,7 @@ def open_engine(
 
     Args:
         world: The mesh and the processes under it.
-        kind: A function that returns the tensor classes.
+        classes: A function that returns the tensor classes.
         weights: The use of a weight that is sharded over a model axis: "compute" with its shards,
             if that is cheaper, or "gather" it for each use.
         gathered: The lifetime of an all-gathered weight: "per_use", but for small ones, or
@@ -51,8 +51,8 @@ def open_engine(
     hosts = _hosts(f"weights={weights!r}, gathered={gathered!r}, links={dict(links)}")
     costs = Costs(links_of(_processes_along(world), hosts, links))
     groups = process_groups(world)
-    unsharded = Unsharded(inf if gathered == "per_step" else BYTES)
-    engine = Engine(world, groups, kind(world, groups), weights == "gather", costs, unsharded)
+    unsharded = UnshardedWeights(inf if gathered == "per_step" else BYTES)
+    engine = Engine(world, groups, classes(world, groups), weights == "gather", costs, unsharded)
     return EngineTensors(engine)
 
 
@@ -154,7 +154,7 @@ class EngineTensors:
         if own is None:
             return tensor.detach()  # type: ignore[no-any-return]
         own = own.detach()
-        return elsewhere.handed_out(own, full(own))
+        return redistributed.handed_out(own, full(own))
 
     def local(self, tensor: Any) -> torch.Tensor:
         """Returns the local shard, which shares the memory of `tensor`; differentiable."""

@@ -85,12 +85,12 @@ class Memory:
 
     Args:
         writes: The number of writes into it, which torch does not count below a subclass.
-        elsewhere: The same values in other layouts, if any; see `elsewhere.py`.
+        redistributed: Redistributed copies of the values, if any; see `redistributed.py`.
         is_viewed: Whether the tensor got views while it was partial, which are copies.
     """
 
     writes: int = 0
-    elsewhere: "dict[Any, Any] | None" = None
+    redistributed: "dict[Any, Any] | None" = None
     is_viewed: bool = False
 
     def written(self) -> None:

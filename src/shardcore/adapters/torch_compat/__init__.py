@@ -13,8 +13,11 @@ from shardcore.adapters.torch_compat.collectives import is_collective as is_coll
 from shardcore.adapters.torch_compat.collectives import is_of_collectives as is_of_collectives
 from shardcore.adapters.torch_compat.collectives import is_wait as is_wait
 from shardcore.adapters.torch_compat.collectives import wait_for as wait_for
-from shardcore.adapters.torch_compat.listening import CollectiveListener as CollectiveListener
-from shardcore.adapters.torch_compat.listening import OperatorListener as OperatorListener
+from shardcore.adapters.torch_compat.dispatch_modes import CollectiveListener as CollectiveListener
+from shardcore.adapters.torch_compat.dispatch_modes import OperatorListener as OperatorListener
+from shardcore.adapters.torch_compat.onednn import OneDnn as OneDnn
+from shardcore.adapters.torch_compat.onednn import has_onednn as has_onednn
+from shardcore.adapters.torch_compat.onednn import is_intel as is_intel
 from shardcore.adapters.torch_compat.operators import LIST_COPY as LIST_COPY
 from shardcore.adapters.torch_compat.operators import as_tuple as as_tuple
 from shardcore.adapters.torch_compat.operators import aten_name as aten_name
@@ -35,18 +38,6 @@ from shardcore.adapters.torch_compat.operators import writes_first as writes_fir
 from shardcore.adapters.torch_compat.operators import writes_others as writes_others
 from shardcore.adapters.torch_compat.operators import writing_into as writing_into
 from shardcore.adapters.torch_compat.operators import written_operands as written_operands
-from shardcore.adapters.torch_compat.products import OneDnn as OneDnn
-from shardcore.adapters.torch_compat.products import has_onednn as has_onednn
-from shardcore.adapters.torch_compat.products import is_intel as is_intel
-from shardcore.adapters.torch_compat.reached import ADAPTIVE_AVERAGES as ADAPTIVE_AVERAGES
-from shardcore.adapters.torch_compat.reached import CPU_ATTENTION as CPU_ATTENTION
-from shardcore.adapters.torch_compat.reached import CPU_ATTENTION_BACKWARD as CPU_ATTENTION_BACKWARD
-from shardcore.adapters.torch_compat.reached import ITEM as ITEM
-from shardcore.adapters.torch_compat.reached import LIST_NORM as LIST_NORM
-from shardcore.adapters.torch_compat.reached import SOFTMAX as SOFTMAX
-from shardcore.adapters.torch_compat.reached import SOFTMAX_BACKWARD as SOFTMAX_BACKWARD
-from shardcore.adapters.torch_compat.reached import TO_COPY as TO_COPY
-from shardcore.adapters.torch_compat.reached import UNSAFE_VIEW as UNSAFE_VIEW
 from shardcore.adapters.torch_compat.tensors import NO_TORCH_FUNCTION as NO_TORCH_FUNCTION
 from shardcore.adapters.torch_compat.tensors import accumulated as accumulated
 from shardcore.adapters.torch_compat.tensors import after_backward as after_backward
@@ -61,3 +52,14 @@ from shardcore.adapters.torch_compat.tensors import wrapper as wrapper
 from shardcore.adapters.torch_compat.trees import tree_leaves as tree_leaves
 from shardcore.adapters.torch_compat.trees import tree_map as tree_map
 from shardcore.adapters.torch_compat.trees import tree_map_only as tree_map_only
+from shardcore.adapters.torch_compat.unnamed_operators import ADAPTIVE_AVERAGES as ADAPTIVE_AVERAGES
+from shardcore.adapters.torch_compat.unnamed_operators import CPU_ATTENTION as CPU_ATTENTION
+from shardcore.adapters.torch_compat.unnamed_operators import (
+    CPU_ATTENTION_BACKWARD as CPU_ATTENTION_BACKWARD,
+)
+from shardcore.adapters.torch_compat.unnamed_operators import ITEM as ITEM
+from shardcore.adapters.torch_compat.unnamed_operators import LIST_NORM as LIST_NORM
+from shardcore.adapters.torch_compat.unnamed_operators import SOFTMAX as SOFTMAX
+from shardcore.adapters.torch_compat.unnamed_operators import SOFTMAX_BACKWARD as SOFTMAX_BACKWARD
+from shardcore.adapters.torch_compat.unnamed_operators import TO_COPY as TO_COPY
+from shardcore.adapters.torch_compat.unnamed_operators import UNSAFE_VIEW as UNSAFE_VIEW

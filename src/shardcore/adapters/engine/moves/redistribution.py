@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters.engine import elsewhere
+from shardcore.adapters.engine import redistributed
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.steps import STEPS
 from shardcore.adapters.engine.tensor import Form, ShardedTensor, contiguous_strides
@@ -171,7 +171,7 @@ def in_layout(tensor: Any, layout: Layout, copies: bool = False) -> Any:
     redistribution = Redistribution.to(tensor.form, layout, engine)
     if redistribution is None:
         return tensor
-    known = None if layout.partial else elsewhere.find(tensor)
+    known = None if layout.partial else redistributed.find(tensor)
     if known is not None:
         same = in_layout(known.tensor, layout, copies)
         if copies and same is known.tensor:
@@ -182,7 +182,7 @@ def in_layout(tensor: Any, layout: Layout, copies: bool = False) -> Any:
     if copies and layout.partial and part.data_ptr() == tensor.part.data_ptr():
         part = part.clone()
     found = engine.sharded(part, redistribution.target, tensor.form.shape)
-    elsewhere.note(tensor, found)
+    redistributed.note(tensor, found)
     return found
 
 

@@ -10,10 +10,10 @@ from shardcore.adapters.engine.moves.redistribution import full
 from shardcore.adapters.engine.operators import (
     layers,
     matmul,
-    pieces,
     pointwise,
     pools,
     random,
+    slicing,
     views,
 )
 from shardcore.adapters.engine.operators.lookup import lookups, losses
@@ -43,7 +43,7 @@ _OTHERS: dict[Any, Handler] = {
 }
 _PLANNERS = [
     each.PLANNERS
-    for each in (pointwise, views, pieces, reductions, composed, matmul, lookups, layers, pools)
+    for each in (pointwise, views, slicing, reductions, composed, matmul, lookups, layers, pools)
 ]
 _HANDLERS = [_OTHERS, *(each.HANDLERS for each in (pointwise, reductions, losses, random))]
 PLANNERS: dict[Any, Planner] = {each: table[each] for table in _PLANNERS for each in table}

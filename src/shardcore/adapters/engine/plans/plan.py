@@ -8,11 +8,11 @@ import attrs
 import torch
 
 from shardcore.adapters import fallback
-from shardcore.adapters.engine import elsewhere
-from shardcore.adapters.engine.elsewhere import Elsewhere
+from shardcore.adapters.engine import redistributed
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.redistribution import Redistribution
 from shardcore.adapters.engine.plans.task import Compute, Order, Task, in_order, strides_in
+from shardcore.adapters.engine.redistributed import Redistributed
 from shardcore.adapters.engine.tensor import Form
 from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.torch_compat import is_view
@@ -50,7 +50,7 @@ class Plan:
         moves: Per operand of the task, its redistribution; None if it needs none.
         split: The layouts of operands and results.
         pending: The reductions of the operand that stay pending.
-        elsewhere: Per operand, whether its redistributed copy is used.
+        uses_copy: Per operand, whether its redistributed copy is used.
     """
 
     operator: Any
@@ -60,14 +60,14 @@ class Plan:
     moves: tuple[Redistribution | None, ...]
     split: Split
     pending: PartialAxes
-    elsewhere: tuple[bool, ...]
+    uses_copy: tuple[bool, ...]
     _stays: bool = attrs.field(init=False)
     _is_view: bool = attrs.field(init=False)
     _falls_back: bool = attrs.field(init=False)
     _results: tuple[_Result | None, ...] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._stays = not any(self.moves) and not any(self.elsewhere)
+        self._stays = not any(self.moves) and not any(self.uses_copy)
         self._is_view = is_view(self.operator)
         # A view of an all-gathered weight repeats no work on the ranks.
         task = self.task
@@ -79,7 +79,7 @@ class Plan:
         tensors: Sequence[Any],
         args: tuple[Any, ...] = (),
         kwargs: Any = None,
-        known: Sequence[Elsewhere | None] = (),
+        known: Sequence[Redistributed | None] = (),
     ) -> list[Any]:
         """Returns the results of a call with `tensors`, whose forms are those of the plan.
 
@@ -120,15 +120,15 @@ class Plan:
             found = self.operator(*local_args)
         return found if isinstance(found, tuple | list) else (found,)
 
-    def _operands(self, tensors: Sequence[Any], known: Sequence[Elsewhere | None]) -> list[Any]:
+    def _operands(self, tensors: Sequence[Any], known: Sequence[Redistributed | None]) -> list[Any]:
         """Returns the operands of the task, some of them as redistributed copies."""
         found = []
-        for number, is_elsewhere in zip(self.numbers, self.elsewhere, strict=True):
-            other = known[number] if is_elsewhere else None
+        for number, uses_copy in zip(self.numbers, self.uses_copy, strict=True):
+            other = known[number] if uses_copy else None
             found.append(other.tensor if other else tensors[number])
         return found
 
-    def _views(self, found: Sequence[Any], operand: Any, known: Elsewhere | None) -> list[Any]:
+    def _views(self, found: Sequence[Any], operand: Any, known: Redistributed | None) -> list[Any]:
         assert self._results is not None
         results = []
         for number, (part, result) in enumerate(zip(found, self._results, strict=True)):
@@ -141,12 +141,14 @@ class Plan:
                 take = partial(_one_of, self.task.compute, number)
                 note_view(tensor, operand, take, is_copy=is_copy)
             # The layout of a moved operand could not be split, nor can that of its copy.
-            if known and self._stays and elsewhere.splits_less(operand, known.tensor):
-                self._view_elsewhere(tensor, number, operand, known)
+            if known and self._stays and redistributed.splits_less(operand, known.tensor):
+                self._note_copy_of_view(tensor, number, operand, known)
             results.append(tensor)
         return results
 
-    def _view_elsewhere(self, view: Any, number: int, operand: Any, known: Elsewhere) -> None:
+    def _note_copy_of_view(
+        self, view: Any, number: int, operand: Any, known: Redistributed
+    ) -> None:
         """Notes a copy of `view`, result `number`: the same view of the copy of `operand`."""
         assert self.task.compute is not None
         other = known.tensor
@@ -156,7 +158,7 @@ class Plan:
         moved = (a for a in own.mesh.axis_names if own.placement(a) != there.placement(a))
         layout = view.form.layout.without(*moved)
         same = self.engine.wrap(part, self.engine.evolved(view.form, layout=layout), other.memory)
-        elsewhere.note(view, same, known.serves)
+        redistributed.note(view, same, known.serves)
 
     def _first_results(self, found: Sequence[Any]) -> tuple[_Result | None, ...]:
         strides = self._strides_of_views() if self._is_view else None
@@ -212,7 +214,7 @@ def moved(tensor: Any, move: Redistribution, serves: bool = False) -> torch.Tens
     # A move that ignores pending reductions leaves them to the result.
     if move.form is tensor.form and not move.target.partial:
         same = engine.wrap(found, engine.evolved(tensor.form, layout=move.target))
-        elsewhere.note(tensor, same, serves)
+        redistributed.note(tensor, same, serves)
     return found
 
 

@@ -43,20 +43,20 @@ def planned(operator: Any, task: Task, engine: Engine) -> Plan:
         else form
         for place, form in enumerate(given)
     ]
-    numbers, moves, elsewheres = [], [], []
+    numbers, moves, use_copies = [], [], []
     for each, form, source, target in zip(task.operands, forms, sources, targets, strict=True):
         move = _move(source, target, engine)
         other = each.other
         # An operand that stays partial is not replaced by its reduced copy.
         stays = target.partial or (pending and each.form.layout.partial)
-        is_elsewhere = other is form or not (other is None or move is None or stays)
-        if is_elsewhere and other is not None:
+        uses_copy = other is form or not (other is None or move is None or stays)
+        if uses_copy and other is not None:
             move = _move(other, target, engine)
         numbers.append(each.number)
         moves.append(move)
-        elsewheres.append(is_elsewhere)
+        use_copies.append(uses_copy)
     return Plan(
-        operator, engine, task, tuple(numbers), tuple(moves), split, pending, tuple(elsewheres)
+        operator, engine, task, tuple(numbers), tuple(moves), split, pending, tuple(use_copies)
     )
 
 

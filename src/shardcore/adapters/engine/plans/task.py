@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters.engine.elsewhere import Elsewhere
+from shardcore.adapters.engine.redistributed import Redistributed
 from shardcore.adapters.engine.tensor import Form, contiguous_strides
 from shardcore.adapters.torch_compat import is_view
 from shardcore.domain.planner.call import Shapes
@@ -63,7 +63,7 @@ class Operand:
         return int(torch.Size(self.form.shape).numel())
 
 
-def operand(operator: Any, form: Form, number: int, known: Elsewhere | None) -> Operand:
+def operand(operator: Any, form: Form, number: int, known: Redistributed | None) -> Operand:
     """Returns an operand of `operator`; a partial one as its reduced copy, if it has one."""
     if known is None:
         return Operand(form, number)

@@ -13,8 +13,8 @@ from torch.distributed.tensor.placement_types import Placement
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine import differentiable, dispatch
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.kinds.local_shards import LocalShardTensor
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
+from shardcore.adapters.engine.tensor_classes.local_shards import LocalShardTensor
 from shardcore.adapters.torch_compat.dtensor import DTensorSpec, GivenDTensor, TensorMeta
 from shardcore.domain import placements as domain
 from shardcore.domain.errors import LayoutError
@@ -37,7 +37,7 @@ class ShardedDTensor(ShardedTensor, GivenDTensor):
     @property
     def spec(self) -> DTensorSpec:  # type: ignore[override]
         """The layout, shape, strides and dtype, as DTensor describes them."""
-        return cast(DTensors, self.engine.kind).spec(self.form)
+        return cast(DTensors, self.engine.classes).spec(self.form)
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """Returns the local shard, sharing the memory of this tensor; differentiable.

@@ -1,4 +1,4 @@
-"""The job board: failures and ends of ranks, published in the store of the process group.
+"""The failure store: failures and ends of ranks, published in the store of the process group.
 
 It is a few keys, which any number of ranks reads by a constant number of requests.
 """
@@ -25,8 +25,8 @@ class Failure:
 
 
 @frozen
-class JobBoard:
-    """The board for one thread of one rank. Every method may raise if the store is closed.
+class FailureStore:
+    """The store for one thread of one rank. Every method may raise if the store is closed.
 
     Args:
         store: A connection for this thread alone; a wait on a shared one would block all others.
@@ -51,25 +51,25 @@ class JobBoard:
 
     def count_informed(self) -> int:
         """Returns the number of ranks that have seen the failure or have released the store."""
-        return self.store.add("acknowledged", 0) + self.store.add("let_go", 0)
+        return self.store.add("acknowledged", 0) + self.store.add("release", 0)
 
     def end(self) -> None:
         """Publishes that this rank has ended in order."""
         self.store.set(f"ended/{self.rank}", "")
         # `set` has no reply. A request with a reply ensures that the mark is stored.
-        self.store.add("let_go", 0)
+        self.store.add("release", 0)
 
     def has_ended(self, rank: int) -> bool:
         """Returns whether the rank has ended in order."""
         return self.store.check([f"ended/{rank}"])
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Publishes that this rank no longer needs the store; once per rank."""
-        self.store.add("let_go", 1)
+        self.store.add("release", 1)
 
-    def count_let_go(self) -> int:
+    def count_released(self) -> int:
         """Returns the number of ranks that no longer need the store."""
-        return self.store.add("let_go", 0)
+        return self.store.add("release", 0)
 
 
 def _failure(text: bytes) -> Failure:

@@ -18,7 +18,7 @@ from shardcore.domain.placements import Replicate
 
 
 @attrs.frozen(eq=False)
-class Elsewhere:
+class Redistributed:
     """A copy of a tensor in another layout.
 
     Args:
@@ -37,7 +37,7 @@ class Elsewhere:
 def note(tensor: Any, found: Any, serves: bool = False) -> None:
     """Notes that `found` has the values of `tensor`, unless a copy that splits less is known.
 
-    `Unsharded` holds weights. `serves` says whether products read `found` from now on.
+    `UnshardedWeights` holds weights. `serves` says whether products read `found` from now on.
     """
     known = find(tensor)
     # A partial tensor would be read as its sum.
@@ -48,14 +48,16 @@ def note(tensor: Any, found: Any, serves: bool = False) -> None:
     ):
         return
     memory = tensor.memory
-    if memory.elsewhere is None:
-        memory.elsewhere = {}
-    memory.elsewhere[_place(tensor)] = Elsewhere(found, serves, tensor.part, _stamp(tensor, found))
+    if memory.redistributed is None:
+        memory.redistributed = {}
+    memory.redistributed[_place(tensor)] = Redistributed(
+        found, serves, tensor.part, _stamp(tensor, found)
+    )
 
 
-def find(tensor: Any) -> Elsewhere | None:
+def find(tensor: Any) -> Redistributed | None:
     """Returns the copy of `tensor` in another layout, None if there is none."""
-    known: dict[Hashable, Elsewhere] | None = tensor.memory.elsewhere
+    known: dict[Hashable, Redistributed] | None = tensor.memory.redistributed
     found = known.get(_place(tensor)) if known else None
     return found if found and found.stamp == _stamp(tensor, found.tensor) else None
 
@@ -106,7 +108,7 @@ class _Entry:
 
 
 @attrs.define
-class Unsharded:
+class UnshardedWeights:
     """A cache of unsharded weights, each valid until it is written or the step ends.
 
     Args:
