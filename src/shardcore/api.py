@@ -150,10 +150,10 @@ def explain(model: KerasModel, batch: object, step: str = "train") -> Explanatio
         >>> shardcore.explain(model, (x, y)).summary()
         'Nothing is moved between ranks: the mesh is of one device.'
     """
-    from shardcore.adapters.traffic import StepWitness
+    from shardcore.adapters.traffic import StepTracer
     from shardcore.binding.explaining import explain_model
 
-    return explain_model(model, batch, step, _sessions(), StepWitness)
+    return explain_model(model, batch, step, _sessions(), StepTracer)
 
 
 def plan(

@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from shardcore.adapters import torch_compat
-from shardcore.ports.whereabouts import inside
+from shardcore.ports.trace_context import layer_scope
 
 logger = logging.getLogger("shardcore.operators")
 
@@ -25,7 +25,7 @@ def tell(operator: Any, args: Any) -> None:
         "Operator %s%s cannot be split for %s: its operands are replicated first (%d bytes whole). "
         "The result is right; each rank does all of the work of this operator.",
         operator,
-        f" in layer {layer!r}" if (layer := inside.now()) else "",
+        f" in layer {layer!r}" if (layer := layer_scope.now()) else "",
         shapes,
         size,
     )

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shardcore.adapters import fallback, torch_compat
 from shardcore.domain.explanation.reasons import Facts
-from shardcore.ports.whereabouts import inside, moving, reducing
+from shardcore.ports.trace_context import layer_scope, redistribution_scope, reduction_scope
 
 
 @attrs.frozen
@@ -54,8 +54,8 @@ class _Running:
     fallbacks: int
 
 
-class StepWitness:
-    """The port `Witness`, which watches every operator.
+class StepTracer:
+    """The port `CollectiveTracer`, which watches every operator.
 
     Args:
         listen: Called with each collective.
@@ -74,12 +74,12 @@ class StepWitness:
         self._turns: list[tuple[int, str]] = []
         self._made_of: Any = WeakIdKeyDictionary()
 
-    def watching(self) -> AbstractContextManager[Any]:
+    def tracing(self) -> AbstractContextManager[Any]:
         """Opens a context in which collectives are seen."""
         return torch_compat.CollectiveListener(self._saw, self._around)
 
     @contextmanager
-    def inside(self, layer: str) -> Iterator[None]:
+    def layer(self, layer: str) -> Iterator[None]:
         """Opens the call of the layer at the path `layer`, which owns its backward pass."""
         before = self._turns[-1][1] if self._turns else ""
         self._turns.append((torch_compat.nodes_made(), layer))
@@ -89,7 +89,7 @@ class StepWitness:
             self._turns.append((torch_compat.nodes_made(), before))
 
     def _saw(self, started: torch_compat.Started) -> None:
-        move, running = moving.now(), self._running
+        move, running = redistribution_scope.now(), self._running
         self._listen(
             Facts(
                 started.name,
@@ -110,14 +110,14 @@ class StepWitness:
     def _layer(self) -> str:
         """Returns the path of the layer: the called one, or that of the backward node."""
         node = torch_compat.current_node()
-        if inside.now() or node is None:
-            return inside.now()
+        if layer_scope.now() or node is None:
+            return layer_scope.now()
         at = bisect_right(self._turns, node, key=lambda turn: turn[0])
         return self._turns[at - 1][1] if at else ""
 
     def _reduced(self) -> tuple[str, ...]:
         leaf = torch_compat.accumulated()
-        parameters = reducing.now() or (() if leaf is None else (leaf,))
+        parameters = reduction_scope.now() or (() if leaf is None else (leaf,))
         return tuple(self._paths[id(each)] for each in parameters if id(each) in self._paths)
 
     @contextmanager

@@ -13,12 +13,12 @@ from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.explanation.advice import advise
 from shardcore.domain.explanation.collectives import counted
-from shardcore.ports.whereabouts import Watch
+from shardcore.ports.trace_context import TracerFactory
 from shardcore.reporting.explanation import Explanation
 
 
 def explain_model(
-    model: Any, batch: Any, step: str, sessions: Sessions, watch: Watch
+    model: Any, batch: Any, step: str, sessions: Sessions, trace: TracerFactory
 ) -> Explanation:
     """Returns the collectives of one step of `model`. A collective; the model is unchanged.
 
@@ -38,7 +38,7 @@ def explain_model(
             agreement.check_model(model, [data], session)
         run = ExplainedStep(model, step, session)
         with _as_before(model, session), sessions.working(model):
-            run.run(data, watch, sessions.sums)
+            run.run(data, trace, sessions.sums)
         layers = run.layers()
     return Explanation(
         model=model.name,

@@ -19,7 +19,7 @@ from shardcore.domain.explanation.collectives import (
     axes_of,
 )
 from shardcore.domain.explanation.reasons import Facts
-from shardcore.ports.whereabouts import Watch, Witness
+from shardcore.ports.trace_context import CollectiveTracer, TracerFactory
 
 
 @attrs.define(eq=False)
@@ -48,11 +48,11 @@ class ExplainedStep:
     _open: list[_Called] = attrs.field(factory=list, init=False)
     _owners: dict[str, str] = attrs.field(factory=dict, init=False)
 
-    def run(self, data: Any, watch: Watch, sums: MetricSums) -> None:
+    def run(self, data: Any, trace: TracerFactory, sums: MetricSums) -> None:
         """Runs the step eagerly, as `train_on_batch` and the like do."""
         session = self.session
-        witness = watch(self._saw, {v.path: v._value for v in agreement.variables_of(self.model)})
-        with witness.watching(), self._followed(witness):
+        tracer = trace(self._saw, {v.path: v._value for v in agreement.variables_of(self.model)})
+        with tracer.tracing(), self._followed(tracer):
             if session is not None:
                 (data,) = sample_weights.distribute([data], session)
             self._in_batch = False
@@ -100,7 +100,7 @@ class ExplainedStep:
         return self._owners.get(paths[0], "") if len(paths) == 1 else ""
 
     @contextmanager
-    def _followed(self, witness: Witness) -> Iterator[None]:
+    def _followed(self, tracer: CollectiveTracer) -> Iterator[None]:
         """Follows calls, outputs, assignments and reads in the context."""
 
         def layer_call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +112,7 @@ class ExplainedStep:
             called.calls += 1
             self._open.append(called)
             try:
-                with witness.inside(_path(layer)):
+                with tracer.layer(_path(layer)):
                     outputs = original(layer, *args, **kwargs)
                     called.output = self._output(outputs)
                     return outputs

@@ -10,7 +10,7 @@ import torch
 from shardcore.binding import seams
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.layout import Layout
-from shardcore.ports.whereabouts import inside
+from shardcore.ports.trace_context import layer_scope
 
 
 def layer_call(
@@ -24,7 +24,7 @@ def layer_call(
         return original(layer, *args, **kwargs)
     strategy = sessions.visited()
     visit = nullcontext() if strategy is None else strategy.scope(visiting=True)
-    with visit, inside(layer.path or layer.name):
+    with visit, layer_scope(layer.path or layer.name):
         return original(layer, *args, **kwargs)
 
 

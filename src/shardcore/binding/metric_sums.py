@@ -13,7 +13,7 @@ import torch
 from shardcore.binding.unread import NoLogs, Run, Unread
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.ports.strategy import Strategy
-from shardcore.ports.whereabouts import reducing
+from shardcore.ports.trace_context import reduction_scope
 from shardcore.ports.world import World
 
 
@@ -163,7 +163,7 @@ def _reduce_together(those: list[_Deferred]) -> None:
     values = [each.variable._value for each in those]
     strategy, world = those[0].strategy, those[0].variable._shardcore_world
     flat = _joined(values, strategy, world)
-    with reducing([each.stored for each in those]):
+    with reduction_scope([each.stored for each in those]):
         done = strategy.activation(flat, None)
     parts = torch.split(done, [value.numel() for value in values])
     for each, value, part in zip(those, values, parts, strict=True):

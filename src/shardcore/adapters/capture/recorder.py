@@ -16,7 +16,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.functions import NUMBERS, FunctionListener
 from shardcore.adapters.capture.tape import Call, Form, Number, Read, Tape, Value
-from shardcore.ports.whereabouts import inside
+from shardcore.ports.trace_context import layer_scope
 
 _PACKAGES = tuple(
     str(Path(sys.modules[name].__file__ or "").parent) for name in ("torch", "shardcore")
@@ -285,7 +285,7 @@ _DRAW = "draw by keras.random, with a SeedGenerator of the layer"
 
 def _place() -> str:
     """Returns the line of Python that is running, and the layer."""
-    layer = inside.now()
+    layer = layer_scope.now()
     return f"{_line()}, in layer {layer!r}" if layer else _line()
 
 

@@ -15,7 +15,7 @@ from shardcore.adapters.threads import check_thread
 from shardcore.adapters.torch_compat import collectives
 from shardcore.domain.layout import Layout
 from shardcore.domain.spec import DimSpec, entry_axes
-from shardcore.ports.whereabouts import reducing
+from shardcore.ports.trace_context import reduction_scope
 
 # As in `DistributedDataParallel`: large enough that the latency of a collective is negligible.
 BUCKET_BYTES = 25 * 1024 * 1024
@@ -60,11 +60,11 @@ class Buckets:
         # A hook of the user may have dropped a gradient meanwhile.
         parameters = [each for each in self._open.pop(alike) if each.grad is not None]
         del self._bytes[alike]
-        with reducing(parameters):
+        with reduction_scope(parameters):
             wait = _start([each.grad for each in parameters])
 
         def receive() -> None:
-            with reducing(parameters):
+            with reduction_scope(parameters):
                 gradients = wait()
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient

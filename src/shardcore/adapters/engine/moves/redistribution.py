@@ -16,7 +16,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial
 from shardcore.domain.redistribution import Step, plan
 from shardcore.domain.segments import has_segments, without_segments
-from shardcore.ports.whereabouts import Move, moving
+from shardcore.ports.trace_context import Move, redistribution_scope
 
 # The neutral values; a mean or a maximum of equal values is that value.
 _NEUTRAL = {"sum": 0, "product": 1}
@@ -99,7 +99,7 @@ class Redistribution:
         """Returns the local shard in the new layout. All ranks call it together."""
         if any(step.kind != "slice" for stage in self.stages for step in stage.steps):
             check_thread()
-        with moving(Move(part, self.form.shape, self.form.layout, self.target)):
+        with redistribution_scope(Move(part, self.form.shape, self.form.layout, self.target)):
             part = self.as_in_memory(part)
             for stage in self.stages:
                 part = part.reshape(stage.shape)

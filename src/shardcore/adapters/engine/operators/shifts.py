@@ -12,7 +12,7 @@ from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.threads import check_thread
 from shardcore.domain.exchange import Exchange, ranges_of
 from shardcore.domain.layout import Layout
-from shardcore.ports.whereabouts import Move, moving
+from shardcore.ports.trace_context import Move, redistribution_scope
 
 aten = torch.ops.aten
 
@@ -68,7 +68,8 @@ class Shift:
         shape = (*tensor.shape[:dim], self.size, *tensor.shape[dim + 1 :])
         if not self.exchange.is_local:
             check_thread()
-        with moving(Move(tensor.part, tuple(tensor.shape), tensor.form.layout, self.layout)):
+        move = Move(tensor.part, tuple(tensor.shape), tensor.form.layout, self.layout)
+        with redistribution_scope(move):
             part = exchanged(tensor.part, self.exchange, engine)
         mesh = engine.world.mesh
         place = mesh.coordinate(engine.world.position)[mesh.axis_index(self.exchange.axis)]

@@ -31,14 +31,14 @@ class Move:
 
 
 @attrs.frozen(eq=False)
-class Whereabout(Generic[_T]):
+class Scope(Generic[_T]):
     """A value that is set inside a `with`, on its thread.
 
     Example:
-        >>> with inside("decoder"), inside("decoder/dense"):
-        ...     inside.now()
+        >>> with layer_scope("decoder"), layer_scope("decoder/dense"):
+        ...     layer_scope.now()
         'decoder/dense'
-        >>> inside.now()
+        >>> layer_scope.now()
         ''
     """
 
@@ -61,22 +61,22 @@ class Whereabout(Generic[_T]):
 # They are of the process: a redistribution and a bucket of gradients are far below those who know
 # of layers, and called by torch, which hands on nothing.
 # The path of the layer that is being called; empty outside, as in a backward pass.
-inside = Whereabout(ContextVar("layer", default=""))
+layer_scope = Scope(ContextVar("layer", default=""))
 # The redistribution whose collectives are started.
-moving = Whereabout[Move | None](ContextVar("move", default=None))
+redistribution_scope = Scope[Move | None](ContextVar("move", default=None))
 # The parameters whose gradients, or new values, are reduced together.
-reducing = Whereabout[Sequence[Any]](ContextVar("reduced", default=()))
+reduction_scope = Scope[Sequence[Any]](ContextVar("reduced", default=()))
 
 
-class Witness(Protocol):
+class CollectiveTracer(Protocol):
     """Sees the collectives of this thread, each before it is started."""
 
-    def watching(self) -> AbstractContextManager[None]:
+    def tracing(self) -> AbstractContextManager[None]:
         """Collectives are seen inside."""
 
-    def inside(self, layer: str) -> AbstractContextManager[None]:
+    def layer(self, layer: str) -> AbstractContextManager[None]:
         """The call of the layer at the path `layer`: what it computes has a backward of its own."""
 
 
-# Makes a witness that calls the first, and knows the variables, which are tensors by path.
-Watch = Callable[[Callable[[Facts], None], Mapping[str, Any]], Witness]
+# Makes a tracer that calls the first, and knows the variables, which are tensors by path.
+TracerFactory = Callable[[Callable[[Facts], None], Mapping[str, Any]], CollectiveTracer]
