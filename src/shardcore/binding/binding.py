@@ -24,9 +24,9 @@ from shardcore.binding import (
 )
 from shardcore.binding.backend_library import BackendLibrary
 from shardcore.binding.data_adapters import array_loader
+from shardcore.binding.deferred_metrics import results_of_epoch
 from shardcore.binding.session import Sessions
 from shardcore.binding.steps import Steps
-from shardcore.binding.unread import results_of_epoch
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.capture import StepCapture
 from shardcore.ports.strategy import StrategyEntry
@@ -200,7 +200,7 @@ class Binding:
 
     def _check_work(self) -> None:
         """Refuses while a model runs: Keras would run torch's operators on sharded tensors."""
-        for run in self.sessions.at_work[:1]:
+        for run in self.sessions.runs[:1]:
             name = run.trainer.name
             raise StrategyError(
                 f"uninstall() was called, by a callback for instance, while model {name!r} "

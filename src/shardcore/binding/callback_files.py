@@ -45,13 +45,13 @@ def one_summary(sessions: Sessions, original: property) -> property:
 
     def summary(callback: Any) -> Any:
         module = original.__get__(callback)
-        return _Unread(module) if _is_other_rank(sessions) else module
+        return _DiscardedSummary(module) if _is_other_rank(sessions) else module
 
     return property(summary)
 
 
 @attrs.frozen
-class _Unread:
+class _DiscardedSummary:
     """A replacement of the module `tensorflow.summary` that deletes its files with their writer.
 
     A writer that writes nothing would read nothing either, and rank 0 would be alone in
@@ -65,7 +65,7 @@ class _Unread:
 
     def create_file_writer(self, logdir: str) -> Any:
         """Returns a writer to a temporary folder instead of `logdir`."""
-        folder = TemporaryDirectory(prefix="shardcore-unread-")
+        folder = TemporaryDirectory(prefix="shardcore-discarded-")
         writer = self.module.create_file_writer(folder.name)
         writer._shardcore_folder = folder
         return writer

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding.unread import NoLogs, Run, Unread
+from shardcore.binding.deferred_metrics import DeferredLogs, DeferredMetrics, TrainerRun
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.ports.strategy import Strategy
 from shardcore.ports.trace_context import reduction_scope
@@ -42,13 +42,13 @@ class MetricSums:
     """
 
     _steps: int = attrs.field(default=0, init=False)
-    _unread: Unread | None = attrs.field(default=None, init=False)
+    _deferred_metrics: DeferredMetrics | None = attrs.field(default=None, init=False)
     _deferred: dict[int, _Deferred] = attrs.field(factory=dict, init=False)
 
     @contextmanager
-    def step(self, unread: Unread | None = None) -> Iterator[None]:
-        """Opens a step of a model, which defers sums; those of `unread` also to the next steps."""
-        before, self._unread = self._unread, unread
+    def step(self, metrics: DeferredMetrics | None = None) -> Iterator[None]:
+        """Opens a step of a model, which defers sums; those of `metrics` also to the next steps."""
+        before, self._deferred_metrics = self._deferred_metrics, metrics
         self._steps += 1
         try:
             yield
@@ -59,46 +59,46 @@ class MetricSums:
             raise
         finally:
             self._steps -= 1
-            self._unread = before
+            self._deferred_metrics = before
 
     @contextmanager
-    def run(self, run: Run) -> Iterator[None]:
+    def run(self, run: TrainerRun) -> Iterator[None]:
         """Opens a fit or an evaluate, at whose end all deferred sums are reduced."""
         try:
             yield
         except BaseException:
-            if run.unread is not None:  # the other ranks may not reach a collective here
+            if run.deferred is not None:  # the other ranks may not reach a collective here
                 self._lose()
             raise
-        if run.unread is not None:
+        if run.deferred is not None:
             self.reduce()
 
-    def resume(self, unread: Unread | None) -> str:
-        """Makes the states of `unread` partial sums again, before a step and its recording.
+    def resume(self, metrics: DeferredMetrics | None) -> str:
+        """Makes the states of `metrics` partial sums again, before a step and its recording.
 
         Returns:
-            The names of these states, empty if a callback reads the step; part of the key of
-            recordings.
+            A text with the numbers of these states, empty if a callback reads the step. It is part
+            of the key of recordings.
         """
-        if unread is None:
+        if metrics is None:
             self.reduce()
             return ""
-        for variable in unread.states:
+        for variable in metrics.states:
             pending = _stand_in(variable)
             if id(variable) not in self._deferred and pending is not None:
                 strategy = variable._shardcore_session.strategy
                 _write(variable, pending, variable._value, strategy)
                 self._keep_pending(variable, pending, strategy)
-        numbers = [number for number, v in enumerate(unread.states) if id(v) in self._deferred]
-        return f"unread, pending {numbers}"
+        numbers = [number for number, v in enumerate(metrics.states) if id(v) in self._deferred]
+        return f"deferred, pending {numbers}"
 
     def defer(self, variable: Any, value: Any, strategy: Strategy[torch.Tensor]) -> bool:
         """Stores `value` partial in `variable`, and returns whether it did.
 
         It does so for a partial sum in the state of a metric, which Keras reads seldom.
         """
-        unread = self._is_unread(variable)
-        if unread and id(variable) in self._deferred:
+        across_steps = self._is_in_deferred_metrics(variable)
+        if across_steps and id(variable) in self._deferred:
             _write(variable, variable._value, value, strategy)
             return True
         known = self._deferred.pop(id(variable), None)
@@ -109,7 +109,7 @@ class MetricSums:
         if not variable._shardcore_layout.is_replicated or not _is_sum(value, strategy):
             return False
         # In separate memory: the value of one step, or a persistent stand-in.
-        pending = _kept_copy(variable, value, strategy) if unread else value.detach() * 1
+        pending = _kept_copy(variable, value, strategy) if across_steps else value.detach() * 1
         self._keep_pending(variable, pending, strategy)
         return True
 
@@ -136,18 +136,18 @@ class MetricSums:
 
     def _due(self) -> list[_Deferred]:
         """Takes the deferred sums, except those deferred to the next step."""
-        due = [w for w in self._deferred.values() if not self._is_unread(w.variable)]
+        due = [w for w in self._deferred.values() if not self._is_in_deferred_metrics(w.variable)]
         for each in due:
             del self._deferred[id(each.variable)]
         return due
 
-    def _is_unread(self, variable: Any) -> bool:
-        return self._unread is not None and variable in self._unread
+    def _is_in_deferred_metrics(self, variable: Any) -> bool:
+        return self._deferred_metrics is not None and variable in self._deferred_metrics
 
     def results(self, original: Callable[..., Any], trainer: Any) -> Any:
         """Replaces `Trainer.get_metrics_result`, which computes the result of every metric."""
-        if self._unread is not None and self._unread.trainer is trainer:
-            return NoLogs()
+        if self._deferred_metrics is not None and self._deferred_metrics.trainer is trainer:
+            return DeferredLogs()
         self.reduce()
         return original(trainer)
 

@@ -11,9 +11,9 @@ import keras
 import torch
 
 from shardcore.binding import seams
+from shardcore.binding.deferred_metrics import TrainerRun
 from shardcore.binding.layout_map import rules_of
 from shardcore.binding.metric_sums import MetricSums
-from shardcore.binding.unread import Run
 from shardcore.domain.errors import MeshError, StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
@@ -83,7 +83,7 @@ class Sessions:
     Its distribution and its variables refer to a session, so that all of them are freed together.
 
     Attributes:
-        at_work: The running fits, evaluates, predicts and steps, the innermost last.
+        runs: The running fits, evaluates, predicts and steps, the innermost last.
         is_closed: Whether shardcore was uninstalled.
         sums: The deferred sums of metrics.
         edges: The edges of torch modules.
@@ -92,7 +92,7 @@ class Sessions:
 
     entry: StrategyEntry
     processes: Processes
-    at_work: list[Run] = attrs.field(factory=list, init=False)
+    runs: list[TrainerRun] = attrs.field(factory=list, init=False)
     is_closed: bool = attrs.field(default=False, init=False)
     sums: MetricSums = attrs.field(factory=MetricSums, init=False)
     edges: "weakref.WeakKeyDictionary[Any, Any]" = attrs.field(
@@ -175,20 +175,20 @@ class Sessions:
                 return strategy
         return None
 
-    def run(self) -> Run | None:
+    def run(self) -> TrainerRun | None:
         """Returns the innermost running fit, evaluate, predict or step, None outside."""
-        return self.at_work[-1] if self.at_work else None
+        return self.runs[-1] if self.runs else None
 
     @contextmanager
-    def working(self, trainer: Any) -> Iterator[Run]:
+    def working(self, trainer: Any) -> Iterator[TrainerRun]:
         """Registers a fit, evaluate, predict or step of `trainer` while it runs."""
-        run = Run(trainer)
-        self.at_work.append(run)
+        run = TrainerRun(trainer)
+        self.runs.append(run)
         try:
             with self.sums.run(run):
                 yield run
         finally:
-            self.at_work.remove(run)
+            self.runs.remove(run)
 
     def close(self) -> None:
         """Drops all sessions and strategies for good."""

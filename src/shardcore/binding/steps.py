@@ -12,8 +12,8 @@ import torch
 from shardcore.binding import agreement, batches, rules, sample_weights, seams
 from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.data_adapters import epoch_facts, together
+from shardcore.binding.deferred_metrics import DeferredMetrics
 from shardcore.binding.session import Session, Sessions
-from shardcore.binding.unread import Unread
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.capture import StepCapture
 
@@ -100,16 +100,16 @@ class _Step:
         if session is None:
             return self._without_distribution(data)
         first = session not in self.checked
-        unread = self._unread()
+        metrics = self._deferred_metrics()
         with session.strategy.scope(), self.sessions.working(self.trainer):
             if first:
                 agreement.check_model(self.trainer, data, session)
                 rules.check_plan(self.trainer, session)
             batch = sample_weights.distribute(data, session)
-            mode = self.sessions.sums.resume(unread)
+            mode = self.sessions.sums.resume(metrics)
 
             def step() -> Any:
-                with self.sessions.sums.step(unread):
+                with self.sessions.sums.step(metrics):
                     outputs = self.function(batch)
                 # Callbacks may read logs on another thread, which must start no collective.
                 return seams.map_tensors(session.strategy.whole, outputs)
@@ -122,12 +122,12 @@ class _Step:
                 rules.warn_of_rules(self.trainer, session)
             return outputs
 
-    def _unread(self) -> Unread | None:
+    def _deferred_metrics(self) -> DeferredMetrics | None:
         """Returns the metrics whose results of this step no callback reads."""
         run = self.sessions.run()
         if run is None or run.trainer is not self.trainer:
             return None
-        return run.unread if self.captured.name == f"{run.phase}_step" else None
+        return run.deferred if self.captured.name == f"{run.phase}_step" else None
 
     def _without_distribution(self, data: Any) -> Any:
         """Runs the step without a distribution: a sharded model may outlive its scope.

@@ -10,7 +10,7 @@ from shardcore.binding import seams
 
 
 @attrs.frozen(eq=False)
-class Unread:
+class DeferredMetrics:
     """The metrics of a model whose step results are first read at the end of the epoch.
 
     Args:
@@ -25,25 +25,25 @@ class Unread:
         return any(each is variable for each in self.states)
 
 
-class NoLogs(dict[str, Any]):
+class DeferredLogs(dict[str, Any]):
     """The logs of a step whose metrics are deferred."""
 
 
 @attrs.define(eq=False)
-class Run:
+class TrainerRun:
     """A running fit, evaluate, predict or step of `trainer`.
 
     Args:
         trainer: The model.
         callbacks: The callbacks of its steps, after their begin, as Keras lists them.
         phase: The steps that the callbacks see: "train" or "test".
-        unread: Its deferred metrics, if no rank reads the results of single steps.
+        deferred: Its deferred metrics, if no rank reads the results of single steps.
     """
 
     trainer: Any
     callbacks: Any = None
     phase: str = ""
-    unread: Unread | None = None
+    deferred: DeferredMetrics | None = None
 
     def is_read(self) -> bool:
         """Returns whether a callback on this rank may read the model between two steps."""
@@ -60,7 +60,7 @@ class Run:
             is_read: Whether any rank reads them.
         """
         states = () if is_read else tuple(self.trainer.metrics_variables)
-        self.unread = Unread(self.trainer, states) if states else None
+        self.deferred = DeferredMetrics(self.trainer, states) if states else None
 
 
 def results_of_epoch(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -68,7 +68,7 @@ def results_of_epoch(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any]
 
     @wraps(original)
     def _get_metrics_result_or_logs(trainer: Any, logs: Any) -> Any:
-        if isinstance(logs, NoLogs):
+        if isinstance(logs, DeferredLogs):
             return trainer.get_metrics_result()
         return original(trainer, logs)
 

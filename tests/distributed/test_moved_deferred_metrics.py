@@ -56,7 +56,7 @@ def spied():
     return keras.Sequential([keras.Input((16,)), Spy(), *dense])
 
 
-def unread(rank, strategy=None):
+def deferred(rank, strategy=None):
     if strategy:
         distribute(mlp, (2, 1), strategy=strategy)
     found, counts = {}, {}
@@ -77,8 +77,8 @@ def unread(rank, strategy=None):
 
 @pytest.mark.parametrize("strategy", ["dtensor", "manual"])
 def test_an_epoch_reduces_its_loss_and_metrics_once(strategy):
-    ((expected, _),) = run_ranks(unread, 1)
-    for found, counts in run_ranks(unread, 2, strategy, timeout=120):
+    ((expected, _),) = run_ranks(deferred, 1)
+    for found, counts in run_ranks(deferred, 2, strategy, timeout=120):
         assert_same(found, expected, strategy)
         for jit_compile in (False, "auto"):
             assert counts["fit", jit_compile] == 2 * EPOCHS  # of training, and of validation
