@@ -1,4 +1,4 @@
-"""What is trained: a model, its batches, its first values, and the rules of its Megatron layout."""
+"""Training cases: a model, its batches, its first values, the rules of its Megatron layout."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Who is measured, and against whom."""
+"""The contenders, and the goals that they are measured against."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Who takes part where."""
+"""The contenders of each section."""
 
 from collections.abc import Callable
 from typing import Any

@@ -21,7 +21,7 @@ STEPS = 20
 
 
 def section(options: Options) -> Iterator[Row]:
-    """What the other interpreter found; nothing but a line where there is no device."""
+    """The rows of the other interpreter; one line where there is no device."""
     environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     if not environment.get("CUDA_VISIBLE_DEVICES"):
         environment.pop("CUDA_VISIBLE_DEVICES", None)

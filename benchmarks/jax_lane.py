@@ -18,7 +18,7 @@ FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_multi_thread_eigen=
 
 
 def is_installed() -> bool:
-    """Whether `make bench-jax` has made the environment."""
+    """Returns whether `make bench-jax` has made the environment."""
     return PYTHON.exists()
 
 

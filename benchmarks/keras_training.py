@@ -87,7 +87,7 @@ class KerasTraining(Training):
         return {v.path: tuple(v.shape) for v in self.model.trainable_variables}
 
     def layer_calls(self) -> int:
-        """How many layers a step calls in Python: none, where it replays what was captured."""
+        """Counts the layers that a step calls in Python: none in a captured step."""
         call = keras.Layer.__call__
         calls = []
 

@@ -33,7 +33,7 @@ class Lane(Protocol):
     """A contender at work on a case."""
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """What rank 0 answers, when every rank has."""
+        """The answer of rank 0, after all ranks have answered."""
 
     def close(self) -> None:
         """End it, whatever it does."""

@@ -37,7 +37,7 @@ def begin() -> None:
 
 
 def peak(step: Callable[[], Any]) -> dict[str, int]:
-    """What `step` needs: above what is resident before it, and above the beginning."""
+    """The memory of `step`: above the resident memory before it, and above the beginning."""
     _give_back()
     CLEAR.write_text(_FORGET_THE_PEAK)
     before = _resident("VmRSS")
@@ -53,7 +53,7 @@ def storage_bytes(tensor: Any) -> int:
 
 
 def _give_back() -> None:
-    """What is free goes back to the system; else it would be resident now, and not later."""
+    """Returns free memory to the system; else it would count as resident before the step."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 

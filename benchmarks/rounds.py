@@ -20,7 +20,7 @@ LOSS_TOLERANCE = 1e-4
 
 @attrs.define
 class Measured:
-    """What one contender did.
+    """The measurements of one contender.
 
     Attributes:
         losses: Of its first steps.
@@ -129,7 +129,7 @@ def _open(
 
 
 def _memory(contender: Contender, case: Case, device: str) -> dict[str, int]:
-    """What the contender stores and needs. Its lane is a new one, in which no time is taken."""
+    """Measures the memory of the contender in a new lane, in which no time is taken."""
     lane = contender.open_lane(case, device, maps=True)
     with contextlib.closing(lane):
         lane.ask("losses", FIRST_LOSSES)
@@ -142,7 +142,7 @@ def _reference(found: dict[str, Measured]) -> Measured:
 
 
 def disagreement(losses: Sequence[float], reference: Any) -> str:
-    """What is wrong with these first losses; nothing, if they are those of the reference."""
+    """Describes how these first losses differ from the reference; empty if they do not."""
     pairs = zip(losses, reference.losses, strict=True)
     if all(abs(mine - theirs) <= LOSS_TOLERANCE for mine, theirs in pairs):
         return ""

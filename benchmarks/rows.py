@@ -37,7 +37,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Whether the goal is met; a figure that is not what it is called meets none."""
+        """Returns whether the goal is met; a figure that is not what it is called meets none."""
         if self.limit is None or self.ratio is None:
             return ""
         return "met" if self.ratio <= self.limit and self.note != RAN_IN_PYTHON else "missed"

@@ -1,4 +1,4 @@
-"""What is compared, section by section."""
+"""The comparisons, section by section."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ FEW_ROUNDS = 3  # of steps that take seconds where they run eagerly
 
 @frozen
 class Options:
-    """What the command line said.
+    """The options of the command line.
 
     Attributes:
         quick: Small sizes, which only show that everything runs.
@@ -81,7 +81,7 @@ def two_ranks(
 
 
 def small(options: Options) -> Iterator[Row]:
-    """Where overhead is everything: two ranks against one process."""
+    """Small models, dominated by overhead: two ranks against one process."""
     case = options.size(cases.SMALL)
     for layout in ("data parallel", "megatron"):
         racing = [
@@ -92,7 +92,7 @@ def small(options: Options) -> Iterator[Row]:
 
 
 def warm_up(options: Options) -> Iterator[Row]:
-    """What the first steps of a small model take, and what they take beyond later ones."""
+    """Times the first steps of a small model, and their excess over later ones."""
     section = f"{cases.NEWCOMER.name}, first {FIRST_STEPS} steps"
     racing = [
         Contender(KERAS, contenders.keras(1, "whole", None)),
@@ -149,7 +149,7 @@ def _capture_time(section: str, layers: int, captured: rounds.Measured) -> Row:
 
 
 def compiling(options: Options) -> Iterator[Row]:
-    """What it takes to compile a step, and to load one that another process has compiled."""
+    """Times the compilation of a step, and the loading of one that another process compiled."""
     options = attrs.evolve(options, rounds=min(options.rounds, FEW_ROUNDS))
     for layers in COMPILED_LAYERS[:1] if options.quick else COMPILED_LAYERS:
         case = cases.tiny_decoder(layers)
@@ -183,7 +183,7 @@ def _empty_cache_of_torch() -> Iterator[None]:
 
 
 def simulated(options: Options) -> Iterator[Row]:
-    """What one rank of many moves in a step, against the closed formula."""
+    """The bytes that one rank of many moves in a step, against the closed formula."""
     for layout in PEERS:
         for ranks in (8,) if options.quick else (8, 1024):
             yield worlds.row(layout, ranks, options.strategy)

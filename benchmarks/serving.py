@@ -11,7 +11,7 @@ from benchmarks.training import Training
 
 @frozen
 class Failure:
-    """Why a rank could not answer."""
+    """The reason why a rank could not answer."""
 
     report: str
 

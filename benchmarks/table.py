@@ -46,7 +46,7 @@ def show(rows: Sequence[Row], console: Console) -> None:
 
 
 def cells(row: Row) -> list[str]:
-    """What stands behind the name of the section."""
+    """The cells of a row; the section is printed above."""
     figure = "-" if row.value is None else amount(row.value, row.unit)
     ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
     goal = "" if row.limit is None else f"≤ {row.limit:g}"

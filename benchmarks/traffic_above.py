@@ -13,7 +13,7 @@ UNKNOWN = "not explained yet"
 
 @frozen
 class Reason:
-    """Why cases are above XLA on a mesh.
+    """The reason of cases that are above XLA on a mesh.
 
     Attributes:
         mesh: Its name.

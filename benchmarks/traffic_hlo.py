@@ -48,7 +48,7 @@ class Instruction:
 
 @frozen
 class Sent:
-    """What a computation sends when it runs once.
+    """The bytes that a computation sends when it runs once.
 
     Attributes:
         by_device: Bytes.

@@ -1,4 +1,4 @@
-"""What every contender offers, whichever library trains: first losses, epochs, memory."""
+"""The interface of all contenders: first losses, epochs, memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ class Training(ABC):
 
     @abstractmethod
     def kept(self) -> Iterable[Any]:
-        """What this rank stores of variables and optimizer state, as torch tensors."""
+        """The local shards of variables and optimizer state, as torch tensors."""
 
     @abstractmethod
     def share(self) -> int:

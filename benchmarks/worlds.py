@@ -34,7 +34,7 @@ class Moved:
 
 
 def row(layout: str, ranks: int, strategy: str) -> Row:
-    """What rank 0 moves, against the formula."""
+    """The bytes that rank 0 moves, against the formula."""
     section = f"{layout}, {ranks} simulated ranks"
     case = _case(layout, ranks)
     try:
@@ -53,7 +53,7 @@ def row(layout: str, ranks: int, strategy: str) -> Row:
 
 
 def formula(case: Case, layout: str, ranks: int, shapes: dict[str, tuple[int, ...]]) -> Moved:
-    """What theory asks of a step.
+    """The bytes of a step by theory.
 
     Args:
         case: A decoder.

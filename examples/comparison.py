@@ -81,7 +81,7 @@ def table(runs):
 
 
 def _bytes(run, what):
-    """What the rank that holds most of it holds."""
+    """The bytes of the rank that holds most."""
     here, whole = (max(rank[what][key] for rank in run.ranks) for key in ("here", "whole"))
     return f"{here / 2**20:.2f} of {whole / 2**20:.2f} MiB"
 

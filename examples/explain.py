@@ -1,4 +1,4 @@
-"""What a step of a model moves between ranks, and a rule that makes it move too much.
+"""Explains the collectives of a step, and a rule that makes it move too much.
 
 torchrun --nproc_per_node=4 examples/explain.py step.svg
 """

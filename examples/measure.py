@@ -36,7 +36,7 @@ def local(tensor):
 
 
 def collectives(step):
-    """How often `step` has this rank start each kind of collective, once it has been captured."""
+    """Counts the collectives that this rank starts in a captured `step`, by kind."""
     for _ in range(2):
         step()
     with count_collectives() as traffic:

@@ -29,7 +29,7 @@ RULES = {
 
 
 def distribute(shape):
-    """What is built from here on lives on a mesh of all devices; by default they form a row."""
+    """Distributes all that is built after it over a mesh of all devices; by default a row."""
     shardcore.install()
     shape = shape or (1, keras.distribution.get_device_count())
     rules = keras.distribution.LayoutMap(keras.distribution.DeviceMesh(shape, ("data", "model")))

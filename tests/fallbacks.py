@@ -1,4 +1,4 @@
-"""How often each operator ran on full operands on this rank, as the engines have counted."""
+"""Counts of operators that ran on full operands on this rank, from the engines."""
 
 from collections import Counter
 

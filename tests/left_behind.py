@@ -1,4 +1,4 @@
-"""What a process looks like: taken before `install()` and after `uninstall()`, it is the same.
+"""Snapshots of a process: before `install()` and after `uninstall()` they are equal.
 
 The whole of shardcore is loaded before, and what torch and Keras load by themselves on the way:
 they change themselves then.
@@ -76,7 +76,7 @@ def of_libraries() -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What was there before, and is another now or gone; what is new, and of shardcore."""
+    """The entries of `before` that are changed or missing, and the new ones of shardcore."""
     found: dict[str, Any] = {}
     for name, value in before.items():
         now = after.get(name, "nothing")

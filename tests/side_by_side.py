@@ -71,7 +71,7 @@ def _contract(strategy: str) -> str:
 
 
 def _matrix(name: str, strategy: str) -> str:
-    """What whole runs came to, over all meshes that were run."""
+    """The sums of whole runs over all meshes."""
     os.environ[strategies.VARIABLE] = strategy
     meshes = TABLES[name].meshes()
     kept = [found for mesh in meshes if (found := stored.kept(name, mesh))]

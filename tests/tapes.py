@@ -65,7 +65,7 @@ def recorded(step, *tensors):
 
 
 def results(tape, tensors):
-    """What `tape` returns for `tensors`, and the values of `tensors` after it."""
+    """The results of `tape` for `tensors`, and the values of `tensors` after it."""
     copies = [each.clone() for each in tensors]
     found = function_of(tape, {n: tape.found[n] for n in tape.outside})(*copies)
     return [each.tolist() for each in (*found, *copies)]

@@ -34,7 +34,7 @@ _DOTTED = re.compile(r"\btorch(?:\.\w+)*\._\w+(?:\.\w+)*")
 
 
 def own_names(tree: ast.Module) -> Iterator[str]:
-    """What the source itself gives a name: functions, classes, variables, its own attributes."""
+    """The names that the source defines: functions, classes, variables, attributes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name

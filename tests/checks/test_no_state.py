@@ -1,4 +1,4 @@
-"""What may change belongs to the installation: no module of shardcore keeps any of it.
+"""No module of shardcore keeps mutable state: the installation has all of it.
 
 `uninstall()` drops the installation, and with it all that shardcore has noted. This reads each
 module for what would outlive it: variables of a module that change, caches, and what a module or a
@@ -71,7 +71,7 @@ OF_THE_PROCESS = {"os", "sys", "threading", "warnings", "torch", "keras", "built
 
 
 def state(tree: ast.Module, *, caches: bool = True) -> Iterator[str]:
-    """What a module keeps, and what it does to the process, by name.
+    """The state of a module, and its changes to the process, by name.
 
     Args:
         tree: The module.
@@ -89,7 +89,7 @@ def state(tree: ast.Module, *, caches: bool = True) -> Iterator[str]:
 
 
 def _of_import(tree: ast.Module) -> Iterator[str]:
-    """What is made, and done, as the module is imported."""
+    """The statements that run as the module is imported."""
     changed = set(_changed_names(tree))
     for statement in tree.body:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
@@ -134,7 +134,7 @@ def _changed_names(tree: ast.Module) -> Iterator[str]:
 
 
 def _of_the_process(node: ast.AST) -> Iterator[str]:
-    """What is set on a module or object of the process: `os.environ[...]`, `sys.excepthook`."""
+    """Assignments to a module or object of the process: `os.environ[...]`, `sys.excepthook`."""
     targets: Iterable[ast.expr] = ()
     if isinstance(node, ast.Assign | ast.Delete):
         targets = node.targets

@@ -15,7 +15,7 @@ PACKAGED = ("pyproject.toml", "README.md", "LICENSE")
 
 @attrs.frozen
 class Tree:
-    """What is linted and packaged, under a root of its own."""
+    """A copy of the files that are linted and packaged."""
 
     root: Path
 

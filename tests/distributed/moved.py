@@ -1,4 +1,4 @@
-"""What the tests of moved bytes share: small models, a step that is counted, or on one device."""
+"""Helpers for the tests of moved bytes: small models, counted steps, steps on one device."""
 
 import keras
 import numpy as np

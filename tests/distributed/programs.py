@@ -1,4 +1,4 @@
-"""What the programs of the distributed tests share: distributions, readings, comparisons."""
+"""Helpers for the programs of distributed tests: distributions, readings, comparisons."""
 
 import os
 import shutil
@@ -46,13 +46,13 @@ def at_place(shape, rank):
 
 
 def local(variable):
-    """What this rank stores of `variable`, as an array."""
+    """The local shard of `variable`, as an array."""
     value = variable._value.detach()
     return value.to_local().numpy().copy()
 
 
 def local_shapes(variables):
-    """What this rank really stores of each variable."""
+    """The shapes of the local shards of `variables`."""
     return {v.path: local(v).shape for v in variables}
 
 

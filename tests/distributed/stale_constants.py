@@ -1,4 +1,4 @@
-"""What the functions of `test_captured_names` import; it knows a module that knows it."""
+"""Constants that the functions of `test_captured_names` import; two modules import each other."""
 
 from tests.distributed import stale_settings
 

@@ -121,7 +121,7 @@ def test_training_goes_on_where_it_was_interrupted(tmp_path):
 
 
 class Sent(SimpleNamespace):
-    """What stands in for the package `requests`."""
+    """A stand-in for the package `requests`."""
 
     exceptions = SimpleNamespace(RequestException=OSError)
 

@@ -1,4 +1,4 @@
-"""What a captured step holds at its highest, in the bytes that torch allocates and frees."""
+"""The peak memory of a captured step, in the bytes that torch allocates and frees."""
 
 import keras
 import torch

@@ -1,4 +1,4 @@
-"""What goes on in a captured step while its collectives are under way, and what it holds."""
+"""A captured step computes while its collectives run, and needs no more memory."""
 
 from unittest import mock
 
@@ -82,7 +82,7 @@ def under_way(tape, kind):
 
 
 def compared(build):
-    """What a test asks of a model: whether eager and captured are equal, and what is under way."""
+    """Compares eager with captured steps; returns peak memory and overlapped products."""
     (eager, _), (captured, (before, after)) = (trained(build, jit) for jit in (False, "auto"))
     for name, value in eager.items():
         np.testing.assert_array_equal(captured[name], value, err_msg=name)

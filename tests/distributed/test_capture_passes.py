@@ -239,7 +239,7 @@ def test_writes_and_random_draws_keep_their_order():
 
 def test_collectives_and_reads_of_the_host_keep_their_order():
     def look(x):
-        """What has no result has its effect on the host."""
+        """A call without a result: its effect is on the host."""
 
     def step(x):
         late = torch.sin(torch.cos(x))

@@ -27,7 +27,7 @@ sys.addaudithook(lambda event, args: calls.append(args[0]) if event == CALLED el
 
 
 def is_real(x):
-    """Whether Keras computes, and is not working out shapes."""
+    """Returns whether Keras computes, and does not infer shapes."""
     return isinstance(x, torch.Tensor) and not x.is_meta
 
 
@@ -338,7 +338,7 @@ def messages(level=logging.WARNING):
 
 
 def reasons(build, jit="auto", steps=4, shape=None, model_class=None):
-    """What is said of why steps are not captured."""
+    """The messages about steps that are not captured."""
     begin(shape)
     said = messages()
     keras.utils.set_random_seed(1)

@@ -128,7 +128,7 @@ def test_a_step_of_many_layers_calls_no_more_python(name):
 
 
 def grown(_rank):
-    """What the process has more of after many captured steps of a fully sharded model, in bytes."""
+    """The growth of the process over many captured steps of a fully sharded model, in bytes."""
     shardcore.install()
     mesh = keras.distribution.DeviceMesh((2, 1), ("data", "model"))
     layouts = keras.distribution.LayoutMap(mesh)

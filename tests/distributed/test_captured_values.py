@@ -101,7 +101,7 @@ def test_values_that_torch_or_keras_reads_for_itself_are_no_reason_to_run_eagerl
 
 
 def trained(build, optimizer, jit):
-    """What a model makes of some steps, and how often its Python ran."""
+    """The results of some steps of a model, and how often its Python ran."""
     model = compiled(build, jit, optimizer)
     calls.clear()
     # The largest class is another one in each batch.

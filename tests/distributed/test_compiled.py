@@ -1,4 +1,4 @@
-"""What Inductor makes of a step, on real ranks: when it gathers, and who computes its products."""
+"""Steps that Inductor compiles, on real ranks: all-gathers, sums, products."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""What Inductor has compiled is kept on disk: an equal step of any process is loaded."""
+"""Programs of Inductor are stored on disk: an equal step of any process is loaded."""
 
 import logging
 import os

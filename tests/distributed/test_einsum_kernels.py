@@ -31,7 +31,7 @@ BATCHES = {equation: x_for(equation) for equation in EQUATIONS}
 
 
 def learned(rank, equation, spec):
-    """What the layer gives, and how one step of gradient descent changes its kernel."""
+    """The output of the layer, and its kernel after one step of gradient descent."""
     distribute((2, 2), {".*kernel": spec})
     x = BATCHES[equation]
     shape = np.einsum(equation, x, np.empty(EQUATIONS[equation])).shape

@@ -21,7 +21,7 @@ PLACES = torch.tensor([[0, 1], [5, 3]])
 
 
 def written(write):
-    """What `write` makes of a copy of a tensor."""
+    """Applies `write` to a copy of a tensor."""
 
     def changed(x):
         x = x.clone()
@@ -159,7 +159,7 @@ CASES = {
 
 
 def compare(rank, ranks, kind):
-    """What differs from plain torch, by case and layout."""
+    """The differences from plain torch, by case and layout."""
     mesh = Mesh((ranks,), ("data",))
     world = World(mesh, tuple(range(ranks)), rank, "cpu")
     tensors = open_engine(world, kind.over, "compute", "per_use", {})

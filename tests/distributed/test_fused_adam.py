@@ -114,7 +114,7 @@ def test_a_part_of_a_gradient_need_not_lie_as_the_weight(strategy):
 
 
 def sent_by_torch(rank):
-    """What a fused optimizer of torch sends, and the weight that it leaves."""
+    """The collectives of a fused optimizer of torch, and the updated weight."""
     shardcore.install()
     distribute((1, 2), {".*kernel": (None, "model")})
     layer = keras.layers.Dense(4)

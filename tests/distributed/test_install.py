@@ -103,7 +103,7 @@ def keras_names():
 
 
 def importers(module, name):
-    """Where else Keras has the value of `module.name`, under that name."""
+    """The other modules of Keras that have the value of `module.name`, under that name."""
     value = getattr(importlib.import_module(module), name)
     return {
         f"{other}:{name}"

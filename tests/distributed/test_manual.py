@@ -79,7 +79,7 @@ def engine_of(model):
 
 
 def calls_of_a_step(rank, shape, rules, options, held=None):
-    """What a step moves that holds up to `held` bytes of weights between uses, 25 MiB by default.
+    """The collectives of a step that keeps up to `held` bytes of gathered weights.
 
     The optimizer is left out.
     """

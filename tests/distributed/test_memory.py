@@ -1,4 +1,4 @@
-"""What shares memory with what: what is written or reduced changes a tensor and its views alone."""
+"""Shared memory: a write or a reduction changes a tensor and its views only."""
 
 import pytest
 import torch
@@ -136,7 +136,7 @@ def pending_with_views(rank):
 
 
 def activations_in_place(rank):
-    """Whether the values are those of one device, and what ran on full operands."""
+    """Compares the values with one device; also returns the operators on full operands."""
     tensors = open_engine(World(MESH, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use", {})
     x, expected = tensors.join(VALUES[ROWS.slices((6, 4), rank)], ROWS, (6, 4)), VALUES.clone()
     for each in (x, expected):
@@ -162,7 +162,7 @@ def test_a_write_or_a_reduction_changes_a_tensor_and_its_views_only():
 
 
 def written_by_numpy(rank):
-    """What tensors hold after NumPy has written into their arrays, which no counter sees."""
+    """The values of tensors after NumPy has written into their arrays, which no counter sees."""
     tensors = open_engine(World(MESH, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use", {})
     arrays = (
         lambda x: x.numpy(),

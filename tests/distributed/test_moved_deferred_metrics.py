@@ -87,7 +87,7 @@ def test_an_epoch_reduces_its_loss_and_metrics_once(strategy):
 
 
 def on_one_rank(rank, distributed=False):
-    """What one rank looks at, all ranks reduce at each step; the others need not look."""
+    """One rank reads results: all ranks reduce them at each step, without reading them."""
     if distributed:
         distribute(mlp, (2, 1))
     looks, found, model = Looks(), {}, compiled(mlp, jit_compile=False)

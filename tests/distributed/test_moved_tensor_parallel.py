@@ -131,7 +131,7 @@ SEQUENCES = partial(transformer, 2)
 
 
 def of_sequences(rank, mesh=None):
-    """What an eager step moves, and one that runs from a recording; the numbers after six."""
+    """The collectives of an eager and of a captured step; the numbers after six."""
     if mesh:
         distribute(SEQUENCES, mesh, policy="sequence_parallel", small=0)
     _, *eager = trained(SEQUENCES, (TOKENS, TOKENS))

@@ -67,7 +67,7 @@ print("as before")
 
 
 def run(ranks, *arguments, folder):
-    """What each rank prints."""
+    """The output of each rank."""
     environment = {name: each for name, each in os.environ.items() if "KERAS" not in name}
     environment |= {"PYTHONPATH": f"{ROOT}/src:{ROOT}", "OMP_NUM_THREADS": "1"}
     environment["FOLDER"] = str(folder)

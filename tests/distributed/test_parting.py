@@ -112,7 +112,7 @@ def test_ranks_that_stay_together_are_left_alone():
 
 
 def on_a_thread(work):
-    """What `work` raises on a separate thread, None if nothing."""
+    """The error of `work` on a separate thread, None if there is none."""
     raised = []
 
     def run():

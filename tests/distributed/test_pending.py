@@ -1,4 +1,4 @@
-"""What a reduction over a split dim leaves behind is read as on one device, whoever reads it."""
+"""A partial result of a reduction over a sharded dim is read as on one device."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def filled(x):
 
 
 def written(x):
-    """What is pending is written into what is not, and the other way round."""
+    """A pending sum is written into a plain value, and the other way round."""
     whole, order = torch.linalg.vector_norm(x, 2, dim=0), torch.tensor([2, 0, 3, 1])
     mask = torch.tensor([True, False, True, False])
     return {

@@ -36,7 +36,7 @@ def build():
 
 
 def in_a_process(program):
-    """What `program` returns, from a separate process: the parent computes nothing."""
+    """Runs `program` in a separate process: the parent computes nothing."""
     return run_ranks(lambda rank: program(), 1, init=False)[0]
 
 

@@ -1,4 +1,4 @@
-"""What DTensor does to plan an operator for a new shape of batch: estimates, not searches."""
+"""DTensor plans an operator for a new shape of batch by estimates, not by searches."""
 
 import keras
 import numpy as np

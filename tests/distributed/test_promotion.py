@@ -55,7 +55,7 @@ def weights(model):
 
 
 def on_thread(function, *args):
-    """What `function` gives or raises on a separate thread, while this one waits."""
+    """The result or error of `function` on a separate thread, while this one waits."""
     results = []
 
     def run():

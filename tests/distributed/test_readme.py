@@ -1,4 +1,4 @@
-"""What the README tells a stranger to do, done."""
+"""The commands and the script of the README work."""
 
 import os
 import re

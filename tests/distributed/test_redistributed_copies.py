@@ -1,4 +1,4 @@
-"""What was gathered or reduced once is found again, until it or its source is written."""
+"""A gathered or reduced tensor is reused until it or its source is written."""
 
 import torch
 
@@ -70,7 +70,7 @@ CASES = {
 
 
 def compare(rank):
-    """What differs from plain torch, by case and layout: values, then collectives."""
+    """The differences from plain torch, by case and layout: values, then collectives."""
     world = World(MESH, (0, 1), rank, "cpu")
     tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
     kernel = tensors.keep(tensors.shard(KERNEL, WHOLE))

@@ -27,7 +27,7 @@ CALLS = {
 
 
 def added(indices, values, shape):
-    """What is there by definition."""
+    """The result by definition."""
     indices = np.asarray(indices)
     result = np.zeros(shape, "float64")
     at = tuple(np.moveaxis(indices.reshape(-1, indices.shape[-1]), -1, 0))

@@ -1,4 +1,4 @@
-"""What Keras on torch uses TensorFlow for: `tf.data`, TensorBoard. Skipped where it is missing.
+"""`tf.data` and TensorBoard, for which Keras on torch uses TensorFlow. Skipped without it.
 
 Run with tensorflow-cpu 2.20, tensorboard 2.20, onnx 1.23, onnxscript 0.7 and openvino 2026.4.
 """

@@ -27,7 +27,7 @@ from tests.matrix.suite import TABLES, unexpected
 
 
 def main() -> int:
-    """Whether something was found that must not be."""
+    """Returns whether a case failed."""
     parser = argparse.ArgumentParser("python -m tests.matrix", description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["run", "page", "list"])
     parser.add_argument("--table", choices=TABLES, action="append", help="else all of them")

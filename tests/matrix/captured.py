@@ -35,7 +35,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @frozen
 class Run:
-    """What the steps of a case computed.
+    """The results of the steps of a case.
 
     Args:
         values: arrays by name: logs and predictions of every step, variables after the last.
@@ -48,7 +48,7 @@ class Run:
 
 @define
 class Observed:
-    """What shardcore did with steps.
+    """Counts of captured steps, and the reasons of eager ones.
 
     Args:
         replayed: how many ran from a recording.
@@ -78,7 +78,7 @@ class _Warnings(logging.Handler):
 
 
 def watch() -> Observed:
-    """What shardcore does with the steps of this process from now on."""
+    """Observes the steps of this process from now on."""
     observed = Observed()
     ran = captured_step.CacheEntry.ran
 
@@ -101,7 +101,7 @@ def beside_eager(
     steps: Steps,
     jit_compile: JitCompile,
 ) -> dict[str, Outcome]:
-    """What came of each case: its captured steps, compared with its eager ones.
+    """The outcome of each case: its captured steps, compared with its eager ones.
 
     Args:
         cases: by name.
@@ -232,7 +232,7 @@ def apply_jit_compile(model: Any, jit_compile: JitCompile, observed: Observed) -
 def difference(
     captured: dict[str, np.ndarray], eager: dict[str, np.ndarray], tolerance: float
 ) -> str:
-    """What differs, "" if nothing does: any bit, or what is more than a tolerance that is not 0."""
+    """Describes the first difference: of any bit, or above a tolerance; "" if equal."""
     if found := parity.compare(captured, eager, tolerance):
         return found
     if tolerance:

@@ -1,4 +1,4 @@
-"""Which operators ran on full operands, and on which batches."""
+"""Counts operators that ran on full operands, by batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

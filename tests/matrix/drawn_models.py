@@ -111,7 +111,7 @@ def drawn(kind: str, seed: int) -> Any:
 
 
 def drawn_case(kind: str, seed: int) -> Case:
-    """That model, trained by Adam with an option that is drawn too."""
+    """A drawn model, trained by Adam with an option that is drawn too."""
 
     def compiled() -> Any:
         model = drawn(kind, seed)

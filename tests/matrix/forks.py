@@ -42,7 +42,7 @@ def run_all(
     failed: Callable[[Any], bool],
     seconds: int | None = None,
 ) -> dict[str, list[Any] | Ended]:
-    """What each rank made of each item.
+    """The result of each item on each rank.
 
     Args:
         items: by name.
@@ -106,7 +106,7 @@ def _run(
 
 
 def _part_ways(failed: bool, ranks: int) -> bool:
-    """Whether only some of the ranks failed, so that their group cannot be used again."""
+    """Returns whether only some ranks failed, so that their group cannot be used again."""
     if ranks == 1:
         return False
     everyone: list[Any] = [None] * ranks

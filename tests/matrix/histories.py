@@ -1,4 +1,4 @@
-"""What becomes of a model is drawn: it is trained, asked and changed, in whatever order.
+"""Random histories of a model: it is trained, evaluated and changed, in any order.
 
 A captured step must see what came between. The events are those of a user's notebook.
 """

@@ -24,7 +24,7 @@ Found = dict[str, Outcome]  # by call
 
 
 def over_mesh(cases: dict[str, list[Case]], mesh: Mesh) -> Found:
-    """What came of each function's calls, in all layouts."""
+    """The outcome of each function's calls, in all layouts."""
     items = {name: (name, variants) for name, variants in cases.items()}
     found: Found = {}
     for name, result in run_all(items, mesh.size, partial(_start, mesh), _failed).items():
@@ -126,7 +126,7 @@ def _call(
 
 
 def _read_on(results: list[Any]) -> list[Any]:
-    """What the next operator makes of each result, which may be split or pending.
+    """Applies a following operator to each result, which may be sharded or partial.
 
     A result that is right as a whole may be pending as what it is not: a truth value as a number
     that adds up, a norm as a sum.
@@ -175,7 +175,7 @@ def whole(leaf: Any) -> Any:
 
 
 def difference(found: list[Any], expected: list[Any], name: str = "#") -> str:
-    """How the results differ; "" if they do not."""
+    """Describes how the results differ; "" if they do not."""
     if len(found) != len(expected):
         return f"{len(found)} results instead of {len(expected)}"
     for at, (one, other) in enumerate(zip(found, expected, strict=True)):

@@ -1,4 +1,4 @@
-"""What came of a case: on one rank, on all ranks, of one class."""
+"""Outcomes of a case: on one rank, on all ranks, of one class."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ ORDER = ("ok", "fell back", "eager", "error", "WRONG")
 
 @frozen
 class Outcome:
-    """What came of one case.
+    """The outcome of one case.
 
     Args:
         status: one of `ORDER`.

@@ -23,7 +23,7 @@ def dense(inputs: int | tuple[int, ...], *units: int, activation: str = "tanh") 
 
 
 class OwnStep(keras.Model):
-    """What most of these steps do."""
+    """The step that most of these cases share."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -115,7 +115,7 @@ def _section(name: str) -> str:
 
 
 def _part(name: str, outcomes: dict[str, Outcome]) -> str:
-    """Which part of the table was run, if not the whole."""
+    """Names the part of the table that was run, if not the whole."""
     run, there = {class_of(case) for case in outcomes}, TABLES[name].classes()
     return "" if run == there else f" ({len(run & there)} of {len(there)} rows run)"
 
@@ -137,7 +137,7 @@ def _row(name: str, found: dict[str, dict[str, Outcome]]) -> str:
 
 
 def _cell(outcomes: list[Outcome]) -> str:
-    """What the cases of a row came to on a mesh; even and uneven batches apart if they differ."""
+    """The outcomes of a row on a mesh; even and uneven batches apart if they differ."""
     if any(each.even != each.uneven for each in outcomes if each.even and each.uneven):
         return stored.counts_of_batches(outcomes)
     alike = {each.status for each in outcomes}
@@ -163,7 +163,7 @@ def _bad(found: dict[str, dict[str, Outcome]]) -> list[str]:
 
 
 def _captured(head: str, tables: dict[str, Captured]) -> str:
-    """How many captured steps had the numbers of eager ones, and what runs eagerly."""
+    """The number of captured cases equal to eager ones, and the cases that run eagerly."""
     meshes = next(iter(tables.values())).meshes()
     heads = ["", *meshes]
     lines = [head, f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -183,7 +183,7 @@ def _captured(head: str, tables: dict[str, Captured]) -> str:
 
 
 def _counts(table: Captured, outcomes: dict[str, Outcome]) -> str:
-    """How many cases came to what, and of how many if some were not run."""
+    """Counts of cases by outcome, and the number of all if some were not run."""
     there = sum(case.name not in NOT_ON_ONE_DEVICE for case in table.table.cases)
     part = f" ({len(outcomes)} of {there} cases run)" if len(outcomes) < there else ""
     return f"{stored.counts(outcomes.values())}{part}" if outcomes else "not run"

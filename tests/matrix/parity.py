@@ -63,7 +63,7 @@ class Mesh:
 
 @frozen
 class Numbers:
-    """What a case computed.
+    """The results of a case.
 
     Args:
         values: arrays by name: logs, predictions and weights.
@@ -97,7 +97,7 @@ def _attempt(case: Case) -> Numbers | str:
 
 
 def over_mesh(cases: Sequence[Case], mesh: Mesh, reference: Reference) -> dict[str, Outcome]:
-    """What came of each case that one device can run."""
+    """The outcome of each case that one device can run."""
     run = _by_name([case for case in cases if isinstance(reference[case.name], Numbers)])
 
     def start(rank: int) -> Callable[[Case], Outcome]:
@@ -213,7 +213,7 @@ def _check_spans(variables: Sequence[Any], mesh: Mesh) -> None:
 def compare(
     values: dict[str, np.ndarray], reference: dict[str, np.ndarray], tolerance: float
 ) -> str:
-    """What differs, "" if nothing does: relative to the largest value of the array."""
+    """Describes the first difference, relative to the largest value of the array; "" if equal."""
     if values.keys() != reference.keys():
         return f"other values: {sorted(values.keys() ^ reference.keys())}"
     for name, expected in reference.items():
@@ -235,7 +235,7 @@ def compare(
 
 
 def story(error: BaseException) -> str:
-    """What an error says, and where it was raised."""
+    """The message of an error, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     last = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames[-4:]]
     return f"{type(error).__name__}: {str(error)[:1500]} [{' > '.join(last)}]"

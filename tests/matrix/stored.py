@@ -1,4 +1,4 @@
-"""What whole runs found, kept in build/matrix from one command to the next."""
+"""Outcomes of whole runs, stored in build/matrix from one command to the next."""
 
 import json
 from collections import Counter
@@ -21,7 +21,7 @@ def keep(table: str, mesh: str, found: dict[str, Outcome]) -> None:
 
 
 def kept(table: str, mesh: str) -> dict[str, Outcome]:
-    """What was kept of a table on a mesh; nothing if it was not run."""
+    """The stored outcomes of a table on a mesh; empty if it was not run."""
     file = _file(table, mesh)
     if not file.exists():
         return {}
@@ -38,13 +38,13 @@ def _file(table: str, mesh: str) -> Path:
 
 
 def counts(outcomes: Iterable[Outcome]) -> str:
-    """How many came to what: "9 ok, 2 fell back"."""
+    """Counts by outcome: "9 ok, 2 fell back"."""
     found = Counter(outcome.status for outcome in outcomes)
     return ", ".join(f"{found[status]} {status}" for status in ORDER if found[status])
 
 
 def counts_of_batches(outcomes: Iterable[Outcome]) -> str:
-    """How many came to what on even and on uneven batches, each with the share that is ok."""
+    """Counts by outcome on even and on uneven batches, each with the share that is ok."""
     found = []
     for kind in ("even", "uneven"):
         statuses = Counter(status for each in outcomes if (status := getattr(each, kind)))

@@ -26,12 +26,12 @@ def tensors(world: World) -> ShardedTensors:
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether `tensor` is of that library."""
+    """Returns whether `tensor` is a sharded tensor of the strategy."""
     return isinstance(tensor, ShardedTensor)
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """What this rank stores of a sharded tensor."""
+    """The local shard of a sharded tensor."""
     part: torch.Tensor = tensor.detach().to_local()
     return part
 

@@ -77,7 +77,7 @@ class Classes:
         return [mesh.name for mesh in self.on]
 
     def run(self, mesh: str, only: Iterable[str] | None = None) -> dict[str, Outcome]:
-        """What came of the cases on the mesh of that name: of all, or of those of these names.
+        """The outcomes of the cases on the mesh of that name: of all, or of these names.
 
         What is listed as not running on one device is left out; what else does not is an error.
         """
@@ -105,7 +105,7 @@ class Classes:
         return {c.name for c in self.cases if {c.name, class_of(c.name)} & wanted}
 
     def classes(self) -> set[str]:
-        """What has a row in the table."""
+        """The rows of the table."""
         return {class_of(case.name) for case in self.cases if case.name not in NOT_ON_ONE_DEVICE}
 
     def public(self) -> list[set[str]]:
@@ -133,11 +133,11 @@ class Functions:
         return set(names) & set(self.cases)
 
     def classes(self) -> set[str]:
-        """What has a row in the table."""
+        """The rows of the table."""
         return set(self.cases)
 
     def run(self, mesh: str, only: Iterable[str] | None = None) -> dict[str, Outcome]:
-        """What came of the calls on the mesh of that name: of all functions, or of these."""
+        """The outcomes of the calls on the mesh of that name: of all functions, or of these."""
         chosen = {n: c for n, c in self.cases.items() if only is None or n in only}
         return ops_run.over_mesh(chosen, placing.MESHES[mesh])
 
@@ -165,11 +165,11 @@ class Captured:
         return self.table.named(names)
 
     def classes(self) -> set[str]:
-        """What is in the table."""
+        """The entries of the table."""
         return self.table.classes()
 
     def run(self, mesh: str, only: Iterable[str] | None = None) -> dict[str, Outcome]:
-        """What came of the cases on the mesh of that name that run on one device."""
+        """The outcomes, on the mesh of that name, of the cases that run on one device."""
         wanted = None if only is None else set(only)
         chosen = [c for c in self.table.cases if wanted is None or c.name in wanted]
         numbers = self.table.reference(c for c in chosen if c.name not in NOT_ON_ONE_DEVICE)
@@ -260,12 +260,12 @@ DOCUMENTED_ERRORS: dict[str, str] = {}
 
 
 def fast_mesh(table: str) -> str:
-    """Where CI runs a few cases of the table of that name."""
+    """Returns the mesh on which CI runs a few cases of the table of that name."""
     return FAST_MESH_OF_WEIGHTS if CLASSES[table].on == SPLIT else FAST_MESH
 
 
 def unexpected(outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
-    """What must not be: a wrong number, or an error that is not documented."""
+    """The failures: a wrong number, or an error that is not documented."""
     return {
         name: outcome
         for name, outcome in outcomes.items()

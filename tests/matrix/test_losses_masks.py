@@ -1,4 +1,4 @@
-"""What a masked loss does in place stays inside the step."""
+"""A masked loss changes no tensor outside the step in place."""
 
 import keras
 import numpy as np

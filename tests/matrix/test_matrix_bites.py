@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def forget_to_reduce(monkeypatch, operator):
-    """What each rank finds counts as replicated; ranks are forked, and inherit it."""
+    """Makes each local result count as replicated; forked ranks inherit this."""
     right = PLANNERS[operator]
 
     def wrong(*call):

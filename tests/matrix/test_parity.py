@@ -20,7 +20,7 @@ def batch(rng, rows):
 
 
 def ranks():
-    """How many there are, and which this one is; one device is rank 0 of 1."""
+    """The number of ranks and this rank; one device is rank 0 of 1."""
     if not torch.distributed.is_initialized():
         return 1, 0
     return torch.distributed.get_world_size(), torch.distributed.get_rank()

@@ -1,4 +1,4 @@
-"""What `import shardcore` does, and what it leaves alone."""
+"""The effects of `import shardcore`."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What the benchmarks make of their measurements."""
+"""The tables and pages of the benchmarks."""
 
 import doctest
 import json

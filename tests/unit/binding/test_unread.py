@@ -1,4 +1,4 @@
-"""Which callbacks read the results of steps."""
+"""Finds the callbacks that read the results of steps."""
 
 import keras
 

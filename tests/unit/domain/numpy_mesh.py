@@ -37,7 +37,7 @@ def chunks(array: np.ndarray, parts: int, dim: int, block: int = 1) -> list[np.n
 
 
 def scatter(layout: Layout, contributions: np.ndarray) -> dict[tuple[int, ...], np.ndarray]:
-    """What every rank holds. The leading dims of `contributions` are the partial axes."""
+    """The local shards of all ranks. The leading dims of `contributions` are the partial axes."""
     names = layout.mesh.axis_names
     held = {}
     for at in coordinates(layout.mesh):
@@ -64,7 +64,7 @@ def reduced(layout: Layout, contributions: np.ndarray, keep: Layout) -> np.ndarr
 
 
 def run(step: Step, held: dict[tuple[int, ...], np.ndarray]) -> dict[tuple[int, ...], np.ndarray]:
-    """What every rank holds after the step."""
+    """The local shards of all ranks after the step."""
     i = step.source.mesh.axis_names.index(step.axis)
     parts = step.source.mesh.shape[i]
     after = {}

@@ -1,4 +1,4 @@
-"""What a collective costs."""
+"""The cost of a collective."""
 
 import pytest
 

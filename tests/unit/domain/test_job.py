@@ -1,4 +1,4 @@
-"""Who this process is: the three sources, their order, and what is refused."""
+"""The rank and job of this process: three sources, their order, and the errors."""
 
 import pytest
 from hypothesis import given

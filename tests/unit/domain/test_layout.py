@@ -17,7 +17,7 @@ LINE = Mesh((2,), ("data",))
 
 
 def starts(layout, shape):
-    """Where in the global tensor what each rank holds begins."""
+    """The offset of each rank's shard in the global tensor."""
     ranks = range(layout.mesh.size)
     return [tuple(each.start for each in layout.slices(shape, rank)) for rank in ranks]
 

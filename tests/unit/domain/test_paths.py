@@ -1,4 +1,4 @@
-"""How paths are spelled, how keys are read, and which rule decides a path."""
+"""Spelling of paths, reading of keys, and the choice of the rule for a path."""
 
 import ast
 import doctest
@@ -159,7 +159,7 @@ KERAS_DOCUMENTED = {
 
 
 def keras_layout_map_key(keys, path):
-    """What Keras 3.15's `LayoutMap.__getitem__` does."""
+    """The rule of `LayoutMap.__getitem__` in Keras 3.15."""
     if path in keys:
         return path
     (found,) = [key for key in keys if re.fullmatch(key, path)] or [None]

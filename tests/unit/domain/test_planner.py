@@ -1,4 +1,4 @@
-"""How an operator is split, by its rule and the layouts of its operands."""
+"""The planner splits an operator by its rule and the layouts of its operands."""
 
 import os
 import subprocess

@@ -77,7 +77,7 @@ def functional(children, feeds) -> LayerFacts:
 
 
 def specs(chosen: Mapping[str, Choice]) -> dict[str, tuple]:
-    """What is split, by path."""
+    """The specs that split a variable, by path."""
     return {path: each.spec for path, each in chosen.items() if any(each.spec)}
 
 

@@ -1,4 +1,4 @@
-"""How an explanation is shown: as a table, as data, as a picture."""
+"""An explanation as a table, as data, as a picture."""
 
 import json
 import re

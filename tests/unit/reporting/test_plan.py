@@ -1,4 +1,4 @@
-"""What a plan shows is what its rules do."""
+"""The table of a plan shows the layouts that its rules give."""
 
 import json
 import re

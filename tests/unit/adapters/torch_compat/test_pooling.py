@@ -58,7 +58,7 @@ def test_pooling_by_tiles_is_that_of_torch(which):
 
 
 def is_looked_up(gradient, *operands):
-    """Whether each element is added where an index points."""
+    """Returns whether the gradient is a `scatter_add` by indices."""
     recorder = Recorder([])
     recorder.run(lambda: gradient(*operands))
     return "scatter_add" in names(recorder.tape)

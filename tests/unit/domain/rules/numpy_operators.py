@@ -37,7 +37,7 @@ def convolve_backward(gradient, x, kernel, window):
 
 
 class Window:
-    """How the elements of an input and of an output of a convolution meet."""
+    """The geometry of a convolution: pairs of input and output elements."""
 
     def __init__(self, stride, dilation, groups, transposed):
         self.stride, self.dilation, self.transposed = stride, dilation, transposed
@@ -57,7 +57,7 @@ class Window:
         return [(n - span) // self.stride + 1 for n, span in zip(sizes, spans, strict=True)]
 
     def meets(self, offset, inputs, outputs):
-        """Which elements of input and output an element of the kernel joins."""
+        """The elements of input and output that an element of the kernel joins."""
         small = inputs if self.transposed else outputs
         starts = [self.dilation * at for at in offset]
         steps = [

@@ -45,7 +45,7 @@ def alone(draw, pool):
 
 
 def row(draw, pool):
-    """What is the same for each row, and is expanded."""
+    """An expanded mean, which is equal for each row."""
     x = one(pool, draw, is_whole)
     kept = draw.choice([(0,), (0, 1), (0, 1, 2), (1, 3)])
     return [x.mean(kept, keepdim=True).expand(SHAPE)]

@@ -118,7 +118,7 @@ def test_operands_of_different_strides_are_copied():
 
 
 def test_a_view_of_a_copy_that_is_not_made_keeps_the_original():
-    """What is computed after it may not be written there."""
+    """A later result may not be written into the memory of the original."""
 
     def step(x):
         original = x * 2

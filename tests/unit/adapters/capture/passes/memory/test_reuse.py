@@ -13,7 +13,7 @@ UNIT = 4 * 8 * ROWS * CLASSES  # the bytes of logits  # the bytes of logits
 
 
 def improved(step, *tensors):
-    """What the passes make of `step`, as a function of no operands; its results are the same."""
+    """`step` after the pass, as a function of no operands; its results are the same."""
     recorder = Recorder(tensors)
     eager = recorder.run(lambda: step(*tensors))
     tape = with_operands_reused(recorder.tape)
