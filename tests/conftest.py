@@ -1,6 +1,7 @@
 """Settings that every test shares."""
 
 import os
+import warnings
 
 import pytest
 from hypothesis import settings
@@ -16,11 +17,17 @@ settings.load_profile("shardcore")
 
 
 @pytest.fixture(scope="session")
-def vector_instructions():
-    """Finds the instructions that Inductor compiles for, once: forked ranks inherit them.
+def loaded_inductor():
+    """Imports Inductor, and finds the instructions that it compiles for: forked ranks inherit both.
 
-    Each rank would compile and load six small programs to find them.
+    Each rank would import 500 modules, and would compile and load six small programs.
     """
+    # The pool of compiling processes must not be forked.
+    os.environ["TORCH_WARM_POOL"] = "0"
+    with warnings.catch_warnings():
+        # Importing it, torch 2.13 warns of its own use of `torch.jit`.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import torch._inductor.compile_fx  # noqa: F401
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     pick_vec_isa()

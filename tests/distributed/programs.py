@@ -23,7 +23,7 @@ def needs_compiler(test):
     """Marks a test that runs Inductor on a CPU."""
     has_one = any(map(shutil.which, ("g++", "clang++")))
     skips = pytest.mark.skipif(not has_one, reason="Inductor needs a C++ compiler on a CPU")
-    return skips(pytest.mark.usefixtures("vector_instructions")(test))
+    return skips(pytest.mark.usefixtures("loaded_inductor")(test))
 
 
 def distribute(shape, rules=None, *, axis_names=AXES, auto_shard_dataset=True):
