@@ -22,7 +22,7 @@ FAULTS = {
     "parts_are_joined_without_being_moved": ("joinszeros", "what this rank stores of a tensor"),
     "an_activation_is_brought_into_a_layout": ("leavessumspending", "what this rank stores"),
     "what_one_rank_can_do_alone_starts_no_collective": ("askstheothers", "moved {'all_gather"),
-    "one_rank_keeps_every_promise": ("attachedone", "whole() gives a detached tensor"),
+    "one_rank_keeps_every_promise": ("attachedone", "full_tensor() gives a detached tensor"),
     "four_ranks_keep_every_promise": ("keepsthefirstaxis", "what this rank stores of a tensor"),
     "one_rank_gives_the_numbers_of_plain_keras": ("forgetfulone", "rank 0: "),
     "data_parallel_gives_the_numbers_of_one_device": ("averagesgradients", "rank 0: losses"),

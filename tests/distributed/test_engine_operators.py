@@ -172,7 +172,7 @@ def compare(rank, ranks, kind):
             expected = function(VALUES.clone())
             torch.manual_seed(5)
             local = part(layout, rank, tensors.engine)
-            found = tensors.whole(function(tensors.join(local, layout, (6, 3))))
+            found = tensors.full_tensor(function(tensors.join(local, layout, (6, 3))))
             same = found.shape == expected.shape and found.dtype == expected.dtype
             if not same or not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
                 wrong[name, str(layout)] = found
@@ -199,7 +199,7 @@ def counted(rank, weight):
     values = torch.arange(8.0)
     part = values[2 * rank : 2 * rank + 2]
     split = tensors.engine.sharded(part, Layout(mesh, ("model",)), (8,), weight=weight)
-    return tensors.whole(split.view(2, 4) * 1).tolist(), dict(tensors.engine.fallbacks)
+    return tensors.full_tensor(split.view(2, 4) * 1).tolist(), dict(tensors.engine.fallbacks)
 
 
 @pytest.mark.parametrize("weight", [True, False])
@@ -219,7 +219,7 @@ def counts_with_weights(rank):
     numbers, weights = (
         tensors.join(each[: 1 - rank], layout, (1,)) for each in (PLACES[1, 1:], WEIGHTS[1:2])
     )
-    found = tensors.whole(torch.bincount(numbers, weights))
+    found = tensors.full_tensor(torch.bincount(numbers, weights))
     return found.tolist(), found.dtype
 
 

@@ -98,7 +98,7 @@ def compare(rank):
             found = function(tensors.join(part, layout, (6, 4)), move)
             tensors.engine.end_step()  # what was reduced before is not read
             for one, other in zip(found, expected, strict=True):
-                if not torch.allclose(tensors.whole(one), other, rtol=1e-4, atol=1e-5):
+                if not torch.allclose(tensors.full_tensor(one), other, rtol=1e-4, atol=1e-5):
                     wrong.append((function.__name__, str(layout)))
     return wrong
 
@@ -119,7 +119,7 @@ def split_by_two_axes(rank):
     table = sharded(VALUES, Layout(mesh, ("model", "data"), blocks=(1, Segments(2))))
     found = x.expand(2, -1), *x.split([1, 3]), table[4], table[:, 3]
     expected = numbers.expand(2, -1), *numbers.split([1, 3]), VALUES[4], VALUES[:, 3]
-    return [torch.equal(tensors.whole(a), b) for a, b in zip(found, expected, strict=True)]
+    return [torch.equal(tensors.full_tensor(a), b) for a, b in zip(found, expected, strict=True)]
 
 
 def pending_with_views(rank):
@@ -128,11 +128,11 @@ def pending_with_views(rank):
     tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
     x, viewed = (tensors.join(VALUES.clone(), SUM, (6, 4)) for _ in range(2))
     x.t_()
-    assert torch.equal(tensors.whole(x), 2 * VALUES.t())
+    assert torch.equal(tensors.full_tensor(x), 2 * VALUES.t())
     row = viewed[1]
     with pytest.raises(StrategyError, match=r"t_\(\) cannot change .* take t\(\)"):
         viewed.t_()
-    return tensors.whole(row)
+    return tensors.full_tensor(row)
 
 
 def activations_in_place(rank):
@@ -142,7 +142,7 @@ def activations_in_place(rank):
     for each in (x, expected):
         torch.nn.functional.hardtanh_(each, -0.5, 0.75)
         torch.nn.functional.hardswish(each, inplace=True)
-    return torch.equal(tensors.whole(x), expected), dict(tensors.engine.fallbacks)
+    return torch.equal(tensors.full_tensor(x), expected), dict(tensors.engine.fallbacks)
 
 
 def test_activations_that_torch_does_not_tag_write_into_the_shards():
@@ -167,7 +167,7 @@ def written_by_numpy(rank):
     arrays = (
         lambda x: x.numpy(),
         lambda x: x.full_tensor().numpy(),
-        lambda x: tensors.whole(x).numpy(),
+        lambda x: tensors.full_tensor(x).numpy(),
     )
     kept = []
     for layout in (ROWS, SUM):
@@ -177,8 +177,8 @@ def written_by_numpy(rank):
             x = tensors.join(part, layout, (6, 4))
             for _ in range(2):
                 array(x)[:] = 7.0
-            kept.append(torch.allclose(tensors.whole(x * x), VALUES * VALUES, atol=1e-5))
-            kept.append(torch.allclose(tensors.whole(x), VALUES, atol=1e-5))
+            kept.append(torch.allclose(tensors.full_tensor(x * x), VALUES * VALUES, atol=1e-5))
+            kept.append(torch.allclose(tensors.full_tensor(x), VALUES, atol=1e-5))
     return kept
 
 

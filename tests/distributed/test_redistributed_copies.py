@@ -73,7 +73,7 @@ def compare(rank):
     """The differences from plain torch, by case and layout: values, then collectives."""
     world = World(MESH, (0, 1), rank, "cpu")
     tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
-    kernel = tensors.keep(tensors.shard(KERNEL, WHOLE))
+    kernel = tensors.mark_weight(tensors.shard(KERNEL, WHOLE))
     wrong = {}
     for name, (function, *expected) in CASES.items():
         for layout, calls in zip((COLUMNS, PENDING), expected, strict=True):
@@ -83,7 +83,7 @@ def compare(rank):
                 found = function(x, kernel)
             counts = dict(counted.calls)
             right = torch.allclose(
-                tensors.whole(found), function(VALUES.clone(), KERNEL), rtol=1e-4, atol=1e-5
+                tensors.full_tensor(found), function(VALUES.clone(), KERNEL), rtol=1e-4, atol=1e-5
             )
             if not right or calls not in (None, counts):
                 wrong[name, str(layout)] = right, counts
@@ -99,9 +99,9 @@ def written_elsewhere(rank):
     world = World(MESH, (0, 1), rank, "cpu")
     tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
     x = tensors.join(VALUES[COLUMNS.slices((6, 4), rank)], COLUMNS, (6, 4))
-    kernel = tensors.keep(tensors.shard(KERNEL, WHOLE))
+    kernel = tensors.mark_weight(tensors.shard(KERNEL, WHOLE))
     tensors.redistribute(x, WHOLE).zero_()
-    kept = torch.allclose(tensors.whole(x @ kernel), VALUES @ KERNEL, rtol=1e-4, atol=1e-5)
+    kept = torch.allclose(tensors.full_tensor(x @ kernel), VALUES @ KERNEL, rtol=1e-4, atol=1e-5)
     with count_collectives() as same_step:
         x @ kernel
     with tensors.scope():
@@ -121,11 +121,11 @@ def moved_while_pending(rank):
     tensors = open_engine(World(mesh, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use", {})
     pending = Layout(mesh, ("model", None), {"data": "sum"})
     x = tensors.join(VALUES * (3, -2)[rank], pending, (6, 4))
-    kernel = tensors.keep(tensors.shard(VALUES.t(), Layout(mesh, ("model", None))))
+    kernel = tensors.mark_weight(tensors.shard(VALUES.t(), Layout(mesh, ("model", None))))
     product, squares = kernel @ x, x * x
     expected = VALUES.t() @ VALUES, VALUES * VALUES
     return [
-        torch.allclose(tensors.whole(found), right, rtol=1e-4, atol=1e-5)
+        torch.allclose(tensors.full_tensor(found), right, rtol=1e-4, atol=1e-5)
         for found, right in zip((product, squares), expected, strict=True)
     ]
 

@@ -31,12 +31,12 @@ class ForgetsLayout(ShardedStrategy):
 
 
 class ReadsItsPart(ShardedStrategy):
-    def whole(self, tensor):
-        whole = super().whole(tensor).clone()
+    def full_tensor(self, tensor):
+        whole = super().full_tensor(tensor).clone()
         layout = self.layout(tensor)
         if layout is not None:
             here = layout.slices(whole.shape, self.tensors.world.position)
-            whole[here], whole = super().whole(tensor)[here], torch.zeros_like(whole)
+            whole[here], whole = super().full_tensor(tensor)[here], torch.zeros_like(whole)
         return whole
 
 
@@ -67,7 +67,7 @@ class LeavesSumsPending(ShardedStrategy):
 
 class AsksTheOthers(ShardedStrategy):
     def local(self, tensor):
-        self.tensors.whole(tensor)
+        self.tensors.full_tensor(tensor)
         return super().local(tensor)
 
 
@@ -119,7 +119,7 @@ class HidesErrors(ShardedStrategy):
 
 
 class AttachedOne(SingleDeviceStrategy):
-    def whole(self, tensor):
+    def full_tensor(self, tensor):
         return tensor
 
 

@@ -176,7 +176,7 @@ def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) 
     padded = rows.new_zeros((most, *rows.shape[1:]))
     padded[: rows.shape[0]] = rows
     shape = (most * len(counts), *rows.shape[1:])
-    gathered = session.strategy.whole(
+    gathered = session.strategy.full_tensor(
         session.strategy.join(padded, session.batch_layout(rows.ndim), shape)
     )
     parts = gathered.reshape(len(counts), most, *rows.shape[1:])

@@ -62,7 +62,7 @@ class ExplainedStep:
                 outputs = getattr(self.model, f"{self.step}_step")(data)
             if session is not None:
                 with self._because("what the step returns:"):
-                    seams.map_tensors(session.strategy.whole, outputs)
+                    seams.map_tensors(session.strategy.full_tensor, outputs)
 
     def layers(self) -> tuple[ExplainedLayer, ...]:
         """Returns what is known of each layer, in the order of the first calls."""

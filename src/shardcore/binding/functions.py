@@ -44,7 +44,7 @@ class Functions:
         """Returns the full value as a plain tensor."""
         strategy = strategy_of(variable, self.sessions)
         value: Tensor = variable._value
-        return value.detach() if strategy is None else strategy.whole(value)
+        return value.detach() if strategy is None else strategy.full_tensor(value)
 
     def all_reduce(self, tensor: Array, op: ReduceOp, axis_name: str | None) -> Tensor:
         """Reduces the ranks' tensors along the axis, which are partial values of one tensor."""

@@ -198,7 +198,7 @@ def _write(variable: Any, pending: Any, value: Any, strategy: Strategy[torch.Ten
         layout = strategy.layout(pending)
         assert layout is not None, "a plain tensor is no partial sum"
         if strategy.layout(value) != layout:
-            whole = strategy.whole(value)
+            whole = strategy.full_tensor(value)
             part = _share(whole, (), layout.partial, variable._shardcore_world)
             value = strategy.join(part, layout, tuple(whole.shape))
         strategy.assign(pending, value)

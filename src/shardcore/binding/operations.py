@@ -57,7 +57,7 @@ def _next_seed(seed: Any, sessions: Sessions) -> Any:
     first, second = seams.draw_seed(seed)
     total = first + second
     strategy = sessions.keeper(total)
-    return total if strategy is None else strategy.whole(total)
+    return total if strategy is None else strategy.full_tensor(total)
 
 
 def scatter(original: Callable[..., Any], indices: Any, values: Any, shape: Sequence[int]) -> Any:

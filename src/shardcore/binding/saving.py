@@ -137,7 +137,7 @@ def _whole(model: Any, session: Session) -> Iterator[None]:
     """Opens a context in which rank 0 has the full `model`, unsharded. A collective."""
     sharded: list[tuple[Any, torch.Tensor]] = []
     for variable in model.variables:
-        value = session.strategy.whole(variable._value)
+        value = session.strategy.full_tensor(variable._value)
         if session.processes.rank == 0:
             sharded.append((variable, variable._value))
             plain = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)

@@ -112,7 +112,7 @@ class _Step:
                 with self.sessions.sums.step(metrics):
                     outputs = self.function(batch)
                 # Callbacks may read logs on another thread, which must start no collective.
-                return seams.map_tensors(session.strategy.whole, outputs)
+                return seams.map_tensors(session.strategy.full_tensor, outputs)
 
             outputs = self.captured(step, batch, session, mode)
             if first:

@@ -11,7 +11,7 @@ import torch
 from shardcore.binding import torch_state
 from shardcore.binding.parallelize import without_edges
 from shardcore.binding.session import Session, Sessions
-from shardcore.binding.variable import whole
+from shardcore.binding.variable import full_tensor
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 
@@ -105,7 +105,7 @@ def _whole(module: torch.nn.Module, sessions: Sessions) -> list[tuple[torch.Tens
     for tensor in [*module.parameters(), *module.buffers()]:
         if sessions.keeper(tensor) is None:
             continue
-        value = whole(tensor, sessions)
+        value = full_tensor(tensor, sessions)
         if isinstance(tensor, torch.nn.Parameter):
             value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
         found.append((tensor, value))

@@ -76,17 +76,17 @@ def to_numpy(sessions: Sessions, original: Callable[..., Any], x: Any) -> Any:
     """Replaces `convert_to_numpy`: gathers sharded tensors, alone or in a list, first."""
     value = getattr(x, "value", x)  # a Keras variable
     if isinstance(value, list | tuple):
-        return original([whole(getattr(each, "value", each), sessions) for each in value])
-    return original(whole(value, sessions))
+        return original([full_tensor(getattr(each, "value", each), sessions) for each in value])
+    return original(full_tensor(value, sessions))
 
 
-def whole(tensor: Any, sessions: Sessions) -> Any:
+def full_tensor(tensor: Any, sessions: Sessions) -> Any:
     """Returns the full tensor of `tensor`, gathered if it is sharded."""
     strategy = sessions.keeper(tensor) if isinstance(tensor, torch.Tensor) else None
     if strategy is None:
         return tensor
     check_other_ranks(lambda: _is_split(strategy.layout(tensor)), sessions)
-    return strategy.whole(tensor)
+    return strategy.full_tensor(tensor)
 
 
 def _is_split(layout: Layout | None) -> bool:

@@ -53,7 +53,7 @@ def _check(variable: Any, session: Session) -> VariableCheck:
             "layout to verify: build the model after set_distribution(...)."
         )
     with torch.no_grad():
-        local, whole = strategy.local(variable._value), strategy.whole(variable._value)
+        local, whole = strategy.local(variable._value), strategy.full_tensor(variable._value)
         own = layout.slices(whole.shape, session.world.position)
         bytes_here = local.untyped_storage().nbytes()
         stored = torch.equal(local, whole[own]) and bytes_here <= local.nbytes

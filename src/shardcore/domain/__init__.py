@@ -1,4 +1,1 @@
-"""The rules of sharding as pure data: meshes, placements, layouts, redistribution, operators.
-
-Every other folder may import all of it; it imports no torch, no Keras and nothing of shardcore.
-"""
+"""Meshes, layouts, redistribution and rules as pure data. Every folder may import all of it."""

@@ -1,4 +1,1 @@
-"""Policies, which choose the layout of each variable from a model's facts and a mesh.
-
-They import `domain` and `ports` only. `builtin_plugins` imports the function `plan` of each policy.
-"""
+"""Policies, which choose the layouts of variables. `builtin_plugins` imports each `plan`."""

@@ -1,7 +1,7 @@
 """Policy `data_parallel`: every rank holds every variable, and computes on its own rows."""
 
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.splits import all_whole, batch_axis
+from shardcore.policies.splits import all_replicated, batch_axis
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
@@ -16,5 +16,5 @@ def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None) -> dict[str,
     """
     reason = f"gradients are summed over {batch_axis(mesh, axis)!r}"
     variables = model.all_variables()
-    not_trained = all_whole((each for each in variables if not each.trainable), "not trained")
-    return all_whole(variables, reason) | not_trained
+    not_trained = all_replicated((each for each in variables if not each.trainable), "not trained")
+    return all_replicated(variables, reason) | not_trained

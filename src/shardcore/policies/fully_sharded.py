@@ -4,7 +4,7 @@ A variable is all-gathered for each use, and its gradient is reduce-scattered.
 """
 
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.splits import SMALL, batch_axis, saves, split, whole
+from shardcore.policies.splits import SMALL, batch_axis, replicated, saves, split
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice
 
@@ -27,11 +27,11 @@ def plan(
 def _choice(variable: VariableFacts, mesh: Mesh, axis: str, small: int) -> Choice:
     dim = _best_dim(variable.shape, mesh.axis_size(axis))
     if dim is None:
-        return Choice(whole(variable), f"whole: no dim to split over {axis!r}")
+        return Choice(replicated(variable), f"whole: no dim to split over {axis!r}")
     spec = split(variable, dim, axis)
     spared = saves(variable, spec, mesh)
     if spared < max(small, 1):
-        return Choice(whole(variable), f"whole: a split would spare {spared} bytes only")
+        return Choice(replicated(variable), f"whole: a split would spare {spared} bytes only")
     parts = mesh.axis_size(axis)
     even = variable.shape[dim] % parts == 0
     return Choice(spec, f"dim {dim} split" if even else f"dim {dim} split, unevenly")

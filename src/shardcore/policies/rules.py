@@ -14,7 +14,7 @@ from shardcore.domain.errors import LayoutError, PolicyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.key import METACHARACTERS
-from shardcore.policies.splits import whole
+from shardcore.policies.splits import replicated
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice, Spec
 
@@ -60,7 +60,7 @@ def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> di
             _check(path, known.get(path), choice, mesh)
     left_out = "whole: left out by the policy"
     return {
-        path: choices.get(path, Choice(whole(each), left_out))
+        path: choices.get(path, Choice(replicated(each), left_out))
         for path, each in known.items()
         if len(shapes[path]) == 1
     } | {path: choice for path, choice in choices.items() if path not in known}

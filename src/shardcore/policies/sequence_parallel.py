@@ -2,8 +2,7 @@
 
 The sum of a region is reduce-scattered over the tokens instead of all-reduced. Norms and residual
 connections compute each rank's tokens. The sequence is all-gathered once before the next region.
-The bytes stay the same, and the activations between the regions are split (Korthikanti et al. 2022,
-section 4.2.2).
+The bytes stay the same; the activations between regions are split (Korthikanti et al. 2022, 4.2.2).
 """
 
 from collections.abc import Iterator

@@ -17,14 +17,14 @@ def saves(variable: VariableFacts, spec: Spec, mesh: Mesh) -> int:
     return variable.bytes - variable.bytes_here(spec, mesh)
 
 
-def whole(variable: VariableFacts) -> Spec:
+def replicated(variable: VariableFacts) -> Spec:
     """Returns the spec that splits nothing."""
     return (None,) * len(variable.shape)
 
 
-def all_whole(variables: Iterable[VariableFacts], why: str) -> dict[str, Choice]:
+def all_replicated(variables: Iterable[VariableFacts], why: str) -> dict[str, Choice]:
     """Returns the choices that split none of `variables`."""
-    return {each.path: Choice(whole(each), f"whole: {why}") for each in variables}
+    return {each.path: Choice(replicated(each), f"whole: {why}") for each in variables}
 
 
 def split(variable: VariableFacts, dim: int, axis: str) -> Spec:

@@ -9,7 +9,7 @@ import attrs
 from shardcore.domain.mesh import Mesh
 from shardcore.policies.layers.linear import Linear, attention_choices, is_attention
 from shardcore.policies.layers.regions import Region, block_regions, graph_regions
-from shardcore.policies.splits import SMALL, all_whole, model_axis, saves, split
+from shardcore.policies.splits import SMALL, all_replicated, model_axis, saves, split
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
@@ -27,7 +27,7 @@ def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int =
     """
     name = model_axis(mesh, axis)
     if mesh.axis_size(name) == 1:
-        return all_whole(model.all_variables(), f"axis {name!r} has one rank")
+        return all_replicated(model.all_variables(), f"axis {name!r} has one rank")
     splitter = _Splitter(mesh, name, small)
     chosen: Choices = {}
     for layer in model.layers():
@@ -46,7 +46,7 @@ class _Splitter:
     def choices(self, layer: LayerFacts) -> Choices:
         is_norm = layer.kind.endswith("Normalization")
         why = "a norm sees all channels" if is_norm else f"{layer.kind} is not split"
-        own = all_whole(layer.variables, why)
+        own = all_replicated(layer.variables, why)
         if is_attention(layer):
             return own | self._attention(layer)
         if layer.is_a("Embedding"):
@@ -56,7 +56,7 @@ class _Splitter:
     def _attention(self, layer: LayerFacts) -> Choices:
         size = sum(each.bytes for each in layer.all_variables())
         if size < self.small:
-            return all_whole(layer.all_variables(), self._is_small("the attention", size))
+            return all_replicated(layer.all_variables(), self._is_small("the attention", size))
         return attention_choices(layer, self.axis, self.mesh.axis_size(self.axis))
 
     def _embedding(self, layer: LayerFacts) -> Choices:
@@ -65,9 +65,9 @@ class _Splitter:
             return {}
         spec = split(table, 0, self.axis)
         if table.bytes < self.small:
-            return all_whole([table], self._is_small("the table", table.bytes))
+            return all_replicated([table], self._is_small("the table", table.bytes))
         if not saves(table, spec, self.mesh):
-            return all_whole([table], "it has one row")
+            return all_replicated([table], "it has one row")
         reason = f"rows: a rank looks up its own {layer.name!r} rows, the sum is the output"
         return {table.path: Choice(spec, reason)}
 
@@ -115,5 +115,5 @@ class _Splitter:
 def _all_whole(layers: list[tuple[Linear, str]]) -> Choices:
     found: Choices = {}
     for linear, why in layers:
-        found |= all_whole(linear.layer.variables, why)
+        found |= all_replicated(linear.layer.variables, why)
     return found

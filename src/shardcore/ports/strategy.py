@@ -45,7 +45,7 @@ class Tensors(Protocol[TensorT]):
             shape: The global shape of the result.
         """
 
-    def whole(self, tensor: TensorT) -> TensorT:
+    def full_tensor(self, tensor: TensorT) -> TensorT:
         """Returns the full tensor, plain and detached. A collective: all ranks call it."""
 
     def local(self, tensor: TensorT) -> TensorT:
@@ -76,13 +76,13 @@ class ShardedTensors(Tensors[TensorT], Protocol[TensorT]):
     def shard(self, value: TensorT, layout: Layout) -> TensorT:
         """Returns `value`, a full tensor on every rank, in `layout`. Starts no collective."""
 
-    def keep(self, tensor: TensorT) -> TensorT:
+    def mark_weight(self, tensor: TensorT) -> TensorT:
         """Returns `tensor`, marked as the value of a variable."""
 
     def redistribute(self, tensor: TensorT, layout: Layout) -> TensorT:
         """Returns `tensor` in `layout`. Its gradient gets the layout that `tensor` had."""
 
-    def settle(self, tensor: TensorT) -> TensorT:
+    def reduce_partial(self, tensor: TensorT) -> TensorT:
         """Returns `tensor` with its partial sums reduced; so are those of its gradient."""
 
     def copy_into(self, stored: TensorT, value: TensorT) -> None:

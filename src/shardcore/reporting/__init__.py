@@ -1,4 +1,1 @@
-"""Reports for people: results as data, their tables and pictures, and the log.
-
-Import the report classes and `logs.configure`; `tables` and the picture modules serve this folder.
-"""
+"""Results as data, with their tables and pictures, and the log. `api` and `binding` import it."""

@@ -36,7 +36,7 @@ class ShardedStrategy(Generic[TensorT]):
 
     def create(self, value: TensorT, storage: Layout) -> TensorT:
         """Returns `value`, sharded, and marked as the value of a variable."""
-        return self.tensors.keep(self.tensors.shard(value, storage))
+        return self.tensors.mark_weight(self.tensors.shard(value, storage))
 
     def track(self, stored: TensorT, storage: Layout) -> None:
         """Reduces gradients, which are partial sums as a rule, once, when they arrive."""
@@ -53,14 +53,14 @@ class ShardedStrategy(Generic[TensorT]):
     def activation(self, tensor: TensorT, layout: Layout | None) -> TensorT:
         """Returns `tensor` in the layout that a rule names, else with partial sums reduced."""
         if layout is None:
-            return self.tensors.settle(tensor)
+            return self.tensors.reduce_partial(tensor)
         if self.tensors.owns(tensor):
             return self.tensors.redistribute(tensor, layout)
         return self.tensors.shard(tensor, layout)
 
-    def whole(self, tensor: TensorT) -> TensorT:
+    def full_tensor(self, tensor: TensorT) -> TensorT:
         """Returns the full tensor on every rank."""
-        return self.tensors.whole(tensor)
+        return self.tensors.full_tensor(tensor)
 
     def local(self, tensor: TensorT) -> TensorT:
         """Returns the local shard."""

@@ -62,7 +62,7 @@ class SingleDeviceStrategy(Generic[TensorT]):
         """Returns `tensor` itself."""
         return tensor
 
-    def whole(self, tensor: TensorT) -> TensorT:
+    def full_tensor(self, tensor: TensorT) -> TensorT:
         """Returns the tensor itself, detached."""
         return tensor.detach()
 

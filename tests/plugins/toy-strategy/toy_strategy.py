@@ -32,7 +32,7 @@ class Toy:
     def activation(self, tensor, layout):
         return tensor
 
-    def whole(self, tensor):
+    def full_tensor(self, tensor):
         return tensor.detach()
 
     def local(self, tensor):

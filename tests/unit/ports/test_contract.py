@@ -22,7 +22,7 @@ def entry(open_):
 
 
 def test_every_method_of_the_port_is_looked_for():
-    assert {"storage", "create", "whole", "scope"} < set(contract.METHODS)
+    assert {"storage", "create", "full_tensor", "scope"} < set(contract.METHODS)
     strategy = contract.opened(entry(SingleDeviceStrategy), WORLD)
     assert isinstance(strategy, SingleDeviceStrategy)
     for name in contract.METHODS:
@@ -37,7 +37,7 @@ def test_every_method_of_the_port_is_looked_for():
         ("create", lambda self, value: value, r"has create\(value\), expected create\(value, stor"),
         ("track", lambda self, a, b, c: None, r"has track\(a, b, c\), expected track\(stored, st"),
         ("scope", lambda self: None, r"has scope\(\), expected scope\(visiting=False\): "),
-        ("whole", "not a method", r"has no method whole\(tensor\)"),
+        ("full_tensor", "not a method", r"has no method full_tensor\(tensor\)"),
     ],
 )
 def test_a_method_with_another_signature_is_refused(name, method, found):

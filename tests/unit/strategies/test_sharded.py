@@ -42,7 +42,7 @@ def test_an_output_without_a_rule_has_its_pending_sums_done():
     life, asked = strategy()
     pending = Tensor("x", Layout(MESH, (None,), {"model": "sum"}))
     life.activation(pending, None)
-    assert asked == [("settle", pending)]
+    assert asked == [("reduce_partial", pending)]
 
 
 def test_an_output_with_a_rule_is_redistributed():
@@ -64,5 +64,5 @@ def test_a_variable_is_cut_and_its_gradients_are_tracked_in_the_same_layout():
     stored = life.create(Tensor("w"), COLUMNS)
     life.track(stored, COLUMNS)
     life.assign(stored, Tensor("new"))
-    assert [call[0] for call in asked] == ["shard", "keep", "on_gradient", "copy_into"]
+    assert [call[0] for call in asked] == ["shard", "mark_weight", "on_gradient", "copy_into"]
     assert asked[2] == ("on_gradient", stored, COLUMNS)

@@ -119,7 +119,7 @@ class EngineTensors:
         """Returns this rank's shard of `value`, copied so that the full tensor can be freed."""
         return differentiable.redistribute(value, layout, self.engine)
 
-    def keep(self, tensor: Any) -> Any:
+    def mark_weight(self, tensor: Any) -> Any:
         """Returns `tensor`, marked as a weight."""
         tensor.form = self.engine.evolved(tensor.form, weight=True)
         return tensor
@@ -137,7 +137,7 @@ class EngineTensors:
             return tensor
         return differentiable.redistribute(tensor, layout, self.engine)
 
-    def settle(self, tensor: Any) -> Any:
+    def reduce_partial(self, tensor: Any) -> Any:
         """Returns `tensor` reduced, in the forward and in the backward pass."""
         own = self._own(tensor)
         if own is None:
@@ -148,7 +148,7 @@ class EngineTensors:
             done.register_hook(partial(_beside, layout.reduced))
         return done
 
-    def whole(self, tensor: Any) -> torch.Tensor:
+    def full_tensor(self, tensor: Any) -> torch.Tensor:
         """Returns the full tensor as a plain one, detached."""
         own = self._own(tensor)
         if own is None:

@@ -29,8 +29,7 @@ class Facts:
         variable: The variable that is moved, None for another tensor.
         reduced: The variables whose gradients are moved; outside a backward pass, those whose
             new values are moved.
-        cause: A text that names the tensor, if Keras needs the collective and no operator does:
-            "the layer's output:".
+        cause: A name of the tensor, "the layer's output:", if Keras needs it, not an operator.
         rule: The key of the rule that causes it, empty if none does.
         batch_axis: The axis that splits batches.
     """

@@ -5,7 +5,7 @@ In an attention, query, key and value are split by heads, the output by the same
 
 import attrs
 
-from shardcore.policies.splits import all_whole, split
+from shardcore.policies.splits import all_replicated, split
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice
 
@@ -85,7 +85,7 @@ class Linear:
     def rows(self, axis: str, reason: str) -> dict[str, Choice]:
         """Returns its variables split by the width that is contracted."""
         found = {self.path: Choice(split(self.kernel, self.in_dim, axis), reason)}
-        return found | all_whole([self.bias] if self.bias else [], "added to the sum")
+        return found | all_replicated([self.bias] if self.bias else [], "added to the sum")
 
 
 def as_linear(layer: LayerFacts) -> Linear | None:
@@ -173,15 +173,15 @@ def attention_choices(layer: LayerFacts, axis: str, parts: int) -> dict[str, Cho
     last, query = layer.child(OUTPUT), inputs.get("query")
     output = None if last is None else _as_einsum(last, summed=2, new=1)
     if output is None or query is None or query.width_out != output.width_in:
-        return all_whole(layer.all_variables(), "its kernels do not show its heads")
+        return all_replicated(layer.all_variables(), "its kernels do not show its heads")
     heads = query.width_out
     if heads % parts:
-        return all_whole(layer.all_variables(), f"{heads} heads do not divide by {parts}")
+        return all_replicated(layer.all_variables(), f"{heads} heads do not divide by {parts}")
     found = output.rows(axis, f"rows: sums up {heads} heads over {axis!r}")
     for name, projection in inputs.items():
         if projection is not None and projection.width_out % parts:
             why = f"{projection.width_out} {name} heads do not divide by {parts}"
-            found |= all_whole(projection.layer.variables, why)
+            found |= all_replicated(projection.layer.variables, why)
         elif projection is not None:
             found |= projection.columns(axis, f"columns: {projection.width_out} {name} heads")
     return found

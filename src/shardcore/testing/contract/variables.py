@@ -58,7 +58,7 @@ class Case:
         )
         local = self.strategy.local(tensor.detach())
         self._equal(local, self.part(whole), "what this rank stores")
-        self._equal(self.strategy.whole(tensor), whole, "the whole value")
+        self._equal(self.strategy.full_tensor(tensor), whole, "the whole value")
 
     def _equal(self, found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
         np.testing.assert_array_equal(found, expected, f"{what} of a tensor kept as {self.layout}")
@@ -110,14 +110,14 @@ def is_read(strategy: Strategy[torch.Tensor], world: World) -> None:
     """As a whole, as the local part that shares its memory, and in a computation."""
     for case in cases(strategy, world, EVEN):
         stored = case.stored()
-        whole = strategy.whole(stored)
-        assert not strategy.owns(whole), "whole() gives a plain tensor"
-        assert not whole.requires_grad, "whole() gives a detached tensor"
-        result = strategy.whole(stored * 2 + torch.ones(12))
+        whole = strategy.full_tensor(stored)
+        assert not strategy.owns(whole), "full_tensor() gives a plain tensor"
+        assert not whole.requires_grad, "full_tensor() gives a detached tensor"
+        result = strategy.full_tensor(stored * 2 + torch.ones(12))
         np.testing.assert_array_equal(result, case.whole * 2 + 1, f"computed with {case.layout}")
         strategy.local(stored.detach()).zero_()
         case.check(stored, torch.zeros_like(case.whole))
-    np.testing.assert_array_equal(strategy.whole(EVEN), EVEN, "whole() of a plain tensor")
+    np.testing.assert_array_equal(strategy.full_tensor(EVEN), EVEN, "of a plain tensor")
 
 
 def is_assigned(strategy: Strategy[torch.Tensor], world: World) -> None:
@@ -213,7 +213,7 @@ class VariablePromises(OnMeshes):
         self.on_mesh((1, 2), knows_its_layout)
 
     def test_a_variable_is_read_whole_on_every_rank(self) -> None:
-        """`whole` gathers, `local` shares the memory, and in `scope` plain tensors mix."""
+        """`full_tensor` gathers, `local` shares the memory, and in `scope` plain tensors mix."""
         self.on_mesh((1, 2), is_read)
 
     def test_a_variable_is_assigned_in_place_on_every_rank(self) -> None:

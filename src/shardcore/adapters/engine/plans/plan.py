@@ -142,13 +142,11 @@ class Plan:
                 note_view(tensor, operand, take, is_copy=is_copy)
             # The layout of a moved operand could not be split, nor can that of its copy.
             if known and self._stays and redistributed.splits_less(operand, known.tensor):
-                self._note_copy_of_view(tensor, number, operand, known)
+                self._note_view(tensor, number, operand, known)
             results.append(tensor)
         return results
 
-    def _note_copy_of_view(
-        self, view: Any, number: int, operand: Any, known: Redistributed
-    ) -> None:
+    def _note_view(self, view: Any, number: int, operand: Any, known: Redistributed) -> None:
         """Notes a copy of `view`, result `number`: the same view of the copy of `operand`."""
         assert self.task.compute is not None
         other = known.tensor
