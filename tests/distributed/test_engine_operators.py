@@ -180,7 +180,7 @@ def compare(rank, ranks, kind):
 
 
 def part(layout, rank, engine):
-    """A rank's part of the values; of a pending sum twice, minus once, and nothing more."""
+    """A rank's part of the values; of a partial sum twice, minus once, and nothing more."""
     factor = {0: 2, 1: -1}.get(rank, 0) if layout.partial else 1
     return local_shard(VALUES, layout.reduced, engine) * factor
 

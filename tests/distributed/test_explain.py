@@ -115,7 +115,7 @@ def test_the_all_reduces_of_a_block_are_listed_at_their_layers(mesh, tmp_path):
         ]
         assert {each.kind for each in split} == {"all_reduce"}
         assert {each.operand_bytes for each in split} == {ACTIVATION // mesh[0]}
-        assert "the layer's output: a pending sum over axis 'model'" in split[1].reason
+        assert "the layer's output: a partial sum over axis 'model'" in split[1].reason
         assert "the gradient of what block_0/mlp_norm gives" in split[3].reason
         if mesh == (2, 2):
             assert_gradients(explanation, trainable)
@@ -243,5 +243,5 @@ def test_a_weight_is_cast_and_is_still_named():
         gather, _returned = explanation.collectives
         assert (gather.variables, gather.operand_bytes) == (("net/up/kernel",), 8 * 32 * 2)
         assert gather.reason == (
-            "net/up/kernel: split over the batch axis 'data', gathered for aten.mm.default"
+            "net/up/kernel: split over the batch axis 'data', all-gathered for aten.mm.default"
         )

@@ -1,4 +1,4 @@
-"""The edge of a layer: rules for outputs are kept, pending sums are reduced once."""
+"""The edge of a layer: rules for outputs are kept, partial sums are reduced once."""
 
 import logging
 from collections import Counter

@@ -365,7 +365,7 @@ def test_views_of_a_split_dim_are_written_and_read_as_on_one_device():
 
 
 def test_the_gradient_of_a_parameter_that_keras_does_not_know_is_clipped_in_place():
-    """It arrives as a view of a pending sum."""
+    """It arrives as a view of a partial sum."""
 
     def gradient(x, scale):
         (x * scale + 1).sum().backward()

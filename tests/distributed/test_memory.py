@@ -123,7 +123,7 @@ def split_by_two_axes(rank):
 
 
 def pending_with_views(rank):
-    """The error of a pending sum with a view that changes its shape; what it is without one."""
+    """The error of a partial sum with a view that changes its shape; what it is without one."""
     world = World(MESH, (0, 1), rank, "cpu")
     tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
     x, viewed = (tensors.join(VALUES.clone(), SUM, (6, 4)) for _ in range(2))

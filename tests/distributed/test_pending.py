@@ -18,7 +18,7 @@ NORMS = (0, 1, 2, 3, float("inf"), float("-inf"))
 def whether_any(x):
     found = {"over rows": (x > 0).any(0), "over all": (x > 0).any(), "dims": (x > 3).any((0, 1))}
     found |= {"kept": (x > 0).any(0, keepdim=True), "of bytes": (x > 0).to(torch.uint8).any(0)}
-    found["of a pending sum"] = (x - x.mean(0)).sum(0).round().any()
+    found["of a partial sum"] = (x - x.mean(0)).sum(0).round().any()
     numbers = {f"{name}, as a number": each.float().sum() for name, each in found.items()}
     return found | numbers | {"none": 1 - found["over rows"].float()}
 
@@ -56,7 +56,7 @@ def filled(x):
 
 
 def written(x):
-    """A pending sum is written into a plain value, and the other way round."""
+    """A partial sum is written into a plain value, and the other way round."""
     whole, order = torch.linalg.vector_norm(x, 2, dim=0), torch.tensor([2, 0, 3, 1])
     mask = torch.tensor([True, False, True, False])
     return {

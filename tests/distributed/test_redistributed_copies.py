@@ -56,7 +56,7 @@ def sliced(x, kernel):
     return x[:, ::2].exp() + x[:, 1::2].tanh()
 
 
-# By name: the function, and the collectives that it needs on columns, and on a pending sum.
+# By name: the function, and the collectives that it needs on columns, and on a partial sum.
 CASES = {
     "twice": (products, {"all_gather": 1}, {"all_reduce": 1}),
     "elements": (lambda x, _: x.exp() + x.tanh(), {}, {"all_reduce": 1}),
@@ -116,7 +116,7 @@ def test_a_written_tensor_or_one_of_another_step_is_not_reused():
 
 
 def moved_while_pending(rank):
-    """A product on a pending sum that moves it along the other axis, and an operator on its sum."""
+    """A product on a partial sum that moves it along the other axis, and an operator on its sum."""
     mesh = Mesh((2, 1), ("data", "model"))
     tensors = open_engine(World(mesh, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use", {})
     pending = Layout(mesh, ("model", None), {"data": "sum"})

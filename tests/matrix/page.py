@@ -20,7 +20,7 @@ layers, were trained on meshes of real ranks: three steps with batches of 5, 4 a
 prediction of 5. A step of 4 rows has an even batch, any other an uneven one: what fell back is
 counted for both apart. Losses, weights, optimizer state and predictions were compared with
 one device's, within 1e-4 (3e-2 in half precision, 5e-2 for a GRU in it). Every public function of
-`keras.ops` was called with its operands replicated, split on each dim and as pending sums; values
+`keras.ops` was called with its operands replicated, split on each dim and as partial sums; values
 and gradients were compared. A class or a function is found by introspection: a new one without a
 case fails the suite.
 

@@ -11,14 +11,14 @@ from shardcore.ports.strategy import ShardedTensors
 from shardcore.ports.world import World
 
 MESHES = {"(2,)": Mesh((2,), ("data",)), "(2, 2)": Mesh((2, 2), ("data", "model"))}
-PENDING = -1  # in a choice of dims: no dim is split, the value is a pending sum
+PENDING = -1  # in a choice of dims: no dim is split, the value is a partial sum
 
 
 def layouts(mesh: Mesh, value: np.ndarray) -> Iterator[Layout]:
     """The layouts in which `value` is tried, without the replicated one.
 
     On one axis each dim is split, and the sum pending. On two, what one axis alone does not show:
-    a dim split by both, two dims split, and a pending sum beside a split dim or another sum.
+    a dim split by both, two dims split, and a partial sum beside a split dim or another sum.
     """
     dims = range(value.ndim)
     pending = [PENDING] if value.dtype != bool else []

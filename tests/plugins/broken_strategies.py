@@ -93,7 +93,7 @@ class LeavesGradientsPending(ShardedStrategy):
             pending = self.layout(parameter.grad).partial
             spec = storage.without(*dict(pending)).spec
             layout = Layout(storage.mesh, spec, pending)
-            # A copy: into a view of a pending sum nothing can be added without doing the sum.
+            # A copy: into a view of a partial sum nothing can be added without doing the sum.
             parameter.grad = self.tensors.redistribute(parameter.grad.detach(), layout).clone()
 
         stored.register_post_accumulate_grad_hook(bring)

@@ -55,7 +55,7 @@ def check_storage(entry: StrategyEntry, variable: NewVariable, storage: object) 
     raise StrategyError(
         f"{_who(entry)} wants to keep variable {variable.path!r} of shape {variable.shape} as "
         f"{storage!s}: storage() must give a Layout over mesh {variable.layout.mesh}, of "
-        f"{len(variable.shape)} dims and with no pending sum, such as {variable.layout}."
+        f"{len(variable.shape)} dims and with no partial sum, such as {variable.layout}."
     )
 
 

@@ -78,47 +78,47 @@ PENDING = Layout(MESH, (None, None), {"model": "sum"})
         ),
         (
             facts("reduce_scatter", reduced=("a/kernel",), phase="backward"),
-            "the gradient of a/kernel, summed over axis 'model': each rank keeps its part",
+            "the gradient of a/kernel, summed over axis 'model': each rank keeps its shard",
         ),
         (
             facts(variable="a/kernel", axes=("data",), batch_axis="data", operator="aten.mm"),
-            "a/kernel: split over the batch axis 'data', gathered for aten.mm",
+            "a/kernel: split over the batch axis 'data', all-gathered for aten.mm",
         ),
-        (facts(variable="a/bias"), "a/bias: split over axis 'model', gathered"),
+        (facts(variable="a/bias"), "a/bias: split over axis 'model', all-gathered"),
         (
             facts("all_reduce", source=PENDING, target=WHOLE, cause="the layer's output:"),
-            "the layer's output: a pending sum over axis 'model', done",
+            "the layer's output: a partial sum over axis 'model', reduced",
         ),
         (
             facts(**COLUMNS, cause="the layer's output: rule '.*/output' asks for it,"),
             "the layer's output: rule '.*/output' asks for it, split by dim 1 over axis 'model', "
-            "gathered",
+            "all-gathered",
         ),
         (
             facts(**COLUMNS, operator="aten.mm.default"),
-            "an operand: split by dim 1 over axis 'model', gathered for aten.mm.default",
+            "an operand: split by dim 1 over axis 'model', all-gathered for aten.mm.default",
         ),
         (
             facts(operator="aten.lstsq.default", fell_back=True, variable="a"),
-            "aten.lstsq.default cannot be split for these operands: they are made whole",
+            "aten.lstsq.default cannot be split for these operands: they are replicated first",
         ),
         (
             facts("all_reduce", operator="aten._local_scalar_dense.default"),
-            "a value that is read on the host: a pending reduction over axis 'model', done",
+            "a value that is read on the host: a partial value over axis 'model', reduced",
         ),
         (
             facts("all_reduce", phase="backward", source=PENDING, target=WHOLE),
-            "the gradient of what down gives: a pending sum over axis 'model', done",
+            "the gradient of the output of down: a partial sum over axis 'model', reduced",
         ),
         (
             facts("reduce_scatter", cause="the new value of bn/mean:", source=PENDING,
                   target=Layout(MESH, ("model", None)), axes=("model",)),
-            "the new value of bn/mean: a pending sum over axis 'model', done, each rank keeps its "
-            "part of dim 0",
+            "the new value of bn/mean: a partial sum over axis 'model', reduced, each rank keeps "
+            "its shard of dim 0",
         ),
         (
             facts(cause="what the step returns:"),
-            "what the step returns: split over axis 'model', gathered",
+            "what the step returns: split over axis 'model', all-gathered",
         ),
         (facts("broadcast", axes=()), "a value: sent over a group of processes outside the mesh"),
     ],

@@ -83,7 +83,7 @@ def reshape(operator: Any, target: Any, *args: Any) -> Any:
     if target.is_pending and target.copied is None and target.memory.is_viewed:
         name = torch_compat.aten_name(operator)
         raise StrategyError(
-            f"{name}_() cannot change the shape of a pending sum in place once there are views of "
+            f"{name}_() cannot change the shape of a partial sum in place once there are views of "
             f"it: take {name}(), which returns another tensor."
         )
     changed = torch_compat.out_of_place(operator)(target, *args)

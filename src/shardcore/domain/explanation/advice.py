@@ -97,7 +97,7 @@ def _by_rows(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None
         f"layer {layer.path}: {kernel.name} is {split}, so its input, split over {axis!r}, is "
         "gathered",
         {kernel.path: rows, **{each.path: without_axes(each.spec, axis) for each in others}},
-        "the kernel takes its input as it is split; its output, a pending sum, is reduced",
+        "the kernel takes its input as it is split; its output, a partial sum, is reduced",
     )
 
 

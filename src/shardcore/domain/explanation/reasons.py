@@ -92,10 +92,10 @@ def reason(facts: Facts) -> str:
     if facts.cause:
         return f"{facts.cause} {_move(facts)}"
     if facts.fell_back:
-        return f"{facts.operator} cannot be split for these operands: they are made whole"
+        return f"{facts.operator} cannot be split for these operands: they are replicated first"
     if facts.variable is not None and facts.kind == "all_gather":
-        batch = "the batch " if facts.batch_axis in facts.axes else ""
-        return f"{facts.variable}: split over {batch}{_over(facts.axes)}, gathered{_purpose(facts)}"
+        over = ("the batch " if facts.batch_axis in facts.axes else "") + _over(facts.axes)
+        return f"{facts.variable}: split over {over}, all-gathered{_purpose(facts)}"
     return f"{facts.variable or _what(facts)}: {_move(facts)}{_purpose(facts)}"
 
 
@@ -107,8 +107,8 @@ def _of_reduced(facts: Facts) -> str:
     if facts.kind == "all_reduce":
         return f"{named}, summed {'together ' if others else ''}over {over}"
     if facts.kind == "reduce_scatter":
-        return f"{named}, summed over {over}: each rank keeps its part"
-    return f"{named}, brought into the layout that the variable is kept in"
+        return f"{named}, summed over {over}: each rank keeps its shard"
+    return f"{named}, redistributed to the layout of the variable"
 
 
 def _what(facts: Facts) -> str:
@@ -118,7 +118,7 @@ def _what(facts: Facts) -> str:
     if facts.operator:
         return "a gradient" if facts.phase == "backward" else "an operand"
     if facts.phase == "backward":
-        output = f"what {facts.layer} gives" if facts.layer else "the loss"
+        output = f"the output of {facts.layer}" if facts.layer else "the loss"
         return f"the gradient of {output}"
     return "a value"
 
@@ -129,18 +129,18 @@ def _move(facts: Facts) -> str:
     dims = [placement.dim for placement in after if isinstance(placement, Shard)]
     for before in facts.before():
         if isinstance(before, Partial):
-            kept = f", each rank keeps its part of dim {dims[0]}" if dims else ""
-            return f"a pending {before.op} over {over}, done{kept}"
+            kept = f", each rank keeps its shard of dim {dims[0]}" if dims else ""
+            return f"a partial {before.op} over {over}, reduced{kept}"
         if isinstance(before, Shard):
             split = f"split by dim {before.dim} over {over}"
             if not dims:
-                return f"{split}, gathered"
-            how = "in other parts" if dims[0] == before.dim else f"by dim {dims[0]}"
+                return f"{split}, all-gathered"
+            how = "into other shards" if dims[0] == before.dim else f"by dim {dims[0]}"
             return f"{split}, split {how} instead"
     return {
-        "all_reduce": f"a pending reduction over {over}, done",
-        "reduce_scatter": f"a pending reduction over {over}, done, each rank keeps its part",
-        "all_gather": f"split over {over}, gathered",
+        "all_reduce": f"a partial value over {over}, reduced",
+        "reduce_scatter": f"a partial value over {over}, reduced, each rank keeps its shard",
+        "all_gather": f"split over {over}, all-gathered",
         "all_to_all": f"split over {over}, split by another dim instead",
     }.get(facts.kind, f"sent over {over}")
 

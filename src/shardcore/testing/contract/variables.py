@@ -145,7 +145,7 @@ def joins_parts(strategy: Strategy[torch.Tensor], world: World) -> None:
 
 
 def moves_activations(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """Into a layout, from any other, from a plain tensor, and from a pending sum."""
+    """Into a layout, from any other, from a plain tensor, and from a partial sum."""
     at = world.mesh.coordinate(world.position)[0]
     ranks = world.mesh.axis_size("data")
     pending = Layout(world.mesh, (None, None), {"data": "sum"})
@@ -229,7 +229,7 @@ class VariablePromises(OnMeshes):
         self.on_mesh((2, 1), joins_parts)
 
     def test_an_activation_is_brought_into_a_layout(self) -> None:
-        """`activation` moves to any layout; without one it does pending sums."""
+        """`activation` moves to any layout; without one it does partial sums."""
         self.on_mesh((2, 1), moves_activations)
 
     def test_what_one_rank_can_do_alone_starts_no_collective(self) -> None:

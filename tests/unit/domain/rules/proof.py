@@ -120,7 +120,7 @@ def ways_to_split(size):
 
 
 def laid_out(mesh, value, layout):
-    """The shard of `value` on each rank. Of a pending sum the first rank of an axis has all."""
+    """The shard of `value` on each rank. Of a partial sum the first rank of an axis has all."""
     contributions = np.zeros((*[mesh.axis_size(axis) for axis, _ in layout.partial], *value.shape))
     contributions[(0,) * len(layout.partial)] = value
     held = scatter(layout, contributions)
