@@ -116,7 +116,7 @@ def test_the_all_reduces_of_a_block_are_listed_at_their_layers(mesh, tmp_path):
         assert {each.kind for each in split} == {"all_reduce"}
         assert {each.operand_bytes for each in split} == {ACTIVATION // mesh[0]}
         assert "the layer's output: a partial sum over axis 'model'" in split[1].reason
-        assert "the gradient of what block_0/mlp_norm gives" in split[3].reason
+        assert "the gradient of the output of block_0/mlp_norm" in split[3].reason
         if mesh == (2, 2):
             assert_gradients(explanation, trainable)
         assert not explanation.avoidable
