@@ -33,7 +33,7 @@ UNDER_MANUAL := functions loops lora train_step views
 demo: $(VENV)/.installed
 	$(VENV)/bin/python examples/demo.py
 
-test: lint checks unit distributed matrix
+test: lint checks unit docs distributed matrix
 
 test-fast: lint
 	$(call headline,unit tests and doctests with torch and Keras; the lines that they run)
