@@ -38,7 +38,7 @@ def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
     highest = max(live, default=0)
     readers = _first_readers(tape)
     gathered: dict[str, int] = {}
-    last = 0
+    last = ordered = 0
     for place, call in enumerate(tape.calls):
         if not _is_fixed(call, tape):
             continue
@@ -48,7 +48,8 @@ def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
         while first > farthest and live[first - 1] + held <= highest:
             first -= 1
             live[first] += held
-        order |= dict.fromkeys(range(first))
+        order |= dict.fromkeys(range(ordered, first))
+        ordered = max(ordered, first)
         order |= dict.fromkeys(with_needs([place], needs, order))
         last = last if gathers(call) else place
         if ranks:
