@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import keras
 import torch
 
 from shardcore.binding import (
@@ -76,7 +77,7 @@ class Binding:
         """
         self._check_threads()
         self._check_work()
-        seams.forget_distribution()
+        keras.distribution.set_distribution(None)
         self._leave_scope()
         self._rebinding.restore()
         self.sessions.close()
@@ -169,7 +170,7 @@ class Binding:
         if name != seams.CURRENT_DISTRIBUTION:
             original(name, value)
             return
-        before = seams.current_distribution()
+        before = keras.distribution.distribution()
         original(name, value)
         try:
             self.follow_distribution()

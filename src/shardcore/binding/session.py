@@ -10,7 +10,6 @@ import attrs
 import keras
 import torch
 
-from shardcore.binding import seams
 from shardcore.binding.deferred_metrics import TrainerRun
 from shardcore.binding.layout_map import rules_of
 from shardcore.binding.metric_sums import MetricSums
@@ -104,7 +103,7 @@ class Sessions:
 
     def current(self) -> Session | None:
         """Returns the session of the distribution that is set on this thread, or None."""
-        distribution = seams.current_distribution()
+        distribution = keras.distribution.distribution()
         return None if distribution is None else self.of(distribution)
 
     def required(self) -> Session:
@@ -152,7 +151,7 @@ class Sessions:
 
     def visited(self) -> Strategy[torch.Tensor] | None:
         """Returns the strategy for threads without a distribution, None without one."""
-        if not self._strategies or seams.current_distribution() is not None:
+        if not self._strategies or keras.distribution.distribution() is not None:
             return None
         return next(reversed(self._strategies.values()))
 

@@ -16,6 +16,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any
 
 import attrs
+import keras
 import torch
 
 from shardcore.binding import seams
@@ -31,6 +32,8 @@ CONTAINERS = (list, dict, set, deque)
 # guarded attribute.
 _DEPTH = 4
 _NOT_ENTERED = (ModuleType, MethodType, property, torch.Tensor, logging.Logger, logging.Handler)
+# Torch modules that are Keras layers, or hold the parameters of one.
+_OF_KERAS = (keras.layers.Layer, torch.nn.ParameterDict, torch.nn.ParameterList)
 
 Found = Iterator[GuardedAttribute]
 
@@ -84,7 +87,7 @@ class _Walk:
             for holder in _tensor_dicts(module):
                 for key in holder:
                     yield GuardedAttribute(holder, key, f"{key!r} of torch module {name!r}")
-        torch_modules = [each for _, each in modules if not seams.is_layer(each)]
+        torch_modules = [each for _, each in modules if not isinstance(each, _OF_KERAS)]
         roots = [*seams.parts_of(trainer), *torch_modules]
         for root in roots:  # each by itself, however deep the others hold it
             self.visited |= {id(each) for each in roots}
@@ -218,7 +221,7 @@ class _Walk:
             value = read()
         for part in _wrapped(value):
             yield from self._within(part, name, key, is_nested, depth)
-        if seams.is_variable(value):
+        if isinstance(value, keras.Variable):
             yield from self._variable(value)
         elif isinstance(value, FunctionType):
             yield from self._function(value)

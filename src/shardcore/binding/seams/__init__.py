@@ -1,39 +1,44 @@
 """All private Keras names that shardcore replaces or reads. `binding` imports it.
 
-They are those of Keras 3.15 on torch. `table` has the replaced ones, each with a reason.
+They are those of Keras 3.15 on torch. `table` has the replaced ones, each with a reason; `models`
+reads the objects of a user; here is the state of the process: distribution, seeds, files.
 """
 
-from shardcore.binding.seams.ambient import CURRENT_DISTRIBUTION as CURRENT_DISTRIBUTION
-from shardcore.binding.seams.ambient import current_distribution as current_distribution
-from shardcore.binding.seams.ambient import draw_seed as draw_seed
-from shardcore.binding.seams.ambient import forget_distribution as forget_distribution
-from shardcore.binding.seams.ambient import generators_kept as generators_kept
-from shardcore.binding.seams.ambient import global_seed as global_seed
-from shardcore.binding.seams.ambient import is_made_by_optimizer as is_made_by_optimizer
-from shardcore.binding.seams.ambient import is_symbolic as is_symbolic
-from shardcore.binding.seams.ambient import settings as settings
-from shardcore.binding.seams.ambient import torch_device as torch_device
-from shardcore.binding.seams.ambient import unnoticed as unnoticed
-from shardcore.binding.seams.ambient import user_seed as user_seed
-from shardcore.binding.seams.ambient import without_distribution as without_distribution
-from shardcore.binding.seams.files import can_send as can_send
-from shardcore.binding.seams.files import gather_model as gather_model
-from shardcore.binding.seams.files import gather_state as gather_state
-from shardcore.binding.seams.files import is_remote as is_remote
-from shardcore.binding.seams.files import print_message as print_message
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from copy import copy
+from typing import Any
+
+import numpy
+import torch
+from keras.src import backend, optimizers
+from keras.src.backend.common import global_state
+from keras.src.backend.torch import core as torch_core
+from keras.src.callbacks import remote_monitor
+from keras.src.distribution import distribution_lib
+from keras.src.random import seed_generator
+from keras.src.saving import saving_lib
+from keras.src.utils import file_utils, io_utils, rng_utils
+
+from shardcore.binding.seams.models import AUTO as AUTO
 from shardcore.binding.seams.models import RUNS_NOTED as RUNS_NOTED
+from shardcore.binding.seams.models import Auto as Auto
+from shardcore.binding.seams.models import arrays_of as arrays_of
 from shardcore.binding.seams.models import copy_mask as copy_mask
+from shardcore.binding.seams.models import gives_own_logs as gives_own_logs
 from shardcore.binding.seams.models import hook_of as hook_of
 from shardcore.binding.seams.models import is_bookkeeping as is_bookkeeping
-from shardcore.binding.seams.models import is_layer as is_layer
+from shardcore.binding.seams.models import is_own_step as is_own_step
 from shardcore.binding.seams.models import is_seed as is_seed
-from shardcore.binding.seams.models import is_variable as is_variable
 from shardcore.binding.seams.models import leaves as leaves
 from shardcore.binding.seams.models import map_leaves as map_leaves
 from shardcore.binding.seams.models import map_tensors as map_tensors
 from shardcore.binding.seams.models import modules_of as modules_of
 from shardcore.binding.seams.models import moments_of as moments_of
 from shardcore.binding.seams.models import parts_of as parts_of
+from shardcore.binding.seams.models import read_steps as read_steps
+from shardcore.binding.seams.models import unpack as unpack
 from shardcore.binding.seams.rebinding import Rebinding as Rebinding
 from shardcore.binding.seams.rebinding import around as around
 from shardcore.binding.seams.table import CALLBACKS_WITH_FILES as CALLBACKS_WITH_FILES
@@ -42,10 +47,138 @@ from shardcore.binding.seams.table import PHASES as PHASES
 from shardcore.binding.seams.table import RUNS as RUNS
 from shardcore.binding.seams.table import SEAMS as SEAMS
 from shardcore.binding.seams.table import STEPS as STEPS
-from shardcore.binding.seams.training import AUTO as AUTO
-from shardcore.binding.seams.training import Auto as Auto
-from shardcore.binding.seams.training import arrays_of as arrays_of
-from shardcore.binding.seams.training import gives_own_logs as gives_own_logs
-from shardcore.binding.seams.training import is_own_step as is_own_step
-from shardcore.binding.seams.training import read_steps as read_steps
-from shardcore.binding.seams.training import unpack as unpack
+
+CURRENT_DISTRIBUTION: str = distribution_lib.GLOBAL_ATTRIBUTE_NAME
+
+
+@contextmanager
+def without_distribution() -> Iterator[None]:
+    """Opens a context in which this thread has no distribution."""
+    distribution = distribution_lib.distribution()
+    distribution_lib.set_distribution(None)
+    try:
+        yield
+    finally:
+        distribution_lib.set_distribution(distribution)
+
+
+def torch_device() -> Any:
+    """Returns the device on which Keras creates tensors."""
+    return torch_core.get_device()
+
+
+def is_symbolic() -> bool:
+    """Returns whether Keras is inferring shapes, on the meta device."""
+    return str(torch_core.get_device()) == "meta"
+
+
+def is_made_by_optimizer() -> bool:
+    """Returns whether the variable in creation is an optimizer's, by its name scope."""
+    scopes = global_state.get_global_attribute("name_scope_stack")
+    return bool(scopes) and isinstance(scopes[-1].caller, optimizers.Optimizer)
+
+
+def settings() -> tuple[Any, ...]:
+    """Returns the settings of `keras.config` that layers and losses read in their calls."""
+    attention = global_state.get_global_attribute("flash_attention")
+    return backend.epsilon(), backend.floatx(), backend.image_data_format(), attention
+
+
+def user_seed() -> int | None:
+    """Returns the seed of `keras.utils.set_random_seed`, None if it was not called."""
+    seed: int | None = rng_utils.get_random_seed()
+    return seed
+
+
+def global_seed() -> Any:
+    """Returns the state of the generator of random layers without a seed; None before its use."""
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    return None if generator is None else generator.state
+
+
+def draw_seed(seed: Any) -> tuple[Any, Any]:
+    """Returns both halves of the next seed of `seed`, as tensors."""
+    first, second = seed_generator.draw_seed(seed)
+    return first, second
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """Restores Keras' counts of names and its seeds at the end, for a model that is built inside.
+
+    No distribution may be set.
+    """
+    before = dict(vars(global_state.GLOBAL_STATE_TRACKER))
+    names = copy(before.get("object_name_uids"))
+    global_state.set_global_attribute("object_name_uids", names)
+    try:
+        with generators_kept():
+            yield
+    finally:
+        now = vars(global_state.GLOBAL_STATE_TRACKER)  # another generator after a clear_session()
+        now.clear()
+        now.update(before)
+
+
+@contextmanager
+def generators_kept(gpus: Sequence[int] | None = None) -> Iterator[None]:
+    """Restores the generators of Python, NumPy and torch at the end."""
+    drawn = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(gpus):
+            yield
+    finally:
+        random.setstate(drawn[0])
+        numpy.random.set_state(drawn[1])
+
+
+class _NoFile(saving_lib.H5IOStore):  # type: ignore[misc]
+    """A store that gathers each value for the rank that writes, and stores none."""
+
+    def __init__(self) -> None:
+        self.archive = None
+
+    def __bool__(self) -> bool:
+        return True
+
+    def make(self, path: str, metadata: Any = None) -> "_NoFile":
+        return self
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        backend.convert_to_numpy(value)
+
+    def close(self) -> None:
+        pass
+
+
+def gather_model(model: Any) -> None:
+    """Visits the config and the state of `model` as saving does, and writes nothing."""
+    saving_lib._serialize_model_as_json(model)
+    gather_state(model)
+
+
+def gather_state(model: Any, objects_to_skip: Any = None) -> None:
+    """Visits the state of `model` as saving does, in the same order, and writes nothing."""
+    with closing(saving_lib.DiskIOStore("assets", mode="w")) as scratch:
+        saving_lib._save_state(
+            model,
+            weights_store=_NoFile(),
+            assets_store=scratch,
+            inner_path="",
+            visited_saveables={id(each) for each in objects_to_skip or ()},
+        )
+
+
+def can_send() -> bool:
+    """Returns whether `requests`, which `RemoteMonitor` needs, is installed."""
+    return remote_monitor.requests is not None
+
+
+def print_message(message: str) -> None:
+    """Prints as Keras does, to standard output or to its log."""
+    io_utils.print_msg(message)
+
+
+def is_remote(path: str) -> bool:
+    """Returns whether Keras writes `path` by a remote file system."""
+    return bool(file_utils.is_remote_path(path)) or path.startswith("hf://")

@@ -1,16 +1,25 @@
-"""The parts of Keras objects: models, optimizers, nests of tensors."""
+"""Keras objects: parts of models and optimizers, steps and callbacks of trainers, nests."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from keras.src import backend, tree
+from keras.src.backend.torch import trainer as torch_trainer
 from keras.src.backend.torch.optimizers import torch_adam
-from keras.src.callbacks import Callback, CallbackList
-from keras.src.layers.layer import Layer
+from keras.src.callbacks import (
+    BackupAndRestore,
+    Callback,
+    CallbackList,
+    ModelCheckpoint,
+    ProgbarLogger,
+)
 from keras.src.ops.node import Node
+from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
+from keras.src.utils.python_utils import is_default
 
 ADAM = torch_adam.__name__  # imported above, since Keras imports it only with the first Adam
 
@@ -64,16 +73,6 @@ def is_bookkeeping(value: Any) -> bool:
     return isinstance(value, of_keras | torch.nn.ParameterDict | torch.nn.ParameterList)
 
 
-def is_layer(value: Any) -> bool:
-    """Returns whether `value` is a Keras layer, or holds parameters for one."""
-    return isinstance(value, Layer | torch.nn.ParameterDict | torch.nn.ParameterList)
-
-
-def is_variable(value: Any) -> bool:
-    """Returns whether `value` is a Keras variable."""
-    return isinstance(value, backend.Variable)
-
-
 def is_seed(variable: Any) -> bool:
     """Returns whether the variable is the state of a `keras.random.SeedGenerator`, by its name."""
     return bool(variable.name == "seed_generator_state")
@@ -88,6 +87,64 @@ def moments_of(optimizer: Any, variables: Sequence[Any]) -> tuple[list[Any], ...
     kept.append(optimizer._velocity_hats if optimizer.amsgrad else [])
     places = [optimizer._get_variable_index(each) for each in variables]
     return tuple([each[place].value for place in places] if each else [] for each in kept)
+
+
+class Auto(str):
+    """The value of `jit_compile="auto"`: falsy for Keras, which would call torch.compile.
+
+    It is written into files as "auto", and so read again.
+    """
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return False
+
+
+AUTO = Auto("auto")
+
+
+def is_own_step(trainer: Any, name: str) -> bool:
+    """Returns whether the user has overridden the method `name`, such as `train_step`."""
+    return getattr(type(trainer), name) is not getattr(torch_trainer.TorchTrainer, name)
+
+
+def gives_own_logs(trainer: Any, step: str) -> bool:
+    """Returns whether the method `step` returns other logs than the results of the metrics."""
+    names = (step, "compute_metrics", "get_metrics_result", "_get_metrics_result_or_logs")
+    return any(name in vars(trainer) or is_own_step(trainer, name) for name in names)
+
+
+def read_steps(callbacks: CallbackList, phase: str) -> bool:
+    """Returns whether one of `callbacks` acts between two steps of a fit or an evaluate."""
+    if type(callbacks) is not CallbackList:
+        return True
+    hooks = [f"on_{phase}_batch_{when}" for when in ("begin", "end")]
+    hooks += ["on_batch_begin", "on_batch_end"] if phase == "train" else []
+    return any(
+        any(not is_default(getattr(each, hook)) for hook in hooks) and not _rests(each, phase)
+        for each in callbacks.callbacks
+    )
+
+
+def _rests(callback: Callback, phase: str) -> bool:
+    """Returns whether it is a callback of Keras whose hooks between steps do nothing."""
+    if type(callback) is ProgbarLogger:
+        return bool(callback.verbose != 1 or (phase == "test" and callback._called_in_fit))
+    if type(callback) in (ModelCheckpoint, BackupAndRestore):
+        return bool(callback.save_freq == "epoch")
+    return False
+
+
+def arrays_of(adapter: Any) -> Any:
+    """Returns the nested arrays from which a data adapter cuts its batches; None without."""
+    return adapter._inputs if isinstance(adapter, ArrayDataAdapter) else None
+
+
+def unpack(batch: Any) -> tuple[Any, Any, Any]:
+    """Returns inputs, targets and sample weights of a batch as `fit` takes it."""
+    parts: tuple[Any, Any, Any] = data_adapter_utils.unpack_x_y_sample_weight(batch)
+    return parts
 
 
 def map_tensors(function: Callable[[Any], Any], structure: Any) -> Any:
