@@ -1,6 +1,7 @@
 """Sessions: the state of a Keras distribution on this process, with its mesh and strategy."""
 
 import logging
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -163,9 +164,24 @@ class Sessions:
         return next((each for each in laid_in if each is not None and each in self._alive), None)
 
     def scope_of(self, model: Any) -> AbstractContextManager[Any]:
-        """Opens the scope in which a sharded `model` was built, if none is open."""
+        """Opens the scope in which a sharded `model` was built, if none is open.
+
+        Raises:
+            StrategyError: On a thread that is not the main one.
+        """
         session = None if self.current() else self.keeping(model)
-        return nullcontext() if session is None else session.distribution.scope()
+        if session is None:
+            return nullcontext()
+        if threading.current_thread() is not threading.main_thread():
+            raise StrategyError(
+                f"A step of model {model.name!r}, whose variables are sharded, was begun on "
+                f"thread {threading.current_thread().name!r}, which has no distribution: run fit, "
+                "evaluate and predict on the main thread; or, if the main thread waits meanwhile, "
+                "inside `with distribution.scope():` on this thread, after a first step on the "
+                "main thread."
+            )
+        scope: AbstractContextManager[Any] = session.distribution.scope()
+        return scope
 
     def keeper(self, tensor: Any) -> Strategy[torch.Tensor] | None:
         """Returns the strategy of the sharded `tensor`, None if it is plain."""

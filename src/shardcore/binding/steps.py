@@ -1,9 +1,7 @@
 """Seam: the trainer. Batches are split before a step, and its results are gathered after it."""
 
-import threading
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -14,7 +12,6 @@ from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.data_adapters import epoch_facts, together
 from shardcore.binding.deferred_metrics import DeferredMetrics
 from shardcore.binding.session import Session, Sessions
-from shardcore.domain.errors import StrategyError
 from shardcore.ports.capture import StepCapture
 
 
@@ -46,8 +43,7 @@ class Steps:
 
         Data, callbacks and files read the distribution, not only the steps.
         """
-        scope = self.sessions.scope_of(trainer) if _on_main_thread() else nullcontext()
-        with scope, self.sessions.working(trainer):
+        with self.sessions.scope_of(trainer), self.sessions.working(trainer):
             return original(trainer, *args, **kwargs)
 
     def compilation(self, original: Callable[..., Any], trainer: Any) -> Any:
@@ -96,9 +92,12 @@ class _Step:
     def __call__(self, data: Any) -> Any:
         if self.sessions.is_closed:  # the trainer has this step also after an uninstall
             return self.function(data)
-        session = self.sessions.current()
-        if session is None:
-            return self._without_distribution(data)
+        with self.sessions.scope_of(self.trainer):  # a sharded model may outlive its scope
+            session = self.sessions.current()
+            return self._on_one_device(data) if session is None else self._run(data, session)
+
+    def _run(self, data: Any, session: Session) -> Any:
+        """Runs the step in the distribution of `session`."""
         first = session not in self.checked
         metrics = self._deferred_metrics()
         with session.strategy.scope(), self.sessions.working(self.trainer):
@@ -129,33 +128,9 @@ class _Step:
             return None
         return run.deferred if self.captured.name == f"{run.phase}_step" else None
 
-    def _without_distribution(self, data: Any) -> Any:
-        """Runs the step without a distribution: a sharded model may outlive its scope.
-
-        Raises:
-            StrategyError: On a thread that is not the main one.
-        """
-        session = self.sessions.keeping(self.trainer)
-        if session is None:
-            return self._on_one_device(data)
-        if not _on_main_thread():
-            raise StrategyError(
-                f"A step of model {self.trainer.name!r}, whose variables are sharded, was begun on "
-                f"thread {threading.current_thread().name!r}, which has no distribution: run fit, "
-                "evaluate and predict on the main thread; or, if the main thread waits meanwhile, "
-                "inside `with distribution.scope():` on this thread, after a first step on the "
-                "main thread."
-            )
-        with session.distribution.scope():
-            return self(data)
-
     def _on_one_device(self, data: Any) -> Any:
         """Runs the step of a model without sharding; a strategy for one device captures it."""
         if not self.sessions.entry.serves_one_device:
             return self.function(data)
         batch = seams.map_leaves(batches.as_tensor, data)
         return self.captured(lambda: self.function(batch), batch, None)
-
-
-def _on_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
