@@ -4,13 +4,14 @@ import argparse
 import ast
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 from shardcore import __version__
 from shardcore.bootstrap import plugins
-from shardcore.cli.script import UsageError
+from shardcore.domain.errors import ShardcoreError
 from shardcore.domain.mesh import Mesh
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import StrategyEntry
@@ -64,12 +65,8 @@ exit code: 0 if all is as it should be, 1 if not, 2 for wrong usage.
 {EXAMPLES}"""
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose texts are printed as they are."""
-
-    def __init__(self, prog: str, description: str, epilog: str = "", **_: object) -> None:
-        texts = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog, None, description, epilog, formatter_class=texts)
+class UsageError(ShardcoreError, ValueError):
+    """The command line asks for something that cannot be done."""
 
 
 def parser(
@@ -78,19 +75,22 @@ def parser(
     """Returns the parser of the command line, which sets `command` to one of `commands`."""
     strategies = _listed(plugins.offered(plugins.STRATEGIES).found.values())
     policies = _listed(plugins.offered(plugins.POLICIES).found.values())
-    found = _Parser(
+    raw = argparse.RawDescriptionHelpFormatter
+    found = argparse.ArgumentParser(
         prog="shardcore",
+        formatter_class=raw,
         description="keras.distribution for Keras 3 on PyTorch.",
         epilog=f"strategies:\n{strategies}\n\npolicies:\n{policies}\n\n{EXAMPLES}",
     )
     found.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     words = found.add_subparsers(required=True, metavar="COMMAND")
+    add = partial(words.add_parser, formatter_class=raw)
     about = "show the strategy in use, and why not the others, the devices, the versions"
-    status = words.add_parser("status", help=about, description=about)
+    status = add("status", help=about, description=about)
     about = "show which layout a policy gives each variable of a model"
-    plan = words.add_parser("plan", help=about, description=PLAN, epilog=PLAN_EPILOG)
+    plan = add("plan", help=about, description=PLAN, epilog=PLAN_EPILOG)
     about = "check that every rank stores its shards of a model"
-    verify = words.add_parser("verify", help=about, description=VERIFY, epilog=EPILOG)
+    verify = add("verify", help=about, description=VERIFY, epilog=EPILOG)
     for name, each in {"status": status, "plan": plan, "verify": verify}.items():
         each.set_defaults(command=commands[name])
         each.add_argument("--json", action="store_true", help="print data instead of a table")

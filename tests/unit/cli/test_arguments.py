@@ -85,7 +85,7 @@ def test_the_function_is_build_by_default(tmp_path, suffix, name):
 def test_a_file_that_is_no_python(tmp_path):
     (tmp_path / "model.txt").touch()
     with pytest.raises(cli.UsageError, match=r"should end in \.py"):
-        cli.load(tmp_path / "model.txt")
+        cli.load_function(tmp_path / "model.txt", "build")
 
 
 @pytest.fixture
@@ -99,14 +99,15 @@ def script(tmp_path, monkeypatch):
         "def give_number(): return cli_neighbour.answer\n"
         "if __name__ == '__main__': raise SystemExit('run as a script')\n"
     )
-    yield cli.load(file)
+    yield file
     for name in ("cli_neighbour", "cli_script"):
         del sys.modules[name]
 
 
 def test_a_script_is_run_with_its_folder_on_the_path(script):
-    assert script.give_number() == 42
-    assert sys.modules["cli_script"] is script
+    give_number = cli.load_function(script, "give_number")
+    assert give_number() == 42
+    assert sys.modules["cli_script"].give_number is give_number
 
 
 def test_no_such_function_lists_those_there_are(script):
