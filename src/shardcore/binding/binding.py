@@ -92,7 +92,6 @@ class Binding:
             "layer.distribution_lib": lambda _: layers.LayerEdges(sessions),
             "data_adapters.distribution_lib": lambda _: SimpleNamespace(distribution=lambda: None),
             "torch_nadam.core": lambda core: operations.NumbersOfNadam(core, capture),
-            "Trainer._get_metrics_result_or_logs": results_of_epoch,
             "TensorBoard.summary": partial(callback_files.one_summary, sessions),
             **{
                 f"{name}.file_utils": partial(callback_files.OneWriter, sessions)
@@ -122,6 +121,7 @@ class Binding:
                 for phase in seams.PHASES
             },
             "Trainer._resolve_auto_jit_compile": lambda original, trainer: seams.AUTO,
+            "Trainer._get_metrics_result_or_logs": results_of_epoch,
             "Trainer.get_metrics_result": sessions.sums.results,
             "TorchTrainer._should_torch_compile": steps.compilation,
             "random.torch_seed_generator": partial(operations.generator, sessions, capture),

@@ -1,7 +1,6 @@
 """Metrics whose results of single steps no callback reads, so that they are deferred."""
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import attrs
@@ -63,13 +62,8 @@ class TrainerRun:
         self.deferred = DeferredMetrics(self.trainer, states) if states else None
 
 
-def results_of_epoch(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def results_of_epoch(original: Callable[..., Any], trainer: Any, logs: Any) -> Any:
     """Replaces `Trainer._get_metrics_result_or_logs`: deferred results come from the metrics."""
-
-    @wraps(original)
-    def _get_metrics_result_or_logs(trainer: Any, logs: Any) -> Any:
-        if isinstance(logs, DeferredLogs):
-            return trainer.get_metrics_result()
-        return original(trainer, logs)
-
-    return _get_metrics_result_or_logs
+    return (
+        trainer.get_metrics_result() if isinstance(logs, DeferredLogs) else original(trainer, logs)
+    )

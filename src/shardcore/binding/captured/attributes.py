@@ -21,8 +21,8 @@ import torch
 
 from shardcore.binding import seams
 from shardcore.binding.agreement import variables_of
+from shardcore.binding.captured.contents import GuardedAttribute, Holder, Referent
 from shardcore.binding.captured.functions import UNGUARDED, CalledFunctions, Names, is_users
-from shardcore.binding.captured.lookups import GuardedAttribute, Holder, Referent
 from shardcore.domain.capture import NotCaptured
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)

@@ -1,10 +1,11 @@
-"""Values whose content may change in place, so that comparing identities is not enough."""
+"""Values that a guard compares before each step: where they are looked up, and their content."""
 
 import random
 from collections.abc import Callable
 from os import environ
-from typing import Any
+from typing import Any, Protocol
 
+import attrs
 import numpy as np
 import torch
 
@@ -12,6 +13,52 @@ from shardcore.binding.captured.functions import is_users
 
 # A larger content takes too long to compare before each step.
 _MOST_BYTES = 2**16
+
+
+class Holder(Protocol):
+    """A dict, or what is asked like one."""
+
+    def get(self, key: Any, /) -> Any:
+        """Returns what is held under `key` now, None if nothing is."""
+        ...
+
+
+@attrs.frozen
+class GuardedAttribute:
+    """An attribute, an entry of a dict or a variable that the next step looks up again.
+
+    Args:
+        holder: The dict, or what is asked like one.
+        key: The key in it.
+        name: Whose it is, for people: "attribute 'rate' of Dropout 'dropout_1'".
+    """
+
+    holder: Holder
+    key: Any
+    name: str
+
+    @property
+    def value(self) -> Any:
+        """The value that is held there now; None if there is none."""
+        return self.holder.get(self.key)
+
+
+@attrs.frozen
+class Referent:
+    """A slot, a weak reference, a context variable or the cell of a closure.
+
+    Args:
+        read: Returns it; raises ValueError or AttributeError where there is none.
+    """
+
+    read: Callable[[], Any]
+
+    def get(self, key: str, /) -> Any:
+        """Returns its value now."""
+        try:
+            return self.read()
+        except (ValueError, AttributeError):
+            return None
 
 
 def content_of(value: Any) -> Callable[[], Any] | None:

@@ -11,9 +11,8 @@ import torch
 from shardcore.binding import seams
 from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.attributes import CONTAINERS, PLAIN, guarded_attributes, members
-from shardcore.binding.captured.contents import content_of, why_not_comparable
+from shardcore.binding.captured.contents import GuardedAttribute, content_of, why_not_comparable
 from shardcore.binding.captured.functions import CalledFunctions
-from shardcore.binding.captured.lookups import GuardedAttribute
 from shardcore.domain.capture import NotCaptured
 
 
