@@ -13,11 +13,11 @@ import keras
 import torch
 
 from shardcore.binding import (
+    batches,
     callback_files,
     layers,
     layout_map,
     operations,
-    sample_weights,
     saving,
     seams,
     torch_modules,
@@ -147,7 +147,7 @@ class Binding:
             "EpochIterator.__iter__": steps.begin,
             "TorchEpochIterator._get_iterator": steps.epoch,
             "RNN.get_initial_state": layers.initial_states,
-            "loss.apply_mask": sample_weights.mask,
+            "loss.apply_mask": batches.mask,
             "io_utils.ask_to_proceed_with_overwrite": saving.ask,
             "OrbaxCheckpoint.set_model": callback_files.refuse_orbax,
         }

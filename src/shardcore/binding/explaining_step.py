@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from shardcore.binding import agreement, sample_weights, seams
+from shardcore.binding import agreement, batches, seams
 from shardcore.binding.metric_sums import MetricSums
 from shardcore.binding.session import Session
 from shardcore.binding.variable import storage_layout
@@ -54,7 +54,7 @@ class ExplainedStep:
         tracer = trace(self._saw, {v.path: v._value for v in agreement.variables_of(self.model)})
         with tracer.tracing(), self._followed(tracer):
             if session is not None:
-                (data,) = sample_weights.distribute([data], session)
+                (data,) = batches.distribute_step([data], session)
             self._in_batch = False
             if self.step != "predict":
                 self.model.reset_metrics()

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding import agreement, batches, rules, sample_weights, seams
+from shardcore.binding import agreement, batches, rules, seams
 from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.data_adapters import epoch_facts, together
 from shardcore.binding.deferred_metrics import DeferredMetrics
@@ -104,7 +104,7 @@ class _Step:
             if first:
                 agreement.check_model(self.trainer, data, session)
                 rules.check_plan(self.trainer, session)
-            batch = sample_weights.distribute(data, session)
+            batch = batches.distribute_step(data, session)
             mode = self.sessions.sums.resume(metrics)
 
             def step() -> Any:
