@@ -24,7 +24,8 @@ def choose_backend() -> bool:
     Raises:
         EnvironmentProblem: If another backend is chosen or loaded.
     """
-    backend = _loaded_backend() or os.environ.get("KERAS_BACKEND")
+    keras = sys.modules.get("keras")
+    backend = keras.backend.backend() if keras else os.environ.get("KERAS_BACKEND")
     if backend is None:
         os.environ["KERAS_BACKEND"] = "torch"
         logger.debug("KERAS_BACKEND was not set: Keras will run on torch")
@@ -36,11 +37,6 @@ def choose_backend() -> bool:
             "before Keras is imported."
         )
     return False
-
-
-def _loaded_backend() -> str | None:
-    keras = sys.modules.get("keras")
-    return None if keras is None else str(keras.backend.backend())
 
 
 def check_versions() -> None:

@@ -160,16 +160,17 @@ def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, d
         StrategyError: If there is no such strategy, or it cannot be used here.
     """
     reasons = {name: _why_unavailable(entry) for name, entry in offers.found.items()}
-    goes_before = wanted == "auto"
-    if goes_before:
+    if wanted == "auto":
         chosen = preferred([entry for entry in offers.found.values() if not reasons[entry.name]])
     else:
         chosen = offers.get(wanted, "auto")
         if reasons[wanted]:
             raise StrategyError(f"Strategy {wanted!r} cannot be used here: {reasons[wanted]}")
+    behind = f"{chosen.name!r} {'has precedence' if wanted == 'auto' else 'was asked for'}."
+    unpreferred = "chosen only by name." if wanted == "auto" else behind
     others = {
-        entry.name: _why_not(entry, reasons[entry.name], chosen, goes_before)
-        for entry in offers.found.values()
+        name: reasons[name] or (unpreferred if entry.preference is None else behind)
+        for name, entry in offers.found.items()
         if entry is not chosen
     }
     return chosen, {**others, **offers.broken}
@@ -216,15 +217,3 @@ def _why_unavailable(entry: StrategyEntry) -> str | None:
         return entry.why_unavailable()
     except Exception as error:  # noqa: BLE001 - a third party's function may raise anything
         return _one_line("why_unavailable() failed", error)
-
-
-def _why_not(
-    entry: StrategyEntry, reason: str | None, chosen: StrategyEntry, goes_before: bool
-) -> str:
-    if reason:
-        return reason
-    if not goes_before:
-        return f"{chosen.name!r} was asked for."
-    if entry.preference is None:
-        return "chosen only by name."
-    return f"{chosen.name!r} has precedence."
