@@ -1,7 +1,7 @@
 """Consistency checks between ranks, before they run different steps."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -207,12 +207,6 @@ def _is_equal_everywhere(local: torch.Tensor) -> bool:
     On an accelerator, ranks that compute the same gradient may round it differently.
     """
     return local.device.type == "cpu" or local.ndim == 0 or not local.is_floating_point()
-
-
-def with_content(tensor: Any, read: Callable[[], Any]) -> Any:
-    """Returns `tensor`, of which this rank reads its part, with a function that reads all of it."""
-    tensor._shardcore_content = read
-    return tensor
 
 
 def batch_facts(data: Any, session: Session) -> Facts:

@@ -134,11 +134,7 @@ def _join_rows(rows: Any, given: tuple[_Rows, ...], session: Session) -> Any:
 
 
 def _check_alike(given: tuple[_Rows, ...]) -> None:
-    """Checks that the rows of all processes differ in number only.
-
-    Raises:
-        RankMismatchError: If they differ in more, or some processes have no rows.
-    """
+    """Refuses rows of a process that differ in more than their number, or are missing."""
     for process, rows in enumerate(given):
         kinds = [(len(each.shape), each.shape[1:], each.dtype) for each in (rows, given[0])]
         if kinds[0] != kinds[1]:
@@ -150,11 +146,7 @@ def _check_alike(given: tuple[_Rows, ...]) -> None:
 
 
 def _row_counts(given: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
-    """Returns the number of rows of each coordinate of the batch axis.
-
-    Raises:
-        RankMismatchError: If processes that differ only in another axis have unequal numbers.
-    """
+    """Returns the number of rows of each coordinate of the batch axis; its processes must agree."""
     axis = session.mesh.axis_index(session.batch_axis)
     counts: dict[int, int] = {}
     for process, rows in enumerate(given):

@@ -58,7 +58,8 @@ class _OwnRows(torch.utils.data.Dataset[Any]):
             number = next(numbers)
             joined = batches.join_rows(part, len(indices), self.session)
             # The first step compares the full batch of all ranks, so it is read once.
-            return agreement.with_content(joined, lambda: whole()[number])
+            joined._shardcore_content = lambda: whole()[number]
+            return joined
 
         return seams.map_leaves(join, self.source.__getitems__(indices[rows]))
 

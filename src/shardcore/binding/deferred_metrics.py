@@ -10,15 +10,10 @@ from shardcore.binding import seams
 
 @attrs.frozen(eq=False)
 class DeferredMetrics:
-    """The metrics of a model whose step results are first read at the end of the epoch.
-
-    Args:
-        trainer: The model.
-        states: The variables of its metrics.
-    """
+    """The metrics of a model whose step results are first read at the end of the epoch."""
 
     trainer: Any
-    states: tuple[Any, ...]
+    states: tuple[Any, ...]  # the variables of the metrics
 
     def __contains__(self, variable: Any) -> bool:
         return any(each is variable for each in self.states)
@@ -53,11 +48,7 @@ class TrainerRun:
         )
 
     def agree(self, is_read: bool) -> None:
-        """Defers the metrics of the epoch that begins, unless a rank reads them.
-
-        Args:
-            is_read: Whether any rank reads them.
-        """
+        """Defers the metrics of the epoch that begins, unless a rank reads them: `is_read`."""
         states = () if is_read else tuple(self.trainer.metrics_variables)
         self.deferred = DeferredMetrics(self.trainer, states) if states else None
 

@@ -19,16 +19,10 @@ from shardcore.ports.world import World
 
 @attrs.frozen
 class _Deferred:
-    """A variable that temporarily holds a partial sum.
-
-    Args:
-        variable: The Keras variable.
-        stored: Its tensor before and after.
-        strategy: Its strategy.
-    """
+    """A Keras variable that temporarily holds a partial sum."""
 
     variable: Any
-    stored: Any
+    stored: Any  # its tensor before and after
     strategy: Strategy[torch.Tensor]
 
 

@@ -19,14 +19,7 @@ from shardcore.domain.paths.rules import PathRules
 
 
 def parallelize(module: Any, mesh: Any, rules: Any, sessions: Sessions) -> Any:
-    """Lays `module` out in place; parameters without a rule are replicated. A collective.
-
-    Raises:
-        RuleError: If a rule matches nothing, or several rules match one parameter.
-        LayoutError: If a layout does not fit.
-        MeshError: If `mesh` is not that of the distribution.
-        StrategyError: If it is no module, or is laid out already.
-    """
+    """Lays `module` out in place; parameters without a rule are replicated. A collective."""
     session = sessions.required()
     _check_mesh(mesh, session)
     _check_module(module, session)

@@ -145,12 +145,7 @@ def place(variable: Any, session: Session, layout: Layout | None = None) -> None
 
 
 def _ruled_layout(variable: Any, session: Session) -> Layout:
-    """Returns the layout in which the strategy stores `variable`, by its rule, if it has one.
-
-    Raises:
-        LayoutError: If the rule does not fit the variable; the message names both.
-        StrategyError: If the strategy returns no layout that fits.
-    """
+    """Returns the layout in which the strategy stores `variable`, by its rule, if it has one."""
     path, shape = variable.path, tuple(variable.shape)
     layout = session.packed.get(path)
     if layout is None:

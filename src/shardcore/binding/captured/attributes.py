@@ -63,18 +63,12 @@ def members(container: Any) -> Any:
 
 @attrs.define(eq=False)
 class _Walk:
-    """A walk from a model, and from the functions that its steps call, to all that they hold.
-
-    Args:
-        called: The functions.
-
-    Attributes:
-        visited: The identities of objects, functions and code that were met.
-        named: Variables of modules that were met, and modules with the function that names them.
-    """
+    """A walk from a model, and from the functions that its steps call, to all that they hold."""
 
     called: CalledFunctions
+    # The identities of objects, functions and code that were met.
     visited: set[int] = attrs.field(factory=set, init=False)
+    # Variables of modules that were met, and modules with the function that names them.
     named: set[tuple[int, str]] = attrs.field(factory=set, init=False)
 
     def model(self, trainer: Any) -> Found:
@@ -243,11 +237,7 @@ class _Walk:
 
 
 def _check_guarded(function: Any, names: Names) -> None:
-    """Checks that what `function` returns can be guarded.
-
-    Raises:
-        NotCaptured: If it may return something else in each step.
-    """
+    """Refuses a `function` that may return something else in each step."""
     if isinstance(function, BuiltinFunctionType) and function in UNGUARDED:
         raise NotCaptured(
             f"{names.place} calls {function.__qualname__}(), which may return something else in "

@@ -130,11 +130,7 @@ class PythonGuard:
 
 
 def _check_comparable(held: list[tuple[GuardedAttribute, Any]], names: set[str]) -> None:
-    """Checks that a change can be seen of all that the step names.
-
-    Raises:
-        NotCaptured: If it cannot.
-    """
+    """Refuses a value that the step names, and of which a change cannot be seen."""
     for attribute, value in held:
         if attribute.key not in names or isinstance(value, PLAIN):
             continue

@@ -163,11 +163,7 @@ class CapturedStep:
         return outputs
 
     def _tell_if_slow(self, seconds: float) -> None:
-        """Logs once that steps are being recorded, if that takes long and Inductor logs nothing.
-
-        Args:
-            seconds: The time of the last recording, with the step.
-        """
+        """Logs once that recording takes long, after a step of `seconds`; Inductor logs itself."""
         before, self._seconds = self._seconds, self._seconds + seconds
         if before <= _PATIENCE < self._seconds and self.trainer.jit_compile is not True:
             logger.info(
@@ -187,7 +183,7 @@ class CapturedStep:
             return recording.refusal
         if entry.guard is not None and (change := entry.guard.change()):
             return f"{change} is changed by the step: {_KEEP}"
-        local = _itself if session is None else session.strategy.local
+        local = (lambda tensor: tensor) if session is None else session.strategy.local
         try:
             entry.guard = PythonGuard.of(self.trainer, self._called, local)
         except NotCaptured as refusal:
@@ -204,10 +200,7 @@ class CapturedStep:
     ) -> Outcome:
         """Returns the outcome of a recording, with a program if an earlier recording is equal.
 
-        Args:
-            entry: The earlier recordings.
-            recording: What the step did.
-            most: The bytes of all-reduces that the ranks decide by; None if each has its own.
+        `most` has the bytes of each all-reduce on all ranks; None if each decides by its own.
         """
         earlier = entry.recordings.get(recording.numbers)
         try:
@@ -270,10 +263,6 @@ class CapturedStep:
             self.trainer.name,
             reason,
         )
-
-
-def _itself(tensor: Any) -> Any:
-    return tensor
 
 
 def _local_tensors(data: Any, session: Session | None) -> list[Any]:
