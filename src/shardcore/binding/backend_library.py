@@ -35,7 +35,7 @@ class BackendLibrary:
             return
         # Not the generator that the user may have seeded: each rank draws, rank 0's draw is used.
         drawn = random.SystemRandom().randint(1, 10**9)
-        seeds = self.processes.gather((seams.user_seed(), drawn))
+        seeds = self.processes.gather((seams.get_random_seed(), drawn))
         if all(user is None for user, _ in seeds):
             keras.utils.set_random_seed(seeds[0][1])
 

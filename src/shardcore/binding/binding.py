@@ -43,7 +43,7 @@ class Binding:
     capture: StepCapture[torch.Tensor]
     sessions: Sessions = attrs.field(init=False)
     library: BackendLibrary = attrs.field(init=False)
-    _rebinding: seams.Rebinding = attrs.field(factory=seams.Rebinding, init=False)
+    _undo: ExitStack = attrs.field(factory=ExitStack, init=False)
     # Of a thread: at the exit of the process no scope is closed after torch is unloaded.
     _ambient: threading.local = attrs.field(factory=threading.local, init=False)
     _inside: "weakref.WeakSet[threading.Thread]" = attrs.field(factory=weakref.WeakSet, init=False)
@@ -60,13 +60,11 @@ class Binding:
         """Replaces every name of the seam table; all or none."""
         replacements = self._replacements()
         assert replacements.keys() == seams.SEAMS.keys()
-        try:
+        with ExitStack() as undo:
             for name, make in replacements.items():
-                self._rebinding.replace(seams.SEAMS[name], make)
-        except BaseException:
-            self._rebinding.restore()
-            raise
-        self.follow_distribution()
+                seams.replace(seams.SEAMS[name], make, undo)
+            self.follow_distribution()
+            self._undo.push(undo.pop_all())
 
     def remove(self) -> None:
         """Restores every name, and unsets the distribution, which Keras alone could not use.
@@ -79,7 +77,7 @@ class Binding:
         self._check_work()
         keras.distribution.set_distribution(None)
         self._leave_scope()
-        self._rebinding.restore()
+        self._undo.close()
         self.sessions.close()
 
     def _replacements(self) -> dict[str, Callable[[Any], Any]]:

@@ -1,7 +1,7 @@
 """The explained step: notes the layers that it calls and the collectives that it starts."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,15 +140,12 @@ class ExplainedStep:
             with self._because("a value that NumPy reads:"):
                 return original(x)
 
-        rebinding = seams.Rebinding()
-        try:
-            rebinding.replace(seams.SEAMS["Layer.__call__"], seams.around(layer_call))
-            rebinding.replace(seams.SEAMS["layer.distribution_lib"], edges)
-            rebinding.replace(seams.SEAMS["Variable._direct_assign"], seams.around(assign))
-            rebinding.replace(seams.SEAMS["core.convert_to_numpy"], seams.around(to_numpy))
+        with ExitStack() as undo:
+            seams.replace(seams.SEAMS["Layer.__call__"], seams.around(layer_call), undo)
+            seams.replace(seams.SEAMS["layer.distribution_lib"], edges, undo)
+            seams.replace(seams.SEAMS["Variable._direct_assign"], seams.around(assign), undo)
+            seams.replace(seams.SEAMS["core.convert_to_numpy"], seams.around(to_numpy), undo)
             yield
-        finally:
-            rebinding.restore()
 
     @contextmanager
     def _because(self, cause: str, rule: str = "") -> Iterator[None]:

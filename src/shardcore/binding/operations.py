@@ -15,6 +15,9 @@ from shardcore.binding.session import Session, Sessions
 from shardcore.domain.layout import Layout
 from shardcore.ports.capture import StepCapture
 
+# The operands of a recorded draw: no sharded tensor, and no array of NumPy.
+_RECORDABLE = (torch.Tensor, torch.Size, torch.dtype, bool, int, float, str, type(None))
+
 
 def generator(
     sessions: Sessions, capture: StepCapture[torch.Tensor], original: Callable[..., Any], seed: Any
@@ -38,18 +41,11 @@ def draw(
     """
     operands = inspect.signature(original).bind(*args, **kwargs).arguments
     seed = operands.pop("seed", None)
-    alone = not torch.cuda.is_available() and all(map(_is_plain, seams.leaves(operands)))
+    recordable = all(type(each) in _RECORDABLE for each in seams.leaves(operands))
+    alone = not torch.cuda.is_available() and recordable
     if not capture.is_recording() or seams.is_symbolic() or not alone:
         return original(*args, **kwargs)
     return capture.drawn(original, _next_seed(seed, sessions), operands)
-
-
-_PLAIN = (torch.Tensor, torch.Size, torch.dtype, bool, int, float, str, type(None))
-
-
-def _is_plain(operand: Any) -> bool:
-    """Returns whether a recording can contain it: no sharded tensor, and no array of NumPy."""
-    return type(operand) in _PLAIN
 
 
 def _next_seed(seed: Any, sessions: Sessions) -> Any:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import keras
 import torch
 
-from shardcore.binding import agreement, batches, rules, seams, torch_modules
+from shardcore.binding import agreement, batches, rules, torch_modules
 from shardcore.binding.session import Session, Sessions
 from shardcore.binding.variable import storage_layout
 from shardcore.domain.errors import StrategyError
@@ -31,7 +32,7 @@ def verify_model(model: Any, batch: Any, sessions: Sessions) -> Verification:
 
 def _backward(model: Any, batch: Any, session: Session) -> None:
     """Computes the gradients of one batch, and restores the state that a forward pass updates."""
-    x, y, sample_weight = seams.unpack(batches.distribute(batch, session))
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batches.distribute(batch, session))
     state = [(v, v._value.detach().clone()) for v in model.non_trainable_variables]
     buffers = [(buffer, buffer.clone()) for buffer in torch_modules.buffers(model)]
     model.zero_grad()

@@ -18,8 +18,10 @@ from keras.src.backend.torch import core as torch_core
 from keras.src.callbacks import remote_monitor
 from keras.src.distribution import distribution_lib
 from keras.src.random import seed_generator
+from keras.src.random.seed_generator import draw_seed as draw_seed
 from keras.src.saving import saving_lib
-from keras.src.utils import file_utils, io_utils, rng_utils
+from keras.src.utils import file_utils, io_utils
+from keras.src.utils.rng_utils import get_random_seed as get_random_seed
 
 from shardcore.binding.seams.models import AUTO as AUTO
 from shardcore.binding.seams.models import RUNS_NOTED as RUNS_NOTED
@@ -38,9 +40,8 @@ from shardcore.binding.seams.models import modules_of as modules_of
 from shardcore.binding.seams.models import moments_of as moments_of
 from shardcore.binding.seams.models import parts_of as parts_of
 from shardcore.binding.seams.models import read_steps as read_steps
-from shardcore.binding.seams.models import unpack as unpack
-from shardcore.binding.seams.rebinding import Rebinding as Rebinding
 from shardcore.binding.seams.rebinding import around as around
+from shardcore.binding.seams.rebinding import replace as replace
 from shardcore.binding.seams.table import CALLBACKS_WITH_FILES as CALLBACKS_WITH_FILES
 from shardcore.binding.seams.table import DRAWS as DRAWS
 from shardcore.binding.seams.table import PHASES as PHASES
@@ -84,22 +85,10 @@ def settings() -> tuple[Any, ...]:
     return backend.epsilon(), backend.floatx(), backend.image_data_format(), attention
 
 
-def user_seed() -> int | None:
-    """Returns the seed of `keras.utils.set_random_seed`, None if it was not called."""
-    seed: int | None = rng_utils.get_random_seed()
-    return seed
-
-
 def global_seed() -> Any:
     """Returns the state of the generator of random layers without a seed; None before its use."""
     generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
     return None if generator is None else generator.state
-
-
-def draw_seed(seed: Any) -> tuple[Any, Any]:
-    """Returns both halves of the next seed of `seed`, as tensors."""
-    first, second = seed_generator.draw_seed(seed)
-    return first, second
 
 
 @contextmanager

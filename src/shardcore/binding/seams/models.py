@@ -15,7 +15,6 @@ from keras.src.callbacks import (
     ProgbarLogger,
 )
 from keras.src.ops.node import Node
-from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
@@ -139,12 +138,6 @@ def _rests(callback: Callback, phase: str) -> bool:
 def arrays_of(adapter: Any) -> Any:
     """Returns the nested arrays from which a data adapter cuts its batches; None without."""
     return adapter._inputs if isinstance(adapter, ArrayDataAdapter) else None
-
-
-def unpack(batch: Any) -> tuple[Any, Any, Any]:
-    """Returns inputs, targets and sample weights of a batch as `fit` takes it."""
-    parts: tuple[Any, Any, Any] = data_adapter_utils.unpack_x_y_sample_weight(batch)
-    return parts
 
 
 def map_tensors(function: Callable[[Any], Any], structure: Any) -> Any:

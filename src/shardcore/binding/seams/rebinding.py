@@ -3,11 +3,10 @@
 import pkgutil
 import sys
 from collections.abc import Callable
-from functools import partial, wraps
+from contextlib import ExitStack
+from functools import wraps
 from types import ModuleType
 from typing import Any
-
-import attrs
 
 from shardcore.binding.seams.table import Seam
 
@@ -15,35 +14,24 @@ from shardcore.binding.seams.table import Seam
 def around(replacement: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns a decorator by which a Keras function calls `replacement`, with itself first."""
 
-    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             return replacement(original, *args, **kwargs)
 
         return call
 
-    return replace
+    return decorate
 
 
-@attrs.define
-class Rebinding:
-    """The replaced names, with their original values."""
-
-    _undo: list[Callable[[], None]] = attrs.field(factory=list, init=False)
-
-    def replace(self, seam: Seam, make: Callable[[Any], Any]) -> None:
-        """Gives `seam` the value `make(original)`."""
-        holder, name = _holder(seam)
-        original = vars(holder)[name]
-        value = make(original)
-        for place in _importers(original) if seam.everywhere else [holder]:
-            self._undo.append(partial(setattr, place, name, vars(place)[name]))
-            setattr(place, name, value)
-
-    def restore(self) -> None:
-        """Restores every name, the last one first."""
-        while self._undo:
-            self._undo.pop()()
+def replace(seam: Seam, make: Callable[[Any], Any], undo: ExitStack) -> None:
+    """Gives `seam` the value `make(original)`, until `undo` is closed."""
+    holder, name = _holder(seam)
+    original = vars(holder)[name]
+    value = make(original)
+    for place in _importers(original) if seam.everywhere else [holder]:
+        undo.callback(setattr, place, name, vars(place)[name])
+        setattr(place, name, value)
 
 
 def _holder(seam: Seam) -> tuple[Any, str]:
