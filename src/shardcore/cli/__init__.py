@@ -26,11 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 if all is as it should be, 1 if not, 2 for wrong usage.
     """
-    words = parser({"status": _status, "plan": _plan, "verify": _verify})
+    words = parser()
     options = words.parse_args(arguments)
-    command: Callable[[argparse.Namespace], int] = options.command
     try:
-        return command(options)
+        return COMMANDS[options.command](options)
     except UsageError as error:
         words.exit(2, f"{words.prog}: error: {error}\n")
     except ShardcoreError as error:
@@ -68,6 +67,9 @@ def _verify(options: argparse.Namespace) -> int:
     report = api.verify(build_model(file, name))
     _show(report, options)
     return 0 if report.ok else 1
+
+
+COMMANDS = {"status": _status, "plan": _plan, "verify": _verify}
 
 
 def _show(result: Status | Verification, options: argparse.Namespace) -> None:

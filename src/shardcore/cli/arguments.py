@@ -3,7 +3,7 @@
 import argparse
 import ast
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
@@ -69,10 +69,8 @@ class UsageError(ShardcoreError, ValueError):
     """The command line asks for something that cannot be done."""
 
 
-def parser(
-    commands: Mapping[str, Callable[[argparse.Namespace], int]],
-) -> argparse.ArgumentParser:
-    """Returns the parser of the command line, which sets `command` to one of `commands`."""
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line, which sets `command` to its first word."""
     strategies = _listed(plugins.offered(plugins.STRATEGIES).found.values())
     policies = _listed(plugins.offered(plugins.POLICIES).found.values())
     raw = argparse.RawDescriptionHelpFormatter
@@ -83,7 +81,7 @@ def parser(
         epilog=f"strategies:\n{strategies}\n\npolicies:\n{policies}\n\n{EXAMPLES}",
     )
     found.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    words = found.add_subparsers(required=True, metavar="COMMAND")
+    words = found.add_subparsers(required=True, dest="command", metavar="COMMAND")
     add = partial(words.add_parser, formatter_class=raw)
     about = "show the strategy in use, and why not the others, the devices, the versions"
     status = add("status", help=about, description=about)
@@ -91,8 +89,7 @@ def parser(
     plan = add("plan", help=about, description=PLAN, epilog=PLAN_EPILOG)
     about = "check that every rank stores its shards of a model"
     verify = add("verify", help=about, description=VERIFY, epilog=EPILOG)
-    for name, each in {"status": status, "plan": plan, "verify": verify}.items():
-        each.set_defaults(command=commands[name])
+    for each in (status, plan, verify):
         each.add_argument("--json", action="store_true", help="print data instead of a table")
     for each in (status, verify):
         each.add_argument(
