@@ -26,6 +26,7 @@ from shardcore.binding import (
 from shardcore.binding.backend_library import BackendLibrary
 from shardcore.binding.data_adapters import array_loader
 from shardcore.binding.deferred_metrics import results_of_epoch
+from shardcore.binding.seams import table
 from shardcore.binding.session import Sessions
 from shardcore.binding.steps import Steps
 from shardcore.domain.errors import StrategyError
@@ -59,10 +60,10 @@ class Binding:
     def put(self) -> None:
         """Replaces every name of the seam table; all or none."""
         replacements = self._replacements()
-        assert replacements.keys() == seams.SEAMS.keys()
+        assert replacements.keys() == table.SEAMS.keys()
         with ExitStack() as undo:
             for name, make in replacements.items():
-                seams.replace(seams.SEAMS[name], make, undo)
+                seams.replace(table.SEAMS[name], make, undo)
             self.follow_distribution()
             self._undo.push(undo.pop_all())
 
@@ -93,7 +94,7 @@ class Binding:
             "TensorBoard.summary": partial(callback_files.one_summary, sessions),
             **{
                 f"{name}.file_utils": partial(callback_files.OneWriter, sessions)
-                for name in seams.CALLBACKS_WITH_FILES
+                for name in table.CALLBACKS_WITH_FILES
             },
         }
         # Each is called with the function that it replaces, and with its arguments.
@@ -109,14 +110,14 @@ class Binding:
             "Layer.__call__": partial(layers.layer_call, sessions),
             "TorchModuleWrapper._track_module_parameters": partial(torch_modules.track, sessions),
             "TorchModuleWrapper.get_config": partial(torch_modules.config, sessions),
-            **{f"TorchTrainer.{name}": steps.within_scope for name in seams.RUNS},
+            **{f"TorchTrainer.{name}": steps.within_scope for name in table.RUNS},
             **{
                 f"TorchTrainer.make_{kind}_function": partial(steps.make, kind)
-                for kind in seams.STEPS
+                for kind in table.STEPS
             },
             **{
                 f"CallbackList.on_{phase}_begin": partial(steps.callbacks, phase)
-                for phase in seams.PHASES
+                for phase in table.PHASES
             },
             "Trainer._resolve_auto_jit_compile": lambda original, trainer: seams.AUTO,
             "Trainer._get_metrics_result_or_logs": results_of_epoch,
@@ -125,7 +126,7 @@ class Binding:
             "random.torch_seed_generator": partial(operations.generator, sessions, capture),
             **{
                 f"random.{name}": partial(operations.draw, sessions, capture)
-                for name in seams.DRAWS
+                for name in table.DRAWS
             },
             "Adam._parallel_update_step": partial(operations.fused_update, sessions),
             "core.scatter": operations.scatter,

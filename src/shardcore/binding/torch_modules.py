@@ -47,11 +47,8 @@ def follow(variable: Any, parameter: torch.Tensor) -> None:
 
 def buffers(model: Any) -> list[torch.Tensor]:
     """Returns the buffers of the torch modules in a Keras model, which are no Keras variables."""
-    wrappers = [
-        layer
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.TorchModuleWrapper)
-    ]
+    kind = keras.layers.TorchModuleWrapper
+    wrappers = [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
     return [buffer for wrapper in wrappers for buffer in wrapper.module.buffers()]
 
 

@@ -42,10 +42,6 @@ from shardcore.binding.seams.models import parts_of as parts_of
 from shardcore.binding.seams.models import read_steps as read_steps
 from shardcore.binding.seams.rebinding import around as around
 from shardcore.binding.seams.rebinding import replace as replace
-from shardcore.binding.seams.table import CALLBACKS_WITH_FILES as CALLBACKS_WITH_FILES
-from shardcore.binding.seams.table import DRAWS as DRAWS
-from shardcore.binding.seams.table import PHASES as PHASES
-from shardcore.binding.seams.table import RUNS as RUNS
 from shardcore.binding.seams.table import SEAMS as SEAMS
 from shardcore.binding.seams.table import STEPS as STEPS
 
