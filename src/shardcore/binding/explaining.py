@@ -20,12 +20,7 @@ from shardcore.reporting.explanation import Explanation
 def explain_model(
     model: Any, batch: Any, step: str, sessions: Sessions, trace: TracerFactory
 ) -> Explanation:
-    """Returns the collectives of one step of `model`. A collective; the model is unchanged.
-
-    Raises:
-        StrategyError: If there is no such step, the model is not compiled, the batch is not one,
-            or this is not the main thread.
-    """
+    """Returns the collectives of one step of `model`. A collective; the model is unchanged."""
     data = _checked(model, batch, step)
     # A sharded model may outlive the scope in which it was built.
     with sessions.scope_of(model), ExitStack() as scope:

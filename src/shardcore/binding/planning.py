@@ -16,11 +16,7 @@ Choose = Callable[[LayerFacts, Mesh], tuple[Rule, ...]]
 
 
 def make_plan(model: Any, mesh: Any, policy: str, choose: Choose) -> Plan:
-    """Returns the plan of a policy for `model`, a built model or a function that builds one.
-
-    Raises:
-        PolicyError: If there is no built model to plan for, or no mesh.
-    """
+    """Returns the plan of a policy for `model`, a built model or a function that builds one."""
     device_mesh = _device_mesh(mesh)
     facts = _facts(model)
     rules = choose(facts, Mesh(device_mesh.shape, device_mesh.axis_names))

@@ -73,11 +73,7 @@ def _as_decided(report: RulesReport, decided: Mapping[str, str | None]) -> Rules
 
 
 def check_plan(model: Any, session: Session) -> None:
-    """Refuses a plan that was made for other variables than those of `model`.
-
-    Raises:
-        RuleError: If none of its rules matches.
-    """
+    """Refuses a plan that was made for other variables than those of `model`."""
     layout_map = getattr(session.distribution, "_layout_map", None)
     if isinstance(layout_map, Plan):
         layout_map.check(model.name, [variable.path for variable in model.variables])
