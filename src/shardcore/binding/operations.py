@@ -138,8 +138,9 @@ def fused_update(
     """
     values = [each.value for each in variables]
     moments = seams.moments_of(optimizer, variables)
-    fits = _have_one_layout(sessions, values, moments)
-    if not sessions.are_served() or _is_compiled(sessions) or not fits:
+    run, fits = sessions.run(), _have_one_layout(sessions, values, moments)
+    is_compiled = run is not None and run.trainer.jit_compile is True
+    if not sessions.are_served() or is_compiled or not fits:
         original(optimizer, grads, variables, learning_rate)
         return
     # At an infinite step torch applies no bias correction: Keras has it in the learning rate.
@@ -172,11 +173,6 @@ def _have_one_layout(sessions: Sessions, values: list[Any], moments: tuple[list[
         return True
     layouts = [list(map(session.strategy.layout, each)) for each in (values, *moments) if each]
     return all(each == layouts[0] for each in layouts)
-
-
-def _is_compiled(sessions: Sessions) -> bool:
-    run = sessions.run()
-    return run is not None and run.trainer.jit_compile is True
 
 
 def _corrected_rate(optimizer: Any, learning_rate: Any, dtype: torch.dtype) -> Any:

@@ -185,10 +185,7 @@ class Sessions:
 
     def keeper(self, tensor: Any) -> Strategy[torch.Tensor] | None:
         """Returns the strategy of the sharded `tensor`, None if it is plain."""
-        for strategy in self._strategies.values():
-            if strategy.owns(tensor):
-                return strategy
-        return None
+        return next((each for each in self._strategies.values() if each.owns(tensor)), None)
 
     def run(self) -> TrainerRun | None:
         """Returns the innermost running fit, evaluate, predict or step, None outside."""

@@ -28,9 +28,7 @@ class Outcome:
 
 def gathered(value: Any, session: Session | None) -> list[Any]:
     """Returns the values of all ranks, this rank's alone on one device."""
-    if session is None or session.mesh.size == 1:
-        return [value]
-    return session.processes.gather(value)
+    return [value] if session is None else session.processes.gather(value)
 
 
 def agreed(
