@@ -14,6 +14,7 @@ import pkgutil
 import sys
 import threading
 from contextvars import ContextVar
+from enum import Enum
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -108,6 +109,8 @@ def _content(value: Any, depth: int) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         members = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
         return [_content(each, depth - 1) for each in members] if depth else len(value)
+    if isinstance(value, Enum):  # does not change, and its class makes new functions when asked
+        return repr(value)
     if isinstance(value, FunctionType | type | ModuleType) or callable(value) or not depth:
         return id(value)
     if type(value).__module__.startswith(("shardcore", "collections", "weakref")):

@@ -329,7 +329,8 @@ def test_the_command_prints_a_plan_for_devices_that_are_not_here(script):
     code, out, _ = command(script, "--mesh", "2x4", "--option", "small=0")
     assert code == 0
     assert "mesh (data=2, model=4)" in out
-    assert "columns: d8 sums up (by graph)" in out
+    words = re.sub(r"[^\w:()]+", " ", out)  # a cell has several lines in a narrow terminal
+    assert "columns: d8 sums up (by graph)" in words
 
 
 def test_the_command_gives_data_or_a_program(script):
