@@ -1,5 +1,6 @@
 """Seams: the callbacks. Every rank reads files; rank 0 alone writes, sends and prints."""
 
+import io
 import os
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
@@ -30,9 +31,13 @@ class OneWriter:
 
     def File(self, path: str, mode: str = "r") -> Any:  # noqa: N802 - Keras' name
         """Returns an open file; the writes of other ranks than 0 are discarded."""
-        if _is_other_rank(self.sessions) and mode[0] in "wa":
+        if not _is_other_rank(self.sessions) or not set(mode) & set("wax+"):
+            return self.file_utils.File(path, mode)
+        if "r" not in mode:
             return open(os.devnull, mode)
-        return self.file_utils.File(path, mode)
+        with self.file_utils.File(path, mode.replace("+", "")) as there:  # read, then written
+            content = there.read()
+        return io.BytesIO(content) if isinstance(content, bytes) else io.StringIO(content)
 
 
 def one_summary(sessions: Sessions, original: property) -> property:
