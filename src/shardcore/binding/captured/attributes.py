@@ -39,11 +39,7 @@ Found = Iterator[GuardedAttribute]
 
 
 def guarded_attributes(trainer: Any, called: CalledFunctions) -> list[GuardedAttribute]:
-    """Returns all attributes and variables that the steps of `trainer` may look up.
-
-    Args:
-        trainer: The model.
-        called: The functions that its steps call.
+    """Returns all that the steps of `trainer`, which call the functions `called`, may look up.
 
     Raises:
         NotCaptured: If the closure of a function cannot be found, one calls a clock or the like, or
