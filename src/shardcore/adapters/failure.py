@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -135,17 +136,22 @@ class FailureWatch:
         if self._rank != 0:
             self._release(self._store)
             return
-        deadline = time.monotonic() + _LEAVE_SECONDS
-        while self._store.count_released() < self._world_size - 1 and time.monotonic() < deadline:
+        for _ in self._until_released(_LEAVE_SECONDS):
             failure = self._look(self._store)
             if failure is not None:
                 self._end_after(failure, self._store)
-            time.sleep(0.05)
 
     def _release(self, store: FailureStore) -> None:
         # Set first: rank 0 may exit before its reply arrives.
         self._released.set()
         store.release()
+
+    def _until_released(self, seconds: float) -> Iterator[None]:
+        """Yields until all other ranks have released the store, at most for `seconds`."""
+        deadline = time.monotonic() + seconds
+        while self._store.count_released() < self._world_size - 1 and time.monotonic() < deadline:
+            yield
+            time.sleep(0.05)
 
     def _watch(self, store: FailureStore) -> None:
         while not self._stopped.wait(_POLL_SECONDS) and not self._released.is_set():
@@ -207,7 +213,10 @@ class FailureWatch:
         _say(f"[rank {self._rank}] failed{before}:\n")
         with contextlib.suppress(OSError):  # standard error is closed
             self._previous_hook(kind, error, trace)
-        self._let_others_see()
+        with _store_may_be_gone():
+            if not self._released.is_set():
+                for _ in self._until_released(_SHOW_SECONDS):
+                    pass
 
     def _publish(self, own: Failure) -> tuple[Failure, list[int]]:
         """Publishes `own`; returns the first failure and the ranks that had ended in order."""
@@ -220,23 +229,15 @@ class FailureWatch:
                 return first, ended
         return own, []
 
-    def _let_others_see(self) -> None:
-        deadline = time.monotonic() + _SHOW_SECONDS
-        with _store_may_be_gone():
-            while not self._released.is_set() and time.monotonic() < deadline:
-                if self._store.count_informed() >= self._world_size - 1:
-                    return
-                time.sleep(0.05)
-
     def _end_after(self, failure: Failure, store: FailureStore) -> NoReturn:
         """Ends this rank because of another rank's failure."""
         # The failing rank prints first.
         time.sleep(0.2)
         detail = f"\n{failure.report}" if self._rank == 0 else f" {failure.headline}"
         _say(f"[rank {self._rank}] ends, as rank {failure.rank} failed first:{detail.rstrip()}\n")
-        if failure != _silent(0):
+        if failure != _silent(0) and not self._released.is_set():
             with _store_may_be_gone():
-                store.acknowledge()
+                self._release(store)
         time.sleep(_YIELD_SECONDS)
         _exit(1)
 

@@ -45,14 +45,6 @@ class FailureStore:
         """Returns the first failure, if there is one."""
         return _failure(self.store.get("first")) if self.store.check(["first"]) else None
 
-    def acknowledge(self) -> None:
-        """Publishes that this rank has seen the failure; once per rank."""
-        self.store.add("acknowledged", 1)
-
-    def count_informed(self) -> int:
-        """Returns the number of ranks that have seen the failure or have released the store."""
-        return self.store.add("acknowledged", 0) + self.store.add("release", 0)
-
     def end(self) -> None:
         """Publishes that this rank has ended in order."""
         self.store.set(f"ended/{self.rank}", "")
@@ -64,7 +56,7 @@ class FailureStore:
         return self.store.check([f"ended/{rank}"])
 
     def release(self) -> None:
-        """Publishes that this rank no longer needs the store; once per rank."""
+        """Publishes that this rank no longer needs the store, or has read the failure; once."""
         self.store.add("release", 1)
 
     def count_released(self) -> int:
