@@ -9,7 +9,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters import process_group
+from shardcore.adapters import process_group, torch_compat
 from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor, contiguous_strides
 from shardcore.domain.cost import Costs
@@ -22,8 +22,8 @@ _PLANS = 16384
 class TensorClasses(Protocol):
     """The tensor classes of a strategy."""
 
-    def empty(self, form: Form) -> Any:
-        """Returns a sharded tensor of `form` without its attributes."""
+    def kind(self, form: Form) -> type[torch.Tensor]:
+        """Returns the class of sharded tensors of `form`."""
         ...
 
     def adopt(self, engine: "Engine", tensor: torch.Tensor) -> Any:
@@ -83,7 +83,8 @@ class Engine:
 
     def wrap(self, part: torch.Tensor, form: Form, memory: Memory | None = None) -> Any:
         """Returns the sharded tensor of `form` with the local shard `part`."""
-        tensor = self.classes.empty(form)
+        kind = self.classes.kind(form)
+        tensor = torch_compat.wrapper(kind, form.shape, form.strides, form.dtype, form.device)
         tensor.part, tensor.form, tensor.engine = part, form, self
         tensor.memory, tensor.copied = Memory() if memory is None else memory, None
         return tensor

@@ -10,7 +10,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from shardcore.adapters import torch_compat
 from shardcore.adapters.engine import differentiable, dispatch
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
@@ -113,10 +112,9 @@ class DTensors:
         of_axes = [groups[axis] for axis in names]
         return cls(DeviceMesh.from_group(of_axes, world.device_type, ranks, mesh_dim_names=names))
 
-    def empty(self, form: Form) -> Any:
-        """Returns a sharded tensor of `form` without its attributes."""
-        kind = ShardedDTensor if form.has_placements else LocalShardTensor
-        return torch_compat.wrapper(kind, form.shape, form.strides, form.dtype, form.device)
+    def kind(self, form: Form) -> type[torch.Tensor]:
+        """Returns the class of sharded tensors of `form`: a DTensor if placements describe it."""
+        return ShardedDTensor if form.has_placements else LocalShardTensor
 
     def adopt(self, engine: Engine, tensor: torch.Tensor) -> Any:
         """Returns a DTensor on this mesh as a sharded tensor, which shares its memory.

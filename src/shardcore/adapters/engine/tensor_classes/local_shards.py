@@ -1,7 +1,7 @@
 """The tensor class of strategy `manual`, which imports nothing of `torch.distributed.tensor`."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,14 +52,9 @@ class LocalShards:
         """Returns the classes, which are the same over every mesh."""
         return cls()
 
-    def empty(self, form: Form) -> LocalShardTensor:
-        """Returns a sharded tensor of `form` without its attributes."""
-        return cast(
-            LocalShardTensor,
-            torch_compat.wrapper(
-                LocalShardTensor, form.shape, form.strides, form.dtype, form.device
-            ),
-        )
+    def kind(self, _form: Form) -> type[torch.Tensor]:
+        """Returns the class of all sharded tensors."""
+        return LocalShardTensor
 
     def adopt(self, engine: Engine, tensor: torch.Tensor) -> None:
         """Returns None: every other tensor is plain."""
