@@ -10,15 +10,13 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.recorder import recording
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.redistribution import in_layout
+from shardcore.adapters.engine.redistributed import BUCKET_BYTES
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.threads import check_thread
 from shardcore.adapters.torch_compat import collectives
 from shardcore.domain.layout import Layout
 from shardcore.domain.spec import DimSpec, entry_axes
 from shardcore.ports.trace_context import reduction_scope
-
-# As in `DistributedDataParallel`: large enough that the latency of a collective is negligible.
-BUCKET_BYTES = 25 * 1024 * 1024
 
 
 @attrs.define

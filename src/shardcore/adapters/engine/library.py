@@ -15,7 +15,7 @@ from shardcore.adapters import process_group
 from shardcore.adapters.engine import differentiable, gradients, redistributed
 from shardcore.adapters.engine.engine import Engine, TensorClasses, process_groups
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, reduced
-from shardcore.adapters.engine.redistributed import BYTES, UnshardedWeights
+from shardcore.adapters.engine.redistributed import BUCKET_BYTES, UnshardedWeights
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import shard_beside
 from shardcore.adapters.threads import communicating
@@ -51,7 +51,7 @@ def open_engine(
     hosts = _hosts(f"weights={weights!r}, gathered={gathered!r}, links={dict(links)}")
     costs = Costs(links_of(_processes_along(world), hosts, links))
     groups = process_groups(world)
-    unsharded = UnshardedWeights(inf if gathered == "per_step" else BYTES)
+    unsharded = UnshardedWeights(inf if gathered == "per_step" else BUCKET_BYTES)
     engine = Engine(world, groups, classes(world, groups), weights == "gather", costs, unsharded)
     return EngineTensors(engine)
 
@@ -106,8 +106,6 @@ class EngineTensors:
         """Returns `tensor` as one of the engine; None if it is plain or of another mesh."""
         if isinstance(tensor, ShardedTensor):
             return tensor if tensor.engine is self.engine else None
-        if not isinstance(tensor, torch.Tensor) or not hasattr(tensor, "placements"):
-            return None
         return self.engine.adopt(tensor)
 
     def layout(self, tensor: Any) -> Layout | None:

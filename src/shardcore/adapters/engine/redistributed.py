@@ -16,6 +16,10 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.domain.placements import Replicate
 
+# The size of a bucket of gradients, as in `DistributedDataParallel`: large enough that the latency
+# of a collective is negligible.
+BUCKET_BYTES = 25 * 1024 * 1024
+
 
 @attrs.frozen(eq=False)
 class Redistributed:
@@ -93,10 +97,6 @@ def splits_less(tensor: Any, other: Any) -> bool:
     return bool(moved) and all(isinstance(after.placement(axis), Replicate) for axis in moved)
 
 
-# The size of a bucket of gradients.
-BYTES = 25 * 1024 * 1024
-
-
 @attrs.frozen
 class _Entry:
     value: torch.Tensor
@@ -115,7 +115,7 @@ class UnshardedWeights:
         size: The bytes that it holds; the oldest entries go first. Larger weights are not held.
     """
 
-    size: float = BYTES
+    size: float = BUCKET_BYTES
     _entries: "OrderedDict[Hashable, _Entry]" = attrs.field(factory=OrderedDict, init=False)
 
     def get(self, memory: Any, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
@@ -133,7 +133,8 @@ class UnshardedWeights:
         entry = _Entry(move.as_in_memory(value), (memory, part))
         if entry.bytes <= self.size:
             self._entries[key] = entry
-            self._shrink()
+            while sum(each.bytes for each in self._entries.values()) > self.size:
+                self._entries.popitem(last=False)
         return value
 
     @property
@@ -144,10 +145,3 @@ class UnshardedWeights:
     def clear(self) -> None:
         """Drops all weights."""
         self._entries.clear()
-
-    def _shrink(self) -> None:
-        held = sum(each.bytes for each in self._entries.values())
-        for key in list(self._entries):
-            if held <= self.size:
-                return
-            held -= self._entries.pop(key).bytes
