@@ -22,17 +22,9 @@ from shardcore.ports.trace_context import Move, redistribution_scope
 _NEUTRAL = {"sum": 0, "product": 1}
 
 
-@attrs.frozen(eq=False)
-class _Stage:
-    """Steps on a tensor with a separate dim for the segments of each dim.
-
-    Args:
-        shape: The shape of the local shard before.
-        steps: The steps.
-    """
-
-    shape: tuple[int, ...]
-    steps: tuple[Step | Exchange, ...]
+# Steps on a tensor with a separate dim for the segments of each dim, and the shape of the local
+# shard before them.
+_Stage = tuple[tuple[int, ...], tuple[Step | Exchange, ...]]
 
 
 @attrs.frozen(eq=False)
@@ -97,13 +89,13 @@ class Redistribution:
 
     def run(self, part: torch.Tensor, engine: Engine) -> torch.Tensor:
         """Returns the local shard in the new layout. All ranks call it together."""
-        if any(step.kind != "slice" for stage in self.stages for step in stage.steps):
+        if any(step.kind != "slice" for _, steps in self.stages for step in steps):
             check_thread()
         with redistribution_scope(Move(part, self.form.shape, self.form.layout, self.target)):
             part = self.as_in_memory(part)
-            for stage in self.stages:
-                part = part.reshape(stage.shape)
-                for step in stage.steps:
+            for shape, steps in self.stages:
+                part = part.reshape(shape)
+                for step in steps:
                     part = STEPS[step.kind](part, step, engine)
         part = self.as_asked(part.reshape(self.shape))
         return part if self.fill is None else torch.full_like(part, self.fill)
@@ -132,7 +124,7 @@ def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
     if not all(has_segments(each, shape, counts) for each in layouts):
         exchange = _between_segments(source, target, shape)
         if exchange is not None:
-            return (_Stage(source.local_shape(shape, engine.world.position), (exchange,)),)
+            return ((source.local_shape(shape, engine.world.position), (exchange,)),)
         pairs = zip(source.segments, target.segments, strict=True)
         differ = [dim for dim, (before, after) in enumerate(pairs) if before != after]
         axes = [axis for dim in differ for axis in source.dim_axes(dim)]
@@ -143,7 +135,7 @@ def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
         sizes, first = without_segments(before, shape, common)
         _, second = without_segments(after, shape, common)
         steps = plan(first, second, sizes, form.dtype.itemsize, engine.costs)
-        stages.append(_Stage(first.local_shape(sizes, engine.world.position), steps))
+        stages.append((first.local_shape(sizes, engine.world.position), steps))
     return tuple(stages)
 
 
