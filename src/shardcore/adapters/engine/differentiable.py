@@ -9,6 +9,7 @@ from shardcore.adapters.engine import redistributed
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard
 from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.engine.writes import refresh
 from shardcore.domain.layout import Layout
 
 
@@ -17,9 +18,10 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, tensor: torch.Tensor, layout: Layout, engine: Engine) -> Any:
-        sharded = current(tensor) if isinstance(tensor, ShardedTensor) else engine.adopt(tensor)
+        sharded = tensor if isinstance(tensor, ShardedTensor) else engine.adopt(tensor)
         context.source = None if sharded is None else sharded.form.layout.reduced
         if sharded is not None:
+            refresh(sharded)
             found = in_layout(sharded, layout, copies=True)
             return found.detach() if found is tensor else found
         part = local_shard(tensor.detach(), layout, engine)
@@ -61,18 +63,12 @@ class _ToLocal(torch.autograd.Function):
     def forward(context: Any, tensor: Any, layout: Layout | None) -> Any:
         context.layout = layout or tensor.form.layout.reduced
         context.engine, context.shape = tensor.engine, tuple(tensor.shape)
-        return current(tensor).part.view_as(tensor.part)
+        refresh(tensor)
+        return tensor.part.view_as(tensor.part)
 
     @staticmethod
     def backward(context: Any, gradient: Any) -> Any:
         return context.engine.sharded(gradient, context.layout, context.shape), None
-
-
-def current(tensor: Any) -> Any:
-    """Returns `tensor`; a view that is a copy is refreshed first, as before operators."""
-    if tensor.copied is not None:
-        tensor.detach()
-    return tensor
 
 
 # The stubs of torch do not type `apply`.
@@ -89,7 +85,8 @@ def to_local(tensor: Any, gradient_layout: Layout | None = None) -> torch.Tensor
     if torch.is_grad_enabled() and tensor.requires_grad:
         local: torch.Tensor = _to_local(tensor, gradient_layout)
         return local
-    part: torch.Tensor = current(tensor).part
+    refresh(tensor)
+    part: torch.Tensor = tensor.part
     return part
 
 

@@ -95,8 +95,7 @@ def _entry(operator: Any) -> tuple[Planner | None, Handler]:
 
 
 def _alias(_operator: Any, tensor: Any) -> Any:
-    if tensor.copied is not None:
-        refresh(tensor)
+    refresh(tensor)
     same = tensor.engine.wrap(tensor.part, tensor.form, tensor.memory)
     if tensor.copied is not None or tensor.form.is_pending:
         note_view(same, tensor, lambda value: value, is_copy=tensor.form.is_pending)
@@ -113,8 +112,7 @@ def _handled(handler: Handler, operator: Any, *args: Any, **kwargs: Any) -> Any:
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, ShardedTensor):
-            if tensor.copied is not None:
-                refresh(tensor)
+            refresh(tensor)
             return tensor
         adopted: torch.Tensor | None = engine.adopt(tensor)
         return tensor if adopted is None else adopted
@@ -161,8 +159,6 @@ def _key(
         kind = type(each)
         if kind is int or each is None:
             found.append(each)
-        elif kind is list or kind is tuple:
-            found.append(tuple(_key(each, tensors, engine, is_exact)))
         elif isinstance(each, torch.Tensor):
             tensors.append(engine.as_sharded(each))
             found.append(tensors[-1].form)
