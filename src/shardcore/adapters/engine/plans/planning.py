@@ -5,6 +5,7 @@ calls.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -120,7 +121,11 @@ def _split(task: Task, forms: Sequence[Form], engine: Engine) -> Split:
     if task.layouts is not None:
         return task.layouts
     if engine.gathers and not all(form.weight or not form.ndim for form in forms):
-        forms = [_gathered(form, engine) if form.weight else form for form in forms]
+        gathered = partial(Layout.replicated, engine.world.mesh)
+        forms = [
+            engine.evolved(form, layout=gathered(form.ndim)) if form.weight else form
+            for form in forms
+        ]
     placed = tuple(
         Placed(
             form.shape,
@@ -132,7 +137,3 @@ def _split(task: Task, forms: Sequence[Form], engine: Engine) -> Split:
         for form, operand in zip(forms, task.operands, strict=True)
     )
     return choose(task.rule, placed, task.result_shapes, task.scales, engine.costs)
-
-
-def _gathered(form: Form, engine: Engine) -> Form:
-    return engine.evolved(form, layout=Layout.replicated(engine.world.mesh, form.ndim))
