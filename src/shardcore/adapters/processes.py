@@ -103,7 +103,12 @@ class TorchProcesses:
         others = [str(rank) for rank in range(self.world_size)]
         while not store.check(others):
             if time.monotonic() > deadline:
-                raise self._missing(what, [r for r in others if not store.check([r])])
+                missing = ", ".join(rank for rank in others if not store.check([rank]))
+                raise RankMismatchError(
+                    f"Rank {self.rank} came to {what}, but rank {missing} did not within "
+                    f"{PATIENCE_SECONDS:.0f} seconds. Sharded values are gathered from all ranks, "
+                    "so call it on every rank, not on one: rank 0 writes the file."
+                )
             time.sleep(_POLL_SECONDS)
         for rank in others:
             found = store.get(rank).decode()
@@ -112,10 +117,3 @@ class TorchProcesses:
                     f"Rank {self.rank} came to {what}, rank {rank} to {found}: every rank must "
                     "make the same calls in the same order."
                 )
-
-    def _missing(self, what: str, missing: list[str]) -> RankMismatchError:
-        return RankMismatchError(
-            f"Rank {self.rank} came to {what}, but rank {', '.join(missing)} did not within "
-            f"{PATIENCE_SECONDS:.0f} seconds. Sharded values are gathered from all ranks, so call "
-            "it on every rank, not on one: rank 0 writes the file."
-        )
