@@ -123,16 +123,13 @@ def is_view(operator: Any) -> bool:
 @cache
 def writes_first(operator: Any) -> bool:
     """Returns whether `operator` writes into its first operand."""
-    arguments = operator._schema.arguments
-    alias = arguments[0].alias_info if arguments else None
-    return alias is not None and alias.is_write
+    return any(place == 0 for place, _ in _written_arguments(operator))
 
 
 @cache
 def writes_others(operator: Any) -> bool:
     """Returns whether `operator` writes into another operand than its first."""
-    others = operator._schema.arguments[1:]
-    return any(each.alias_info is not None and each.alias_info.is_write for each in others)
+    return any(place > 0 for place, _ in _written_arguments(operator))
 
 
 def written_operands(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
