@@ -136,12 +136,8 @@ def _renumbered(
     return found
 
 
-def _named(spatial: int, name: str) -> Any:
-    return getattr(aten, name.format(spatial)).default
-
-
 PLANNERS: dict[Any, Planner] = {
-    _named(spatial, name): partial(planner, spatial)
+    getattr(aten, name.format(spatial)).default: partial(planner, spatial)
     for spatial in (2, 3)
     for name, planner in (
         ("avg_pool{}d", _average),

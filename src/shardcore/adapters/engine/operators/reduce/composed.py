@@ -16,14 +16,15 @@ from shardcore.adapters.engine.plans.task import Handler, Operand, Planner
 aten = torch.ops.aten
 
 
-def _moments(
+def _variance(
+    operator: Any,
     x: Any,
     dim: Any = None,
     *,
     correction: float | None = None,
     keepdim: bool = False,
-) -> tuple[Any, Any]:
-    """Returns variance and mean by two passes over `x`, in the dtype of `precise`."""
+) -> Any:
+    """Runs `var`, `std` and `var_mean` by two passes over `x`, in the dtype of `precise`."""
     dims = [each % x.ndim for each in dim] if dim else list(range(x.ndim))
     count = math.prod(x.shape[each] for each in dims)
     values = precise(x)
@@ -33,7 +34,9 @@ def _moments(
     variance = reduced((deviation * deviation).sum(dims, keepdim=True)) / free
     if not keepdim:
         variance, mean = variance.squeeze(dims), mean.squeeze(dims)
-    return variance, mean
+    if operator is aten.var_mean.correction:
+        return variance.to(x.dtype), mean.to(x.dtype)
+    return (variance.sqrt() if operator is aten.std.correction else variance).to(x.dtype)
 
 
 def precise(x: Any) -> Any:
@@ -90,15 +93,6 @@ def _follow(running: Any, value: Any, momentum: float) -> None:
         running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
 
-def _variance(operator: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs `var`, `std` and `var_mean`."""
-    variance, mean = _moments(x, *args, **kwargs)
-    dtype = x.dtype
-    if operator is aten.var_mean.correction:
-        return variance.to(dtype), mean.to(dtype)
-    return (variance.sqrt() if operator is aten.std.correction else variance).to(dtype)
-
-
 def _splits(tensor: Any) -> bool:
     """Returns whether `tensor` has floats that the ranks have to reduce together."""
     return (
@@ -124,14 +118,16 @@ def softmax(x: Any, dim: int, in_float: bool) -> Any:
     With `in_float`, the result of half precision is in float32.
     """
     powers = _shifted(x, dim).exp()
-    return _as_asked(powers / reduced(powers.sum(dim, keepdim=True)), x, in_float)
+    result = powers / reduced(powers.sum(dim, keepdim=True))
+    return result if in_float else result.to(x.dtype)
 
 
 def log_softmax(x: Any, dim: int, in_float: bool) -> Any:
     """Returns the logarithm of `softmax`."""
     shifted = _shifted(x, dim)
     total = reduced(shifted.exp().sum(dim, keepdim=True))
-    return _as_asked(shifted - total.log(), x, in_float)
+    result = shifted - total.log()
+    return result if in_float else result.to(x.dtype)
 
 
 def logsumexp(x: Any, dims: list[int], keepdim: bool = False) -> Any:
@@ -163,10 +159,6 @@ def _shifted(x: Any, dim: int) -> Any:
     """Returns `x` minus its maximum along `dim`, so that no exponential overflows."""
     values = precise(x)
     return values - reduced(values.amax(dim, keepdim=True))
-
-
-def _as_asked(result: Any, x: Any, in_float: bool) -> Any:
-    return result if in_float else result.to(x.dtype)
 
 
 _SOFTMAX, _LOG_SOFTMAX = torch_compat.SOFTMAX
