@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import shardcore
 from shardcore.adapters.engine import differentiable
-from shardcore.adapters.engine.operators import layers, losses
+from shardcore.adapters.engine.operators import layers, lookups
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.programs import as_arrays, assert_close, distribute, placements
@@ -360,7 +360,7 @@ def test_a_convolutional_model_moves_no_kernel():
 
 def test_the_documentation_names_every_operator():
     text = DOCS.read_text()
-    operators = {*layers.PLANNERS, *losses.HANDLERS}
+    operators = {*layers.PLANNERS, *lookups.HANDLERS}
     names = {str(each).removeprefix("aten.").partition(".")[0] for each in operators}
     plain = {re.sub(r"([123]d)?(_with_indices)?(_backward)?$", "", name) for name in names}
     assert not [name for name in plain if name not in text]

@@ -9,6 +9,7 @@ from shardcore.adapters.engine.full_operands import run_full
 from shardcore.adapters.engine.moves.redistribution import full
 from shardcore.adapters.engine.operators import (
     layers,
+    lookups,
     matmul,
     pointwise,
     pools,
@@ -16,7 +17,6 @@ from shardcore.adapters.engine.operators import (
     slicing,
     views,
 )
-from shardcore.adapters.engine.operators.lookup import lookups, losses
 from shardcore.adapters.engine.operators.reduce import composed, reductions
 from shardcore.adapters.engine.plans.task import Handler, Planner
 from shardcore.adapters.engine.writes import reshape
@@ -45,7 +45,7 @@ _PLANNERS = [
     each.PLANNERS
     for each in (pointwise, views, slicing, reductions, composed, matmul, lookups, layers, pools)
 ]
-_HANDLERS = [_OTHERS, *(each.HANDLERS for each in (pointwise, reductions, losses, random))]
+_HANDLERS = [_OTHERS, *(each.HANDLERS for each in (pointwise, reductions, lookups, random))]
 PLANNERS: dict[Any, Planner] = {each: table[each] for table in _PLANNERS for each in table}
 HANDLERS: dict[Any, Handler] = {each: table[each] for table in _HANDLERS for each in table}
 _COUNT = sum(map(len, (*_PLANNERS, *_HANDLERS)))

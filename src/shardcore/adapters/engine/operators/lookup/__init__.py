@@ -1,1 +1,0 @@
-"""Operators that look up elements, rows and classes; layer norms."""

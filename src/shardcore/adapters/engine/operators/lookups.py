@@ -1,0 +1,204 @@
+"""Operators that look up elements, rows and the classes of samples; layer norms.
+
+For losses, a mean over weighted samples is no mean of the ranks' means: the sum and the total
+weight are each reduced over the ranks, then divided. If classes are split, each rank looks up its
+own classes, and a sample with another class adds zero. A sample with an invalid class gives nan.
+One device raises an error for it, for which a rank would have to read the values.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shardcore.adapters.engine.moves.redistribution import reduced
+from shardcore.adapters.engine.plans.planning import run_rule
+from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.domain.rules import basic, lookups, losses
+
+aten = torch.ops.aten
+
+# torch's numbers for `reduction=`.
+_NONE, _MEAN, _SUM = 0, 1, 2
+
+
+def _embedding(_operator: Any, table: Operand, indices: Operand, *_rest: Any) -> Task | Handler:
+    """Plans `embedding`, whose further operands are for the gradient."""
+    if table.is_split(0) and not _splits(indices, table.form.layout.dim_axes(0)):
+        return _own_rows
+    return Task(lookups.index(2, 0, 1, indices.ndim), (table, indices))
+
+
+def _splits(indices: Operand, axes: Sequence[str]) -> bool:
+    """Returns whether one of `axes` splits `indices`, so that ranks look up different rows."""
+    layout = indices.form.layout
+    return layout.without(*axes) != layout
+
+
+def _own_rows(operator: Any, table: Any, indices: Any, *_rest: Any) -> Any:
+    """Runs an embedding with split rows: the found rows, else zeros, are a partial sum."""
+    numbers = torch.arange(len(table), device=table.device)
+
+    def compute(parts: Parts) -> Sequence[torch.Tensor]:
+        rows, wanted, own = parts
+        here, place = _places(wanted, own)
+        return (operator(rows, place).masked_fill(~here.unsqueeze(-1), 0),)
+
+    rule = lookups.embedding_of_rows(indices.ndim)
+    shape = (*indices.shape, *table.shape[1:])
+    return run_rule(operator, rule, (table, indices, numbers), compute, (shape,))[0]
+
+
+def _embedding_backward(
+    _operator: Any, gradient: Operand, indices: Operand, *numbers: Any
+) -> Task | None:
+    _rows, _padding, by_frequency = numbers
+    if by_frequency:
+        return None  # all ranks need the number of reads of a row
+    return Task(lookups.embedding_backward(indices.ndim), (gradient, indices), linear_in=(0,))
+
+
+def _layer_norm(_operator: Any, x: Operand, shape: Sequence[int], *args: Any) -> Task:
+    given = [each for each in args if isinstance(each, Operand)]  # weight and bias
+    rule = basic.layer_norm(x.ndim - len(shape), len(shape), len(given))
+    return Task(rule, (x, *given), orders=[order_of(x)])
+
+
+def _layer_norm_backward(
+    _operator: Any, gradient: Operand, x: Operand, shape: Sequence[int], *args: Any
+) -> Task:
+    # Mean and deviation; weight and bias, if they are given.
+    moments_and_given = [each for each in args if isinstance(each, Operand)]
+    given = len(moments_and_given) - 2
+    rule = basic.layer_norm_backward(x.ndim - len(shape), len(shape), given)
+    return Task(rule, (gradient, x, *moments_and_given))
+
+
+def _index_select(_operator: Any, tensor: Operand, dim: int, indices: Operand) -> Task:
+    return Task(lookups.index(tensor.ndim, dim % tensor.ndim, 1, 1), (tensor, indices))
+
+
+def _bucketize(_operator: Any, tensor: Any, boundaries: Operand, **_kwargs: Any) -> Task | None:
+    """Plans `bucketize`, which needs all boundaries for each number."""
+    if not isinstance(tensor, Operand):
+        return None
+    return Task(lookups.searchsorted(tensor.ndim), (tensor, boundaries))
+
+
+def _gather(_operator: Any, tensor: Operand, dim: int, *args: Any, **_kwargs: Any) -> Task | None:
+    """Plans `gather(tensor, dim, index)`, `scatter(tensor, dim, index, source)`, `scatter_add`."""
+    operands = [tensor, *(each for each in args if isinstance(each, Operand))]
+    if not all(each.ndim for each in operands):
+        return None
+    return Task(lookups.gather(dim % tensor.ndim, *(each.shape for each in operands)), operands)
+
+
+def _nll_loss(
+    operator: Any, inputs: Any, target: Any, weight: Any, reduction: int, ignored: int
+) -> Any:
+    """Plans the loss and the total weight."""
+    local = _NONE if reduction == _NONE else _SUM
+    sums = (() if local == _SUM else tuple(target.shape), ())
+
+    def call(parts: Parts) -> Sequence[torch.Tensor]:
+        x, classes, *weights = parts
+        found: Sequence[torch.Tensor] = operator(
+            x, classes, weights[0] if weights else None, local, ignored
+        )
+        return found
+
+    def call_on_classes(parts: Parts) -> Sequence[torch.Tensor]:
+        x, classes, numbers, *weights = parts
+        here, place = _places(classes, numbers)
+        counts = classes != ignored
+        found = -x.gather(1, place.unsqueeze(1)).squeeze(1)
+        own = counts.to(x.dtype)
+        if weights:
+            found = found * weights[0][place]
+            own = weights[0][place].where(here & counts, 0)
+        unknown = counts & ((classes < 0) | (classes >= inputs.shape[1]))
+        found = found.where(here & counts, 0).masked_fill(unknown, torch.nan)
+        return (found if local == _NONE else found.sum(), own.sum())
+
+    numbers = _numbers(inputs)
+    split = numbers is not None
+    rule = losses.nll_loss(inputs.ndim, weight is not None, local == _SUM, split)
+    operands = _given(inputs, target, numbers, weight)
+    compute = call_on_classes if split else call
+    loss, total = run_rule(operator, rule, operands, compute, sums)
+    with torch.no_grad():
+        # The gradient divides by it, on every rank. If losses are not reduced, it is zero.
+        total = reduced(total) if local == _SUM else total.new_zeros(())
+        return (loss / total if reduction == _MEAN else loss), total
+
+
+def _nll_loss_backward(
+    operator: Any,
+    gradient: Any,
+    inputs: Any,
+    target: Any,
+    weight: Any,
+    reduction: int,
+    ignored: int,
+    total: Any,
+) -> Any:
+    def call(parts: Parts) -> Sequence[torch.Tensor]:
+        grad, x, classes, full_total, *weights = parts
+        own = weights[0] if weights else None
+        return (operator(grad, x, classes, own, reduction, ignored, full_total),)
+
+    def call_on_classes(parts: Parts) -> Sequence[torch.Tensor]:
+        grad, x, classes, full_total, numbers, *weights = parts
+        each = grad / full_total if reduction == _MEAN else grad
+        here, place = _places(classes, numbers)
+        each = -each * weights[0][place] if weights else -each
+        each = each.where(here & (classes != ignored), 0).to(x.dtype)
+        return (torch.zeros_like(x).scatter_(1, place.unsqueeze(1), each.unsqueeze(1)),)
+
+    numbers = _numbers(inputs)
+    split = numbers is not None
+    rule = losses.nll_loss_backward(inputs.ndim, weight is not None, reduction != _NONE, split)
+    operands = _given(gradient, inputs, target, total, numbers, weight)
+    return run_rule(operator, rule, operands, call_on_classes if split else call)[0]
+
+
+def _places(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns whether each of `wanted` is in the sorted `numbers`, and its index, arbitrary if not.
+
+    A rank has several pieces of a dim that is split within its segments.
+    """
+    place = torch.searchsorted(numbers, wanted.to(numbers.dtype)).clamp(max=len(numbers) - 1)
+    return numbers[place] == wanted, place
+
+
+def _numbers(inputs: Any) -> torch.Tensor | None:
+    """Returns the number of each class, split as the classes; None if they are replicated."""
+    sharded = isinstance(inputs, ShardedTensor)
+    if not sharded or inputs.ndim == 1 or not inputs.form.layout.dim_axes(1):
+        return None
+    return torch.arange(inputs.shape[1], device=inputs.device)
+
+
+def _given(*operands: torch.Tensor | None) -> list[torch.Tensor]:
+    return [each for each in operands if each is not None]
+
+
+PLANNERS: dict[Any, Planner] = {
+    aten.bucketize.Tensor: _bucketize,
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.index_select.default: _index_select,
+    aten.gather.default: _gather,
+    aten.scatter.src: _gather,
+    aten.scatter.value: _gather,
+    aten.scatter_add.default: _gather,
+}
+HANDLERS: dict[Any, Handler] = {
+    aten.nll_loss_forward.default: _nll_loss,
+    aten.nll_loss2d_forward.default: _nll_loss,
+    aten.nll_loss_backward.default: _nll_loss_backward,
+    aten.nll_loss2d_backward.default: _nll_loss_backward,
+}
