@@ -95,11 +95,9 @@ def live_bytes(tape: Tape) -> list[int]:
 
 
 def last_uses(tape: Tape, *, sends: bool = False) -> dict[int, int]:
-    """Returns, by memory that the calls make, the place of its last use.
+    """Returns, by memory that the calls make, the place of its last use; of outputs, the end.
 
-    Args:
-        tape: A step. The last use of an output is after all calls.
-        sends: Whether the operand of a collective is in use until the wait for it.
+    If `sends`, the operand of a collective is in use until the wait for it.
     """
     return {memory: last for memory, (_, last) in _lives(tape, sends=sends).items()}
 

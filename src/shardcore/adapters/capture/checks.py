@@ -30,10 +30,6 @@ def with_checks(tape: Tape, reads: Sequence[Read]) -> Tape:
 def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback":
     """Returns the rollback of the writes before the last check; empty in a step without checks.
 
-    Args:
-        tape: The tape of the program.
-        kept: The tensors and generators from outside that the program reads.
-
     Raises:
         NotCaptured: If it writes too much before its last check.
     """

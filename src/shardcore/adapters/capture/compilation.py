@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from types import FunctionType
 from typing import Any
 
@@ -12,27 +12,19 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.analyses import needs_of, with_needs
 from shardcore.adapters.capture.generated import function_of, graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
-from shardcore.adapters.capture.tape import Call, Tape, Value, values
+from shardcore.adapters.capture.tape import Call, Literals, Tape, Value, values
 from shardcore.domain.capture import NotCaptured
 
 logger = logging.getLogger("shardcore.capture")
 
 
 def compiled(
-    tape: Tape,
-    kept: Sequence[Any],
-    literals: Mapping[int, torch.Tensor],
-    onednn: torch_compat.OneDnn,
+    tape: Tape, kept: Sequence[Any], literals: Literals, onednn: torch_compat.OneDnn
 ) -> Callable[..., Any]:
     """Returns the function of `tape`, compiled except for calls that Inductor cannot take.
 
-    Those run first, as recorded. It raises whatever Inductor raises.
-
-    Args:
-        tape: A step.
-        kept: The tensors and generators from outside that the step reads.
-        literals: By number, the constants among the tensors from outside.
-        onednn: Multiplies large matrices.
+    Those run first, as recorded. `kept` are the tensors and generators from outside that the step
+    reads. It raises whatever Inductor raises.
     """
     size = len(tape.calls)
     logger.info("Inductor compiles a step of %d operators, unless torch has it on disk", size)
@@ -64,14 +56,7 @@ def parted(tape: Tape, literals: Set[int]) -> tuple[Tape, Tape]:
     """Returns `tape` in two: the calls that no compiler takes, with their dependencies; the rest.
 
     No compiler takes Python functions and random generators. Draws depend on shapes and seeds, as a
-    rule, so the first part is small.
-
-    Args:
-        tape: A step.
-        literals: The numbers of the constants among the tensors from outside.
-
-    Returns:
-        The first part, whose outputs are the last inputs of the second.
+    rule, so the first part is small. Its outputs are the last inputs of the second part.
 
     Raises:
         NotCaptured: If both parts would write into views of one memory.

@@ -1,6 +1,6 @@
 """Generates a Python function from a tape, one line per call, or a torch.fx graph for Inductor."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -8,21 +8,15 @@ import torch
 from torch import fx
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.tape import Call, Number, Tape, Value, values
+from shardcore.adapters.capture.tape import Call, Literals, Number, Tape, Value, values
 from shardcore.domain.capture import GuardFailed
 
 
-def function_of(
-    tape: Tape, literals: Mapping[int, torch.Tensor]
-) -> Callable[..., tuple[torch.Tensor, ...]]:
+def function_of(tape: Tape, literals: Literals) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Returns the function that makes the calls of `tape`, and returns its outputs.
 
     It takes the inputs, then the tensors from outside that are no literals. It drops each value
     after the last call that reads it. The error of an operator gets a note with the recorded line.
-
-    Args:
-        tape: A step.
-        literals: By number, the constants among the tensors from outside.
     """
     writer = _Writer(tape, literals, torch_compat.direct)
     generated = writer.function()
@@ -44,12 +38,10 @@ def function_of(
     return run
 
 
-def graph_of(tape: Tape, literals: Mapping[int, torch.Tensor]) -> fx.GraphModule:
+def graph_of(tape: Tape, literals: Literals) -> fx.GraphModule:
     """Returns the same function as a graph of torch.fx: its lines add nodes in place of calls.
 
-    Args:
-        tape: A step.
-        literals: As for `function_of`; they become buffers of the module.
+    The literals become buffers of the module.
     """
     root, tracer = torch.nn.Module(), fx.proxy.GraphAppendingTracer(fx.Graph())
 
@@ -72,7 +64,7 @@ class _Writer:
 
     Args:
         tape: A step.
-        literals: By number, the constants among the tensors from outside.
+        literals: Its constants.
         bound: Returns the callable for an operator.
         names: The globals of the function: operators, plain constants and tensors.
         tensors: Constants and buffers of the program, by name.
@@ -80,7 +72,7 @@ class _Writer:
     """
 
     tape: Tape
-    literals: Mapping[int, torch.Tensor]
+    literals: Literals
     bound: Callable[[Any], Callable[..., Any]]
     names: dict[str, Any] = attrs.field(factory=dict, init=False)
     tensors: dict[str, torch.Tensor] = attrs.field(factory=dict, init=False)

@@ -1,6 +1,6 @@
 """Guards on the numbers that a step reads on the host, computed before the step begins."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -10,10 +10,8 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.constants import varying_memories
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.rewriting import renamed_call
-from shardcore.adapters.capture.tape import Call, Read, Tape, Value
+from shardcore.adapters.capture.tape import Call, Literals, Read, Tape, Value
 from shardcore.domain.capture import GuardFailed, NotCaptured
-
-Literals = Mapping[int, torch.Tensor]
 
 
 @attrs.frozen

@@ -24,11 +24,7 @@ _PACKAGES = tuple(
 
 
 class Recorder:
-    """Records one run of a step, which runs eagerly.
-
-    Args:
-        inputs: The plain tensors of the batch.
-    """
+    """Records one run of a step, which runs eagerly. Its inputs are plain tensors."""
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self.tape = Tape()
@@ -66,12 +62,7 @@ class Recorder:
             self.refuse("the state of torch's random generator is set in the step", _DRAW)
 
     def refuse(self, why: str, remedy: str) -> None:
-        """Notes that the step cannot be run from its tape; the first reason counts.
-
-        Args:
-            why: The reason, to which the place in the model and in its Python is added.
-            remedy: What to do.
-        """
+        """Notes why no program can be made of the step, and what to do; the first reason counts."""
         if not self.tape.refusal:
             self.tape.refusal = f"{why}, at {_place()}: {remedy}"
 

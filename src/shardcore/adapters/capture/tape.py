@@ -76,6 +76,10 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
+# By number, the constants among the tensors from outside of a tape.
+Literals = Mapping[int, torch.Tensor]
+
+
 @attrs.frozen
 class Call:
     """One operator that ran.
@@ -183,12 +187,7 @@ class Tape:
         return call.sends or self.form(call.args[0]).bytes
 
     def new(self, form: Form, memory: int | None = None) -> Value:
-        """Adds a value that no run has made, for a call that a pass adds.
-
-        Args:
-            form: Its form.
-            memory: The owner of its memory, by default itself.
-        """
+        """Adds a value for a call that a pass adds; its memory is new, or that of `memory`."""
         value = Value(len(self.memory))
         self.memory.append(value.number if memory is None else memory)
         self.forms.append(form)
@@ -227,11 +226,7 @@ class Tape:
         )
 
     def share(self, names: Mapping[Value, Value]) -> None:
-        """Gives each value, and all that shares its memory, the memory of the other one.
-
-        Args:
-            names: The other ones.
-        """
+        """Gives each value, and all that shares its memory, the memory of the other one."""
         owners: dict[int, int] = {}
 
         def owner(memory: int) -> int:

@@ -137,10 +137,6 @@ def with_onednn_products(tape: Tape, onednn: torch_compat.OneDnn) -> Tape:
 
     Measured on an AMD EPYC with AVX-512, one thread: 80 to 105 billion operations a second, where
     MKL does 64 to 95. On an Intel Xeon MKL is faster, with 139 to 186, by up to a fifth.
-
-    Args:
-        tape: A step.
-        onednn: Has the operator.
     """
     if not torch_compat.has_onednn() or torch_compat.is_intel():
         return tape

@@ -27,10 +27,7 @@ def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
     an input is reduced while that of the kernel is computed. Collectives keep their order, which is
     the same on all ranks. A start moves no further than the peak memory of the step allows. On a
     CPU, no all-gather overtakes the first reader of the all-gather before it over the same ranks.
-
-    Args:
-        tape: A step.
-        far: The calls that a start may overtake.
+    A start overtakes at most `far` calls.
     """
     needs = needs_of(tape)
     order: dict[int, None] = {}  # the places of calls, each where it comes first

@@ -68,12 +68,8 @@ def in_buckets(tape: Tape, most: int = BUCKET_BYTES, small: int = SMALL_BYTES) -
 
     A bucket has one operation, dtype and group. It starts at the place of its last all-reduce, or
     earlier if a call needs a result. For `n` bytes there are at most `ceil(n / most) + 1` buckets
-    of about one size: all but the last overlap with the backward pass.
-
-    Args:
-        tape: A step.
-        most: The bytes of a bucket.
-        small: The bytes that go into one bucket, however many calls there are in between.
+    of about one size: all but the last overlap with the backward pass. `small` bytes or fewer go
+    into one bucket.
     """
     found = tape.with_calls([])
     buckets: dict[Any, _Bucket] = {}

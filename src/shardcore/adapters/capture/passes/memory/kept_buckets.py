@@ -45,10 +45,6 @@ def with_kept_buckets(tape: Tape, memories: Memories) -> Tape:
     A program copies its outputs before the next run writes into a bucket (`RecordedProgram`).
     New memory of many megabytes comes from the operating system page by page, in each run, which
     may take as long as the all-reduce.
-
-    Args:
-        tape: A step whose all-reduces are in buckets.
-        memories: Has the tensors.
     """
     found = tape.with_calls(tape.calls)
     makers = makers_of(tape)
