@@ -19,15 +19,16 @@ logger = logging.getLogger("shardcore.install")
 
 @attrs.frozen(eq=False)
 class Installation:
-    """What `install()` put in place.
+    """The objects that `install()` made, and how to take them back.
 
     Args:
         entry: The strategy that was chosen.
         options: The options of the strategy.
-        passed_over: Why the others were not, by name.
+        passed_over: The reasons against the other strategies, by name.
         binding: The `shardcore.binding.binding.Binding`.
         processes: The job of this process.
-        undo: Takes back what is not Keras': the log, `KERAS_BACKEND`, torch, the watch of others.
+        undo: Restores what is not of Keras: the log, `KERAS_BACKEND`, torch, the watch of other
+            ranks.
     """
 
     entry: StrategyEntry
@@ -42,10 +43,10 @@ _installed: Installation | None = None
 
 
 def installation() -> Installation:
-    """What is installed.
+    """Returns the installation.
 
     Raises:
-        EnvironmentProblem: If nothing is.
+        EnvironmentProblem: If shardcore is not installed.
     """
     if _installed is None:
         raise EnvironmentProblem("shardcore is not installed: call shardcore.install() first.")
@@ -53,12 +54,12 @@ def installation() -> Installation:
 
 
 def is_installed() -> bool:
-    """Whether shardcore is in Keras now."""
+    """Returns whether shardcore is installed into Keras."""
     return _installed is not None
 
 
 def install(strategy: str, options: dict[str, Any]) -> Installation:
-    """Choose a strategy and bind it into Keras; the same one again changes nothing."""
+    """Chooses a strategy and binds it into Keras; the same one again changes nothing."""
     global _installed  # noqa: PLW0603 - one Keras per process
     if _installed is not None:
         return _again(_installed, strategy, options)
@@ -83,7 +84,7 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
         binding.put()
         undo.callback(processes.unwatch)
         _installed = Installation(entry, options, passed_over, binding, processes, undo.pop_all())
-    # It is news only that "auto" cannot have the strategy that it prefers.
+    # "auto" reports only that it cannot have the strategy that it prefers.
     best = plugins.preferred(list(offers.found.values()))
     level = logging.INFO if strategy == "auto" and entry.name != best.name else logging.DEBUG
     logger.log(level, "strategy %r chosen%s", entry.name, _because(passed_over))
@@ -91,7 +92,7 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
 
 
 def uninstall() -> None:
-    """Take everything out of Keras; without an installation do nothing."""
+    """Restores every Keras name; does nothing without an installation."""
     global _installed  # noqa: PLW0603 - one Keras per process
     if _installed is not None:
         _installed.binding.remove()
@@ -100,7 +101,7 @@ def uninstall() -> None:
 
 
 def status() -> Status:
-    """What is installed, where, and in which versions."""
+    """Returns the strategy, the mesh, the devices and the versions in use."""
     versions = environment.versions()
     if _installed is None:
         return Status(False, None, {}, None, None, (), 0, 1, versions)
@@ -125,7 +126,7 @@ def _again(installed: Installation, strategy: str, options: dict[str, Any]) -> I
         f"shardcore is installed with strategy {installed.entry.name!r}"
         f"{_listed(installed.options)}, so it cannot be installed with {strategy!r}"
         f"{_listed(options)}: call shardcore.uninstall() first. Variables that are laid out stay "
-        "with the strategy that made them, so build the model anew after it."
+        "with the strategy that made them, so build the model again after it."
     )
 
 

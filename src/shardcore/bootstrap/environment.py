@@ -1,4 +1,4 @@
-"""The Keras and the torch that are here: the backend, and whether the versions are known."""
+"""The Keras backend, and the versions of Keras and torch that are installed."""
 
 import importlib.util
 import logging
@@ -16,10 +16,10 @@ KNOWN = {"keras": "3.15", "torch": "2.13"}
 
 
 def choose_backend() -> bool:
-    """See to it that Keras runs on torch.
+    """Sets the Keras backend to torch, if none is chosen.
 
     Returns:
-        Whether `KERAS_BACKEND` was set for it, which was not set before.
+        Whether it set `KERAS_BACKEND`.
 
     Raises:
         EnvironmentProblem: If another backend is chosen or loaded.
@@ -40,7 +40,7 @@ def choose_backend() -> bool:
 
 
 def check_versions() -> None:
-    """Raise an EnvironmentProblem unless Keras and torch are there, in versions we know."""
+    """Raises an EnvironmentProblem unless known versions of Keras and torch are installed."""
     for package, known in KNOWN.items():
         found = package_version(package)
         if found is None or importlib.util.find_spec(package) is None:
@@ -57,7 +57,7 @@ def check_versions() -> None:
 
 
 def package_version(package: str) -> str | None:
-    """The version of an installed package, None if it is not installed."""
+    """Returns the version of a package, None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -65,7 +65,7 @@ def package_version(package: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of Python, of shardcore, and of the packages that it works with."""
+    """Returns the versions of Python, of shardcore, and of the packages that it works with."""
     packages = ("shardcore", "keras", "torch", "numpy")
     return {"python": platform.python_version()} | {
         each: package_version(each) for each in packages

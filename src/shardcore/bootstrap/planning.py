@@ -1,4 +1,4 @@
-"""Runs a policy: finds it, holds it to its options, and checks what it chose."""
+"""Runs a policy: finds it, checks its options, and checks its choices."""
 
 import inspect
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from shardcore.ports.policy import Choice, PolicyEntry
 def plan(
     policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, Any]
 ) -> tuple[Rule, ...]:
-    """The rules that the policy gives.
+    """Returns the rules that the policy gives.
 
     Raises:
         PolicyError: If there is no such policy, it does not take the options, or what it gives

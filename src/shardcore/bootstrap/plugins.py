@@ -1,4 +1,4 @@
-"""What packages offer, strategies and policies, and the choice of one."""
+"""Strategies and policies that packages offer, and the choice of one."""
 
 import inspect
 import logging
@@ -54,12 +54,12 @@ POLICIES = Hook("shardcore_policies", "policy", PolicyEntry, PolicyError)
 
 @attrs.frozen
 class Offers(Generic[E]):
-    """What the plug-ins offer by one hook.
+    """The entries that plug-ins offer by one hook.
 
     Args:
         hook: The hook.
         found: Every entry by its name.
-        broken: Why what a package offers cannot be had, by the package's name.
+        broken: The reasons against the entries of packages, by the names of the packages.
     """
 
     hook: Hook[E]
@@ -68,7 +68,7 @@ class Offers(Generic[E]):
     _first: dict[str, str] = attrs.field(factory=dict, init=False)
 
     def add(self, entry: E, package: str) -> None:
-        """Take one entry of a package; a name of ours stays ours, one that two take is refused."""
+        """Adds an entry of a package; refuses a name that is ours, or that two packages use."""
         if entry.name not in self._first:
             self._first[entry.name] = package
             self.found[entry.name] = attrs.evolve(entry, package=package)
@@ -84,7 +84,7 @@ class Offers(Generic[E]):
             self.broken[first] = reason
 
     def refuse(self, package: str, reason: str) -> None:
-        """Note, and tell, why what a package offers cannot be had."""
+        """Records and logs the reason against the entries of a package."""
         self.broken[package] = reason
         logger.warning("package %r: %s", package, reason)
 
@@ -108,7 +108,7 @@ class Offers(Generic[E]):
 
 
 def offered(hook: Hook[E]) -> Offers[E]:
-    """All that plug-ins offer by `hook`. A package that cannot be used is logged and noted."""
+    """Returns all entries of `hook`. A package that cannot be used is logged and recorded."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     offers = Offers(hook)
@@ -127,7 +127,7 @@ def offered(hook: Hook[E]) -> Offers[E]:
 
 
 def _offered(manager: pluggy.PluginManager, plugin: object, hook: Hook[E]) -> list[E]:
-    """What one plug-in offers by the hook, against which it is checked."""
+    """Returns the entries that one plug-in offers by the hook, checked."""
     manager.register(plugin)
     _check_hooks(manager, plugin)
     hooks: list[Any] = getattr(manager.hook, hook.name).get_hookimpls()
@@ -139,7 +139,7 @@ def _offered(manager: pluggy.PluginManager, plugin: object, hook: Hook[E]) -> li
 
 
 def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
-    """Refuse a plug-in that has none of our hooks, or one that we have not."""
+    """Refuses a plug-in that has none of our hooks, or an unknown one."""
     ours = [name for name in vars(hookspecs) if name.startswith("shardcore_")]
     its = [caller.name for caller in manager.get_hookcallers(plugin) or ()]
     if not its or not set(its) <= set(ours):
@@ -154,7 +154,7 @@ def _one_line(what: str, error: Exception) -> str:
 
 
 def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, dict[str, str]]:
-    """The strategy to take, and why the others are not, by name.
+    """Returns the chosen strategy, and the reasons against the others by name.
 
     Raises:
         StrategyError: If there is no such strategy, or it cannot be used here.
@@ -177,7 +177,7 @@ def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, d
 
 
 def with_options(entry: StrategyEntry, options: dict[str, Any]) -> StrategyEntry:
-    """`entry`, whose strategy is opened with `options`.
+    """Returns `entry`, with `options` for the opening of its strategy.
 
     Raises:
         StrategyError: If it has no option of such a name, or the option takes other values: those
@@ -194,7 +194,7 @@ def with_options(entry: StrategyEntry, options: dict[str, Any]) -> StrategyEntry
 
 
 def _expected(name: str, value: object, annotation: object) -> str | None:
-    """The values that option `name` takes; None if `value` is one, or the annotation is silent."""
+    """Returns the values that option `name` takes; None if `value` is one, or any may be."""
     origin, of = get_origin(annotation), get_args(annotation)
     if origin is Literal and value not in of:
         return " or ".join(f"{name}={each!r}" for each in of)

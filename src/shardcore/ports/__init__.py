@@ -1,1 +1,1 @@
-"""What the inside needs from outside, as protocols. Adapters and plug-ins implement them."""
+"""Protocols that adapters and plug-ins implement, and the types that cross them."""

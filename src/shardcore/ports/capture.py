@@ -13,7 +13,7 @@ class StartedCollective:
     """A collective of a program.
 
     Args:
-        kind: Its kind, which must be the same on all ranks of the group.
+        kind: "all_reduce", "all_gather", ...; the same on all ranks of the group.
         group: The name of its group of ranks.
         elements: The elements of its operands, the same on all those ranks; 0 if they may differ.
     """

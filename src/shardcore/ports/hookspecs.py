@@ -39,14 +39,14 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:  # type: ignore[empty-bod
 
 @hookspec
 def shardcore_policies() -> Iterable[PolicyEntry]:  # type: ignore[empty-body]
-    """Offer policies: which layout each variable gets.
+    """Offer policies, which choose the layout of each variable.
 
     Called once at every `shardcore.plan()`. It must be quick and must not import torch or Keras:
     a policy is a pure function of a model's facts and a mesh.
 
     Returns:
-        The entries. What is said of strategies holds: a name that is taken is named with both
-        packages; a plug-in that fails to load or to answer is passed over with a warning.
+        The entries. As for strategies, a name that is taken is refused with a warning, and a
+        plug-in that fails is passed over with a warning.
 
     Example:
         >>> @hookimpl

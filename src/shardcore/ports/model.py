@@ -1,4 +1,4 @@
-"""What a policy gets of a model: its layers, their variables, and which layer feeds which."""
+"""The facts of a model for a policy: its layers, their variables, and their connections."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -27,19 +27,19 @@ class LayerFacts:
     """One layer, or one operation of a functional model, with everything below it.
 
     Args:
-        name: Its name, which is its own among its siblings.
+        name: Its name, which no sibling has.
         kinds: The names of its class and of the classes that it derives from, its own first.
-        config: Facts of its configuration, where it has them: `activation` (a name), `axis`
+        config: Facts of its configuration, if it has them: `activation` (a name), `axis`
             (counted from the end), `data_format`, `groups`, `equation`.
-        variables: Its own variables. A variable stands once, where it is met first.
+        variables: Its own variables. A shared variable is in the first layer only.
         children: The layers that it holds, in the order of definition, or the operations of a
             functional model, inputs first.
-        feeds: Pairs of names: the first child's output is an input of the second. None where
+        feeds: Pairs of names: the first child's output is an input of the second. None if
             Keras does not know: only functional and sequential models have a graph.
-        outputs: The children whose outputs are outputs of this layer, where `feeds` is known.
+        outputs: The children whose outputs are outputs of this layer, if `feeds` is known.
         path: Its path, such as "block_0/dense"; empty for an operation, whose output no rule names.
-        input_shape: The shape of its input when it was built, the batch first and None what was
-            left open. None if it has several inputs, or Keras does not know.
+        input_shape: The shape of its input when it was built, the batch first, with None for
+            open sizes. None if it has several inputs, or Keras does not know.
 
     Example:
         >>> kernel = VariableFacts("model/hidden/kernel", (4, 8))
@@ -61,7 +61,7 @@ class LayerFacts:
 
     @property
     def output_path(self) -> str:
-        """What a rule for its output is found by; empty where no rule can be."""
+        """The path to which a rule for its output applies; empty if no rule can."""
         return self.path and f"{self.path}/output"
 
     @property
@@ -70,23 +70,23 @@ class LayerFacts:
         return self.kinds[0]
 
     def is_a(self, *kinds: str) -> bool:
-        """Whether its class is one of `kinds`, or derives from one."""
+        """Returns whether its class is one of `kinds`, or derives from one."""
         return not set(kinds).isdisjoint(self.kinds)
 
     def variable(self, name: str) -> VariableFacts | None:
-        """Its own variable of that name, None without one."""
+        """Returns its own variable of that name, None without one."""
         return next((each for each in self.variables if each.name == name), None)
 
     def child(self, name: str) -> "LayerFacts | None":
-        """The child of that name, None without one."""
+        """Returns the child of that name, None without one."""
         return next((each for each in self.children if each.name == name), None)
 
     def layers(self) -> Iterator["LayerFacts"]:
-        """Itself and all layers below it, parents first."""
+        """Yields itself and all layers below it, parents first."""
         yield self
         for child in self.children:
             yield from child.layers()
 
     def all_variables(self) -> tuple[VariableFacts, ...]:
-        """The variables of all its layers."""
+        """Returns the variables of all its layers."""
         return tuple(variable for layer in self.layers() for variable in layer.variables)

@@ -1,4 +1,4 @@
-"""Which layout each variable and output of a model gets: the contract of every policy."""
+"""The contract of policies, which choose the layout of each variable and output of a model."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,11 +11,11 @@ Spec = tuple[DimSpec, ...]
 
 @attrs.frozen
 class Choice:
-    """The layout of one variable, or of a layer's output, and why.
+    """The layout of one variable, or of a layer's output, with the reason.
 
     Args:
         spec: Per tensor dim None, an axis name, or a tuple of axis names, the major first.
-        reason: Why, in a few words for people.
+        reason: The reason, in a few words for people.
     """
 
     spec: Spec
@@ -24,7 +24,7 @@ class Choice:
 
 # A pure function of a model's facts and a mesh, and of its options by keyword, that gives the
 # choices by the paths of variables and of outputs (`LayerFacts.output_path`). Variables that it
-# leaves out stay whole; outputs stay as they are computed.
+# leaves out are replicated; outputs stay as they are computed.
 Policy = Callable[..., Mapping[str, Choice]]
 
 
@@ -33,13 +33,13 @@ class PolicyEntry:
     """A policy as a plug-in offers it.
 
     Args:
-        name: What `shardcore.plan(policy=name)` takes.
+        name: The name that `shardcore.plan(policy=name)` takes.
         summary: One line for people.
         plan: The policy: `plan(model, mesh, **options)`, a `LayerFacts` and a `Mesh` of any shape
-            in, a `Choice` for each variable's path out, and for the path of a layer's output where
-            that shall be laid out otherwise than it is computed. Variables that it leaves out stay
-            whole. Its parameters after the first two are its options.
-        package: Who offers it, for messages; shardcore fills it in when it finds the entry.
+            in, a `Choice` for each variable's path out, and for the path of each layer's output
+            whose layout it changes. Variables that it leaves out are replicated. Its parameters
+            after the first two are its options.
+        package: The package that offers it, for messages; shardcore sets it.
 
     Example:
         >>> entry = PolicyEntry("mine", "Everything whole.", plan=lambda model, mesh: {})

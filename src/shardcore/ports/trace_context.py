@@ -1,4 +1,4 @@
-"""Where in the model this thread is, what it moves, and who sees that: for `explain`."""
+"""The layer, redistribution and reduction that this thread runs, for `explain`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,13 +15,13 @@ _T = TypeVar("_T")
 
 @attrs.frozen(eq=False)
 class Move:
-    """A tensor that is being brought from one layout into another.
+    """A tensor that is being redistributed.
 
     Args:
-        part: What this rank has of it.
+        part: The local shard of this rank.
         shape: Its global shape.
-        source: The layout that it has.
-        target: The layout that it gets.
+        source: Its layout before.
+        target: Its layout after.
     """
 
     part: Any = attrs.field(repr=False)
@@ -46,7 +46,7 @@ class Scope(Generic[_T]):
 
     @contextmanager
     def __call__(self, value: _T) -> Iterator[None]:
-        """Sets the value inside."""
+        """Sets the value inside the `with`."""
         before = self._variable.set(value)
         try:
             yield
@@ -58,8 +58,8 @@ class Scope(Generic[_T]):
         return self._variable.get()
 
 
-# They are of the process: a redistribution and a bucket of gradients are far below those who know
-# of layers, and called by torch, which hands on nothing.
+# They belong to the process: torch calls the code that redistributes, or that reduces a bucket of
+# gradients, and passes it no argument that names the layer.
 # The path of the layer that is being called; empty outside, as in a backward pass.
 layer_scope = Scope(ContextVar("layer", default=""))
 # The redistribution whose collectives are started.
@@ -69,14 +69,14 @@ reduction_scope = Scope[Sequence[Any]](ContextVar("reduced", default=()))
 
 
 class CollectiveTracer(Protocol):
-    """Sees the collectives of this thread, each before it is started."""
+    """A tracer, which gets the collectives of this thread, each before it is started."""
 
     def tracing(self) -> AbstractContextManager[None]:
-        """Collectives are seen inside."""
+        """Returns a scope in which collectives are traced."""
 
     def layer(self, layer: str) -> AbstractContextManager[None]:
-        """The call of the layer at the path `layer`: what it computes has a backward of its own."""
+        """Returns the scope of a call of the layer at the path `layer`, with its backward pass."""
 
 
-# Makes a tracer that calls the first, and knows the variables, which are tensors by path.
+# Makes a tracer that calls the first argument; the second has the variables, tensors by path.
 TracerFactory = Callable[[Callable[[Facts], None], Mapping[str, Any]], CollectiveTracer]

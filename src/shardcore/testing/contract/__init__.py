@@ -25,6 +25,6 @@ class StrategyContract(VariablePromises, TrainingPromises, FailurePromises):
 
     Attributes:
         strategy: Its name, as `shardcore.install(strategy=...)` takes it.
-        several_ranks: Whether it serves several ranks. If not, every test of several ranks sees
+        several_ranks: Whether it serves several ranks. If not, every test of several ranks checks
             that it is refused there.
     """

@@ -1,4 +1,4 @@
-"""The promise of a failing rank: whole programs in processes of their own, as users start them."""
+"""The promise of a failing rank: programs in new processes, as users start them."""
 
 import os
 import subprocess
@@ -35,16 +35,16 @@ class FailurePromises(OnMeshes):
     """A rank that fails ends all of them."""
 
     def test_a_failing_rank_ends_all_with_its_error_first(self) -> None:
-        """In the middle of training; a strategy that does not serve two ranks fails on both."""
+        """Fails a rank during training; a strategy that does not serve two ranks fails on both."""
         if not self.serves((2, 1)):
             assert run_ranks(_is_refused, 2, self.strategy) == [True, True]
             return
         codes, errors = _run(self.strategy)
         assert 0 not in codes, f"both ranks must fail, got the exit codes {codes}: {errors}"
         own = errors[1].partition("[rank 1] failed:")[2]
-        assert "ValueError: the first error" in own, f"rank 1 must tell its error, got {errors[1]}"
-        told = errors[0].partition("[rank 0] ends, as rank 1 failed first:")[2]
-        assert "ValueError: the first error" in told, f"rank 0 must tell it too, got {errors[0]}"
+        assert "ValueError: the first error" in own, f"rank 1 must print its error, got {errors[1]}"
+        copy = errors[0].partition("[rank 0] ends, as rank 1 failed first:")[2]
+        assert "ValueError: the first error" in copy, f"rank 0 must print it too, got {errors[0]}"
 
 
 def _is_refused(rank: int, strategy: str) -> bool:

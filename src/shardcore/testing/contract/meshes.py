@@ -1,4 +1,4 @@
-"""What the promises have in common: a strategy by its name, and ranks to try it on."""
+"""The strategy under test, and tests of it on the ranks of a mesh."""
 
 import math
 from collections.abc import Callable
@@ -17,12 +17,12 @@ Shape = tuple[int, int]
 
 
 def world_of(shape: Shape, rank: int) -> World:
-    """A mesh of `shape` over as many processes, as process `rank` sees it."""
+    """Returns a mesh of `shape` over as many processes, as process `rank` sees it."""
     return World(Mesh(shape, AXES), tuple(range(math.prod(shape))), rank, "cpu")
 
 
 class OnMeshes:
-    """A strategy under test, and where its promises are tried."""
+    """The base of the promises: the strategy under test."""
 
     strategy: ClassVar[str]
     several_ranks: ClassVar[bool] = True
@@ -31,21 +31,8 @@ class OnMeshes:
         """Returns the strategy as its package offers it."""
         return plugins.choose(self.strategy, plugins.offered(plugins.STRATEGIES))[0]
 
-    def on_mesh(self, shape: Shape, promise: Callable[[Strategy[Any], World], None]) -> None:
-        """Try a promise on every rank of a mesh, inside the scopes in which Keras calls."""
-        entry = self.entry()
-
-        def on_rank(rank: int) -> None:
-            world = world_of(shape, rank)
-            strategy = contract.opened(entry, world)
-            with strategy.scope():
-                promise(strategy, world)
-
-        if self.serves(shape):
-            run_ranks(on_rank, math.prod(shape))
-
     def serves(self, shape: Shape) -> bool:
-        """Returns whether the mesh is served; if not, the strategy must say so when it is opened.
+        """Returns whether the mesh is served; if not, the strategy must refuse to be opened.
 
         Raises:
             AssertionError: If a mesh that is not served is not refused.
@@ -66,6 +53,32 @@ class OnMeshes:
                 f"strategy {self.strategy!r} has several_ranks = False, so opening it on mesh "
                 f"{mesh} must raise a StrategyError, but it was opened"
             )
-            told = repr(self.strategy) in refusal and str(mesh) in refusal
-            assert told, f"the refusal must name the strategy and mesh {mesh}, got: {refusal}"
+            names_both = repr(self.strategy) in refusal and str(mesh) in refusal
+            assert names_both, f"the refusal must name the strategy and mesh {mesh}, got: {refusal}"
         return False
+
+
+def on_mesh(
+    shape: Shape, *promises: Callable[[Strategy[Any], World], None]
+) -> Callable[[OnMeshes], None]:
+    """Returns the test that each rank of a mesh keeps `promises`, in the scope for Keras.
+
+    Args:
+        shape: The shape of the mesh.
+        *promises: Functions that raise an AssertionError if the strategy breaks the promise.
+    """
+
+    def test(self: OnMeshes) -> None:
+        entry = self.entry()
+
+        def on_rank(rank: int) -> None:
+            world = world_of(shape, rank)
+            strategy = contract.opened(entry, world)
+            with strategy.scope():
+                for promise in promises:
+                    promise(strategy, world)
+
+        if self.serves(shape):
+            run_ranks(on_rank, math.prod(shape))
+
+    return test

@@ -1,4 +1,4 @@
-"""The programs of the promises of training: a user's code, with and without a mesh."""
+"""The programs of the training promises: a user's code, with and without a mesh."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ WEIGHTS = _RNG.uniform(0.5, 1.5, 7).astype("float32")
 
 
 def distribute(strategy: str, shape: Shape) -> None:
-    """Set a mesh and the rules, as a user would."""
+    """Sets a mesh and the rules, as a user would."""
     shardcore.install(strategy)
     rules = keras.distribution.LayoutMap(keras.distribution.DeviceMesh(shape, AXES))
     for path, spec in RULES.items():
@@ -36,7 +36,7 @@ def distribute(strategy: str, shape: Shape) -> None:
 
 
 def model(dropout: float = 0.2) -> Any:
-    """A small model with batch statistics, random values and a clipped optimizer."""
+    """Returns a small model with batch statistics, random values and a clipped optimizer."""
     keras.utils.set_random_seed(3)
     x = keras.Input((4,))
     h = keras.layers.Dense(5, "tanh", name="hidden")(x)
@@ -57,13 +57,13 @@ def losses(trained: keras.Model, epochs: int) -> list[float]:
 
 
 def values_of(trained: keras.Model) -> dict[str, Any]:
-    """Every number that the model and its optimizer keep, by path."""
+    """Returns all values of the model and its optimizer, by path."""
     variables = [*trained.variables, *trained.optimizer.variables]
     return {variable.path: keras.ops.convert_to_numpy(variable) for variable in variables}
 
 
 def train(rank: int, strategy: str | None, shape: Shape) -> dict[str, Any]:
-    """`fit`, `evaluate` and `predict`; without a strategy in plain Keras."""
+    """Runs `fit`, `evaluate` and `predict`; without a strategy in plain Keras."""
     if strategy is not None:
         distribute(strategy, shape)
     trained = model()
@@ -78,7 +78,7 @@ def train(rank: int, strategy: str | None, shape: Shape) -> dict[str, Any]:
 
 
 def gradients(rank: int, strategy: str | None, shape: Shape) -> dict[str, Any]:
-    """Of two batches, which add up, without the optimizer.
+    """Computes the gradients of two batches, which add up, without the optimizer.
 
     Returns:
         By path: the gradient, or on a mesh the part of it that this rank keeps, whether a sum
@@ -108,7 +108,7 @@ def _kept(variable: keras.Variable, session: Session) -> tuple[Any, bool, tuple[
 
 
 def save(rank: int, strategy: str, shape: Shape, folder: Path) -> tuple[Any, Any, Any]:
-    """Train, save, train on; then load what was saved and train on from there."""
+    """Trains, saves, trains on; then loads the file and trains on."""
     distribute(strategy, shape)
     trained = model(dropout=0)  # Keras does not keep the state of its seeds in a file
     losses(trained, 1)
@@ -119,6 +119,6 @@ def save(rank: int, strategy: str, shape: Shape, folder: Path) -> tuple[Any, Any
 
 
 def load(rank: int, folder: Path) -> tuple[Any, Any]:
-    """Returns what plain Keras finds in the file, and how it trains on."""
+    """Returns the values that plain Keras loads, and the losses of one more epoch."""
     loaded = keras.saving.load_model(folder / "mesh.keras")
     return values_of(loaded), losses(loaded, 1)

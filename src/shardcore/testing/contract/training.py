@@ -1,4 +1,4 @@
-"""Promises of a strategy under Keras: the numbers of one device, its gradients and its files."""
+"""The promises under Keras: the numbers of one device, its gradients and its files."""
 
 import math
 from collections.abc import Callable
@@ -24,56 +24,51 @@ def one_device(program: Callable[..., Any]) -> dict[str, Any]:
     return found
 
 
+def _trains_on(shape: Shape) -> Callable[[OnMeshes], None]:
+    """Returns the test that training on a mesh gives every number of plain Keras, on every rank."""
+
+    def test(self: OnMeshes) -> None:
+        if self.serves(shape):
+            for rank, found in enumerate(_on_ranks(programs.train, self.strategy, shape)):
+                _close(found, one_device(programs.train), f"rank {rank}")
+
+    return test
+
+
 class TrainingPromises(OnMeshes):
     """The promises that a user sees."""
 
-    def numbers_of_one_device(self, shape: Shape) -> None:
-        """Train on a mesh and in plain Keras, and compare every number on every rank."""
-        if self.serves(shape):
-            for rank, found in enumerate(self._on_ranks(programs.train, shape)):
-                _close(found, one_device(programs.train), f"rank {rank}")
-
-    def test_one_rank_gives_the_numbers_of_plain_keras(self) -> None:
-        """Losses, predictions, weights and optimizer state, on a mesh of one rank."""
-        self.numbers_of_one_device((1, 1))
-
-    def test_data_parallel_gives_the_numbers_of_one_device(self) -> None:
-        """Two ranks split the batch, and the kernel that a rule splits over the batch axis."""
-        self.numbers_of_one_device((2, 1))
-
-    def test_model_parallel_gives_the_numbers_of_one_device(self) -> None:
-        """Two ranks split the kernels."""
-        self.numbers_of_one_device((1, 2))
-
-    def test_both_at_once_give_the_numbers_of_one_device(self) -> None:
-        """Four ranks, two axes."""
-        self.numbers_of_one_device((2, 2))
+    test_one_rank_gives_the_numbers_of_plain_keras = _trains_on((1, 1))
+    test_data_parallel_gives_the_numbers_of_one_device = _trains_on((2, 1))
+    test_model_parallel_gives_the_numbers_of_one_device = _trains_on((1, 2))
+    test_both_at_once_give_the_numbers_of_one_device = _trains_on((2, 2))
 
     def test_a_gradient_arrives_in_the_layout_of_its_variable(self) -> None:
-        """Summed over the batch, ready for the optimizer, and added up as on one device."""
+        """The gradient is summed over the batch, and adds up as on one device."""
         shape = (2, 2)
         if not self.serves(shape):
             return
         expected = one_device(programs.gradients)
-        for rank, found in enumerate(self._on_ranks(programs.gradients, shape)):
+        for rank, found in enumerate(_on_ranks(programs.gradients, self.strategy, shape)):
             assert found.keys() == expected.keys()
             for path, (part, pending, slices) in found.items():
                 where = f"rank {rank}: the gradient of {path}"
-                assert not pending, f"{where} has a sum pending: track() must have it done"
+                assert not pending, f"{where} has a sum pending: track() must reduce it"
                 _close({where: part}, {where: expected[path][slices]}, "")
 
     def test_a_file_is_that_of_one_device(self, tmp_path: Path) -> None:
         """Plain Keras reads what a mesh saved; both resume with the loss that would have come."""
         shape = (1, 2) if self.serves((1, 2)) else (1, 1)
-        ranks = self._on_ranks(programs.save, shape, tmp_path)
+        ranks = _on_ranks(programs.save, self.strategy, shape, tmp_path)
         ((found, plain),) = run_ranks(programs.load, 1, tmp_path)
         for rank, (weights, further, resumed) in enumerate(ranks):
             _close(found, weights, f"the file, and what rank {rank} kept")
             next_losses = {"on the mesh": resumed, "in plain Keras": plain}
             _close(next_losses, dict.fromkeys(next_losses, further), f"rank {rank}, next loss")
 
-    def _on_ranks(self, program: Callable[..., Any], shape: Shape, *args: object) -> list[Any]:
-        return run_ranks(program, math.prod(shape), self.strategy, shape, *args)
+
+def _on_ranks(program: Callable[..., Any], strategy: str, shape: Shape, *args: object) -> list[Any]:
+    return run_ranks(program, math.prod(shape), strategy, shape, *args)
 
 
 def _close(found: dict[str, Any], expected: dict[str, Any], where: str) -> None:

@@ -1,4 +1,4 @@
-"""Promises of the methods themselves: a variable is created, stored, read and assigned."""
+"""The promises of the methods: a variable is created, stored, read and assigned."""
 
 from collections.abc import Iterator
 
@@ -10,9 +10,9 @@ from shardcore.domain.layout import Layout
 from shardcore.ports.strategy import Strategy
 from shardcore.ports.world import World
 from shardcore.testing import count_collectives
-from shardcore.testing.contract.meshes import OnMeshes
+from shardcore.testing.contract.meshes import OnMeshes, on_mesh
 
-# Each of them is a layout of every mesh; on an axis of one rank nothing is split.
+# Specs for every mesh; an axis of one rank splits nothing.
 SPECS = (
     (None, None),
     ("data", None),
@@ -22,19 +22,19 @@ SPECS = (
     (None, ("data", "model")),
 )
 EVEN = torch.arange(96, dtype=torch.float32).reshape(8, 12)
-# Two ranks hold 4 and 3 rows of 7; of one row the second holds nothing.
+# Two ranks hold 4 and 3 of 7 rows; of one row the second rank holds none.
 UNEVEN = (EVEN[:7, :5], EVEN[:3, :3], EVEN[:1, :1])
 
 
 @attrs.frozen
 class Case:
-    """A variable on this rank, made as Keras makes one.
+    """A variable on this rank.
 
     Args:
-        strategy: Whose it is.
+        strategy: The strategy.
         world: The mesh as this rank sees it.
-        whole: The value that it was made of.
-        layout: The layout that it is kept in.
+        whole: The initial value.
+        layout: The storage layout.
     """
 
     strategy: Strategy[torch.Tensor]
@@ -43,15 +43,15 @@ class Case:
     layout: Layout
 
     def stored(self) -> torch.nn.Parameter:
-        """Returns what the variable holds, made of a copy of the value."""
+        """Returns the value of the variable, created as Keras does, from a copy of `whole`."""
         return torch.nn.Parameter(self.strategy.create(self.whole.clone(), self.layout))
 
     def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """Returns what this rank must store of a whole value, by arithmetic alone."""
+        """Returns the part of a full tensor that this rank must store."""
         return whole[self.layout.slices(whole.shape, self.world.position)]
 
     def check(self, tensor: torch.Tensor, whole: torch.Tensor) -> None:
-        """`tensor` has the value `whole`, and this rank has its part of it and nothing else."""
+        """Checks that `tensor` has the value `whole`, and this rank only its part."""
         assert tuple(tensor.shape) == tuple(whole.shape), (
             f"{self.layout}: a tensor has its global shape {tuple(whole.shape)}, got "
             f"{tuple(tensor.shape)}"
@@ -65,14 +65,14 @@ class Case:
 
 
 def cases(strategy: Strategy[torch.Tensor], world: World, *wholes: torch.Tensor) -> Iterator[Case]:
-    """Every value in every layout of its number of dims."""
+    """Yields every value in every layout."""
     for whole in wholes:
         for spec in SPECS:
             yield Case(strategy, world, whole, Layout(world.mesh, spec))
 
 
 def is_created(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """Values of each kind, in each layout."""
+    """Checks that `create` keeps dtype and value; each rank has its part."""
     for case in cases(strategy, world, EVEN, EVEN.to(torch.int64), EVEN > 40):
         created = strategy.create(case.whole.clone(), case.layout)
         assert created.dtype == case.whole.dtype, f"{created.dtype} is not {case.whole.dtype}"
@@ -84,7 +84,7 @@ def is_created(strategy: Strategy[torch.Tensor], world: World) -> None:
 
 
 def stores_its_part(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """Counted in the storage, which a view of the whole would show."""
+    """Checks that the storage of a value that `create` gives is no larger than the part."""
     for case in cases(strategy, world, EVEN, *UNEVEN):
         local = strategy.local(case.stored().detach())
         stored, part = local.untyped_storage().nbytes(), case.part(case.whole)
@@ -95,19 +95,19 @@ def stores_its_part(strategy: Strategy[torch.Tensor], world: World) -> None:
 
 
 def knows_its_layout(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """What is of the strategy's own kind says its layout; what is plain has none."""
+    """Checks that `owns` and `layout` agree; a tensor that several ranks split is not plain."""
     for case in cases(strategy, world, EVEN, *UNEVEN):
         tensor = case.stored()
         found = strategy.layout(tensor)
         assert strategy.owns(tensor) == (found is not None), "owns() and layout() must agree"
         assert found in (case.layout, None), f"kept as {case.layout}, layout() says {found}"
         assert found is not None or world.mesh.size == 1, "on several ranks a part is not plain"
-    assert not strategy.owns(EVEN), "a plain tensor is nobody's"
+    assert not strategy.owns(EVEN), "owns() is False for a plain tensor"
     assert strategy.layout(EVEN) is None, "a plain tensor has no layout"
 
 
 def is_read(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """As a whole, as the local part that shares its memory, and in a computation."""
+    """Checks that `whole` gathers, `local` shares the memory, and in `scope` plain tensors mix."""
     for case in cases(strategy, world, EVEN):
         stored = case.stored()
         whole = strategy.full_tensor(stored)
@@ -117,11 +117,11 @@ def is_read(strategy: Strategy[torch.Tensor], world: World) -> None:
         np.testing.assert_array_equal(result, case.whole * 2 + 1, f"computed with {case.layout}")
         strategy.local(stored.detach()).zero_()
         case.check(stored, torch.zeros_like(case.whole))
-    np.testing.assert_array_equal(strategy.full_tensor(EVEN), EVEN, "of a plain tensor")
+    np.testing.assert_array_equal(strategy.full_tensor(EVEN), EVEN, "whole() of a plain tensor")
 
 
 def is_assigned(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """In place, by a plain value and by a tensor of every layout."""
+    """Checks that `assign` takes a value in any layout, and overwrites in place."""
     for case in cases(strategy, world, EVEN, *UNEVEN):
         stored = case.stored()
         memory = strategy.local(stored.detach()).data_ptr()
@@ -138,14 +138,14 @@ def is_assigned(strategy: Strategy[torch.Tensor], world: World) -> None:
 
 
 def joins_parts(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """Rows as a batch brings them; parts that are yet to be summed."""
+    """Checks that `join` makes one tensor of the ranks' parts, with uneven rows too."""
     for case in cases(strategy, world, EVEN, UNEVEN[0]):
         joined = strategy.join(case.part(case.whole).clone(), case.layout, tuple(case.whole.shape))
         case.check(joined, case.whole)
 
 
 def moves_activations(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """Into a layout, from any other, from a plain tensor, and from a partial sum."""
+    """Checks that `activation` moves to any layout; without one it reduces partial sums."""
     at = world.mesh.coordinate(world.position)[0]
     ranks = world.mesh.axis_size("data")
     pending = Layout(world.mesh, (None, None), {"data": "sum"})
@@ -164,7 +164,7 @@ def moves_activations(strategy: Strategy[torch.Tensor], world: World) -> None:
 
 
 def moves_nothing(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """One rank alone may do all of this."""
+    """Checks that the methods that one rank alone may call start no collective."""
     with count_collectives() as traffic:
         for case in cases(strategy, world, EVEN):
             stored = case.stored()
@@ -175,71 +175,29 @@ def moves_nothing(strategy: Strategy[torch.Tensor], world: World) -> None:
     assert not traffic.calls, f"these need no other rank, but moved {dict(traffic.calls)}"
 
 
-def _uneven(strategy: Strategy[torch.Tensor], world: World) -> None:
+def splits_unevenly(strategy: Strategy[torch.Tensor], world: World) -> None:
+    """Checks that a rank may hold fewer rows than another, or none."""
     for case in cases(strategy, world, *UNEVEN):
         case.check(case.stored(), case.whole)
 
 
 EVERY = (
-    is_created,
-    stores_its_part,
-    knows_its_layout,
-    is_read,
-    is_assigned,
-    joins_parts,
-    moves_activations,
-    moves_nothing,
-)
-
-
-def _all(strategy: Strategy[torch.Tensor], world: World) -> None:
-    for promise in EVERY:
-        promise(strategy, world)
+    is_created, stores_its_part, knows_its_layout, is_read, is_assigned, joins_parts,
+    moves_activations, moves_nothing,
+)  # fmt: skip
 
 
 class VariablePromises(OnMeshes):
     """The promises of a strategy's methods, each tried on a mesh of two ranks, all on more."""
 
-    def test_a_variable_is_created_as_its_layout_says(self) -> None:
-        """`create` keeps the type and the value; each rank has its part of it."""
-        self.on_mesh((1, 2), is_created)
-
-    def test_a_rank_stores_its_part_and_nothing_else(self) -> None:
-        """The storage of what `create` gives is no larger than the part."""
-        self.on_mesh((2, 1), stores_its_part)
-
-    def test_a_tensor_knows_its_layout(self) -> None:
-        """`owns` and `layout` agree; what is split over several ranks is not plain."""
-        self.on_mesh((1, 2), knows_its_layout)
-
-    def test_a_variable_is_read_whole_on_every_rank(self) -> None:
-        """`full_tensor` gathers, `local` shares the memory, and in `scope` plain tensors mix."""
-        self.on_mesh((1, 2), is_read)
-
-    def test_a_variable_is_assigned_in_place_on_every_rank(self) -> None:
-        """`assign` takes a value in any layout and leaves the variable in its own."""
-        self.on_mesh((1, 2), is_assigned)
-
-    def test_uneven_dims_fall_as_the_layout_says(self) -> None:
-        """A rank may hold fewer rows than another, or none."""
-        self.on_mesh((2, 1), _uneven)
-
-    def test_parts_are_joined_without_being_moved(self) -> None:
-        """`join` makes one tensor of what the ranks bring, uneven rows included."""
-        self.on_mesh((2, 1), joins_parts)
-
-    def test_an_activation_is_brought_into_a_layout(self) -> None:
-        """`activation` moves to any layout; without one it does partial sums."""
-        self.on_mesh((2, 1), moves_activations)
-
-    def test_what_one_rank_can_do_alone_starts_no_collective(self) -> None:
-        """`create`, `join`, `local`, `owns`, `layout`, and `assign` of a plain value."""
-        self.on_mesh((1, 2), moves_nothing)
-
-    def test_one_rank_keeps_every_promise(self) -> None:
-        """All of the above, on a mesh of one rank."""
-        self.on_mesh((1, 1), _all)
-
-    def test_four_ranks_keep_every_promise(self) -> None:
-        """All of the above, over two axes of two ranks each."""
-        self.on_mesh((2, 2), _all)
+    test_a_variable_is_created_as_its_layout_says = on_mesh((1, 2), is_created)
+    test_a_rank_stores_its_part_and_nothing_else = on_mesh((2, 1), stores_its_part)
+    test_a_tensor_knows_its_layout = on_mesh((1, 2), knows_its_layout)
+    test_a_variable_is_read_whole_on_every_rank = on_mesh((1, 2), is_read)
+    test_a_variable_is_assigned_in_place_on_every_rank = on_mesh((1, 2), is_assigned)
+    test_uneven_dims_fall_as_the_layout_says = on_mesh((2, 1), splits_unevenly)
+    test_parts_are_joined_without_being_moved = on_mesh((2, 1), joins_parts)
+    test_an_activation_is_brought_into_a_layout = on_mesh((2, 1), moves_activations)
+    test_what_one_rank_can_do_alone_starts_no_collective = on_mesh((1, 2), moves_nothing)
+    test_one_rank_keeps_every_promise = on_mesh((1, 1), *EVERY)
+    test_four_ranks_keep_every_promise = on_mesh((2, 2), *EVERY)
