@@ -131,7 +131,7 @@ build/bench-jax/.installed: benchmarks/constraints-jax.txt
 	$(@D)/bin/python -m pip install --disable-pip-version-check -c $< attrs jax keras numpy
 	@touch $@
 
-# A command on a line of its own that names the step.
+# Prints a line that names the step.
 define headline
 @printf '\n== %s ==\n' '$(1)'
 endef

@@ -40,11 +40,9 @@ def test_the_script_prints_what_the_readme_shows(run):
     (session,) = (block for block in blocks("console") if "script.py" in block)
     alone, launched = re.findall(r"^\$ .*\n((?:\[.*\n)+)", session, re.MULTILINE)
     assert run() == alone
-    # Ranks of torchrun write without a buffer, so a line may begin within another.
-    shown, expected = (
-        sorted(re.findall(r"\[.*?\]|\(.*?\)", x)) for x in (run(*TORCHRUN), launched)
-    )
-    assert shown == expected
+    line, other = launched.splitlines()
+    assert line == other
+    assert run(*TORCHRUN).count(line) == 2  # the ranks' line ends may interleave
 
 
 def test_the_readme_is_short():
