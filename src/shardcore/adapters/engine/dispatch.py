@@ -28,17 +28,15 @@ _ALIASES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 
 @attrs.frozen(eq=False)
 class _Route:
-    """The way in which an operator runs.
+    """The way in which an operator with a plan runs.
 
     Args:
-        planner: Plans it, None if a handler runs it.
-        handler: Runs it without a plan.
+        planner: Plans it.
         is_exact: Whether its plan depends on the values of floats.
         results: The kind of its results: "tensor", "list" or "tuple".
     """
 
-    planner: Planner | None
-    handler: Handler
+    planner: Planner
     is_exact: bool
     results: str
 
@@ -46,8 +44,8 @@ class _Route:
 def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs `operator` on operands of which some are sharded tensors."""
     route = _route(operator)
-    if route.planner is None:
-        return route.handler(operator, *args, **kwargs)
+    if not isinstance(route, _Route):
+        return route(operator, *args, **kwargs)
     engine = _engine(args) or _engine_of_any(args, kwargs)
     tensors: list[Any] = []
     key = (route, *_key(args, tensors, engine, route.is_exact))
@@ -69,29 +67,25 @@ def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 @cache
-def _route(operator: Any) -> _Route:
-    planner, handler = _entry(operator)
-    exact = not torch_compat.is_elementwise(operator)
-    return _Route(planner, handler, exact, torch_compat.kind_of_results(operator))
-
-
-def _entry(operator: Any) -> tuple[Planner | None, Handler]:
+def _route(operator: Any) -> _Route | Handler:
     if operator in _ALIASES:
-        return None, _alias
-    if operator in PLANNERS:
-        return PLANNERS[operator], run_full
-    if operator in HANDLERS:
-        return None, partial(_handled, HANDLERS[operator])
-    if torch_compat.is_list_operator(operator):
-        return None, partial(_handled, foreach.on_list)
-    if torch_compat.writes_others(operator):
-        return None, partial(_handled, run_full_and_store)
-    if torch_compat.writes_first(operator):
-        return None, partial(_handled, write)
-    if torch_compat.is_elementwise(operator):
-        return pointwise.plan, run_full
-    last = _decomposed if torch_compat.is_composite(operator) else run_full
-    return None, partial(_handled, last)
+        return _alias
+    is_elementwise = torch_compat.is_elementwise(operator)
+    planner, handler = PLANNERS.get(operator), HANDLERS.get(operator, run_full)
+    if planner is None and handler is run_full:
+        if torch_compat.is_list_operator(operator):
+            handler = foreach.on_list
+        elif torch_compat.writes_others(operator):
+            handler = run_full_and_store
+        elif torch_compat.writes_first(operator):
+            handler = write
+        elif is_elementwise:
+            planner = pointwise.plan
+        elif torch_compat.is_composite(operator):
+            handler = _decomposed
+    if planner is None:
+        return partial(_handled, handler)
+    return _Route(planner, not is_elementwise, torch_compat.kind_of_results(operator))
 
 
 def _alias(_operator: Any, tensor: Any) -> Any:
