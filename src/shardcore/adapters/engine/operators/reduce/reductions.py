@@ -7,7 +7,6 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
-from shardcore.adapters.engine.operators.reduce import packed_argmax
 from shardcore.adapters.engine.operators.reduce.composed import run_softmax
 from shardcore.adapters.engine.operators.views import along
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task
@@ -16,6 +15,12 @@ from shardcore.domain.placements import ReduceOp
 from shardcore.domain.rules import basic
 
 aten = torch.ops.aten
+
+# Floats that float32 represents exactly: an argmax along a split dim sends the bits of one.
+_EXACT_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
+_LEAST = torch.iinfo(torch.int64).min
+_HALF = 1 << 32
+_SIGN = 0x7FFFFFFF
 
 
 def _sum(_operator: Any, *args: Any, **kwargs: Any) -> Task | Handler:
@@ -111,9 +116,45 @@ def _argmax(
     operator: Any, tensor: Operand, dim: int | None = None, keep: bool = False
 ) -> Task | Handler:
     """Plans `argmax`; along a split dim each rank sends one number a row."""
-    if dim is not None and tensor.is_split(dim) and tensor.dtype in packed_argmax.SERVED:
-        return packed_argmax.argmax
+    if dim is not None and tensor.is_split(dim) and tensor.dtype in _EXACT_IN_FLOAT32:
+        return _argmax_of_split
     return _reduced(operator, tensor, dim, keep)
+
+
+def _argmax_of_split(_operator: Any, x: Any, dim: int, keep: bool = False) -> Any:
+    """Runs `argmax(x, dim, keepdim)` along a split dim, in one all-reduce."""
+    x, dim = reduced(x), dim % x.ndim
+    engine, layout = x.engine, x.form.layout
+    axes = layout.dim_axes(dim)
+    numbers = engine.replicated(torch.arange(x.shape[dim], device=x.device))
+    own = in_layout(numbers, Layout(layout.mesh, (axes,), (), (layout.blocks[dim],))).part
+    rest = layout.without(*axes)
+    pending = Layout(layout.mesh, rest.spec, dict.fromkeys(axes, "max"), rest.blocks)
+    shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+    largest = reduced(engine.sharded(_packed(x.part, own, dim), pending, shape))
+    found = engine.sharded(_HALF - 1 - (largest.part & (_HALF - 1)), largest.form.layout, shape)
+    return found if keep else found.squeeze(dim)
+
+
+def _packed(part: torch.Tensor, numbers: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns one number for each row of `part`, this rank's values, which may be empty.
+
+    `numbers` has their indices along the full dim; `dim` stays, with one entry. The upper half of
+    a result grows with the value, its lower half falls with the index. So the maximum over the
+    ranks belongs to the largest value, and of equal values to the first.
+    """
+    if not part.shape[dim]:
+        return torch.full_like(part.sum(dim, keepdim=True), _LEAST, dtype=torch.int64)
+    values, places = part.float().max(dim, keepdim=True)
+    return _ordered(values) * _HALF + (_HALF - 1 - numbers[places])
+
+
+def _ordered(values: torch.Tensor) -> torch.Tensor:
+    """Returns integers in the order of `values`; nan is the largest, as in torch."""
+    full = values + 0.0  # minus zero is zero
+    bits = full.view(torch.int32).to(torch.int64)
+    ordered = torch.where(bits < 0, bits ^ _SIGN, bits)
+    return ordered.masked_fill(values.isnan(), _SIGN)
 
 
 def _along_one(operator: Any, tensor: Operand, dim: int = -1, *_: Any, **_kwargs: Any) -> Task:
