@@ -162,7 +162,7 @@ class EngineTensors:
         """Overwrites `stored` in place."""
         with torch.no_grad():
             stored.part.copy_(shard_beside(value.detach(), stored))
-            stored.memory.written()
+            stored.memory.writes += 1
 
     def on_gradient(self, stored: torch.Tensor, layout: Layout) -> None:
         """Redistributes each gradient into `layout`, by the end of the backward pass."""

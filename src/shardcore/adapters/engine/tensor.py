@@ -84,7 +84,8 @@ class Memory:
     """The state that a sharded tensor and its views share.
 
     Args:
-        writes: The number of writes into it, which torch does not count below a subclass.
+        writes: The number of writes into it, which torch does not count below a subclass; each
+            makes copies of the values stale.
         redistributed: Redistributed copies of the values, if any; see `redistributed.py`.
         is_viewed: Whether the tensor got views while it was partial, which are copies.
     """
@@ -92,10 +93,6 @@ class Memory:
     writes: int = 0
     redistributed: "dict[Any, Any] | None" = None
     is_viewed: bool = False
-
-    def written(self) -> None:
-        """Counts a write, after which copies of the values are stale."""
-        self.writes += 1
 
 
 class ShardedTensor:

@@ -34,7 +34,7 @@ def write(operator: Any, target: Any, *others: Any, **kwargs: Any) -> Any:
             torch.Tensor, lambda each: shard_beside(each, target), (others, kwargs)
         )
         operator(target.part, *plain, **named)
-        target.memory.written()
+        target.memory.writes += 1
         return target
     plain, named = tree_map_only(ShardedTensor, full, (others, kwargs))
     if not is_sharded:
@@ -43,7 +43,7 @@ def write(operator: Any, target: Any, *others: Any, **kwargs: Any) -> Any:
         write_through(target, lambda view: operator(view, *plain, **named))
     elif target.form.is_replicated:
         operator(target.part, *plain, **named)
-        target.memory.written()
+        target.memory.writes += 1
     else:
         fallback.tell(operator, [target])
         value = full(target).clone()
@@ -55,7 +55,7 @@ def write(operator: Any, target: Any, *others: Any, **kwargs: Any) -> Any:
 def _set(target: Any, value: torch.Tensor) -> None:
     """Overwrites `target`, which shares its memory with no copy, with the full `value`."""
     target.part.copy_(local_shard(value, target.form.layout, target.engine))
-    target.memory.written()
+    target.memory.writes += 1
 
 
 def _adds_alike(operator: Any, others: Sequence[Any], target: Any) -> bool:
@@ -171,7 +171,7 @@ def reduce_in_place(target: Any) -> None:
     if target.is_pending:
         done = reduced(target)
         target.part.copy_(done.part)
-        target.memory.written()
+        target.memory.writes += 1
         _become_reduced(target)
 
 

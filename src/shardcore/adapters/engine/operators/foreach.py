@@ -99,7 +99,7 @@ def _write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
         operands[1] = [each.contiguous() for each in operands[1]]
     operator(*operands, **{name: _local_operand(each, targets) for name, each in kwargs.items()})
     for target in written:
-        target.memory.written()
+        target.memory.writes += 1
 
 
 def _are_alike(args: tuple[Any, ...]) -> bool:
