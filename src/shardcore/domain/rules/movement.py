@@ -1,4 +1,4 @@
-"""Rules of operators that move elements: permute, split, cat, stack, repeat, reshape."""
+"""Rules of operators that move elements: permute, stack, split, cat, repeat, reshape."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,13 +7,16 @@ from math import gcd, prod
 from shardcore.domain.rules.rule import Dim, OperatorRule, Shape, letters, rule_of
 
 
-def permute(ndim: int, dims: Sequence[int | None], results: int = 1) -> OperatorRule:
-    """Returns the rule of results that have the dims of the operand in another order.
+def permute(
+    ndim: int, dims: Sequence[int | None], results: int = 1, operands: int = 1
+) -> OperatorRule:
+    """Returns the rule of results that have the dims of the operands in another order.
 
     Args:
-        ndim: The number of dims of the operand.
+        ndim: The number of dims of each operand.
         dims: For each dim of a result, that of the operand; None for a new or a changed dim.
         results: The number of results.
+        operands: The number of operands.
 
     Example:
         >>> str(permute(3, (2, None, 0)))
@@ -21,54 +24,31 @@ def permute(ndim: int, dims: Sequence[int | None], results: int = 1) -> Operator
     """
     given = [name if dim in dims else "-" for dim, name in enumerate(letters(ndim))]
     taken = ["-" if dim is None else given[dim] for dim in dims]
-    return rule_of([given], [taken] * results)
+    return rule_of([given] * operands, [taken] * results)
 
 
-def split(ndim: int, dim: int, count: int, parts: Sequence[int]) -> OperatorRule:
-    """Returns the rule of `split`: `dim` has `count` segments of one size, each result some.
+def segmented(ndim: int, dim: int, operands: Sequence[int], results: Sequence[int]) -> OperatorRule:
+    """Returns the rule of `split` and `cat`, which move segments of one size along `dim`.
 
     Args:
-        ndim: The number of dims of the operand.
-        dim: The dim that is cut.
-        count: The number of its segments.
-        parts: The number of segments of each result.
+        ndim: The number of dims of each tensor.
+        dim: The dim that consists of segments.
+        operands: The number of segments of each operand.
+        results: The number of segments of each result.
 
     Example:
-        >>> str(split(2, dim=1, count=4, parts=(1, 3)))
+        >>> str(segmented(2, dim=1, operands=(4,), results=(1, 3)))
         'a 4*b -> a b, a 3*b'
+        >>> str(segmented(2, dim=0, operands=(1, 2), results=(3,)))
+        'a b, 2*a b -> 3*a b'
     """
-    return rule_of(
-        [_with_segments(ndim, dim, count)], [_with_segments(ndim, dim, each) for each in parts]
-    )
 
+    def dims(count: int) -> list[str]:
+        names = letters(ndim)
+        names[dim] = str(Dim(names[dim], count=count))
+        return names
 
-def cat(ndim: int, dim: int, count: int, parts: Sequence[int]) -> OperatorRule:
-    """Returns the rule of `cat`: the result has `count` segments along `dim`, each operand some.
-
-    Example:
-        >>> str(cat(2, dim=0, count=3, parts=(1, 2))), str(cat(1, 0, 2, parts=(1,)))
-        ('a b, 2*a b -> 3*a b', 'a -> 2*a')
-    """
-    return rule_of(
-        [_with_segments(ndim, dim, each) for each in parts], [_with_segments(ndim, dim, count)]
-    )
-
-
-def _with_segments(ndim: int, dim: int, count: int) -> list[str]:
-    names = letters(ndim)
-    names[dim] = str(Dim(names[dim], count=count))
-    return names
-
-
-def stack(ndim: int, dim: int, count: int) -> OperatorRule:
-    """Returns the rule of `stack`: the operands follow one another along the new dim `dim`.
-
-    Example:
-        >>> str(stack(1, 0, 2))
-        'a, a -> - a'
-    """
-    dims = letters(ndim)
-    return rule_of([dims] * count, [[*dims[:dim], "-", *dims[dim:]]])
+    return rule_of(map(dims, operands), map(dims, results))
 
 
 def repeat(ndim: int, repeats: Sequence[int]) -> OperatorRule:

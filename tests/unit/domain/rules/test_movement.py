@@ -64,7 +64,7 @@ def pieces(draw):
     shape, dim, counts = _cut_in_pieces(draw)
     first, count = draw(st.integers(0, len(counts) - 1)), sum(counts)
     shape[dim] *= count
-    rule = movement.split(len(shape), dim, count, counts[first:])
+    rule = movement.segmented(len(shape), dim, (count,), counts[first:])
 
     def run(parts):
         ends = np.cumsum(counts)[:-1] * (parts[0].shape[dim] // count)
@@ -77,7 +77,7 @@ def pieces(draw):
 def of_pieces(draw):
     shape, dim, counts = _cut_in_pieces(draw)
     given, count = counts[: draw(st.integers(1, len(counts)))], sum(counts)
-    rule = movement.cat(len(shape), dim, count, given)
+    rule = movement.segmented(len(shape), dim, given, (count,))
 
     def run(parts):
         segment = np.zeros_like(np.split(parts[0], given[0], dim)[0])
@@ -99,7 +99,8 @@ def repeats(draw):
 def stacks(draw):
     shape, count = draw(shapes), draw(st.integers(1, 3))
     dim = draw(st.integers(0, len(shape)))
-    rule = movement.stack(len(shape), dim, count)
+    dims = [*range(dim), None, *range(dim, len(shape))]
+    rule = movement.permute(len(shape), dims, operands=count)
     return Call(rule, [shape] * count, lambda parts: [np.stack(parts, axis=dim)])
 
 
@@ -107,11 +108,11 @@ def stacks(draw):
 CALLS = {
     "permute": (transposes(), "abc"),
     "permute, unbound": (unbinds(), "abc"),
-    "cat": (of_pieces(), "abc"),
-    "split": (pieces(), "abc"),
+    "permute, stacked": (stacks(), "abc"),
+    "segmented, joined": (of_pieces(), "abc"),
+    "segmented, cut": (pieces(), "abc"),
     "repeat": (repeats(), "abc"),
     "reshape": (reshapes(), "abc"),
-    "stack": (stacks(), "abc"),
 }
 
 

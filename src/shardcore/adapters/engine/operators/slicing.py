@@ -36,7 +36,7 @@ def _slice(operator: Any, tensor: Operand, dim: int = 0, *bounds: Any) -> Task |
         size = part.shape[dim] // count
         return operator(part, dim, first * size, last * size)
 
-    return one_result(movement.split(tensor.ndim, dim, count, (last - first,)), tensor, call)
+    return one_result(movement.segmented(tensor.ndim, dim, (count,), (last - first,)), tensor, call)
 
 
 def _empty(tensor: Operand, dim: int) -> Task:
@@ -87,7 +87,7 @@ def _slice_backward(
         shift = _shift(gradient, dim, sizes[dim] // count, -first, count)
         if shift is not None:
             return shift.slice_backward
-        rule = movement.cat(gradient.ndim, dim, count, (last - first,))
+        rule = movement.segmented(gradient.ndim, dim, (last - first,), (count,))
 
     def call(part: torch.Tensor) -> Any:
         local = list(part.shape)
@@ -164,13 +164,13 @@ def _concatenated(operator: Any, tensors: list[Operand], dim: int = 0) -> Task:
     dim %= ndim + new
     sizes = [] if new else [each.shape[dim] for each in tensors]
     if new:
-        rule = movement.stack(ndim, dim, len(tensors))
+        rule = movement.permute(ndim, [*range(dim), None, *range(dim, ndim)], operands=len(tensors))
     elif 0 in sizes:
         rule = basic.along(ndim, frozenset({dim}), len(tensors))
     else:
         size = gcd(*sizes)
         counts = tuple(each // size for each in sizes)
-        rule = movement.cat(ndim, dim, sum(counts), counts)
+        rule = movement.segmented(ndim, dim, counts, (sum(counts),))
     are_pending = all(each.form.layout.partial for each in tensors)
     adds = range(len(tensors)) if are_pending else ()
     return Task(rule, tensors, lambda parts: (operator(list(parts), dim),), adds=adds)
@@ -192,7 +192,9 @@ def _pieces(_operator: Any, tensor: Operand, sizes: Any, dim: int = 0) -> Task:
         local = part.shape[dim] // sum(counts)
         return torch.split(part, [local * each for each in counts], dim)
 
-    return several_results(movement.split(tensor.ndim, dim, sum(counts), counts), tensor, call)
+    return several_results(
+        movement.segmented(tensor.ndim, dim, (sum(counts),), counts), tensor, call
+    )
 
 
 def _repeat(_operator: Any, tensor: Operand, repeats: Sequence[int]) -> Task | None:
