@@ -15,7 +15,7 @@ from shardcore.adapters.engine.moves.redistribution import reduced
 from shardcore.adapters.engine.plans.planning import run_rule
 from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.domain.rules import basic, lookups, losses
+from shardcore.domain.rules import basic, lookups
 
 aten = torch.ops.aten
 
@@ -123,7 +123,7 @@ def _nll_loss(
 
     numbers = _numbers(inputs)
     split = numbers is not None
-    rule = losses.nll_loss(inputs.ndim, weight is not None, local == _SUM, split)
+    rule = lookups.nll_loss(inputs.ndim, weight is not None, local == _SUM, split)
     operands = _given(inputs, target, numbers, weight)
     compute = call_on_classes if split else call
     loss, total = run_rule(operator, rule, operands, compute, sums)
@@ -158,7 +158,7 @@ def _nll_loss_backward(
 
     numbers = _numbers(inputs)
     split = numbers is not None
-    rule = losses.nll_loss_backward(inputs.ndim, weight is not None, reduction != _NONE, split)
+    rule = lookups.nll_loss_backward(inputs.ndim, weight is not None, reduction != _NONE, split)
     operands = _given(gradient, inputs, target, total, numbers, weight)
     return run_rule(operator, rule, operands, call_on_classes if split else call)[0]
 
