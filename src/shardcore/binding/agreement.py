@@ -244,7 +244,8 @@ def generators(session: Session) -> Facts:
 
 def digest(tensor: torch.Tensor) -> str:
     """Returns a text for the content of a plain tensor, equal in every process."""
-    content = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    flat = tensor.detach().cpu().reshape(-1).contiguous()  # one column has strides, flat or not
+    content = flat.view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(content).hexdigest()
 
 
