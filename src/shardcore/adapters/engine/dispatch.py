@@ -46,7 +46,7 @@ def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     route = _route(operator)
     if not isinstance(route, _Route):
         return route(operator, *args, **kwargs)
-    engine = _engine(args) or _engine_of_any(args, kwargs)
+    engine = _engine(args, kwargs)
     tensors: list[Any] = []
     key = (route, *_key(args, tensors, engine, route.is_exact))
     if kwargs:
@@ -102,7 +102,7 @@ def _decomposed(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _handled(handler: Handler, operator: Any, *args: Any, **kwargs: Any) -> Any:
-    engine = _engine_of_any(args, kwargs)
+    engine = _engine(args, kwargs)
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, ShardedTensor):
@@ -116,20 +116,14 @@ def _handled(handler: Handler, operator: Any, *args: Any, **kwargs: Any) -> Any:
         return handler(operator, *args, **kwargs)
 
 
-def _engine(args: Iterable[Any]) -> Engine | None:
-    """Returns the engine of the first sharded tensor of `args`, None without one."""
-    for each in args:
-        if isinstance(each, ShardedTensor):
-            engine: Engine = each.engine
-            return engine
-    return None
-
-
-def _engine_of_any(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
-    """Returns the engine of the first sharded tensor in the lists and mappings of the arguments."""
-    found = _engine(torch_compat.tree_leaves((args, kwargs)))
-    assert found is not None, "an operator is dispatched here for a sharded tensor"
-    return found
+def _engine(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
+    """Returns the engine of a sharded tensor: the first argument that is one, or in a list."""
+    found = next((each for each in args if isinstance(each, ShardedTensor)), None)
+    if found is None:
+        leaves = torch_compat.tree_leaves((args, kwargs))
+        found = next(each for each in leaves if isinstance(each, ShardedTensor))
+    engine: Engine = found.engine
+    return engine
 
 
 def _key(
