@@ -62,8 +62,8 @@ class Shift:
         exchange = Exchange(axes[0], dim, held, tuple((each,) for each in wanted))
         return cls(exchange, size, pads, found, value)
 
-    def run(self, tensor: Any) -> Any:
-        """Returns the range of `tensor`, which has the form of the shift."""
+    def run(self, _operator: Any, tensor: Any, *_rest: Any) -> Any:
+        """Runs an operator whose result is the range of `tensor`, such as `slice_backward`."""
         engine, dim = tensor.engine, self.exchange.dim
         shape = (*tensor.shape[:dim], self.size, *tensor.shape[dim + 1 :])
         if not self.exchange.is_local:
@@ -80,20 +80,16 @@ class Shift:
 
     def slice(self, operator: Any, tensor: Any, *rest: Any) -> Any:
         """Runs `slice(tensor, ...)`."""
-        result = self.run(tensor)
+        result = self.run(operator, tensor)
         result.memory = tensor.memory
         note_view(result, tensor, lambda full: operator(full, *rest), is_copy=True)
         return result
-
-    def slice_backward(self, _operator: Any, gradient: Any, *_rest: Any) -> Any:
-        """Runs `slice_backward(gradient, ...)`."""
-        return self.run(gradient)
 
     def pad(self, operator: Any, tensor: Any, pads: Sequence[int], *_value: Any) -> Any:
         """Runs `constant_pad_nd(tensor, pads, value)`: the split dim first."""
         at = 2 * (tensor.ndim - 1 - self.exchange.dim)
         others = [*pads[:at], 0, 0, *pads[at + 2 :]]
-        result = self.run(tensor)
+        result = self.run(operator, tensor)
         return operator(result, others, self.value) if any(others) else result
 
 

@@ -86,7 +86,7 @@ def _slice_backward(
         count, first, last = found
         shift = _shift(gradient, dim, sizes[dim] // count, -first, count)
         if shift is not None:
-            return shift.slice_backward
+            return shift.run
         rule = movement.segmented(gradient.ndim, dim, (last - first,), (count,))
 
     def call(part: torch.Tensor) -> Any:
