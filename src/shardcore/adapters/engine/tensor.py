@@ -120,11 +120,6 @@ class ShardedTensor:
         """The layout on the mesh, which `torch.Tensor.layout` does not describe."""
         return self.form.layout
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether the local shards of several ranks have to be reduced."""
-        return self.form.is_pending
-
     def numpy(self, *, force: bool = False) -> Any:
         """Returns the full tensor as an array. All ranks call it together."""
         return self.full_tensor().detach().numpy(force=force)

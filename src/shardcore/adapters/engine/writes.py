@@ -27,7 +27,7 @@ def write(operator: Any, target: Any, *others: Any, **kwargs: Any) -> Any:
     """Runs an operator that writes into its first operand."""
     is_sharded = isinstance(target, ShardedTensor)
     is_own = is_sharded and target.copied is None
-    if is_own and target.is_pending and not _adds_alike(operator, others, target):
+    if is_own and target.form.is_pending and not _adds_alike(operator, others, target):
         reduce_in_place(target)
     if is_own and torch_compat.is_elementwise(operator):
         plain, named = tree_map_only(
@@ -80,7 +80,7 @@ def reshape(operator: Any, target: Any, *args: Any) -> Any:
     Raises:
         StrategyError: If it is partial and has views.
     """
-    if target.is_pending and target.copied is None and target.memory.is_viewed:
+    if target.form.is_pending and target.copied is None and target.memory.is_viewed:
         name = torch_compat.aten_name(operator)
         raise StrategyError(
             f"{name}_() cannot change the shape of a partial sum in place once there are views of "
@@ -130,7 +130,7 @@ def note_view(
     elif is_copy:
         # A base may change its shape in place: its views then stay views of the old shape, which
         # this copy of it keeps. A pending base has no such copy: it would be reduced twice.
-        if base.is_pending:
+        if base.form.is_pending:
             base.memory.is_viewed = True
         else:
             base = base.engine.wrap(base.part, base.form, base.memory)
@@ -168,7 +168,7 @@ def _store(view: Any, copied: Copied, value: torch.Tensor) -> None:
 
 def reduce_in_place(target: Any) -> None:
     """Reduces `target` in place."""
-    if target.is_pending:
+    if target.form.is_pending:
         done = reduced(target)
         target.part.copy_(done.part)
         target.memory.writes += 1

@@ -53,7 +53,7 @@ def _norms(tensors: list[Any], order: Any = 2, dtype: Any = None) -> list[Any]:
 def _reduced(scalars: list[Any]) -> list[Any]:
     """Returns tensors without dims, of one layout, with their partial sums reduced together."""
     first = scalars[0]
-    if not first.is_pending:
+    if not first.form.is_pending:
         return scalars
     layout = Layout(first.form.layout.mesh, (None,), first.form.layout.partial)
     parts = torch.stack([each.part for each in scalars])
