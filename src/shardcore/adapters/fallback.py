@@ -20,7 +20,7 @@ def tell(operator: Any, args: Any) -> None:
         f"{tuple(operand.shape)} as [{', '.join(map(str, operand.mesh_layout.placements))}]"
         for operand in operands
     )
-    size = sum(operand.numel() * operand.element_size() for operand in operands)
+    size = sum(operand.nbytes for operand in operands)
     logger.warning(
         "Operator %s%s cannot be split for %s: its operands are replicated first (%d bytes whole). "
         "The result is right; each rank does all of the work of this operator.",

@@ -44,10 +44,10 @@ class Buckets:
             self._open, self._bytes, self._sent = {}, {}, []
             self._pass = torch_compat.backward_pass()
             torch_compat.after_backward(self._finish)
-        pending, part = gradient.form.layout.partial, gradient.part
+        pending = gradient.form.layout.partial
         alike = pending, gradient.dtype
         self._open.setdefault(alike, []).append(parameter)
-        self._bytes[alike] = self._bytes.get(alike, 0) + part.numel() * part.element_size()
+        self._bytes[alike] = self._bytes.get(alike, 0) + gradient.part.nbytes
         # A captured step forms its own buckets: it knows all gradients. Sums over several axes
         # would not be merged there: the second reduction of each reads the first.
         of_one_axis = len(pending) == 1
@@ -84,7 +84,8 @@ def _start(gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:
     A single one is sent without a bucket: a captured step forms buckets of these. A gradient that a
     hook of the user has changed meanwhile is reduced already.
     """
-    pending = [each for each in gradients if isinstance(each, ShardedTensor) and each.is_pending]
+    sharded = (each for each in gradients if isinstance(each, ShardedTensor))
+    pending = [each for each in sharded if each.form.is_pending]
     if not pending:
         return lambda: gradients
     parts = [each.part for each in pending]

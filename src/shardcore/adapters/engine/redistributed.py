@@ -97,16 +97,6 @@ def splits_less(tensor: Any, other: Any) -> bool:
     return bool(moved) and all(isinstance(after.placement(axis), Replicate) for axis in moved)
 
 
-@attrs.frozen
-class _Entry:
-    value: torch.Tensor
-    of: tuple[Any, torch.Tensor]  # kept, so that no other tensor gets its address
-
-    @property
-    def bytes(self) -> int:
-        return self.value.numel() * self.value.element_size()
-
-
 @attrs.define
 class UnshardedWeights:
     """A cache of unsharded weights, each valid until it is written or the step ends.
@@ -116,7 +106,10 @@ class UnshardedWeights:
     """
 
     size: float = BUCKET_BYTES
-    _entries: "OrderedDict[Hashable, _Entry]" = attrs.field(factory=OrderedDict, init=False)
+    # Each value with its weight, kept so that no other tensor gets its address.
+    _entries: "OrderedDict[Hashable, tuple[torch.Tensor, Any]]" = attrs.field(
+        factory=OrderedDict, init=False
+    )
 
     def get(self, memory: Any, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
         """Returns the local shard of a weight after `move`; `part` is its stored shard."""
@@ -127,13 +120,12 @@ class UnshardedWeights:
         found = self._entries.get(key)
         if found is not None:
             self._entries.move_to_end(key)
-            held: torch.Tensor = move.as_asked(found.value)
+            held: torch.Tensor = move.as_asked(found[0])
             return held
         value: torch.Tensor = move.run(part, engine)
-        entry = _Entry(move.as_in_memory(value), (memory, part))
-        if entry.bytes <= self.size:
-            self._entries[key] = entry
-            while sum(each.bytes for each in self._entries.values()) > self.size:
+        if value.nbytes <= self.size:
+            self._entries[key] = (move.as_in_memory(value), (memory, part))
+            while sum(each.nbytes for each, _ in self._entries.values()) > self.size:
                 self._entries.popitem(last=False)
         return value
 

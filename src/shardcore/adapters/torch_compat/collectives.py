@@ -81,7 +81,7 @@ class Started:
     @property
     def operand_bytes(self) -> int:
         """The bytes of the operands."""
-        return sum(each.numel() * each.element_size() for each in self.operands)
+        return sum(each.nbytes for each in self.operands)
 
     @property
     def processes(self) -> tuple[int, ...]:
