@@ -49,11 +49,8 @@ class _FromLocal(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Any) -> Any:
-        if isinstance(gradient, ShardedTensor):
-            part = in_layout(gradient, context.layout).part
-        else:
-            part = local_shard(gradient, context.layout, context.engine)
-        return part, None, None, None
+        gradient = context.engine.as_sharded(gradient)
+        return in_layout(gradient, context.layout).part, None, None, None
 
 
 class _ToLocal(torch.autograd.Function):
