@@ -90,9 +90,14 @@ class Plan:
         if self._stays:
             parts = [tensors[number].part for number in self.numbers]
         else:
+            copies: list[Any] = [each.tensor if each else None for each in known]
+            operands = [
+                copies[number] if uses_copy else tensors[number]
+                for number, uses_copy in zip(self.numbers, self.uses_copy, strict=True)
+            ]
             parts = [
                 tensor.part if move is None else moved(tensor, move, self.split.replicates)
-                for tensor, move in zip(self._operands(tensors, known), self.moves, strict=True)
+                for tensor, move in zip(operands, self.moves, strict=True)
             ]
         compute = self.task.compute
         found = compute(parts) if compute else self._call(parts, args, kwargs)
@@ -119,14 +124,6 @@ class Plan:
         else:
             found = self.operator(*local_args)
         return found if isinstance(found, tuple | list) else (found,)
-
-    def _operands(self, tensors: Sequence[Any], known: Sequence[Redistributed | None]) -> list[Any]:
-        """Returns the operands of the task, some of them as redistributed copies."""
-        found = []
-        for number, uses_copy in zip(self.numbers, self.uses_copy, strict=True):
-            other = known[number] if uses_copy else None
-            found.append(other.tensor if other else tensors[number])
-        return found
 
     def _views(self, found: Sequence[Any], operand: Any, known: Redistributed | None) -> list[Any]:
         assert self._results is not None
