@@ -11,8 +11,6 @@ from shardcore.adapters.torch_compat import collectives
 from shardcore.domain.exchange import Exchange
 from shardcore.domain.redistribution import Step
 
-_SUM = "sum"
-
 
 def _slice(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
     if step.source_dim is not None or step.op is not None:  # an axis of one rank has it all
@@ -150,7 +148,7 @@ STEPS: dict[str, Callable[[torch.Tensor, Any, Engine], torch.Tensor]] = {
 def _sent(step: Step) -> str:
     """Returns the reduction that the collective runs: gloo has no average, so it sums."""
     assert step.op is not None
-    return _SUM if step.op == "avg" else step.op
+    return "sum" if step.op == "avg" else step.op
 
 
 def _shape(part: tuple[slice, ...]) -> tuple[int, ...]:

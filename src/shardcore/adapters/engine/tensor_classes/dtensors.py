@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from shardcore.adapters.engine import differentiable, dispatch
+from shardcore.adapters.engine import differentiable
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.engine.tensor_classes.local_shards import LocalShardTensor
@@ -27,11 +27,7 @@ class ShardedDTensor(ShardedTensor, GivenDTensor):
     Its methods take the arguments of those of a DTensor, and return tensors of this class.
     """
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return dispatch.run(func, args, kwargs or {})
+    __torch_dispatch__ = LocalShardTensor.__torch_dispatch__  # type: ignore[assignment]
 
     @property
     def spec(self) -> DTensorSpec:  # type: ignore[override]
