@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from shardcore.adapters.torch_compat import Args, Kwargs
+
 # Named operands that are numbers: torch reads them from tensors.
 NUMBERS = ("alpha", "value")
 
@@ -36,14 +38,12 @@ class FunctionListener(TorchFunctionMode):
         self,
         read: Callable[[Any, str], None],
         numbers: Callable[[], AbstractContextManager[None]],
-        at_once: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+        at_once: Callable[[Any, Args, Kwargs], Any],
     ) -> None:
         super().__init__()
         self._read, self._numbers, self._at_once = read, numbers, at_once
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _READS:
             self._read(args[0], f"Tensor.{func.__name__}()")

@@ -16,6 +16,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.functions import NUMBERS, FunctionListener
 from shardcore.adapters.capture.tape import Call, Form, Number, Read, Tape, Value
+from shardcore.adapters.torch_compat import Args, Kwargs
 from shardcore.ports.trace_context import layer_scope
 
 _PACKAGES = tuple(
@@ -89,9 +90,7 @@ class Recorder:
         place, line = len(self.tape.calls), f"{how} at {_place()}"
         self.tape.reads.append(Read(self._value(tensor), number, place, line))
 
-    def _begin(
-        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any] | None:
+    def _begin(self, operator: Any, args: Args, kwargs: Kwargs) -> tuple[Any, Any] | None:
         """Returns the operands as values of the tape; None if nothing is recorded.
 
         It runs before the operator: tensors from outside are copied before it writes into them.
@@ -105,14 +104,7 @@ class Recorder:
         references: tuple[Any, Any] = self._referred((args, kwargs))
         return None if self.tape.refusal else references
 
-    def _end(
-        self,
-        operator: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        references: tuple[Any, Any],
-        result: Any,
-    ) -> None:
+    def _end(self, operator: Any, args: Args, kwargs: Kwargs, references: Any, result: Any) -> None:
         """Notes an operator that has run."""
         if torch_compat.draws(operator):
             self._drawn = torch.get_rng_state()
@@ -128,12 +120,7 @@ class Recorder:
         self._append(operator, args, kwargs, references, result)
 
     def _append(
-        self,
-        operator: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        references: tuple[Any, Any],
-        result: Any,
+        self, operator: Any, args: Args, kwargs: Kwargs, references: tuple[Any, Any], result: Any
     ) -> None:
         taken = self._taken or {}
         for name in kwargs.keys() & NUMBERS if taken else ():
@@ -151,7 +138,7 @@ class Recorder:
         backward = torch_compat.backward_pass() >= 0
         self.tape.calls.append(Call(operator, *references, made, writes, _line(), backward))
 
-    def at_once(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def at_once(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         """Returns the result of `function`, which becomes one call of the tape."""
         if self._busy or self.tape.refusal:
             return function(*args, **kwargs)

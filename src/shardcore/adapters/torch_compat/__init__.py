@@ -49,6 +49,8 @@ from shardcore.adapters.torch_compat.tensors import memory_of as memory_of
 from shardcore.adapters.torch_compat.tensors import nodes_made as nodes_made
 from shardcore.adapters.torch_compat.tensors import version_of as version_of
 from shardcore.adapters.torch_compat.tensors import wrapper as wrapper
+from shardcore.adapters.torch_compat.trees import Args as Args
+from shardcore.adapters.torch_compat.trees import Kwargs as Kwargs
 from shardcore.adapters.torch_compat.trees import tree_leaves as tree_leaves
 from shardcore.adapters.torch_compat.trees import tree_map as tree_map
 from shardcore.adapters.torch_compat.trees import tree_map_only as tree_map_only

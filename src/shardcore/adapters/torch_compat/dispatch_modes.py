@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.adapters.torch_compat.collectives import Started, started_by
-from shardcore.adapters.torch_compat.trees import tree_leaves
+from shardcore.adapters.torch_compat.trees import Args, Kwargs, tree_leaves
 
 # torch 2.13: wraps the result of a collective for autograd; the result was seen before.
 WRAPPING = "_c10d_functional::_wrap_tensor_autograd"
@@ -34,15 +34,13 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(
         self,
-        before: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
-        after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any, Any], None] | None = None,
+        before: Callable[[Any, Args, Kwargs], Any],
+        after: Callable[[Any, Args, Kwargs, Any, Any], None] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._before, self._after = before, after
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         if not _PLAIN.issuperset(types):
             return NotImplemented  # sharded tensors first: their shards' operators come here
         kwargs = kwargs or {}
@@ -81,7 +79,7 @@ class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]
         listen: Callable[[Started], None],
         around: Callable[[Any, Any], AbstractContextManager[Callable[[Any], None]]] | None = None,
     ) -> None:
-        def before(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(operator: Any, args: Args, kwargs: Kwargs) -> None:
             started = started_by(operator, args)
             if started is not None:
                 listen(started)
@@ -90,9 +88,7 @@ class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]
         self._around = around
         self._handed_on = False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         if self._around is None or not any(hasattr(kind, "placements") for kind in types):
             return super().__torch_dispatch__(func, types, args, kwargs)
         if self._handed_on:

@@ -7,6 +7,10 @@ from typing import Any
 from torch.utils._pytree import SUPPORTED_NODES
 from torch.utils._pytree import tree_map as tree_map_of_torch
 
+# The operands of an operator, without names and with.
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
 
 def tree_leaves(nest: Any) -> list[Any]:
     """Returns the leaves of tuples, lists, dicts, and other nodes that torch flattens, in order.
