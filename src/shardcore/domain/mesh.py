@@ -1,4 +1,4 @@
-"""The device mesh as arithmetic: named axes, and rank to coordinate and back."""
+"""The device mesh as arithmetic: named axes, coordinates of ranks, and groups along an axis."""
 
 import math
 from collections.abc import Iterable
@@ -52,8 +52,8 @@ class Mesh:
 
     Example:
         >>> mesh = Mesh((2, 3), ("data", "model"))
-        >>> mesh.size, mesh.coordinate(4), mesh.rank((1, 1))
-        (6, (1, 1), 4)
+        >>> mesh.size, mesh.coordinate(4)
+        (6, (1, 1))
         >>> mesh.axis_group("data", 4)
         (1, 4)
     """
@@ -110,22 +110,11 @@ class Mesh:
             raise MeshError(f"Mesh {self} has ranks 0 to {self.size - 1}, got {rank}.")
         return self._coordinates[rank]
 
-    def rank(self, coordinate: Iterable[int]) -> int:
-        """Returns the rank at `coordinate`, one position per axis.
-
-        Raises:
-            MeshError: If the mesh has no such coordinate.
-        """
-        positions = tuple(coordinate)
-        if positions not in self._coordinates:
-            raise MeshError(f"Mesh {self} has no coordinate {positions}.")
-        return self._coordinates.index(positions)
-
     def axis_group(self, axis: str, rank: int) -> tuple[int, ...]:
         """Returns the ranks that differ from `rank` only along `axis`, and itself, in order."""
-        i = self.axis_index(axis)
-        at = self.coordinate(rank)
-        return tuple(self.rank((*at[:i], p, *at[i + 1 :])) for p in range(self.shape[i]))
+        step = math.prod(self.shape[self.axis_index(axis) + 1 :])
+        first = rank - self.coordinate(rank)[self.axis_index(axis)] * step
+        return tuple(first + step * place for place in range(self.axis_size(axis)))
 
     def axis_groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """Returns all the groups along `axis`, ordered by their first rank."""

@@ -15,7 +15,6 @@ def test_ranks_are_row_major_positions(mesh):
     assert mesh.size == grid.size
     assert mesh.ndim == grid.ndim
     for at in np.ndindex(*mesh.shape):
-        assert mesh.rank(at) == grid[at]
         assert mesh.coordinate(int(grid[at])) == at
 
 
@@ -71,9 +70,3 @@ def test_a_mesh_that_cannot_be_is_an_error_with_the_name(shape, names, message):
 def test_a_rank_outside_the_mesh_is_an_error(rank):
     with pytest.raises(MeshError, match=str(rank)):
         MESH.coordinate(rank)
-
-
-@pytest.mark.parametrize("coordinate", [(2, 0), (0, 3), (-1, 0), (0,), (0, 0, 0)])
-def test_a_coordinate_outside_the_mesh_is_an_error(coordinate):
-    with pytest.raises(MeshError, match="no coordinate"):
-        MESH.rank(coordinate)
