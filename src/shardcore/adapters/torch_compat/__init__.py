@@ -23,7 +23,6 @@ from shardcore.adapters.torch_compat.operators import as_tuple as as_tuple
 from shardcore.adapters.torch_compat.operators import aten_name as aten_name
 from shardcore.adapters.torch_compat.operators import direct as direct
 from shardcore.adapters.torch_compat.operators import draws as draws
-from shardcore.adapters.torch_compat.operators import frozen as frozen
 from shardcore.adapters.torch_compat.operators import is_composite as is_composite
 from shardcore.adapters.torch_compat.operators import is_elementwise as is_elementwise
 from shardcore.adapters.torch_compat.operators import is_fused as is_fused

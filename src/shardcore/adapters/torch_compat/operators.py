@@ -59,11 +59,6 @@ def _is_list(argument: Any) -> bool:
     return str(argument.type) == "List[Tensor]"
 
 
-def frozen(nest: Any) -> Any:
-    """Returns `nest` with tuples in place of lists, as a key."""
-    return tuple(map(frozen, nest)) if isinstance(nest, list | tuple) else nest
-
-
 def aten_name(operator: Any) -> str:
     """Returns `add` for `aten.add_.Tensor`, and so on; empty for operators outside ATen."""
     schema = getattr(operator, "_schema", None)
