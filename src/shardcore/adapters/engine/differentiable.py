@@ -18,7 +18,7 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, tensor: torch.Tensor, layout: Layout, engine: Engine) -> Any:
-        sharded = tensor if isinstance(tensor, ShardedTensor) else engine.adopt(tensor)
+        sharded = engine.adopt(tensor)
         context.source = None if sharded is None else sharded.form.layout.reduced
         if sharded is not None:
             refresh(sharded)

@@ -104,14 +104,12 @@ class Engine:
 
     def as_sharded(self, tensor: torch.Tensor) -> Any:
         """Returns `tensor` as a tensor of this engine; a plain one counts as replicated."""
-        if isinstance(tensor, ShardedTensor):
-            return tensor
         adopted = self.adopt(tensor)
         return self.replicated(tensor.detach()) if adopted is None else adopted
 
     def adopt(self, tensor: torch.Tensor) -> Any:
-        """Returns a tensor of another library as a sharded one; None for a plain tensor."""
-        return self.classes.adopt(self, tensor)
+        """Returns a tensor as a sharded one, also one of another library; None for a plain one."""
+        return tensor if isinstance(tensor, ShardedTensor) else self.classes.adopt(self, tensor)
 
     def end_step(self) -> None:
         """Drops the copies that were redistributed for the uses of one step."""

@@ -103,12 +103,10 @@ def shard_beside(value: torch.Tensor, target: Any) -> torch.Tensor:
     spec = (e if m else None for e, m in zip(layout.spec[missing:], meets, strict=True))
     blocks = (b if m else 1 for b, m in zip(layout.blocks[missing:], meets, strict=True))
     wanted = Layout(layout.mesh, tuple(spec), (), tuple(blocks))
-    if not isinstance(value, ShardedTensor):
-        adopted = engine.adopt(value)
-        if adopted is None:
-            return local_shard(value, wanted, engine)
-        value = adopted
-    part: torch.Tensor = in_layout(value, wanted).part
+    sharded = engine.adopt(value)
+    if sharded is None:
+        return local_shard(value, wanted, engine)
+    part: torch.Tensor = in_layout(sharded, wanted).part
     return part
 
 
