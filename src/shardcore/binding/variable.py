@@ -85,12 +85,9 @@ def full_tensor(tensor: Any, sessions: Sessions) -> Any:
     strategy = sessions.keeper(tensor) if isinstance(tensor, torch.Tensor) else None
     if strategy is None:
         return tensor
-    check_other_ranks(lambda: _is_split(strategy.layout(tensor)), sessions)
+    layout = strategy.layout(tensor)
+    check_other_ranks(lambda: layout is not None and not layout.is_replicated, sessions)
     return strategy.full_tensor(tensor)
-
-
-def _is_split(layout: Layout | None) -> bool:
-    return layout is not None and not layout.is_replicated
 
 
 def strategy_of(variable: Any, sessions: Sessions) -> Any:

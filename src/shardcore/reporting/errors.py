@@ -44,11 +44,11 @@ def strip_own_frames(error: BaseException) -> None:
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    inner = next((each for each in reversed(frames) if _owner(each) != "library"), None)
+    inner = next((each for each in reversed(frames) if _owner(each) in ("shardcore", "user")), None)
     debugged = logging.getLogger("shardcore").isEnabledFor(logging.DEBUG)
     if inner is None or _owner(inner) == "shardcore" or debugged:
         return
-    kept = [each for each in frames if _owner(each) != "shardcore" and not _starts(each)]
+    kept = [each for each in frames if _owner(each) not in ("shardcore", "python -m")]
     for outer, next_ in pairwise(kept):
         outer.tb_next = next_
     error.__traceback__ = kept[0]
@@ -58,9 +58,6 @@ def _owner(trace: TracebackType) -> str:
     file = trace.tb_frame.f_code.co_filename
     if file.startswith(PACKAGE):
         return "shardcore"
+    if file == "<frozen runpy>":
+        return "python -m"
     return "library" if any(each in file for each in LIBRARIES) else "user"
-
-
-def _starts(trace: TracebackType) -> bool:
-    """Returns whether the frame is of `python -m`."""
-    return trace.tb_frame.f_code.co_filename == "<frozen runpy>"

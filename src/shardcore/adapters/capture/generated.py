@@ -111,7 +111,9 @@ class _Writer:
 
     def _end(self) -> str:
         leaves = torch_compat.tree_leaves(self.tape.outputs)
-        return f"return ({''.join(f'{_name(each)}, ' for each in leaves if _is_value(each))})"
+        return (
+            f"return ({''.join(f'{_name(each)}, ' for each in leaves if isinstance(each, Value))})"
+        )
 
     def _ended(self) -> list[list[Value]]:
         """Returns, by call, the values that are dropped after it."""
@@ -152,10 +154,6 @@ class _Writer:
 
 def _name(value: Value) -> str:
     return f"v{value.number}"
-
-
-def _is_value(leaf: Any) -> bool:
-    return isinstance(leaf, Value)
 
 
 def _target(result: Any, made: set[Value]) -> str:

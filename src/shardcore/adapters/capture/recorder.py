@@ -112,10 +112,10 @@ class Recorder:
             self._taken[repr(result)] = args[0], result
             return
         if torch_compat.reads_values(operator, args):
-            for each in filter(_is_tensor, torch_compat.tree_leaves((args, kwargs))):
+            for each in filter(torch.is_tensor, torch_compat.tree_leaves((args, kwargs))):
                 number = result if operator is torch_compat.ITEM else None
                 self.read(each, str(operator), number)
-            if not any(map(_is_tensor, torch_compat.tree_leaves(result))):
+            if not any(map(torch.is_tensor, torch_compat.tree_leaves(result))):
                 return
         self._append(operator, args, kwargs, references, result)
 
@@ -171,7 +171,7 @@ class Recorder:
         if known is None:
             known = self._from_outside(thing)
             self.tape.outside[known.number] = thing
-            if _is_tensor(thing) and thing.numel() <= _MOST_ELEMENTS and not self.tape.refusal:
+            if torch.is_tensor(thing) and thing.numel() <= _MOST_ELEMENTS and not self.tape.refusal:
                 with self.unheard(), torch.no_grad():
                     self.tape.found[known.number] = thing.detach().clone()
         return known
@@ -216,7 +216,7 @@ class Recorder:
         value = Value(len(self.tape.memory))
         self.tape.memory.append(value.number if owner is None else owner)
         self.tape.forms.append(Form.of(thing))
-        if _is_tensor(thing):
+        if torch.is_tensor(thing):
             # By identity, and dropped with the tensor: a new one may get its address.
             key = id(thing)
             forget = weakref.ref(thing, lambda _: self._values.pop(key, None))
@@ -224,10 +224,6 @@ class Recorder:
         else:
             self._generators[torch_compat.identity_of(thing)] = value, thing
         return value
-
-
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor)
 
 
 @cache

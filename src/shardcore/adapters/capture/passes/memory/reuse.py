@@ -68,11 +68,8 @@ def _as_result(call: Call, originals: Mapping[Value, Value], tape: Tape) -> tupl
     """Returns the operands of a pointwise call: originals, if all have its result's strides."""
     args, forms = _uncopied(call, originals, tape)
     own = tape.form(call.result) if isinstance(call.result, Value) and not call.writes else None
-    return args if own and all(_have_equal_strides(each, own) for each in forms) else call.args
-
-
-def _have_equal_strides(form: Form, other: Form) -> bool:
-    return (form.shape, form.strides) == (other.shape, other.strides)
+    is_alike = own and {(each.shape, each.strides) for each in forms} <= {(own.shape, own.strides)}
+    return args if is_alike else call.args
 
 
 def _pooled(call: Call, originals: dict[Value, Value], fixed: Collection[int], tape: Tape) -> Call:
