@@ -115,12 +115,6 @@ class Call:
         """The mesh of the operands."""
         return self.operands[0].layout.mesh
 
-    def leaves_none_empty(self, factor: str, cut: Cut) -> bool:
-        """Returns whether every rank has a step of `factor` if `cut` splits it."""
-        steps = self.extents[factor] // cut.count
-        ranks = tuple(map(self.mesh.axis_size, cut.axes))
-        return min(chunk_sizes(steps, ranks, cut.grain)) > 0
-
     def placement(self, term: Term, factor: str) -> Placement:
         """Returns the placement of an operand or a result along an axis that splits `factor`."""
         if factor in term.factors:
@@ -192,9 +186,10 @@ class Call:
             if factor in term.factors
         ]
         for order in (*orders, axes):
-            found = Cut(order, cut.grain, cut.count)
-            if sorted(order) == sorted(axes) and self.leaves_none_empty(factor, found):
-                yield factor, found
+            ranks = tuple(map(self.mesh.axis_size, order))
+            steps = chunk_sizes(self.extents[factor] // cut.count, ranks, cut.grain)
+            if sorted(order) == sorted(axes) and min(steps) > 0:
+                yield factor, Cut(order, cut.grain, cut.count)
                 return
 
     def _meets_its_like(self, axis: str, term: Term, weight: Placed, factor: str) -> bool:

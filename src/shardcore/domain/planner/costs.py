@@ -42,8 +42,15 @@ class SplitCosts:
         """
         gathers = sum(self._brought(each, Replicate(), axis) for each in self.call.operands)
         ranks = self.call.mesh.axis_size(axis)
-        work = self._multiplications() * (ranks - 1) / ranks / self.call.costs.multiplications
-        return work + gathers
+        # An upper bound of the multiplications: one per step of all factors and other dims.
+        never_split = (
+            size
+            for term, operand in self.call.terms
+            for dim, size in zip(term.dims, operand.shape, strict=True)
+            if dim.factor is None
+        )
+        work = prod(self.call.extents.values()) * prod(never_split)
+        return work * (ranks - 1) / ranks / self.call.costs.multiplications + gathers
 
     def of_chosen_work(self, axis: str) -> float:
         """Returns `of_all_work` if it may be chosen although `axis` can split a factor; else inf.
@@ -57,16 +64,6 @@ class SplitCosts:
         if len(split) != 1 or split[0].weight or not with_weight or len(self.call.rule.results) > 1:
             return inf
         return self.of_all_work(axis)
-
-    def _multiplications(self) -> int:
-        """Returns an upper bound of the multiplications: one per step of all factors and dims."""
-        never_split = (
-            size
-            for term, operand in self.call.terms
-            for dim, size in zip(term.dims, operand.shape, strict=True)
-            if dim.factor is None
-        )
-        return prod(self.call.extents.values()) * prod(never_split)
 
     def _wanted(
         self, term: Term, shape: Shape, source: Placement, axis: str, factor: str, cut: Cut
