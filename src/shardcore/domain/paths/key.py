@@ -27,13 +27,6 @@ KERAS_TO_TORCH: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-TORCH_TO_KERAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        name: tuple(keras for keras, torch in KERAS_TO_TORCH.items() if torch == name)
-        for name in KERAS_TO_TORCH.values()
-    }
-)
-
 # Every character that means something in a regular expression, except the dot.
 METACHARACTERS: Final = frozenset(r"\^$*+?{}[]()|")
 _NAMES_A_DOT: Final = re.compile(r"\\\.|\[[^\]]*\.")
@@ -66,10 +59,9 @@ def spellings(path: str) -> tuple[str, ...]:
     """
     cut = max(path.rfind(separator) for separator in SEPARATORS) + 1
     last = path[cut:]
-    if last in KERAS_TO_TORCH:
-        others: tuple[str, ...] = (KERAS_TO_TORCH[last],)
-    else:
-        others = () if "/" in path else TORCH_TO_KERAS.get(last, ())
+    others = [torch for keras, torch in KERAS_TO_TORCH.items() if keras == last]
+    if not others and "/" not in path:
+        others = [keras for keras, torch in KERAS_TO_TORCH.items() if torch == last]
     names = [path[:cut] + each for each in (last, *others)]
     return tuple(dict.fromkeys([path, *map(slashed, names), *map(dotted, names)]))
 
