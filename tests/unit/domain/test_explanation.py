@@ -8,7 +8,6 @@ from shardcore.domain.explanation.collectives import (
     ExplainedVariable,
     axes_of,
     counted,
-    sent_bytes,
 )
 from shardcore.domain.explanation.reasons import Facts, reason
 from shardcore.domain.layout import Layout
@@ -51,6 +50,11 @@ def test_the_bytes_by_theory_are_those_of_a_redistribution(source, target):
     (step,) = plan(source, target, shape, itemsize=4)
     rows, columns = source.local_shape(shape, rank=0)
     assert sent_bytes(step.kind, rows * columns * 4, ranks=4) == step.bytes_sent(rank=0)
+
+
+def sent_bytes(kind, operand_bytes, ranks):
+    made = facts(kind, operand_bytes=operand_bytes, processes=range(ranks))
+    return made.collective().sent_bytes
 
 
 def facts(kind="all_gather", **known):

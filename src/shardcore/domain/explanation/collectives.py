@@ -7,7 +7,6 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from shardcore.domain.cost import bytes_sent
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.spec import DimSpec
 from shardcore.domain.variable_size import VariableSize
@@ -70,12 +69,9 @@ class Avoidable:
 
 @attrs.frozen
 class ExplainedVariable(VariableSize):
-    """A variable of a layer.
+    """A variable of a layer, with its layout.
 
     Args:
-        path: Its path.
-        shape: Its global shape.
-        itemsize: The bytes of one element.
         spec: Per tensor dim the mesh axes that split it.
     """
 
@@ -149,20 +145,6 @@ class Explained:
         """Returns whether another rule would avoid `collective`."""
         once = attrs.evolve(collective, times=1)
         return any(each.collective == once for each in self.avoidable)
-
-
-def sent_bytes(kind: str, operand_bytes: int, ranks: int) -> int:
-    """Returns the bytes that one rank sends in theory, if all operands have one size.
-
-    For even shards they equal `Step.bytes_sent`.
-
-    Example:
-        >>> sent_bytes("all_reduce", 96, ranks=4), sent_bytes("all_gather", 96, ranks=4)
-        (144, 288)
-    """
-    # A rank's operand is its shard of the tensor, or the full tensor.
-    held = operand_bytes * (ranks if kind in ("all_gather", "all_to_all") else 1)
-    return round(bytes_sent(kind, ranks, held))
 
 
 def axes_of(mesh: Mesh, processes: Iterable[int], group: Collection[int]) -> tuple[str, ...]:

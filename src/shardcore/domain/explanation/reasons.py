@@ -2,7 +2,8 @@
 
 import attrs
 
-from shardcore.domain.explanation.collectives import Collective, Phase, sent_bytes
+from shardcore.domain.cost import bytes_sent
+from shardcore.domain.explanation.collectives import Collective, Phase
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial, Placement, Shard
 
@@ -62,6 +63,8 @@ class Facts:
     def collective(self) -> Collective:
         """Returns the collective with its reason."""
         ranks = len(self.processes)
+        # A rank's operand is its shard of the tensor, or the full tensor.
+        shards = ranks if self.kind in ("all_gather", "all_to_all") else 1
         changes = zip(self.before(), self.after(), strict=True)
         return Collective(
             kind=self.kind,
@@ -71,7 +74,7 @@ class Facts:
             axes=self.axes,
             ranks=ranks,
             operand_bytes=self.operand_bytes,
-            sent_bytes=sent_bytes(self.kind, self.operand_bytes, ranks),
+            sent_bytes=round(bytes_sent(self.kind, ranks, self.operand_bytes * shards)),
             variables=self.reduced or ((self.variable,) if self.variable else ()),
             shape=self.shape,
             change=", ".join(f"{before} -> {after}" for before, after in changes),
