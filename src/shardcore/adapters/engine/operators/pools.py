@@ -19,7 +19,7 @@ def _average(spatial: int, operator: Any, *args: Any) -> Task:
     *gradient, image = (each for each in args if isinstance(each, Operand))
     numbers = args[len(gradient) + 1 :]
     windows = _windows(spatial, image, *numbers[:3])
-    return _split(spatial, operator, args, windows, pooled=(0,) if gradient else ())
+    return _split(operator, args, windows, pooled=(0,) if gradient else ())
 
 
 def _largest(spatial: int, operator: Any, *args: Any) -> Task | Handler:
@@ -33,7 +33,7 @@ def _largest(spatial: int, operator: Any, *args: Any) -> Task | Handler:
     if any(_splits_plane(each, windows) for each in args if isinstance(each, Operand)):
         return partial(_largest_backward_of_split if is_gradient else _largest_of_split, spatial)
     pooled = (0, 2) if is_gradient else ()
-    return _split(spatial, operator, args, (None,) * spatial, pooled)
+    return _split(operator, args, (None,) * spatial, pooled)
 
 
 def _windows(
@@ -66,11 +66,7 @@ def _splits_plane(tensor: Any, windows: Sequence[int | None]) -> bool:
 
 
 def _split(
-    spatial: int,
-    operator: Any,
-    args: tuple[Any, ...],
-    windows: tuple[int | None, ...],
-    pooled: tuple[int, ...] = (),
+    operator: Any, args: tuple[Any, ...], windows: tuple[int | None, ...], pooled: Sequence[int]
 ) -> Task:
     operands = [each for each in args if isinstance(each, Operand)]
     results = torch_compat.number_of_results(operator)
