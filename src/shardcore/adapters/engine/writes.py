@@ -158,7 +158,7 @@ def write_through(view: Any, write: Callable[[torch.Tensor], Any]) -> None:
 
 def _store(view: Any, copied: Copied, value: torch.Tensor) -> None:
     """Gives `view` a separate local shard: that of a partial base must not be overwritten."""
-    _become_reduced(view)
+    view.form = view.engine.evolved(view.form, layout=view.form.layout.reduced)
     part = local_shard(value, view.form.layout, view.engine)
     view.part = part.clone(memory_format=torch.contiguous_format)
     view.copied = attrs.evolve(copied, writes=copied.base.memory.writes)
@@ -170,9 +170,4 @@ def reduce_in_place(target: Any) -> None:
         done = reduced(target)
         target.part.copy_(done.part)
         target.memory.writes += 1
-        _become_reduced(target)
-
-
-def _become_reduced(target: Any) -> None:
-    layout = target.form.layout
-    target.form = target.engine.evolved(target.form, layout=layout.reduced)
+        target.form = target.engine.evolved(target.form, layout=target.form.layout.reduced)

@@ -131,7 +131,7 @@ def _one_gather_at_a_time() -> Any:
 
 
 def _gathers_after_waits(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
-    """Yields the all-gathers on a CPU but the first of each group, and the wait before each."""
+    """Returns the all-gathers on a CPU but the first of each group, and the wait before each."""
     last: dict[Any, fx.Node] = {}
     found = []
     for node in graph.nodes:
