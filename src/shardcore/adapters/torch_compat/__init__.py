@@ -53,11 +53,6 @@ from shardcore.adapters.torch_compat.trees import Kwargs as Kwargs
 from shardcore.adapters.torch_compat.trees import tree_leaves as tree_leaves
 from shardcore.adapters.torch_compat.trees import tree_map as tree_map
 from shardcore.adapters.torch_compat.trees import tree_map_only as tree_map_only
-from shardcore.adapters.torch_compat.unnamed_operators import ADAPTIVE_AVERAGES as ADAPTIVE_AVERAGES
-from shardcore.adapters.torch_compat.unnamed_operators import CPU_ATTENTION as CPU_ATTENTION
-from shardcore.adapters.torch_compat.unnamed_operators import (
-    CPU_ATTENTION_BACKWARD as CPU_ATTENTION_BACKWARD,
-)
 from shardcore.adapters.torch_compat.unnamed_operators import ITEM as ITEM
 from shardcore.adapters.torch_compat.unnamed_operators import LIST_NORM as LIST_NORM
 from shardcore.adapters.torch_compat.unnamed_operators import SOFTMAX as SOFTMAX

@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.operators import shifts
 from shardcore.adapters.engine.operators.views import along
 from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
+from shardcore.adapters.torch_compat import unnamed_operators
 from shardcore.domain.rules import basic, layers, lookups
 
 aten = torch.ops.aten
@@ -226,7 +226,7 @@ PLANNERS: dict[Any, Planner] = {
     **_named(_UPSAMPLES, _upsample_backward, "_backward"),
     **{
         each: partial(_planes, spatial)
-        for spatial, operators in torch_compat.ADAPTIVE_AVERAGES.items()
+        for spatial, operators in unnamed_operators.ADAPTIVE_AVERAGES.items()
         for each in operators
     },
     aten.convolution.default: _convolution,
@@ -236,6 +236,6 @@ PLANNERS: dict[Any, Planner] = {
     aten.index_put.default: _index_put,
     aten.im2col.default: _im2col,
     aten.col2im.default: _col2im,
-    torch_compat.CPU_ATTENTION: _attention,
-    torch_compat.CPU_ATTENTION_BACKWARD: _attention_backward,
+    unnamed_operators.CPU_ATTENTION: _attention,
+    unnamed_operators.CPU_ATTENTION_BACKWARD: _attention_backward,
 }
