@@ -28,7 +28,6 @@ def run_full(operator: Any, *args: Any, **kwargs: Any) -> Any:
             def take(tensor: torch.Tensor, at: int = at) -> Any:
                 return tree_leaves(operator(tensor, *numbers, **kwargs))[at]
 
-            each.memory = base.memory
             note_view(each, base, take, is_copy=not base.form.is_replicated)
     return wrapped
 

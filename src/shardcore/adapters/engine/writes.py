@@ -121,7 +121,7 @@ def note_view(
         take: A function that takes the same view of the full value of `base`.
         is_copy: Whether the local shards of both have separate memory.
     """
-    before = base.copied
+    view.memory, before = base.memory, base.copied
     if before is not None:
         first = before.take
         view.copied = attrs.evolve(before, take=lambda tensor: take(first(tensor)))

@@ -81,7 +81,6 @@ class Shift:
     def slice(self, operator: Any, tensor: Any, *rest: Any) -> Any:
         """Runs `slice(tensor, ...)`."""
         result = self.run(operator, tensor)
-        result.memory = tensor.memory
         note_view(result, tensor, lambda full: operator(full, *rest), is_copy=True)
         return result
 

@@ -135,7 +135,6 @@ def _of_its_rank(operator: Any, tensor: Any, dim: int, index: int) -> Any:
     del spec[dim], blocks[dim]
     found = Layout(layout.mesh, spec, (*layout.partial, *pending), blocks)
     result = engine.sharded(part, found, tuple(shape))
-    result.memory = tensor.memory
     note_view(result, tensor, lambda full: operator(full, dim, index), is_copy=True)
     return result
 
