@@ -25,7 +25,7 @@ def loaded_inductor():
     # The pool of compiling processes must not be forked.
     os.environ["TORCH_WARM_POOL"] = "0"
     with warnings.catch_warnings():
-        # Importing it, torch 2.13 warns of its own use of `torch.jit`.
+        # torch 2.13 uses its deprecated `torch.jit` in this import.
         warnings.simplefilter("ignore", DeprecationWarning)
         import torch._inductor.compile_fx  # noqa: F401
     from torch._inductor.cpu_vec_isa import pick_vec_isa

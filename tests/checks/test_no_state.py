@@ -14,7 +14,7 @@ import pytest
 from tests.checks.tree import ROOT
 
 PACKAGE = ROOT / "src" / "shardcore"
-# Run in processes of their own, which a plug-in's author starts.
+# Run in separate processes, which a plug-in's author starts.
 LEFT_OUT = ("testing/", "__main__.py")
 
 # Caches of functions of numbers, names and layouts: the same for everybody, and of no tensor.

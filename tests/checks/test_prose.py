@@ -16,7 +16,10 @@ import pytest
 from tests.checks.tree import ROOT
 
 # The files and folders that are read.
-READ = ("src",)
+READ = (
+    *("src", "tests", "benchmarks", "examples", "docs"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+)
 # The folders in them that are not.
 UNREAD: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""What an operator on sharded tensors moves, on two ranks: its collectives, by kind."""
+"""The collectives of operators on sharded tensors on two ranks, by kind."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name

@@ -109,7 +109,7 @@ def test_a_block_takes_four_all_reduces(mesh, one_device):
 
 
 def of_pairs(rank, mesh=None):
-    """Two pairs of dense layers with activations of their own, as the policy finds them."""
+    """Two pairs of dense layers with separate activations, as the policy finds them."""
     if mesh:
         distribute(mlp, mesh, policy="tensor_parallel", small=0)
     return trained(mlp, DATA[mlp])

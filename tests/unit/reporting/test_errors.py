@@ -1,4 +1,4 @@
-"""Which frames an uncaught error shows."""
+"""An uncaught error of user code shows no frames of shardcore."""
 
 import logging
 import sys
