@@ -26,7 +26,7 @@ from shardcore.domain.placements import (
     blocks_of,
     segments_of,
 )
-from shardcore.domain.spec import DimSpec, entry_axes, spec_of, without_axes
+from shardcore.domain.spec import DimSpec, check_spec, entry_axes, spec_of, without_axes
 
 PartialAxes: TypeAlias = tuple[tuple[str, ReduceOp], ...]
 
@@ -75,24 +75,8 @@ class Layout:
     )
 
     def __attrs_post_init__(self) -> None:
-        known = self.mesh.axis_names
-        if len(self.blocks) != len(self.spec):
-            raise LayoutError(f"Layout {self} needs one block per dim, got {self.blocks}.")
-        for entry, block in zip(self.spec, self.blocks, strict=True):
-            if segments_of(block)[1] < 1 or (entry is None and block != 1):
-                raise LayoutError(
-                    f"Layout {self} has blocks {self.blocks}: a dim that is split has blocks of 1 "
-                    "or more elements, any other of 1."
-                )
-        used = [axis for entry in self.spec for axis in entry_axes(entry)]
-        used += [axis for axis, _ in self.partial]
-        for axis in used:
-            if axis not in known:
-                raise LayoutError(
-                    f"Layout {self} names axis {axis!r}, but the axes of its mesh are {known}."
-                )
-            if used.count(axis) > 1:
-                raise LayoutError(f"Layout {self} uses axis {axis!r} twice: use each axis once.")
+        pending = [axis for axis, _ in self.partial]
+        check_spec(self.spec, self.blocks, pending, self.mesh.axis_names, f"Layout {self}")
         ops = {Partial(op).op for _, op in self.partial}
         if len(ops) > 1 and ops != {"sum", "avg"}:
             raise LayoutError(

@@ -1,9 +1,10 @@
 """Specs: per tensor dim, the mesh axes that split it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from shardcore.domain.errors import LayoutError
+from shardcore.domain.placements import Blocks, segments_of
 
 DimSpec: TypeAlias = str | tuple[str, ...] | None
 
@@ -33,6 +34,35 @@ def entry_axes(entry: DimSpec) -> tuple[str, ...]:
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else entry
+
+
+def check_spec(
+    spec: Sequence[DimSpec],
+    blocks: Sequence[Blocks],
+    pending: Iterable[str],
+    known: Sequence[str],
+    what: str,
+) -> None:
+    """Checks a spec, with the blocks of its dims and the axes of its pending reductions.
+
+    Raises:
+        LayoutError: If there is not one fitting block per dim, or an axis is not one of `known`,
+            those of the mesh, or is used twice. It names `what`.
+    """
+    if len(blocks) != len(spec):
+        raise LayoutError(f"{what} needs one block per dim, got {blocks}.")
+    for entry, block in zip(spec, blocks, strict=True):
+        if segments_of(block)[1] < 1 or (entry is None and block != 1):
+            raise LayoutError(
+                f"{what} has blocks {blocks}: a dim that is split has blocks of 1 or more "
+                "elements, any other of 1."
+            )
+    used = [*(axis for entry in spec for axis in entry_axes(entry)), *pending]
+    for axis in used:
+        if axis not in known:
+            raise LayoutError(f"{what} names axis {axis!r}, but the axes of its mesh are {known}.")
+        if used.count(axis) > 1:
+            raise LayoutError(f"{what} uses axis {axis!r} twice: use each axis once.")
 
 
 def without_axes(spec: Iterable[DimSpec], *axes: str) -> tuple[DimSpec, ...]:
