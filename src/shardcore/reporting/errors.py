@@ -36,10 +36,19 @@ def strip_own_frames(error: BaseException) -> None:
 
     The error counts as the user's if the innermost frame outside of libraries is. Any other error
     keeps its traceback, because it may be a bug of shardcore. So do all while the log is at debug.
+    The same holds for the errors that caused it, which may be a circle.
     """
-    for other in (error.__cause__, error.__context__):
-        if other is not None:
-            strip_own_frames(other)
+    stripped: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in stripped:
+            stripped.add(id(each))
+            waiting += [each.__cause__, each.__context__]
+            _strip(each)
+
+
+def _strip(error: BaseException) -> None:
     frames, trace = [], error.__traceback__
     while trace is not None:
         frames.append(trace)

@@ -42,6 +42,18 @@ def test_an_error_of_the_user_is_shown_without_our_frames():
     assert frames(lambda: through("<frozen runpy>", called)) == [KERAS, "/home/me/train.py"]
 
 
+def test_errors_that_cause_each_other_are_stripped_once():
+    def called():
+        first = ValueError("it")
+        try:
+            through(OURS, fail)
+        except ValueError as error:
+            error.__cause__, first.__cause__ = first, error
+            raise
+
+    assert frames(called) == ["/home/me/train.py"]
+
+
 def test_so_are_its_causes():
     def called():
         try:
