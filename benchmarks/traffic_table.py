@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 
 from rich import box
 from rich.console import Console
@@ -11,11 +12,12 @@ from benchmarks.traffic_bytes import Traffic
 from benchmarks.traffic_compare import DEFAULT, EAGER, Row, Summary, ratio, summarize, worst
 
 WORST = 20
-SUMMARY = ("mesh", "strategy", "step", "≤ XLA", "mean", "collectives : XLA", "XLA 0")
+SUMMARY = ("mesh", "strategy", "step", "≤ XLA", "mean", "collectives : XLA", "XLA 0", "eager")
 CAPTION = """\
 ≤ XLA: cases in which a rank sends at most as many bytes as under XLA.
 mean: the geometric mean of the ratios of bytes.
 XLA 0: cases in which XLA sends nothing and shardcore does; not in the mean.
+eager: cases whose default step was not captured; their eager step counts in its place.
 """
 # By strategy: the rows of one mesh.
 Compared = Mapping[str, Sequence[Row]]
@@ -43,12 +45,13 @@ def show(compared: Mapping[str, Compared], console: Console) -> None:
 
 def summary(compared: Mapping[str, Compared]) -> list[tuple[str, ...]]:
     """Lay out a line for each mesh, strategy and kind of step."""
-    return [
-        (mesh, strategy, kind, *summary_cells(summarize(rows, kind)))
-        for mesh, strategies in compared.items()
-        for strategy, rows in strategies.items()
-        for kind in (DEFAULT, EAGER)
-    ]
+    found = []
+    for mesh, strategies in compared.items():
+        for (strategy, rows), kind in product(strategies.items(), (DEFAULT, EAGER)):
+            sums = summarize(rows, kind)
+            eager = str(sums.not_captured) if kind == DEFAULT else ""
+            found.append((mesh, strategy, kind, *summary_cells(sums), eager))
+    return found
 
 
 def summary_cells(found: Summary) -> tuple[str, ...]:

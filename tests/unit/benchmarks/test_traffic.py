@@ -288,8 +288,8 @@ def test_the_page_comes_before_any_run() -> None:
 def test_a_mesh_has_a_line_for_each_strategy_and_step() -> None:
     rows = traffic_compare.rows(OURS, XLA)
     found = traffic_table.summary({"1x2": {"manual": rows}})
-    assert found[0] == ("1x2", "manual", "default", "2 of 4", "2.00", "3 : 4", "1")
-    assert [line[2] for line in found] == ["default", "eager"]
+    assert found[0] == ("1x2", "manual", "default", "2 of 4", "2.00", "3 : 4", "1", "1")
+    assert [(line[2], line[-1]) for line in found] == [("default", "1"), ("eager", "")]
     assert traffic_table.cells_of("A", {"manual": rows}) == ["A", "100", "400", "4.00"]
 
 
