@@ -1,7 +1,5 @@
 """Runs policies: which exist, the options that they take, and the plans that they return."""
 
-import sys
-
 import pytest
 
 from shardcore.bootstrap import planning, plugins
@@ -30,15 +28,6 @@ def shardcore_policies():
 """
 
 COLUMNS = 'Choice((None, axis), "columns")'
-
-
-@pytest.fixture
-def packages(tmp_path, monkeypatch):
-    """A folder on the path; what is written there by `write_package` counts as installed."""
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for file in tmp_path.glob("*.py"):
-        sys.modules.pop(file.stem, None)
 
 
 def run(policy, **options):

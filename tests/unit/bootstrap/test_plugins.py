@@ -33,15 +33,6 @@ def offers(*entries, broken=None):
     return plugins.Offers(plugins.STRATEGIES, found, broken or {})
 
 
-@pytest.fixture
-def packages(tmp_path, monkeypatch):
-    """A folder on the path; what is written there by `write_package` counts as installed."""
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for file in tmp_path.glob("*.py"):
-        sys.modules.pop(file.stem, None)
-
-
 # --- choosing -------------------------------------------------------------------------------------
 
 

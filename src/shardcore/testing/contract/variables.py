@@ -107,7 +107,7 @@ def knows_its_layout(strategy: Strategy[torch.Tensor], world: World) -> None:
 
 
 def is_read(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """Checks that `whole` gathers, `local` shares the memory, and in `scope` plain tensors mix."""
+    """Checks that `full_tensor` gathers, `local` shares the memory, and plain tensors mix in."""
     for case in cases(strategy, world, EVEN):
         stored = case.stored()
         whole = strategy.full_tensor(stored)
@@ -117,7 +117,9 @@ def is_read(strategy: Strategy[torch.Tensor], world: World) -> None:
         np.testing.assert_array_equal(result, case.whole * 2 + 1, f"computed with {case.layout}")
         strategy.local(stored.detach()).zero_()
         case.check(stored, torch.zeros_like(case.whole))
-    np.testing.assert_array_equal(strategy.full_tensor(EVEN), EVEN, "whole() of a plain tensor")
+    np.testing.assert_array_equal(
+        strategy.full_tensor(EVEN), EVEN, "full_tensor() of a plain tensor"
+    )
 
 
 def is_assigned(strategy: Strategy[torch.Tensor], world: World) -> None:
