@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         all_gather,
         all_gather_variable,
         all_reduce,
+        distribute_model,
         distribute_tensor,
         distribute_variable,
         ensure_dtensor,
@@ -32,9 +33,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Link", "ShardcoreError", "all_gather", "all_gather_variable", "all_reduce",
-    "distribute_tensor", "distribute_variable", "ensure_dtensor", "ensure_dtensor_input",
-    "explain", "install", "mesh_info", "parallelize_torch_module", "plan", "rules_report",
-    "status", "uninstall", "verify",
+    "distribute_model", "distribute_tensor", "distribute_variable", "ensure_dtensor",
+    "ensure_dtensor_input", "explain", "install", "mesh_info", "parallelize_torch_module", "plan",
+    "rules_report", "status", "uninstall", "verify",
 ]  # fmt: skip
 
 

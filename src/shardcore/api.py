@@ -28,7 +28,8 @@ from shardcore.domain.paths.report import RulesReport
 from shardcore.domain.placements import ReduceOp
 
 from shardcore.ports.types import (  # isort: skip
-    Array, KerasModel, KerasVariable, KerasVariableT, LayoutLike, MeshLike, TorchModuleT,
+    Array, KerasModel, KerasModelT, KerasVariable, KerasVariableT, LayoutLike, MeshLike,
+    TorchModuleT,
 )  # fmt: skip
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.status import Status
@@ -246,6 +247,31 @@ def distribute_variable(
     """
     _functions().distribute_variable(variable, layout)
     return variable
+
+
+def distribute_model(model: KerasModelT) -> KerasModelT:
+    """Lays a model out by the distribution that is set, with its optimizer and metrics.
+
+    A model that was made before the distribution needs no call: it is laid out at its first use.
+    This moves one that was laid out under another distribution. All ranks call it; the full value
+    of one variable at a time is gathered.
+
+    Args:
+        model: The Keras model. Its variables are changed in place.
+
+    Returns:
+        The model.
+
+    Raises:
+        RankMismatchError: If a variable without a layout has other values on another rank.
+        StrategyError: If no distribution is set.
+
+    Example:
+        >>> shardcore.distribute_model(model).weights[0].path
+        'net/hidden/kernel'
+    """
+    _functions().distribute_model(model)
+    return model
 
 
 def distribute_tensor(tensor: Array, layout: LayoutLike) -> "Tensor":

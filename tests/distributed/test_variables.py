@@ -189,17 +189,6 @@ def test_one_rank_alone_can_print_a_variable():
     assert "path=v, shape=(8, 6), dtype=float32, layout=(None, 'model')" in printed
 
 
-def test_a_model_of_before_the_distribution_is_an_error_at_its_first_step():
-    def program(rank):
-        model = mlp()
-        distribute((2, 1), RULES)
-        model.fit(X, Y, verbose=0)
-
-    assert_fails_everywhere(
-        program, 2, error=StrategyError, match="'frozen/kernel' was made before .*distribute_vari"
-    )
-
-
 def test_a_model_of_before_the_distribution_can_be_moved():
     def program(rank, mesh):
         keras.utils.set_random_seed(rank)

@@ -21,8 +21,7 @@ def check_model(model: Any, data: Any, session: Session) -> None:
     """Compares mesh, variables, layouts, copies and batch on all ranks, for the first step.
 
     Raises:
-        StrategyError: If the model was built before the distribution was set, or over another
-            mesh.
+        StrategyError: If the model was laid out over another mesh.
         RankMismatchError: If a rank has another mesh, variable, layout, copy or batch.
     """
     variables = list(variables_of(model))
@@ -36,24 +35,29 @@ def check_model(model: Any, data: Any, session: Session) -> None:
     if not session.distribution.auto_shard_dataset:
         _compare_rows(inputs, session)
     for variable in variables:
-        if storage_layout(variable) is None:
-            raise StrategyError(
-                f"Variable {variable.path!r} was made before the distribution over mesh "
-                f"{session.mesh} was set, so this process holds it whole. Build and compile the "
-                "model after keras.distribution.set_distribution(...), or inside "
-                "distribution.scope(); or move it: shardcore.distribute_variable(variable) for "
-                "each of model.variables, then compile again."
-            )
         if variable._shardcore_world != session.world:
             own = variable._shardcore_world
             raise StrategyError(
                 f"Variable {variable.path!r} was laid out over mesh {own.mesh} of processes "
                 f"{own.processes}, but the distribution that is set is over mesh {session.mesh} of "
                 f"processes {session.world.processes}. Use the model in the scope of the "
-                "distribution that it was built in; or move it: "
-                "shardcore.distribute_variable(variable) for each of model.variables, then compile "
-                "again."
+                "distribution that it was built in; or move it: shardcore.distribute_model(model)."
             )
+
+
+def compare_values(variables: Iterable[Any], session: Session) -> None:
+    """Compares plain variables on all ranks.
+
+    Raises:
+        RankMismatchError: If a rank has other variables, or other values of one.
+    """
+    facts = {
+        f"variable {number} ({v.path})": f"shape {tuple(v.shape)}, dtype {v.dtype}, values that "
+        f"sum to {float(_sum(v._value.detach()))}"
+        for number, v in enumerate(variables)
+    }
+    if facts and session.mesh.size > 1:
+        compare(facts, session)
 
 
 def compare(facts: Facts, session: Session, said: Any = None) -> list[Any]:

@@ -13,6 +13,7 @@ import keras
 import torch
 
 from shardcore.binding import (
+    adoption,
     batches,
     callback_files,
     layers,
@@ -104,7 +105,7 @@ class Binding:
             "TensorLayout._validate_axes": layout_map.validate_axes,
             "LayoutMap.__getitem__": layout_map.lookup,
             "LayoutMap.__setitem__": layout_map.add_rule,
-            "Variable._direct_assign": partial(variable.assign, sessions),
+            "Variable._direct_assign": partial(adoption.assign, sessions),
             "Variable.__repr__": variable.represent,
             "core.convert_to_numpy": partial(variable.to_numpy, sessions),
             "Layer.__call__": partial(layers.layer_call, sessions),

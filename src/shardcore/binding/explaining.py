@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shardcore.binding import agreement, seams, torch_modules
+from shardcore.binding import adoption, agreement, seams, torch_modules
 from shardcore.binding.explaining_step import ExplainedStep
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
@@ -29,6 +29,8 @@ def explain_model(
             scope.enter_context(session.strategy.scope())
         if step != "predict":
             model._symbolic_build(data_batch=data)
+        if session is not None:
+            adoption.adopt(model, session)
         if session is not None and session.mesh.size > 1:
             agreement.check_model(model, [data], session)
         run = ExplainedStep(model, step, session)

@@ -6,7 +6,7 @@ import attrs
 import keras
 import torch
 
-from shardcore.binding import batches, torch_modules
+from shardcore.binding import adoption, agreement, batches, torch_modules
 from shardcore.binding.session import Session, Sessions
 from shardcore.binding.variable import place, strategy_of
 from shardcore.domain.errors import LayoutError
@@ -33,6 +33,10 @@ class Functions:
         variable._value = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)
         place(variable, session, None if layout is None else _layout(layout, value, session))
         torch_modules.follow(variable, before)
+
+    def distribute_model(self, model: Any) -> None:
+        """Lays a model out again by the rules of the distribution that is set."""
+        adoption.lay_out(agreement.variables_of(model), self.sessions.required(), model)
 
     def distribute_tensor(self, tensor: Array, layout: LayoutLike) -> Tensor:
         """Returns `tensor` in `layout`."""

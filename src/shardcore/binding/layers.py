@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from shardcore.binding import seams
+from shardcore.binding.adoption import adopt_once
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.layout import Layout
 from shardcore.ports.trace_context import layer_scope
@@ -22,6 +23,8 @@ def layer_call(
     """
     if not (sessions.are_open() or sessions.entry.serves_one_device):
         return original(layer, *args, **kwargs)
+    if not layer_scope.now() and (session := sessions.current()) is not None:
+        adopt_once(layer, session)
     strategy = sessions.visited()
     visit = nullcontext() if strategy is None else strategy.scope(visiting=True)
     with visit, layer_scope(layer.path or layer.name):

@@ -33,6 +33,7 @@ class Session:
         output_paths: The layers whose outputs a rule names.
         packed: The layouts of packed kernels, by path.
         checked: The models that the ranks have compared, and whose rules were checked.
+        adopted: The layers whose variables of before the distribution are laid out.
         warnings: The one-time warnings that were given.
         arrays: The memory of the tensors of sample-weight arrays.
     """
@@ -45,6 +46,7 @@ class Session:
     output_paths: set[str] = attrs.field(factory=set, init=False, repr=False)
     packed: dict[str, Layout] = attrs.field(factory=dict, init=False, repr=False)
     checked: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
+    adopted: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
     warnings: set[str] = attrs.field(factory=set, init=False, repr=False)
     arrays: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
 

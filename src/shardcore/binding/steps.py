@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding import agreement, batches, rules, seams
+from shardcore.binding import adoption, agreement, batches, rules, seams
 from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.data_adapters import epoch_facts, together
 from shardcore.binding.deferred_metrics import DeferredMetrics
@@ -102,6 +102,7 @@ class _Step:
         metrics = self._deferred_metrics()
         with session.strategy.scope(), self.sessions.working(self.trainer):
             if first:
+                adoption.adopt(self.trainer, session)
                 agreement.check_model(self.trainer, data, session)
                 rules.check_plan(self.trainer, session)
             batch = batches.distribute_step(data, session)

@@ -101,7 +101,9 @@ def storage_layout(variable: Any) -> Layout | None:
     return getattr(variable, "_shardcore_layout", None)
 
 
-def place(variable: Any, session: Session, layout: Layout | None = None) -> None:
+def place(
+    variable: Any, session: Session, layout: Layout | None = None, *, of_optimizer: bool = False
+) -> None:
     """Stores the full value of `variable`, equal on all ranks, by the session's strategy.
 
     Args:
@@ -109,6 +111,7 @@ def place(variable: Any, session: Session, layout: Layout | None = None) -> None
         session: Its new session.
         layout: Its storage layout, by default the one that the strategy derives from the layout of
             the distribution.
+        of_optimizer: Whether it is an optimizer's; known of one that is being made.
 
     Raises:
         StrategyError: If the strategy does not store what the layout says.
@@ -117,7 +120,7 @@ def place(variable: Any, session: Session, layout: Layout | None = None) -> None
     ruled = layout is None and getattr(variable, "_layout", None) is None
     rule = session.rule(variable.path) if ruled else None
     if layout is None:
-        layout = _ruled_layout(variable, session)
+        layout = _ruled_layout(variable, session, of_optimizer)
     stored = torch.nn.Parameter(
         _created(variable, layout, session), requires_grad=variable._value.requires_grad
     )
@@ -141,14 +144,14 @@ def place(variable: Any, session: Session, layout: Layout | None = None) -> None
     )
 
 
-def _ruled_layout(variable: Any, session: Session) -> Layout:
+def _ruled_layout(variable: Any, session: Session, of_optimizer: bool) -> Layout:
     """Returns the layout in which the strategy stores `variable`, by its rule, if it has one."""
     path, shape = variable.path, tuple(variable.shape)
     layout = session.packed.get(path)
     if layout is None:
         found: Layout = session.distribution.get_variable_layout(variable).backend_layout
         layout = found.fitting(shape, f"Variable {path!r}")
-    of_optimizer = seams.is_made_by_optimizer()
+    of_optimizer = of_optimizer or seams.is_made_by_optimizer()
     new = NewVariable(path, shape, layout, session.batch_axis, of_optimizer)
     return contract.check_storage(session.entry, new, session.strategy.storage(new))
 

@@ -5,10 +5,9 @@ from typing import Any
 import keras
 import torch
 
-from shardcore.binding import agreement, batches, rules, torch_modules
+from shardcore.binding import adoption, agreement, batches, rules, torch_modules
 from shardcore.binding.session import Session, Sessions
 from shardcore.binding.variable import storage_layout
-from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.reporting.verification import VariableCheck, Verification
 
@@ -16,6 +15,7 @@ from shardcore.reporting.verification import VariableCheck, Verification
 def verify_model(model: Any, batch: Any, sessions: Sessions) -> Verification:
     """Returns the report on the variables of a model and its optimizer. A collective."""
     session = sessions.required()
+    adoption.adopt(model, session)
     if batch is not None:
         with session.strategy.scope():
             _backward(model, batch, session)
@@ -48,11 +48,7 @@ def _backward(model: Any, batch: Any, session: Session) -> None:
 def _check(variable: Any, session: Session) -> VariableCheck:
     """Returns the check of one variable: this rank's shard, and whether all ranks store theirs."""
     layout, strategy = storage_layout(variable), session.strategy
-    if layout is None:
-        raise StrategyError(
-            f"Variable {variable.path!r} was made before the distribution was set, so it has no "
-            "layout to verify: build the model after set_distribution(...)."
-        )
+    assert layout is not None, f"{variable.path} was adopted"
     with torch.no_grad():
         local, whole = strategy.local(variable._value), strategy.full_tensor(variable._value)
         own = layout.slices(whole.shape, session.world.position)

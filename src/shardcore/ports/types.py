@@ -53,6 +53,9 @@ class KerasModel(Protocol):
         """All variables, those that are not trained included."""
 
 
+KerasModelT = TypeVar("KerasModelT", bound=KerasModel)
+
+
 class DeviceMesh(Protocol):
     """The `DeviceMesh` of Keras or of torch."""
 

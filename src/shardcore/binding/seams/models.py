@@ -77,6 +77,21 @@ def is_seed(variable: Any) -> bool:
     return bool(variable.name == "seed_generator_state")
 
 
+def weights_by_moment(optimizer: Any, model: Any) -> dict[int, Any]:
+    """Returns, by the `id` of each moment of an optimizer, the weight of `model` it belongs to.
+
+    Keras (3.15) puts the path of the weight before the name of the moment.
+    """
+    begins = [(f"{each.path.replace('/', '_')}_", each) for each in model.trainable_variables]
+    begins.sort(key=lambda pair: len(pair[0]))
+    return {
+        id(moment): weight
+        for moment in optimizer.variables
+        for begin, weight in begins
+        if moment.name.startswith(begin) and tuple(moment.shape) == tuple(weight.shape)
+    }
+
+
 def moments_of(optimizer: Any, variables: Sequence[Any]) -> tuple[list[Any], ...]:
     """Returns the tensors of an `Adam`: first and second moments, and the largest second ones.
 
