@@ -23,6 +23,16 @@ class StartedCollective:
     elements: int
 
 
+class Observer(Protocol):
+    """Notes the functions that this thread calls while it is enabled: a `cProfile.Profile`."""
+
+    def enable(self) -> None:
+        """Begins to note functions."""
+
+    def disable(self) -> None:
+        """Notes no functions until it is enabled again."""
+
+
 class Recording(Protocol):
     """The recording of one run of a step."""
 
@@ -78,13 +88,14 @@ class StepCapture(Protocol[TensorT_contra]):
     """A recorder of steps, and the compiler of their programs."""
 
     def record(
-        self, step: Callable[[], Any], inputs: Sequence[TensorT_contra]
+        self, step: Callable[[], Any], inputs: Sequence[TensorT_contra], observer: Observer
     ) -> tuple[Any, Recording]:
         """Runs `step` and records it.
 
         Args:
             step: Returns a nest of plain tensors.
             inputs: The plain tensors of its batch.
+            observer: Enabled while the step's functions run, and not while one is recorded.
 
         Returns:
             The result of `step`, and the recording.

@@ -3,13 +3,12 @@
 from collections.abc import Container, Iterable
 from itertools import accumulate
 
-from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.tape import Call, Tape, Value, values
 
 
 def gathers(call: Call) -> bool:
     """Returns whether `call` starts an all-gather."""
-    return torch_compat.collective_name(call.operator) == "all_gather"
+    return call.collective == "all_gather"
 
 
 def gathering_ranks(call: Call, tape: Tape) -> str:
@@ -25,7 +24,7 @@ def gathering_ranks(call: Call, tape: Tape) -> str:
 def is_view(call: Call, tape: Tape) -> bool:
     """Returns whether the result of `call` is a view: it neither reads nor writes memory."""
     made = tape.memories(call.results)
-    if call.writes or not made or torch_compat.is_wait(call.operator):
+    if call.writes or not made or call.is_wait:
         return False
     return made <= tape.reads_of(call)
 
@@ -47,7 +46,7 @@ def needs_of(tape: Tape) -> list[set[int]]:
                 written[memory] = place
             for memory in reads - writes:
                 read.setdefault(memory, set()).add(place)
-        if torch_compat.draws(call.operator):
+        if call.draws:
             generator = next((v for v in call.operands if tape.forms[v.number] is None), None)
             needs.add(drawn.get(generator, place))
             drawn[generator] = place
@@ -109,9 +108,9 @@ def _lives(tape: Tape, *, sends: bool = True) -> dict[int, tuple[int, int]]:
     sent: dict[int, set[int]] = {}
     for place, call in enumerate(tape.calls):
         used = tape.reads_of(call) | tape.writes_of(call)
-        if torch_compat.is_collective(call.operator):
+        if call.collective:
             sent |= dict.fromkeys(tape.writes_of(call), tape.reads_of(call))
-        if sends and torch_compat.is_wait(call.operator):
+        if sends and call.is_wait:
             used |= {memory for each in used for memory in sent.get(each, ())}
         found |= {memory: (found.get(memory, (place,))[0], place) for memory in used - theirs}
     for value in values(tape.outputs):

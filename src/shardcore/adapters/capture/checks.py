@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.guards import check
 from shardcore.adapters.capture.tape import Call, Read, Tape
 from shardcore.domain.capture import GuardFailed, NotCaptured
@@ -50,7 +49,7 @@ def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback":
             f"after it has written {size} bytes it reads values on the host: {line}: read them "
             "earlier in the step"
         )
-    draws = any(torch_compat.draws(call.operator) for call in before)
+    draws = any(call.draws for call in before)
     return Rollback(inputs, written, draws)
 
 

@@ -12,7 +12,7 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.analyses import needs_of, with_needs
 from shardcore.adapters.capture.generated import function_of, graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
-from shardcore.adapters.capture.tape import Call, Literals, Tape, Value, values
+from shardcore.adapters.capture.tape import Call, Literals, Tape, numbered, values
 from shardcore.domain.capture import NotCaptured
 
 logger = logging.getLogger("shardcore.capture")
@@ -67,7 +67,7 @@ def parted(tape: Tape, literals: Set[int]) -> tuple[Tape, Tape]:
     rest = tape.with_calls(call for n, call in enumerate(tape.calls) if n not in places)
     made = {value for call in ahead.calls for value in call.results}
     used = {value for call in rest.calls for value in call.operands} | set(values(tape.outputs))
-    known = {*tape.inputs, *(Value(n) for n in tape.outside if n not in literals)}
+    known = {*tape.inputs, *(numbered(n) for n in tape.outside if n not in literals)}
     given = sorted((made & used) - known, key=lambda value: value.number)
     if tape.memories(given) & tape.given():
         raise NotCaptured("a random draw and another call read one view of a tensor from outside")

@@ -7,7 +7,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.tape import Tape, Value, values
+from shardcore.adapters.capture.tape import Tape, numbered, values
 from shardcore.domain.capture import NotCaptured, RecordingsDiffer
 
 
@@ -95,13 +95,13 @@ def _are_equal(first: object, second: object) -> bool:
 
 def varying_memories(tape: Tape, literal: Collection[int]) -> set[int]:
     """Returns the memories whose values may differ in the next run."""
-    outside = (Value(number) for number in tape.outside if number not in literal)
+    outside = (numbered(number) for number in tape.outside if number not in literal)
     varying = tape.memories((*tape.inputs, *outside))
     grown = True
     while grown:  # a write may come after a read of the same memory
         before = len(varying)
         for call in tape.calls:
-            if torch_compat.draws(call.operator) or tape.reads_of(call) & varying:
+            if call.draws or tape.reads_of(call) & varying:
                 varying |= tape.writes_of(call)
         grown = len(varying) > before
     return varying
@@ -109,6 +109,6 @@ def varying_memories(tape: Tape, literal: Collection[int]) -> set[int]:
 
 def _reader(tape: Tape, number: int) -> str:
     for call in tape.calls:
-        if Value(number) in call.operands:
+        if numbered(number) in call.operands:
             return f"{call.operator} at {call.line}"
     return "the step"

@@ -5,10 +5,12 @@ from contextlib import AbstractContextManager
 from functools import cache, wraps
 from typing import Any
 
+import attrs
 import torch
 from torch.overrides import TorchFunctionMode
 
 from shardcore.adapters.torch_compat import Args, Kwargs
+from shardcore.ports.capture import Observer
 
 # Named operands that are numbers: torch reads them from tensors.
 NUMBERS = ("alpha", "value")
@@ -24,6 +26,28 @@ _READS = {
 }
 
 
+@attrs.define
+class Unobserved:
+    """Disables an observer while code runs that is not the user's: most calls are torch's and ours.
+
+    Args:
+        observer: Enabled outside.
+    """
+
+    observer: Observer
+    _depth: int = attrs.field(default=0, init=False)
+
+    def __enter__(self) -> None:
+        if not self._depth:
+            self.observer.disable()
+        self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.observer.enable()
+
+
 class FunctionListener(TorchFunctionMode):
     """Observes functions of torch that this thread calls, which no operator shows.
 
@@ -32,6 +56,7 @@ class FunctionListener(TorchFunctionMode):
         numbers: Entered while torch reads a number from a tensor that is a named operand.
         at_once: Replaces a function that reads values only to check them; called with it and its
             operands.
+        unobserved: Entered while a function runs that calls none of the user's.
     """
 
     def __init__(
@@ -39,9 +64,11 @@ class FunctionListener(TorchFunctionMode):
         read: Callable[[Any, str], None],
         numbers: Callable[[], AbstractContextManager[None]],
         at_once: Callable[[Any, Args, Kwargs], Any],
+        unobserved: Unobserved,
     ) -> None:
         super().__init__()
         self._read, self._numbers, self._at_once = read, numbers, at_once
+        self._unobserved = unobserved
 
     def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -52,7 +79,17 @@ class FunctionListener(TorchFunctionMode):
         if kwargs and any(isinstance(kwargs.get(name), torch.Tensor) for name in NUMBERS):
             with self._numbers():
                 return func(*args, **kwargs)
-        return func(*args, **kwargs)
+        if _may_call_back(func, types, args, kwargs):
+            return func(*args, **kwargs)
+        with self._unobserved:
+            return func(*args, **kwargs)
+
+
+def _may_call_back(func: Any, types: Any, args: Args, kwargs: Kwargs) -> bool:
+    """Returns whether a function of torch may call functions of the user: hooks or operands."""
+    if func is torch.Tensor.backward or any(map(callable, (*args, *kwargs.values()))):
+        return True
+    return not all(kind.__module__.startswith(("torch", "shardcore")) for kind in types)
 
 
 def _is_checked(tensor: Any, num_classes: int = -1) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.tape import Call, Literals, Number, Tape, Value, values
+from shardcore.adapters.capture.tape import Call, Literals, Number, Tape, Value, numbered, values
 from shardcore.domain.capture import GuardFailed
 
 
@@ -82,7 +82,7 @@ class _Writer:
     @property
     def given(self) -> list[Value]:
         """The operands of the function."""
-        outside = (Value(n) for n in self.tape.outside if n not in self.literals)
+        outside = (numbered(n) for n in self.tape.outside if n not in self.literals)
         return [*self.tape.inputs, *outside]
 
     def function(self) -> Callable[..., tuple[Any, ...]]:
@@ -117,7 +117,7 @@ class _Writer:
 
     def _ended(self) -> list[list[Value]]:
         """Returns, by call, the values that are dropped after it."""
-        there = map(Value, (*self.tape.kept, *self.literals))
+        there = map(numbered, (*self.tape.kept, *self.literals))
         read = {*values(self.tape.outputs), *self.given, *there}
         found: list[list[Value]] = []
         for call in reversed(self.tape.calls):

@@ -10,7 +10,7 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.constants import varying_memories
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.rewriting import renamed_call
-from shardcore.adapters.capture.tape import Call, Literals, Read, Tape, Value
+from shardcore.adapters.capture.tape import Call, Literals, Read, Tape, Value, numbered
 from shardcore.domain.capture import GuardFailed, NotCaptured
 
 
@@ -88,7 +88,7 @@ def _way_to(read: Read, tape: Tape, literals: Literals) -> Tape | None:
             needed |= tape.reads_of(call) | tape.writes_of(call)
     way = tape.with_calls(reversed(calls))
     written = way.overwritten()
-    outside = [Value(number) for number in tape.outside if tape.memory[number] in written]
+    outside = [numbered(number) for number in tape.outside if tape.memory[number] in written]
     is_viewed = len(tape.memories(outside)) < len(outside)
     if is_viewed or needed & tape.memories(tape.inputs) or not all(map(_may_be_ahead, calls)):
         return None

@@ -16,7 +16,7 @@ from shardcore.adapters.capture.passes.memory.kept_buckets import Memories
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.tape import Tape, Value, difference, values
 from shardcore.domain.capture import NotCaptured, RecordingsDiffer
-from shardcore.ports.capture import Pattern, Recording, StartedCollective
+from shardcore.ports.capture import Observer, Pattern, Recording, StartedCollective
 
 
 @attrs.frozen
@@ -74,9 +74,11 @@ class TapeCapture:
         """Removes our operators from torch; existing programs run no more."""
         self._onednn.close()
 
-    def record(self, step: Callable[[], Any], inputs: Sequence[Any]) -> tuple[Any, Tape]:
+    def record(
+        self, step: Callable[[], Any], inputs: Sequence[Any], observer: Observer
+    ) -> tuple[Any, Tape]:
         """Runs `step` and records its tape."""
-        recorder = Recorder(inputs)
+        recorder = Recorder(inputs, observer)
         return recorder.run(step), recorder.tape
 
     def program(
@@ -153,7 +155,7 @@ class TapeCapture:
 def started(tape: Tape) -> Iterator[StartedCollective]:
     """Yields the collectives of `tape`, in order."""
     for call in tape.calls:
-        if torch_compat.is_collective(call.operator):
+        if call.collective:
             *operands, group = call.args  # the group's name is another one on other ranks
             plain = [each for each in operands if isinstance(each, str | int)]
             # An all-to-all has a list of sizes: ranks may send more or less.
@@ -161,7 +163,7 @@ def started(tape: Tape) -> Iterator[StartedCollective]:
             tensors = list(call.operands)
             elements = 0 if may_differ else sum(tape.form(each).elements for each in tensors)
             # Whether it writes where its operand was may differ between ranks.
-            name = torch_compat.collective_name(call.operator)
+            name = call.collective
             yield StartedCollective(f"{name} of {len(tensors)}, {plain}", str(group), elements)
 
 
@@ -169,8 +171,6 @@ def _with_bytes(tape: Tape, most_bytes: Sequence[int]) -> Tape:
     """Returns `tape` with the agreed bytes of its all-reduces."""
     bytes_of = iter(most_bytes)
     return tape.with_calls(
-        attrs.evolve(call, sends=next(bytes_of))
-        if torch_compat.is_all_reduce(call.operator)
-        else call
+        attrs.evolve(call, sends=next(bytes_of)) if call.is_all_reduce else call
         for call in tape.calls
     )

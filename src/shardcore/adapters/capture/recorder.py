@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from cProfile import Profile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import numpy as np
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.capture.functions import NUMBERS, FunctionListener
-from shardcore.adapters.capture.tape import Call, Form, Number, Read, Tape, Value
+from shardcore.adapters.capture.functions import NUMBERS, FunctionListener, Unobserved
+from shardcore.adapters.capture.tape import Call, Form, Number, Read, Tape, Value, numbered
 from shardcore.adapters.torch_compat import Args, Kwargs
+from shardcore.ports.capture import Observer
 from shardcore.ports.trace_context import layer_scope
 
 _PACKAGES = tuple(
@@ -25,10 +27,16 @@ _PACKAGES = tuple(
 
 
 class Recorder:
-    """Records one run of a step, which runs eagerly. Its inputs are plain tensors."""
+    """Records one run of a step, which runs eagerly.
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
+    Args:
+        inputs: The plain tensors of the batch.
+        observer: Enabled while functions of the step run; by default a profile that is dropped.
+    """
+
+    def __init__(self, inputs: Sequence[Any], observer: Observer | None = None) -> None:
         self.tape = Tape()
+        self._observer = observer or Profile(subcalls=False, builtins=False)
         self._values: dict[int, tuple[Any, Value]] = {}
         self._generators: dict[int, tuple[Value, torch.Generator]] = {}
         self._kept_memories: dict[int | None, int] = {}
@@ -46,10 +54,14 @@ class Recorder:
         before = _recording.set(self)
         host = _host_generators()
         try:
-            functions = FunctionListener(self.read, self.numbers, self.at_once)
-            with torch_compat.OperatorListener(self._begin, self._end), functions:
+            unobserved = Unobserved(self._observer)
+            functions = FunctionListener(self.read, self.numbers, self.at_once, unobserved)
+            listener = torch_compat.OperatorListener(self._begin, self._end, unobserved)
+            with listener, functions:
+                self._observer.enable()
                 outputs = step()
         finally:
+            self._observer.disable()
             _recording.reset(before)
         self.tape.draws_on_host = _host_generators() != host
         self._check_generator()
@@ -213,7 +225,7 @@ class Recorder:
         return torch_compat.memory_of(thing)
 
     def _new(self, thing: Any, owner: int | None) -> Value:
-        value = Value(len(self.tape.memory))
+        value = numbered(len(self.tape.memory))
         self.tape.memory.append(value.number if owner is None else owner)
         self.tape.forms.append(Form.of(thing))
         if torch.is_tensor(thing):

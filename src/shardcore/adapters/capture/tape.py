@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import attrs
@@ -11,15 +11,20 @@ import torch
 from shardcore.adapters import torch_compat
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Value:
-    """A tensor, or a random generator, of a tape.
+    """A tensor, or a random generator, of a tape; `numbered` returns the one with a number.
+
+    There is one object for each number: passes compare values and look them up a million times.
 
     Args:
         number: Its place in the order in which the recorder met them.
     """
 
     number: int
+
+
+numbered = cache(Value)
 
 
 @attrs.frozen
@@ -114,6 +119,26 @@ class Call:
         """The values among its results."""
         return values(self.result)
 
+    @cached_property
+    def collective(self) -> str:
+        """The name of the collective that it starts; empty without one."""
+        return torch_compat.collective_name(self.operator)
+
+    @cached_property
+    def is_all_reduce(self) -> bool:
+        """Whether it starts an all-reduce that is not in place."""
+        return torch_compat.is_all_reduce(self.operator)
+
+    @cached_property
+    def is_wait(self) -> bool:
+        """Whether it waits for a collective."""
+        return torch_compat.is_wait(self.operator)
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether it draws from a random generator."""
+        return torch_compat.draws(self.operator)
+
 
 @attrs.frozen
 class Read:
@@ -179,7 +204,7 @@ class Tape:
     @property
     def all_reduce_bytes(self) -> tuple[int, ...]:
         """The bytes of each all-reduce, in order."""
-        sums = (call for call in self.calls if torch_compat.is_all_reduce(call.operator))
+        sums = (call for call in self.calls if call.is_all_reduce)
         return tuple(self.bucket_bytes(call) for call in sums)
 
     def bucket_bytes(self, call: Call) -> int:
@@ -188,7 +213,7 @@ class Tape:
 
     def new(self, form: Form, memory: int | None = None) -> Value:
         """Adds a value for a call that a pass adds; its memory is new, or that of `memory`."""
-        value = Value(len(self.memory))
+        value = numbered(len(self.memory))
         self.memory.append(value.number if memory is None else memory)
         self.forms.append(form)
         return value
@@ -217,7 +242,7 @@ class Tape:
 
     def given(self) -> set[int]:
         """Returns the memories of the batch and of the tensors from outside."""
-        return self.memories((*self.inputs, *map(Value, self.outside)))
+        return self.memories((*self.inputs, *map(numbered, self.outside)))
 
     def with_calls(self, calls: Iterable[Call]) -> "Tape":
         """Returns the same step with other calls."""

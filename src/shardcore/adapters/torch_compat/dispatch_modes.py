@@ -1,7 +1,7 @@
 """Dispatch modes that see every operator, or every collective, that this thread runs."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -30,28 +30,35 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         before: Called with the operator and its operands; returns None to skip `after`.
         after: Called with the operator, its operands, what `before` returned, and the result.
+        context: Entered while an operator is seen and runs.
     """
 
     def __init__(
         self,
         before: Callable[[Any, Args, Kwargs], Any],
         after: Callable[[Any, Args, Kwargs, Any, Any], None] | None = None,
+        context: AbstractContextManager[None] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._before, self._after = before, after
+        self._before, self._after, self._context = before, after, context or nullcontext()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would wrap the method below in two functions of Python
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         if not _PLAIN.issuperset(types):
             return NotImplemented  # sharded tensors first: their shards' operators come here
         kwargs = kwargs or {}
         name = func._schema.name
-        if name == WRAPPING or name.startswith(PROFILER) or _is_without_values((args, kwargs)):
-            return func(*args, **kwargs)
-        found = self._before(func, args, kwargs)
-        result = func(*args, **kwargs)
-        if found is not None and self._after is not None and not _is_without_values(result):
-            self._after(func, args, kwargs, found, result)
-        return result
+        with self._context:
+            if name == WRAPPING or name.startswith(PROFILER) or _is_without_values((args, kwargs)):
+                return func(*args, **kwargs)
+            found = self._before(func, args, kwargs)
+            result = func(*args, **kwargs)
+            if found is not None and self._after is not None and not _is_without_values(result):
+                self._after(func, args, kwargs, found, result)
+            return result
 
 
 # FakeTensor: a library infers shapes, and computes nothing.

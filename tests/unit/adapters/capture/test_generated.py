@@ -9,7 +9,7 @@ from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.guards import check
 from shardcore.adapters.capture.program import TapeCapture
 from shardcore.adapters.capture.recorder import Recorder
-from shardcore.adapters.capture.tape import Call, Value
+from shardcore.adapters.capture.tape import Call, numbered
 from shardcore.domain.capture import GuardFailed
 from tests.tapes import highest
 
@@ -96,8 +96,8 @@ def test_seeds_are_read_from_tensors():
 def test_a_number_that_the_step_reads_is_guarded(recorded, other):
     number = torch.tensor(recorded)
     tape = tape_of(lambda x, into: into.add_(1), number, torch.zeros(1))
-    tape.calls.insert(0, Call(check, (Value(0), number.item()), {}, None))
-    tape.inputs = [Value(0), Value(1)]
+    tape.calls.insert(0, Call(check, (numbered(0), number.item()), {}, None))
+    tape.inputs = [numbered(0), numbered(1)]
     run, into = generated(tape), torch.zeros(1)
     run(number, into)
     with pytest.raises(GuardFailed):

@@ -62,7 +62,7 @@ def with_reshapes(tape: Tape) -> Tape:
     there is no such view: in torch 2.13 a `stack` of one tensor has those of the tensor. The result
     of a collective stays viewed: a reshape that copies would copy it before it is there.
     """
-    waits = (call for call in tape.calls if torch_compat.is_wait(call.operator))
+    waits = (call for call in tape.calls if call.is_wait)
     waited_for = {memory for call in waits for memory in tape.reads_of(call)}
     kept = tape.overwritten() | waited_for
     return tape.with_calls(

@@ -7,7 +7,6 @@ from functools import reduce
 
 import attrs
 
-from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.tape import Tape, values
 from shardcore.domain.capture import NotCaptured
 
@@ -111,10 +110,10 @@ def _effects(tape: Tape) -> Iterator[Hashable]:
     given = tape.given()
     written = (tape.memory[value.number] for call in tape.calls for value in call.writes)
     yield frozenset(Counter(each for each in written if each in given).items())
-    draws = (call.operator for call in tape.calls if torch_compat.draws(call.operator))
+    draws = (call.operator for call in tape.calls if call.draws)
     yield frozenset(Counter(draws).items())
     yield tuple(tape.forms[value.number] for value in values(tape.outputs))
-    called = (torch_compat.collective_name(call.operator) for call in tape.calls)
+    called = (call.collective for call in tape.calls)
     names = [name for name in called if name]
     yield frozenset(Counter(names).items())
     yield tuple(names)

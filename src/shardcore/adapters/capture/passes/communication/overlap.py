@@ -59,7 +59,7 @@ def _first_readers(tape: Tape) -> dict[int, int]:
     """Returns, by memory, the place of the first call that reads it; a view does not."""
     found: dict[int, int] = {}
     for place, call in enumerate(tape.calls):
-        if not is_view(call, tape) and not torch_compat.is_wait(call.operator):
+        if not is_view(call, tape) and not call.is_wait:
             for memory in tape.reads_of(call):
                 found.setdefault(memory, place)
     return found
@@ -102,7 +102,7 @@ def with_late_waits(tape: Tape) -> Tape:
     calls: list[Call] = []
     for place, call in enumerate(tape.calls):
         needed = {starts[each] for each in needs[place] if each in starts}
-        if torch_compat.is_wait(call.operator) and needed:
+        if call.is_wait and needed:
             starts[place] = max(needed)
             continue
         if not is_view(call, tape):  # a view reads nothing
@@ -117,7 +117,7 @@ def with_late_waits(tape: Tape) -> Tape:
             if started.held:
                 calls += flight.pop(each).waits
         calls.append(call)
-        if torch_compat.is_collective(call.operator):
+        if call.collective:
             starts[place] = place
             waits = [Call(torch_compat.wait_for(), (made,), {}, made) for made in call.results]
             ranks = gathering_ranks(call, tape)

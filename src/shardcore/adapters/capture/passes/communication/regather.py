@@ -9,7 +9,7 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.analyses import gathers, is_view, makers_of, with_needs
 from shardcore.adapters.capture.rewriting import renamed
-from shardcore.adapters.capture.tape import Call, Tape, Value
+from shardcore.adapters.capture.tape import Call, Tape, Value, numbered
 
 
 def with_regathers(tape: Tape) -> Tape:
@@ -55,7 +55,7 @@ def _uses(gather: int, tape: Tape) -> tuple[set[Value], int, list[int]]:
     readers, last_use = [], gather
     for place in range(gather + 1, len(tape.calls)):
         call = tape.calls[place]
-        if made.isdisjoint(call.operands) or torch_compat.is_wait(call.operator):
+        if made.isdisjoint(call.operands) or call.is_wait:
             continue
         if call.backward:
             readers.append(place)
@@ -84,7 +84,7 @@ def _repeated(calls: Iterable[Call], found: Tape) -> tuple[dict[Value, Value], l
         shares = is_view(call, found)
         for value in call.results:
             memory = found.memory[value.number]
-            owner = names.get(Value(memory), Value(memory)).number
+            owner = names.get(numbered(memory), numbered(memory)).number
             names[value] = found.new(found.form(value), owner if shares else None)
         args, kwargs = renamed((call.args, call.kwargs), names)
         result = renamed(call.result, names)

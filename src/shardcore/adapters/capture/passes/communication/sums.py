@@ -30,10 +30,9 @@ def with_small_sums_last(tape: Tape) -> Tape:
     stages: dict[int, int] = {}  # by place of what is moved, how many all-reduces come before it
     for place, call in enumerate(tape.calls):
         before = [
-            stages[each] + torch_compat.is_all_reduce(tape.calls[each].operator)
-            for each in needs[place] & stages.keys()
+            stages[each] + tape.calls[each].is_all_reduce for each in needs[place] & stages.keys()
         ]
-        if place not in fixed and (before or torch_compat.is_all_reduce(call.operator)):
+        if place not in fixed and (before or call.is_all_reduce):
             stages[place] = max(before, default=0)
     rest = (place for place in range(len(tape.calls)) if place not in stages)
     last = sorted(stages, key=stages.__getitem__)
@@ -46,9 +45,7 @@ def _is_small(tape: Tape, call: Call) -> bool:
     touched = (*call.operands, *call.results)
     forms = [tape.forms[value.number] for value in touched]
     return all(form is not None and form.elements <= SMALL for form in forms) and (
-        torch_compat.is_all_reduce(call.operator)
-        or torch_compat.is_wait(call.operator)
-        or not torch_compat.is_of_collectives(call.operator)
+        call.is_all_reduce or call.is_wait or not torch_compat.is_of_collectives(call.operator)
     )
 
 
@@ -79,7 +76,7 @@ def in_buckets(tape: Tape, most: int = BUCKET_BYTES, small: int = SMALL_BYTES) -
         due = [key for key, each in buckets.items() if each.is_touched(call, tape)]
         for key in due:
             buckets.pop(key).send(found)
-        if torch_compat.is_all_reduce(call.operator):
+        if call.is_all_reduce:
             key = _kind(call, tape)
             chunks.append([])
             bucket = buckets.setdefault(key, _Bucket())
@@ -104,7 +101,7 @@ def _sizes(tape: Tape, most: int, small: int) -> dict[Any, int]:
     """Returns, by key, the bytes after which a bucket starts."""
     bytes_of: Counter[Any] = Counter()
     for call in tape.calls:
-        if torch_compat.is_all_reduce(call.operator):
+        if call.is_all_reduce:
             bytes_of[_kind(call, tape)] += tape.bucket_bytes(call)
     return {
         kind: most if total <= small else math.ceil(total / (math.ceil(total / most) + 1))
@@ -135,7 +132,7 @@ class _Bucket:
 
     def waits(self, call: Call, tape: Tape) -> bool:
         """Returns whether `call` waits for one of them."""
-        return torch_compat.is_wait(call.operator) and bool(tape.reads_of(call) & self._made)
+        return call.is_wait and bool(tape.reads_of(call) & self._made)
 
     def is_touched(self, call: Call, tape: Tape) -> bool:
         """Returns whether `call` needs a result, or writes into an operand."""

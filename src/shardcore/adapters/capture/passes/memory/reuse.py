@@ -124,7 +124,7 @@ def with_operands_reused(tape: Tape) -> Tape:
     def rewrite(call: Call, found: Tape) -> Call:
         place = len(found.calls)
         recorded = tape.calls[place]  # with the operands that uses were counted of
-        if torch_compat.is_all_reduce(call.operator):
+        if call.is_all_reduce:
             operand = recorded.args[0]
             if not tape.form(operand).is_dense or uses.get(tape.memory[operand.number]) != place:
                 return call
@@ -153,7 +153,7 @@ def _overwritable(call: Call) -> tuple[Value, ...]:
     if call.operator in torch_compat.SOFTMAX_BACKWARD:
         return call.args[:1]  # a row is summed first, then read once more element by element
     is_pointwise = torch.Tag.pointwise in getattr(call.operator, "tags", ())
-    draws = is_pointwise and torch_compat.draws(call.operator)
+    draws = is_pointwise and call.draws
     return call.operands if is_pointwise and not draws else ()
 
 
