@@ -18,10 +18,8 @@ from shardcore.adapters.engine.operators import (
     views,
 )
 from shardcore.adapters.engine.operators.reduce import composed, reductions
-from shardcore.adapters.engine.plans.task import Handler, Planner
+from shardcore.adapters.engine.plans.task import Handler, Planner, by_operator
 from shardcore.adapters.engine.writes import reshape
-
-aten = torch.ops.aten
 
 
 def _item(operator: Any, tensor: Any) -> Any:
@@ -37,9 +35,12 @@ def _recurrent(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 _OTHERS: dict[Any, Handler] = {
     torch_compat.ITEM: _item,
-    aten.mkldnn_rnn_layer.default: _recurrent,
-    **dict.fromkeys((aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims), reshape),
-    **dict.fromkeys((aten.t_.default, aten.transpose_.default, aten.unsqueeze_.default), reshape),
+    **by_operator(
+        {
+            "mkldnn_rnn_layer": _recurrent,
+            "squeeze_ squeeze_.dim squeeze_.dims t_ transpose_ unsqueeze_": reshape,
+        }
+    ),
 }
 _PLANNERS = [
     each.PLANNERS

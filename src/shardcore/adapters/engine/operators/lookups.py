@@ -13,11 +13,17 @@ import torch
 
 from shardcore.adapters.engine.moves.redistribution import reduced
 from shardcore.adapters.engine.plans.planning import run_rule
-from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
+from shardcore.adapters.engine.plans.task import (
+    Handler,
+    Operand,
+    Parts,
+    Planner,
+    Task,
+    by_operator,
+    order_of,
+)
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.domain.rules import basic, lookups
-
-aten = torch.ops.aten
 
 # torch's numbers for `reduction=`.
 _NONE, _MEAN, _SUM = 0, 1, 2
@@ -184,21 +190,20 @@ def _given(*operands: torch.Tensor | None) -> list[torch.Tensor]:
     return [each for each in operands if each is not None]
 
 
-PLANNERS: dict[Any, Planner] = {
-    aten.bucketize.Tensor: _bucketize,
-    aten.embedding.default: _embedding,
-    aten.embedding_dense_backward.default: _embedding_backward,
-    aten.native_layer_norm.default: _layer_norm,
-    aten.native_layer_norm_backward.default: _layer_norm_backward,
-    aten.index_select.default: _index_select,
-    aten.gather.default: _gather,
-    aten.scatter.src: _gather,
-    aten.scatter.value: _gather,
-    aten.scatter_add.default: _gather,
-}
-HANDLERS: dict[Any, Handler] = {
-    aten.nll_loss_forward.default: _nll_loss,
-    aten.nll_loss2d_forward.default: _nll_loss,
-    aten.nll_loss_backward.default: _nll_loss_backward,
-    aten.nll_loss2d_backward.default: _nll_loss_backward,
-}
+PLANNERS: dict[Any, Planner] = by_operator(
+    {
+        "bucketize.Tensor": _bucketize,
+        "embedding": _embedding,
+        "embedding_dense_backward": _embedding_backward,
+        "native_layer_norm": _layer_norm,
+        "native_layer_norm_backward": _layer_norm_backward,
+        "index_select": _index_select,
+        "gather scatter.src scatter.value scatter_add": _gather,
+    }
+)
+HANDLERS: dict[Any, Handler] = by_operator(
+    {
+        "nll_loss_forward nll_loss2d_forward": _nll_loss,
+        "nll_loss_backward nll_loss2d_backward": _nll_loss_backward,
+    }
+)

@@ -3,12 +3,8 @@
 from math import prod
 from typing import Any
 
-import torch
-
-from shardcore.adapters.engine.plans.task import Operand, Planner, Task
+from shardcore.adapters.engine.plans.task import Operand, Planner, Task, by_operator
 from shardcore.domain.rules.rule import rule
-
-aten = torch.ops.aten
 
 
 def _product(operands: str, result: str) -> Planner:
@@ -53,11 +49,11 @@ def _met(added: Operand, dims: list[str], shape: tuple[int, ...]) -> str:
     return " ".join(dim if size == full else "-" for dim, size, full in meets) or "()"
 
 
-PLANNERS: dict[Any, Planner] = {
-    aten.mm.default: _product("n k, k m", "n m"),
-    aten.bmm.default: _product("b n k, b k m", "b n m"),
-    aten.mv.default: _product("n k, k", "n"),
-    aten.dot.default: _product("k, k", ""),
-    aten.addmm.default: _product("n k, k m", "n m"),
-    aten.baddbmm.default: _product("b n k, b k m", "b n m"),
-}
+PLANNERS: dict[Any, Planner] = by_operator(
+    {
+        "mm addmm": _product("n k, k m", "n m"),
+        "bmm baddbmm": _product("b n k, b k m", "b n m"),
+        "mv": _product("n k, k", "n"),
+        "dot": _product("k, k", ""),
+    }
+)

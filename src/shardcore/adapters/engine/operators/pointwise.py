@@ -8,7 +8,15 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.plans.task import Handler, Operand, Order, Planner, Task, order_of
+from shardcore.adapters.engine.plans.task import (
+    Handler,
+    Operand,
+    Order,
+    Planner,
+    Task,
+    by_operator,
+    order_of,
+)
 from shardcore.domain.planner.choice import Split
 from shardcore.domain.rules import basic
 from shardcore.domain.rules.rule import letters
@@ -16,16 +24,9 @@ from shardcore.domain.rules.rule import letters
 aten = torch.ops.aten
 
 # Linear in their one operand, or in each of two.
-_SCALING = {
-    aten.clone.default: (0,),
-    aten.neg.default: (0,),
-    aten.mul.Scalar: (0,),
-    aten.mul.Tensor: (0, 1),
-    aten.div.Scalar: (0,),
-    aten.div.Tensor: (0,),
-}
+_SCALING = by_operator({"clone neg mul.Scalar div.Scalar div.Tensor": (0,), "mul.Tensor": (0, 1)})
 # They add two operands, or choose between the last two.
-_ADDING = {aten.add.Tensor: (0, 1), aten.sub.Tensor: (0, 1), aten.where.self: (1, 2)}
+_ADDING = by_operator({"add.Tensor sub.Tensor": (0, 1), "where.self": (1, 2)})
 
 
 def plan(operator: Any, *args: Any, **kwargs: Any) -> Task | None:
@@ -151,25 +152,8 @@ def _new(operator: Any, tensor: Any, *numbers: Any, **kwargs: Any) -> Any:
 
 PLANNERS: dict[Any, Planner] = {
     torch_compat.TO_COPY: _converted,
-    **dict.fromkeys(
-        (
-            aten.zeros_like.default,
-            aten.ones_like.default,
-            aten.empty_like.default,
-            aten.full_like.default,
-        ),
-        _like,
-    ),
+    **by_operator({"zeros_like ones_like empty_like full_like": _like}),
 }
-HANDLERS: dict[Any, Handler] = {
-    aten.new_empty_strided.default: _empty_strided,
-    **dict.fromkeys(
-        (
-            aten.new_zeros.default,
-            aten.new_ones.default,
-            aten.new_empty.default,
-            aten.new_full.default,
-        ),
-        _new,
-    ),
-}
+HANDLERS: dict[Any, Handler] = by_operator(
+    {"new_empty_strided": _empty_strided, "new_zeros new_ones new_empty new_full": _new}
+)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard
-from shardcore.adapters.engine.plans.task import Handler
+from shardcore.adapters.engine.plans.task import Handler, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import write
 from shardcore.adapters.torch_compat import tree_map_only
@@ -62,22 +62,18 @@ def _multinomial(operator: Any, weights: Any, *rest: Any, **kwargs: Any) -> Any:
 _FILLS = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_"
 
 HANDLERS: dict[Any, Handler] = {
-    aten.bernoulli.default: _bernoulli,
-    aten.multinomial.default: _multinomial,
-    aten.native_dropout.default: _dropout,
+    **by_operator(
+        {
+            "bernoulli": _bernoulli,
+            "multinomial": _multinomial,
+            "native_dropout": _dropout,
+            "rand_like randn_like normal_functional": _draw_like,
+            "randint_like randint_like.low_dtype": _draw_like,
+        }
+    ),
     **{
         getattr(packet, overload): _fill
         for packet in (getattr(aten, name) for name in _FILLS.split())
         for overload in packet.overloads()
     },
-    **dict.fromkeys(
-        (
-            aten.rand_like.default,
-            aten.randn_like.default,
-            aten.randint_like.default,
-            aten.randint_like.low_dtype,
-            aten.normal_functional.default,
-        ),
-        _draw_like,
-    ),
 }

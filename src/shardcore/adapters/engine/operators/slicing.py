@@ -8,7 +8,7 @@ import torch
 
 from shardcore.adapters.engine.operators.shifts import Shift
 from shardcore.adapters.engine.operators.views import one_result, several_results
-from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task
+from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.adapters.engine.writes import note_view
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.planner.choice import Split
@@ -208,15 +208,15 @@ def _unbind(operator: Any, tensor: Operand, dim: int = 0) -> Task:
     return several_results(rule, tensor, lambda part: operator(part, dim))
 
 
-PLANNERS: dict[Any, Planner] = {
-    aten.slice.Tensor: _slice,
-    aten.slice_backward.default: _slice_backward,
-    aten.select.int: _select,
-    aten.select_backward.default: _select_backward,
-    aten.split.Tensor: _pieces,
-    aten.split_with_sizes.default: _pieces,
-    aten.unbind.int: _unbind,
-    aten.repeat.default: _repeat,
-    aten.cat.default: _concatenated,
-    aten.stack.default: _concatenated,
-}
+PLANNERS: dict[Any, Planner] = by_operator(
+    {
+        "slice.Tensor": _slice,
+        "slice_backward": _slice_backward,
+        "select.int": _select,
+        "select_backward": _select_backward,
+        "split.Tensor split_with_sizes": _pieces,
+        "unbind.int": _unbind,
+        "repeat": _repeat,
+        "cat stack": _concatenated,
+    }
+)

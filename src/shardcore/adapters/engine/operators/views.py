@@ -7,12 +7,10 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.plans.task import Operand, Planner, Task
+from shardcore.adapters.engine.plans.task import Operand, Planner, Task, by_operator
 from shardcore.domain.placements import segments_of
 from shardcore.domain.rules import basic, movement
 from shardcore.domain.rules.rule import OperatorRule
-
-aten = torch.ops.aten
 
 
 def one_result(
@@ -106,12 +104,14 @@ def _flipped(_operator: Any, tensor: Operand, dims: Sequence[int]) -> Task:
 
 
 PLANNERS: dict[Any, Planner] = {
-    **dict.fromkeys((aten.view.default, torch_compat.UNSAFE_VIEW, aten.reshape.default), _reshaped),
-    aten.permute.default: _permute,
-    aten.transpose.int: _permute,
-    aten.t.default: _permute,
-    aten.unsqueeze.default: _permute,
-    **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _squeeze),
-    aten.expand.default: _expanded,
-    aten.flip.default: _flipped,
+    torch_compat.UNSAFE_VIEW: _reshaped,
+    **by_operator(
+        {
+            "view reshape": _reshaped,
+            "permute transpose.int t unsqueeze": _permute,
+            "squeeze squeeze.dim squeeze.dims": _squeeze,
+            "expand": _expanded,
+            "flip": _flipped,
+        }
+    ),
 }

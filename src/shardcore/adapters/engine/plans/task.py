@@ -1,7 +1,7 @@
 """The task of the planner: an operator's operands, without values, and its sharding rule."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import attrs
 import torch
@@ -110,6 +110,17 @@ class Task:
 # Takes the arguments of a handler, with an `Operand` in the place of each tensor. Returns the task
 # of the operator, or the handler that runs it, or None if it runs on full operands.
 Planner = Callable[..., Task | Handler | None]
+
+_Entry = TypeVar("_Entry")
+
+
+def by_operator(entries: Mapping[str, _Entry]) -> dict[Any, _Entry]:
+    """Returns the entries by operator; a key has the names of several: "max max.dim"."""
+    return {
+        getattr(getattr(torch.ops.aten, packet), overload or "default"): entry
+        for names, entry in entries.items()
+        for packet, _, overload in (name.partition(".") for name in names.split())
+    }
 
 
 def order_of(operand: Operand) -> Order | None:

@@ -11,7 +11,7 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.moves.redistribution import reduced
-from shardcore.adapters.engine.plans.task import Handler, Operand, Planner
+from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, by_operator
 
 aten = torch.ops.aten
 
@@ -177,10 +177,10 @@ def run_softmax(operator: Any, x: Any, *args: Any) -> Any:
     return _BY_OPERATOR[operator](reduced(x), *args)
 
 
-PLANNERS: dict[Any, Planner] = {
-    aten.var.correction: _by(_variance, slice(1)),
-    aten.std.correction: _by(_variance, slice(1)),
-    aten.var_mean.correction: _by(_variance, slice(1)),
-    aten.native_batch_norm.default: _by(_batch_norm, slice(5), training=5),
-    aten.native_batch_norm_backward.default: _by(_batch_norm_backward, slice(7), training=7),
-}
+PLANNERS: dict[Any, Planner] = by_operator(
+    {
+        "var.correction std.correction var_mean.correction": _by(_variance, slice(1)),
+        "native_batch_norm": _by(_batch_norm, slice(5), training=5),
+        "native_batch_norm_backward": _by(_batch_norm_backward, slice(7), training=7),
+    }
+)

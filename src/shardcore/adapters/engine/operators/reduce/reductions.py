@@ -9,12 +9,10 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
 from shardcore.adapters.engine.operators.reduce.composed import run_softmax
 from shardcore.adapters.engine.operators.views import along
-from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task
+from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
 from shardcore.domain.rules import basic
-
-aten = torch.ops.aten
 
 # Floats that float32 represents exactly: an argmax along a split dim sends the bits of one.
 _EXACT_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
@@ -201,43 +199,23 @@ def _count_own(operator: Any, numbers: Any, weights: Any = None, *least: int) ->
 
 
 # Reductions whose partial results are reduced by the same operation.
-_EXTREMES: dict[Any, ReduceOp] = {
-    aten.amax.default: "max",
-    aten.amin.default: "min",
-    aten.max.default: "max",
-    aten.min.default: "min",
-    aten.prod.default: "product",
-    aten.prod.dim_int: "product",
-}
+_EXTREMES: dict[Any, ReduceOp] = by_operator(
+    {"amax max": "max", "amin min": "min", "prod prod.dim_int": "product"}
+)
 PLANNERS: dict[Any, Planner] = {
-    aten.sum.dim_IntList: _sum,
-    aten.sum.default: _sum,
-    aten.linalg_vector_norm.default: _norm,
-    **dict.fromkeys(
-        (
-            aten.any.default,
-            aten.any.dim,
-            aten.any.dims,
-            aten.all.default,
-            aten.all.dim,
-            aten.all.dims,
-        ),
-        _any,
+    **by_operator(
+        {
+            "sum sum.dim_IntList": _sum,
+            "linalg_vector_norm": _norm,
+            "any any.dim any.dims all all.dim all.dims": _any,
+            "argmax": _argmax,
+            "bincount": _bincount,
+            "argmin max.dim min.dim median.dim": _reduced,
+            "cumsum cumprod sort": _along_one,
+            "logsumexp": _logsumexp,
+        }
     ),
-    aten.argmax.default: _argmax,
-    aten.bincount.default: _bincount,
-    **dict.fromkeys(
-        (
-            *_EXTREMES,
-            aten.argmin.default,
-            aten.max.dim,
-            aten.min.dim,
-            aten.median.dim,
-        ),
-        _reduced,
-    ),
-    **dict.fromkeys((aten.cumsum.default, aten.cumprod.default, aten.sort.default), _along_one),
-    aten.logsumexp.default: _logsumexp,
+    **dict.fromkeys(_EXTREMES, _reduced),
     **dict.fromkeys((*torch_compat.SOFTMAX, *torch_compat.SOFTMAX_BACKWARD), _softmax),
 }
-HANDLERS: dict[Any, Handler] = {aten.mean.dim: _mean, aten.mean.default: _mean}
+HANDLERS: dict[Any, Handler] = by_operator({"mean mean.dim": _mean})
