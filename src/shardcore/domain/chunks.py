@@ -9,10 +9,8 @@ from math import isqrt
 def chunk_sizes(size: int, ranks: tuple[int, ...], block: int) -> tuple[int, ...]:
     """Returns the sizes of all chunks of a dim of `size` elements, in order.
 
-    Args:
-        size: The elements of the dim.
-        ranks: The number of ranks along each axis that splits it, the major first.
-        block: The elements of a block.
+    `ranks` has the number of ranks along each axis that splits it, the major first. It is split
+    between blocks of `block` elements.
 
     Example:
         >>> chunk_sizes(20, (2,), 4), chunk_sizes(7, (2, 2), 1)

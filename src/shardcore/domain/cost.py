@@ -79,13 +79,9 @@ class Costs:
         return dict(self.links).get(axis, WITHIN_A_HOST)
 
     def collective(self, kind: Kind | None, axis: str, ranks: int, held: float) -> float:
-        """Returns the seconds of a step along an axis, 0 if it sends nothing.
+        """Returns the seconds of a step along an axis with `ranks`, 0 if it sends nothing.
 
-        Args:
-            kind: The step; None for no step.
-            axis: The mesh axis.
-            ranks: The number of ranks along it.
-            held: The bytes that these ranks hold together; of partial values, those of one rank.
+        These ranks hold the bytes `held` together; of partial values, each of them does.
         """
         if kind is None or kind == "slice" or ranks == 1:
             return 0.0
@@ -110,10 +106,7 @@ def links_of(
 ) -> tuple[tuple[str, Link], ...]:
     """Returns the link of each mesh axis: the given one, else that within or between hosts.
 
-    Args:
-        groups: Per axis the groups of processes along it.
-        hosts: The host of each process.
-        given: Links by axis.
+    `groups` has, per axis, the groups of processes along it; `hosts` the host of each process.
 
     Raises:
         MeshError: If `given` names an axis that the mesh does not have.

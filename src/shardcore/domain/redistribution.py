@@ -137,15 +137,8 @@ def plan(
 ) -> tuple[Step, ...]:
     """Returns the steps that redistribute a tensor from one layout to another.
 
-    Args:
-        source: The layout of the tensor.
-        target: The layout that it gets. It may keep a pending reduction of `source`.
-        shape: The global shape of the tensor.
-        itemsize: The bytes of one element.
-        costs: The costs of collectives along each axis.
-
-    Returns:
-        The steps in order, none if the layouts are equal. Every rank gets the same list.
+    Every rank gets the same steps, none if the layouts are equal. `target` may keep a pending
+    reduction of `source`. `shape` is global, and an element has `itemsize` bytes.
 
     Raises:
         LayoutError: If the layouts have different meshes or numbers of dims, `shape` does not

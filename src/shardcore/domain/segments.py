@@ -13,10 +13,7 @@ def without_segments(
 ) -> tuple[tuple[int, ...], Layout]:
     """Returns the shape and the layout with a separate dim for the segments of each dim.
 
-    Args:
-        layout: The layout.
-        shape: The global shape.
-        counts: The segments of each dim; those of the layout, if none. See `has_segments`.
+    `counts` has the segments of each dim; those of the layout, if none. See `has_segments`.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh

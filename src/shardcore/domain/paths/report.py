@@ -52,13 +52,7 @@ def _table(rows: Mapping[str, str]) -> list[str]:
 
 
 def hint(key: PathKey, paths: Collection[str], matched: Mapping[str, str]) -> str | None:
-    """Returns a hint for an unused `key`, None if there is none.
-
-    Args:
-        key: The key that decided no path.
-        paths: Every path that was looked up.
-        matched: For each matched path, the key that decided it.
-    """
+    """Returns a hint for a `key` that decided no path; `matched` has the keys that did."""
     return _overruled(key, matched) or _unanchored(key, paths) or _closest(key, paths)
 
 

@@ -81,11 +81,7 @@ class PathRules(Mapping[str, T]):
         return len(self._rules)
 
     def match(self, path: str) -> Match[T] | None:
-        """Returns the rule that decides `path`, or None if no rule matches it.
-
-        Args:
-            path: A variable's path (`block_0/dense/kernel`, `block_0.dense.weight`), or a layer's
-                output (`block_0/dense/output`).
+        """Returns the rule for the path of a variable, or of an output; None if none matches it.
 
         Raises:
             RuleError: If several rules match.
@@ -97,9 +93,7 @@ class PathRules(Mapping[str, T]):
     def report(self, paths: Iterable[str]) -> RulesReport:
         """Returns the rule of each path, the unused rules, and hints for these.
 
-        Args:
-            paths: Every path of the model that a rule may be meant for, with the outputs of layers
-                if there are rules for them.
+        `paths` has every path of the model that a rule may be meant for, also those of outputs.
 
         Raises:
             RuleError: If several rules match one of the paths.

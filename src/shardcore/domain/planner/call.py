@@ -64,18 +64,9 @@ class Cut:
 
 @attrs.frozen
 class Call:
-    """One call of an operator.
+    """One call of an operator, with the arguments of `choice.choose`.
 
-    Args:
-        rule: Its rule.
-        operands: Its operands.
-        result_shapes: The global shapes of its results, if they are known.
-        scales: Whether it multiplies element by element.
-        costs: The costs of collectives along each mesh axis.
-        extents: The number of steps of each factor, equal in all operands.
-
-    Raises:
-        LayoutError: If the operands do not have the dims of the rule, or dims of one factor differ.
+    `extents` has the number of steps of each factor, equal in all operands.
     """
 
     rule: OperatorRule

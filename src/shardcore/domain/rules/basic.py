@@ -9,10 +9,6 @@ from shardcore.domain.rules.rule import OperatorRule, Shape, letters, rule, rule
 def elementwise(shapes: Sequence[Shape], results: int = 1) -> OperatorRule:
     """Returns the rule of an elementwise operator, which broadcasts dims of size 1.
 
-    Args:
-        shapes: The shapes of the operands.
-        results: The number of results, all of one shape.
-
     Example:
         >>> str(elementwise(((8, 4), (4,), (8, 1))))
         'a b, b, a - -> a b'
@@ -45,14 +41,9 @@ def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1)
 def reduction(
     ndim: int, dims: frozenset[int], keep: bool, op: ReduceOp | None = None, results: int = 1
 ) -> OperatorRule:
-    """Returns the rule of a reduction along `dims`.
+    """Returns the rule of a reduction along `dims`, which stay with size 1 if `keep`.
 
-    Args:
-        ndim: The number of dims of the operand.
-        dims: The dims that are reduced.
-        keep: Whether they stay, with size 1.
-        op: The reduction of partial results; None if partial results cannot be reduced.
-        results: The number of results.
+    Partial results are reduced by `op`; without it, no reduced dim is split.
 
     Example:
         >>> str(reduction(3, frozenset({0}), keep=True, op="sum"))

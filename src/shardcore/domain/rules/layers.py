@@ -82,13 +82,9 @@ def pool(
 ) -> OperatorRule:
     """Returns the rule of a pool of the last dims, or of its gradient, which cuts no window.
 
-    Args:
-        ndim: The number of dims of an image.
-        windows: For each of the last dims the size of a window that divides it; None for a dim
-            that is not split.
-        pooled: For each operand, whether it is pooled. The results are pooled if no operand is.
-        results: The number of results.
-        numbered: Whether the indices of the elements of each of the last dims are operands too.
+    For each of the last dims, `windows` has the size of a window that divides it, None if it is not
+    split. `pooled` says which operands are pooled; the results are if none is. If `numbered`, the
+    indices of the elements of each of these dims are operands too.
 
     Example:
         >>> str(pool(4, (2, None), (False,)))
@@ -120,9 +116,8 @@ def col2im(batched: bool, window: int) -> OperatorRule:
 def attention(heads: str, mask: str | None) -> OperatorRule:
     """Returns the rule of attention over (batch, heads, length, size), which separates heads.
 
-    Args:
-        heads: The first two dims: "b h", with "-" for one in which query, key and value differ.
-        mask: Those of the mask, with "-" for a broadcast dim; None without a mask.
+    The first two dims are `heads`: "b h", with "-" for one in which query, key and value differ.
+    Those of the mask are `mask`, with "-" for a broadcast dim.
 
     Example:
         >>> str(attention("b h", mask="b -"))

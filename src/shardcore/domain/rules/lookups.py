@@ -10,13 +10,7 @@ from shardcore.domain.rules.rule import OperatorRule, Shape, letters, rule, rule
 
 
 def index(ndim: int, first: int, indexed: int, found: int) -> OperatorRule:
-    """Returns the rule of indexing adjacent dims of a tensor, each by an index of one shape.
-
-    Args:
-        ndim: The number of dims of the tensor.
-        first: The first dim that has an index.
-        indexed: The number of dims that have one.
-        found: The number of dims of an index.
+    """Returns the rule of indexing the `indexed` dims from `first` on by indices of `found` dims.
 
     Example:
         >>> str(index(4, first=1, indexed=2, found=1))
@@ -36,11 +30,6 @@ def index_put(ndim: int, indexed: int, accumulates: bool) -> OperatorRule:
     If it accumulates, the values may be split: each rank adds its own. If it overwrites, they may
     not, since the last of several values stays.
 
-    Args:
-        ndim: The number of dims of the tensor.
-        indexed: The number of dims that have an index, of one dim each.
-        accumulates: Whether it adds to the present values.
-
     Example:
         >>> str(index_put(3, indexed=2, accumulates=True))
         '+ - - c, n, n, n c -> - - c'
@@ -55,10 +44,6 @@ def index_put(ndim: int, indexed: int, accumulates: bool) -> OperatorRule:
 
 def gather(dim: int, *shapes: Shape) -> OperatorRule:
     """Returns the rule of `gather(tensor, dim, index)` or `scatter(tensor, dim, index, source)`.
-
-    Args:
-        dim: The dim that is indexed.
-        *shapes: The shapes of the tensor, of its index, and of the source.
 
     Example:
         >>> str(gather(1, (4, 5), (4, 2), (4, 2)))
@@ -89,11 +74,8 @@ def searchsorted(ndim: int) -> OperatorRule:
 def nll_loss(ndim: int, weight: bool, reduced: bool, split: bool = False) -> OperatorRule:
     """Returns the rule of the loss of each sample, or of their sum, and of the sum of the weights.
 
-    Args:
-        ndim: The number of dims of the input: classes alone, or samples, classes and further dims.
-        weight: Whether each class has a weight.
-        reduced: Whether the losses are summed.
-        split: Whether the classes are split.
+    The input has classes alone, or samples, classes and further dims. `weight` is whether each
+    class has one, `reduced` whether the losses are summed, `split` whether the classes are split.
 
     Example:
         >>> str(nll_loss(2, weight=True, reduced=True))

@@ -12,11 +12,7 @@ def permute(
 ) -> OperatorRule:
     """Returns the rule of results that have the dims of the operands in another order.
 
-    Args:
-        ndim: The number of dims of each operand.
-        dims: For each dim of a result, that of the operand; None for a new or a changed dim.
-        results: The number of results.
-        operands: The number of operands.
+    `dims` has, for each dim of a result, that of the operand; None for a new or a changed dim.
 
     Example:
         >>> str(permute(3, (2, None, 0)))
@@ -30,11 +26,7 @@ def permute(
 def segmented(ndim: int, dim: int, operands: Sequence[int], results: Sequence[int]) -> OperatorRule:
     """Returns the rule of `split` and `cat`, which move segments of one size along `dim`.
 
-    Args:
-        ndim: The number of dims of each tensor.
-        dim: The dim that consists of segments.
-        operands: The number of segments of each operand.
-        results: The number of segments of each result.
+    `operands` and `results` have the number of segments of each.
 
     Example:
         >>> str(segmented(2, dim=1, operands=(4,), results=(1, 3)))
@@ -54,10 +46,6 @@ def segmented(ndim: int, dim: int, operands: Sequence[int], results: Sequence[in
 def repeat(ndim: int, repeats: Sequence[int]) -> OperatorRule:
     """Returns the rule of `repeat`: each repetition of a dim is a segment of the result.
 
-    Args:
-        ndim: The number of dims of the operand.
-        repeats: The repetitions of each dim of the result; the first dims may be new.
-
     Example:
         >>> str(repeat(2, (5, 1, 3)))
         'a b -> - a 3*b'
@@ -72,13 +60,8 @@ def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = (
 
     One dim of a flattened group can be split. If the sizes of both sides differ, the split is in
     blocks that hold the same elements. A dim that is split behind other dims of its group is split
-    within segments.
-
-    Args:
-        source: The shape of the operand.
-        target: The shape of the result.
-        split: The split dims of the operand, each with the number of its segments. In a group
-            without a split dim, the first one is used.
+    within segments. `split` has the split dims of the operand, each with the number of its
+    segments. In a group without a split dim, the first one is used.
 
     Example:
         >>> str(reshape((8, 6, 5), (48, 5))), str(reshape((48, 5), (2, 24, 5)))

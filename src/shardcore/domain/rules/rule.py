@@ -196,11 +196,7 @@ def rule(
 ) -> OperatorRule:
     """Returns the rule of `text`; "()" is a tensor without dims, "+" marks an added operand.
 
-    Args:
-        text: Operands and results, by their dims.
-        of: For each result the operands of which it is a product: see `Result`.
-        like: For each result the operand whose layout it should get.
-        op: The reduction of partial results.
+    `of` and `like` have those attributes of each `Result`.
 
     Example:
         >>> bias = rule("n k, k m, + m -> n m").operands[2]
