@@ -42,7 +42,7 @@ def run_full_and_store(operator: Any, *args: Any, **kwargs: Any) -> Any:
     engine: Engine = tensors[0].engine
     fallback.tell(operator, tensors)
     written = written_operands(operator, args, kwargs)
-    targets = [each for each in written if isinstance(each, ShardedTensor)]
+    targets: list[Any] = [each for each in written if isinstance(each, ShardedTensor)]
     # A copy of each: a write must reach no other operand.
     values = {id(each): full(each).clone() for each in tensors}
     plain_args, plain_kwargs = tree_map_only(
@@ -50,20 +50,17 @@ def run_full_and_store(operator: Any, *args: Any, **kwargs: Any) -> Any:
     )
     result = operator(*plain_args, **plain_kwargs)
     for each in targets:
-        _store(operator, each, values[id(each)])
+        value = values[id(each)]
+        if value.shape != each.shape:
+            raise StrategyError(
+                f"{operator} writes a tensor of shape {tuple(value.shape)} into a sharded tensor "
+                f"of shape {tuple(each.shape)}, and the shape of a sharded tensor cannot change: give "
+                "one of the shape of the result, or none."
+            )
+        write(torch.ops.aten.copy_.default, each, value)
     by_value = {id(values[id(each)]): each for each in targets}
 
     def returned(tensor: torch.Tensor) -> Any:
         return by_value[id(tensor)] if id(tensor) in by_value else engine.replicated(tensor)
 
     return tree_map_only(torch.Tensor, returned, result)
-
-
-def _store(operator: Any, target: Any, value: torch.Tensor) -> None:
-    if value.shape != target.shape:
-        raise StrategyError(
-            f"{operator} writes a tensor of shape {tuple(value.shape)} into a sharded tensor of "
-            f"shape {tuple(target.shape)}, and the shape of a sharded tensor cannot change: give "
-            "one of the shape of the result, or none."
-        )
-    write(torch.ops.aten.copy_.default, target, value)

@@ -33,23 +33,18 @@ def open_engine(
     gathered: str,
     links: Mapping[str, Link],
 ) -> "EngineTensors":
-    """Returns the engine over `world`. All processes open it together.
+    """Returns the engine over `world`. All processes open it together, with equal options.
 
-    Args:
-        world: The mesh and the processes under it.
-        classes: A function that returns the tensor classes.
-        weights: The use of a weight that is sharded over a model axis: "compute" with its shards,
-            if that is cheaper, or "gather" it for each use.
-        gathered: The lifetime of an all-gathered weight: "per_use", but for small ones, or
-            "per_step".
-        links: The links of mesh axes; the others follow from the hosts of their ranks.
-
-    Raises:
-        StrategyError: If ranks were given other options.
-        MeshError: If `links` names an axis that the mesh does not have.
+    `weights`, `gathered` and `links` are the options of the strategies: see `builtin_plugins`.
     """
     hosts = _hosts(f"weights={weights!r}, gathered={gathered!r}, links={dict(links)}")
-    costs = Costs(links_of(_processes_along(world), hosts, links))
+    groups_of = {
+        axis: tuple(
+            tuple(world.processes[rank] for rank in group) for group in world.mesh.axis_groups(axis)
+        )
+        for axis in world.mesh.axis_names
+    }
+    costs = Costs(links_of(groups_of, hosts, links))
     groups = process_groups(world)
     unsharded = UnshardedWeights(inf if gathered == "per_step" else BUCKET_BYTES)
     engine = Engine(world, groups, classes(world, groups), weights == "gather", costs, unsharded)
@@ -69,17 +64,6 @@ def _hosts(options: str) -> tuple[str, ...]:
                 "give shardcore.install() the same options on every rank."
             )
     return tuple(host for _, host in found)
-
-
-def _processes_along(world: World) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Returns, per mesh axis, the groups of processes along it."""
-    mesh = world.mesh
-    return {
-        axis: tuple(
-            tuple(world.processes[rank] for rank in group) for group in mesh.axis_groups(axis)
-        )
-        for axis in mesh.axis_names
-    }
 
 
 @attrs.frozen(eq=False)

@@ -58,9 +58,16 @@ def _reduced(scalars: list[Any]) -> list[Any]:
 
 def _made(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Returns the results of `operator`, each in the layout of one of its operands."""
-    targets = [reduced(_reference(items)) for items in _columns(args)]
+    lists = [each for each in args if isinstance(each, list | tuple) and each]
+    tensors = [each for each in lists if isinstance(each[0], torch.Tensor)]
+    # The results get the layout of the largest sharded operand, else of the first one.
+    targets = [
+        reduced(max(each, key=lambda one: (isinstance(one, ShardedTensor), one.ndim)))
+        for each in zip(*tensors, strict=True)
+    ]
     found = operator(*(_local_operand(each, targets) for each in args), **kwargs)
-    if any(part.shape != _part(each).shape for part, each in zip(found, targets, strict=True)):
+    parts = [each.part if isinstance(each, ShardedTensor) else each for each in targets]
+    if any(one.shape != other.shape for one, other in zip(found, parts, strict=True)):
         raise StrategyError(
             f"{operator} does not keep the shapes of its tensors, and cannot run on a list of "
             "sharded tensors: call the operator on each tensor."
@@ -114,28 +121,11 @@ def _only(at: int, operand: Any, count: int) -> Any:
     return [operand[at]] if of_each else operand
 
 
-def _part(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.part if isinstance(tensor, ShardedTensor) else tensor
-
-
-def _columns(args: tuple[Any, ...]) -> list[list[Any]]:
-    """Returns the tensors at each place of the lists."""
-    lists = [each for each in args if isinstance(each, list | tuple) and each]
-    tensors = [each for each in lists if isinstance(each[0], torch.Tensor)]
-    return [list(column) for column in zip(*tensors, strict=True)]
-
-
-def _reference(tensors: list[Any]) -> Any:
-    """Returns the tensor whose layout the result gets: the largest sharded one, else the first."""
-    return max(tensors, key=lambda each: (isinstance(each, ShardedTensor), each.ndim))
-
-
 def _local_operand(operand: Any, targets: list[Any]) -> Any:
-    if isinstance(operand, torch.Tensor):
-        return full(operand) if isinstance(operand, ShardedTensor) else operand
-    if not isinstance(operand, list | tuple) or not operand:
-        return operand
-    if not isinstance(operand[0], torch.Tensor):
+    if isinstance(operand, ShardedTensor):
+        return full(operand)
+    is_list = isinstance(operand, list | tuple) and bool(operand)
+    if not is_list or not isinstance(operand[0], torch.Tensor):
         return operand
     return [_met(each, target) for each, target in zip(operand, targets, strict=True)]
 

@@ -139,48 +139,36 @@ def _col2im(
     return Task(layers.col2im(columns.ndim == 3, prod(window)), (columns,))
 
 
-def _attention(_operator: Any, *args: Any, **kwargs: Any) -> Task | Handler:
-    """Plans CPU flash attention: query, key, value, then numbers; the mask is a keyword."""
-    if _has_small_mask(kwargs):
+def _attention(
+    operator: Any, *args: Any, attn_mask: Operand | None = None, **_kwargs: Any
+) -> Task | Handler:
+    """Plans CPU flash attention: of query, key and value.
+
+    Its gradient is that of the gradient, query, key, value, the output and its sums.
+    """
+    if attn_mask is not None and attn_mask.ndim < 4:
         return _with_large_mask
-    heads, mask, dims = _heads(args[:3], kwargs)
-    return Task(layers.attention(heads, dims), (*args[:3], *mask), orders=[order_of(args[0])])
-
-
-def _attention_backward(_operator: Any, *args: Any, **kwargs: Any) -> Task | Handler:
-    """Plans its gradient: of the gradient, query, key, value, the output and its sums."""
-    if _has_small_mask(kwargs):
-        return _with_large_mask
-    heads, mask, dims = _heads(args[1:4], kwargs)
-    # Gradients have the order (batch, length, heads, size), for any order of the query.
-    order = (0, 2, 1, 3)
-    return Task(layers.attention_backward(heads, dims), (*args[:6], *mask), orders=[order] * 3)
-
-
-def _has_small_mask(kwargs: dict[str, Any]) -> bool:
-    mask = kwargs.get("attn_mask")
-    return mask is not None and mask.ndim < 4
+    is_gradient = operator is unnamed_operators.CPU_ATTENTION_BACKWARD
+    query, *others = args[1:4] if is_gradient else args[:3]
+    heads = [
+        letter if all(each.shape[dim] == query.shape[dim] for each in others) else "-"
+        for dim, letter in enumerate("bh")
+    ]
+    dims, masks = None, []
+    if attn_mask is not None:
+        sizes = zip(heads, attn_mask.shape, query.shape, strict=False)
+        dims, masks = " ".join(each if mask == of else "-" for each, mask, of in sizes), [attn_mask]
+    if is_gradient:
+        # Gradients have the order (batch, length, heads, size), for any order of the query.
+        rule = layers.attention_backward(" ".join(heads), dims)
+        return Task(rule, (*args[:6], *masks), orders=[(0, 2, 1, 3)] * 3)
+    rule = layers.attention(" ".join(heads), dims)
+    return Task(rule, (*args[:3], *masks), orders=[order_of(query)])
 
 
 def _with_large_mask(operator: Any, *args: Any, attn_mask: Any, **kwargs: Any) -> Any:
     """Adds dims for batch and heads to a mask of (length, length), and runs `operator`."""
     return operator(*args, attn_mask=attn_mask[(None,) * (4 - attn_mask.ndim)], **kwargs)
-
-
-def _heads(
-    operands: Sequence[Operand], kwargs: dict[str, Any]
-) -> tuple[str, list[Operand], str | None]:
-    """Returns the first two dims of query, key and value as text; any mask; and its dims."""
-    sizes = operands[0].shape[:2]
-    heads = [
-        letter if len({operand.shape[dim] for operand in operands}) == 1 else "-"
-        for dim, letter in enumerate("bh")
-    ]
-    mask = kwargs.get("attn_mask")
-    if mask is None:
-        return " ".join(heads), [], None
-    dims = [heads[dim] if mask.shape[dim] == sizes[dim] else "-" for dim in range(2)]
-    return " ".join(heads), [mask], " ".join(dims)
 
 
 def _upsample_backward(
@@ -237,5 +225,5 @@ PLANNERS: dict[Any, Planner] = {
     aten.im2col.default: _im2col,
     aten.col2im.default: _col2im,
     unnamed_operators.CPU_ATTENTION: _attention,
-    unnamed_operators.CPU_ATTENTION_BACKWARD: _attention_backward,
+    unnamed_operators.CPU_ATTENTION_BACKWARD: _attention,
 }

@@ -31,15 +31,11 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 
 def _embedding(_operator: Any, table: Operand, indices: Operand, *_rest: Any) -> Task | Handler:
     """Plans `embedding`, whose further operands are for the gradient."""
-    if table.is_split(0) and not _splits(indices, table.form.layout.dim_axes(0)):
+    layout, axes = indices.form.layout, table.form.layout.dim_axes(0)
+    # If an axis splits both, the ranks look up different rows.
+    if table.is_split(0) and layout.without(*axes) == layout:
         return _own_rows
     return Task(lookups.index(2, 0, 1, indices.ndim), (table, indices))
-
-
-def _splits(indices: Operand, axes: Sequence[str]) -> bool:
-    """Returns whether one of `axes` splits `indices`, so that ranks look up different rows."""
-    layout = indices.form.layout
-    return layout.without(*axes) != layout
 
 
 def _own_rows(operator: Any, table: Any, indices: Any, *_rest: Any) -> Any:
@@ -127,11 +123,10 @@ def _nll_loss(
         found = found.where(here & counts, 0).masked_fill(unknown, torch.nan)
         return (found if local == _NONE else found.sum(), own.sum())
 
-    numbers = _numbers(inputs)
-    split = numbers is not None
-    rule = lookups.nll_loss(inputs.ndim, weight is not None, local == _SUM, split)
-    operands = _given(inputs, target, numbers, weight)
-    compute = call_on_classes if split else call
+    numbers, weights = _numbers(inputs), [] if weight is None else [weight]
+    rule = lookups.nll_loss(inputs.ndim, weight is not None, local == _SUM, bool(numbers))
+    operands = [inputs, target, *numbers, *weights]
+    compute = call_on_classes if numbers else call
     loss, total = run_rule(operator, rule, operands, compute, sums)
     with torch.no_grad():
         # The gradient divides by it, on every rank. If losses are not reduced, it is zero.
@@ -162,11 +157,11 @@ def _nll_loss_backward(
         each = each.where(here & (classes != ignored), 0).to(x.dtype)
         return (torch.zeros_like(x).scatter_(1, place.unsqueeze(1), each.unsqueeze(1)),)
 
-    numbers = _numbers(inputs)
-    split = numbers is not None
-    rule = lookups.nll_loss_backward(inputs.ndim, weight is not None, reduction != _NONE, split)
-    operands = _given(gradient, inputs, target, total, numbers, weight)
-    return run_rule(operator, rule, operands, call_on_classes if split else call)[0]
+    numbers, weights = _numbers(inputs), [] if weight is None else [weight]
+    is_reduced = reduction != _NONE
+    rule = lookups.nll_loss_backward(inputs.ndim, weight is not None, is_reduced, bool(numbers))
+    operands = [gradient, inputs, target, total, *numbers, *weights]
+    return run_rule(operator, rule, operands, call_on_classes if numbers else call)[0]
 
 
 def _places(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -178,16 +173,12 @@ def _places(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, 
     return numbers[place] == wanted, place
 
 
-def _numbers(inputs: Any) -> torch.Tensor | None:
-    """Returns the number of each class, split as the classes; None if they are replicated."""
+def _numbers(inputs: Any) -> list[torch.Tensor]:
+    """Returns the numbers of the classes, split as these; nothing if they are replicated."""
     sharded = isinstance(inputs, ShardedTensor)
     if not sharded or inputs.ndim == 1 or not inputs.form.layout.dim_axes(1):
-        return None
-    return torch.arange(inputs.shape[1], device=inputs.device)
-
-
-def _given(*operands: torch.Tensor | None) -> list[torch.Tensor]:
-    return [each for each in operands if each is not None]
+        return []
+    return [torch.arange(inputs.shape[1], device=inputs.device)]
 
 
 PLANNERS: dict[Any, Planner] = by_operator(

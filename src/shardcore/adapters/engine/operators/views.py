@@ -8,7 +8,6 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.plans.task import Operand, Planner, Task, by_operator
-from shardcore.domain.placements import segments_of
 from shardcore.domain.rules import basic, movement
 from shardcore.domain.rules.rule import OperatorRule
 
@@ -73,29 +72,14 @@ def _expanded(operator: Any, tensor: Operand, sizes: Sequence[int], **kwargs: An
 
 def _reshaped(_operator: Any, tensor: Operand, sizes: Sequence[int]) -> Task:
     """Plans a reshape; it copies if the local shard allows no view."""
-    target = _sizes(tensor, sizes)
-    rule = movement.reshape(tensor.shape, target, _split_dims(tensor))
+    rest = max(prod(size for size in sizes if size != -1), 1)
+    target = tuple(tensor.numel() // rest if size == -1 else size for size in sizes)
+    segments = enumerate(tensor.form.layout.segments)
+    split = tuple((dim, count) for dim, count in segments if tensor.is_split(dim))
+    rule = movement.reshape(tensor.shape, target, split)
     return one_result(
         rule, tensor, lambda part: part.reshape(rule.local_shape(target, tuple(part.shape)))
     )
-
-
-def _split_dims(tensor: Operand) -> tuple[tuple[int, int], ...]:
-    """Returns the dims that several ranks split, each with the number of its segments."""
-    layout = tensor.form.layout
-    return tuple(
-        (dim, segments_of(layout.blocks[dim])[0])
-        for dim in range(tensor.ndim)
-        if tensor.is_split(dim)
-    )
-
-
-def _sizes(tensor: Operand, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns `sizes` with the value of -1 computed."""
-    if -1 not in sizes:
-        return tuple(sizes)
-    rest = prod(size for size in sizes if size != -1)
-    return tuple(tensor.numel() // max(rest, 1) if size == -1 else size for size in sizes)
 
 
 def _flipped(_operator: Any, tensor: Operand, dims: Sequence[int]) -> Task:

@@ -93,21 +93,14 @@ def _follow(running: Any, value: Any, momentum: float) -> None:
         running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
 
-def _splits(tensor: Any) -> bool:
-    """Returns whether `tensor` has floats that the ranks have to reduce together."""
-    return (
-        isinstance(tensor, Operand)
-        and not tensor.form.is_replicated
-        and tensor.dtype.is_floating_point
-    )
-
-
 def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
-    """Returns a planner that uses `run` in training if ranks reduce an operand."""
+    """Returns a planner that uses `run` in training if ranks reduce floats of an operand."""
 
     def plan(_operator: Any, *args: Any, **_kwargs: Any) -> Handler | None:
         is_used = training is None or args[training]
-        return run if is_used and any(map(_splits, args[operands])) else None
+        forms = [each.form for each in args[operands] if isinstance(each, Operand)]
+        splits = any(not each.is_replicated and each.dtype.is_floating_point for each in forms)
+        return run if is_used and splits else None
 
     return plan
 
