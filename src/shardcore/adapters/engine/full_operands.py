@@ -54,8 +54,8 @@ def run_full_and_store(operator: Any, *args: Any, **kwargs: Any) -> Any:
         if value.shape != each.shape:
             raise StrategyError(
                 f"{operator} writes a tensor of shape {tuple(value.shape)} into a sharded tensor "
-                f"of shape {tuple(each.shape)}, and the shape of a sharded tensor cannot change: give "
-                "one of the shape of the result, or none."
+                f"of shape {tuple(each.shape)}, and the shape of a sharded tensor cannot change: "
+                "give one of the shape of the result, or none."
             )
         write(torch.ops.aten.copy_.default, each, value)
     by_value = {id(values[id(each)]): each for each in targets}
