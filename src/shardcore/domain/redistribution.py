@@ -105,7 +105,12 @@ class Step:
         """
         mine = self.source.slices(self.shape, rank)
         needed = self.target.slices(self.shape, peer)
-        return tuple(_overlap(a, b) for a, b in zip(mine, needed, strict=True))
+        part = []
+        for have, want in zip(mine, needed, strict=True):
+            start = max(have.start, want.start)
+            stop = max(start, min(have.stop, want.stop))
+            part.append(slice(start - have.start, stop - have.start))
+        return tuple(part)
 
     def bytes_sent(self, rank: int) -> int:
         """Returns the bytes that `rank` sends to other ranks."""
@@ -242,12 +247,6 @@ def _leaving(layout: Layout, target: Layout) -> set[str]:
         stay = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         leaving.update(have[stay:])
     return leaving
-
-
-def _overlap(mine: slice, needed: slice) -> slice:
-    start = max(mine.start, needed.start)
-    stop = max(start, min(mine.stop, needed.stop))
-    return slice(start - mine.start, stop - mine.start)
 
 
 def _shard_dim(placement: Placement) -> int | None:

@@ -93,15 +93,17 @@ def rules(choices: Mapping[str, Choice]) -> tuple[Rule, ...]:
     forms: dict[str, list[str]] = defaultdict(list)
     for path in choices:
         forms[_NUMBER.sub("#", path)].append(path)
-    return tuple(rule for form, paths in forms.items() for rule in _rules(form, paths, choices))
-
-
-def _rules(form: str, paths: list[str], choices: Mapping[str, Choice]) -> list[Rule]:
-    specs = {choices[path].spec for path in paths}
-    if len(paths) == 1 or len(specs) > 1:
-        return [Rule(_exact(path), choices[path].spec, choices[path].reason) for path in paths]
-    reasons = dict.fromkeys(choices[path].reason for path in paths)
-    return [Rule(_pattern(paths), specs.pop(), "; ".join(reasons))]
+    found: list[Rule] = []
+    for paths in forms.values():
+        specs = {choices[path].spec for path in paths}
+        reasons = dict.fromkeys(choices[path].reason for path in paths)
+        if len(paths) > 1 and len(specs) == 1:
+            found.append(Rule(_pattern(paths), specs.pop(), "; ".join(reasons)))
+            continue
+        for path in paths:
+            key = path if METACHARACTERS.isdisjoint(path) else _escaped(path)
+            found.append(Rule(key, choices[path].spec, choices[path].reason))
+    return tuple(found)
 
 
 def _pattern(paths: list[str]) -> str:
@@ -112,10 +114,6 @@ def _pattern(paths: list[str]) -> str:
     return _escaped(texts[0]) + "".join(
         number + _escaped(text) for number, text in zip(common, texts[1:], strict=True)
     )
-
-
-def _exact(path: str) -> str:
-    return path if METACHARACTERS.isdisjoint(path) else _escaped(path)
 
 
 def _escaped(text: str) -> str:

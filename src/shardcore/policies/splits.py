@@ -39,7 +39,7 @@ def split(variable: VariableFacts, dim: int, axis: str) -> Spec:
     return tuple(spec)
 
 
-def batch_axis(mesh: Mesh, axis: str | None = None) -> str:
+def batch_axis(mesh: Mesh, axis: str | None) -> str:
     """Returns `axis`, by default the first one, as in `ModelParallel`.
 
     Raises:
@@ -50,7 +50,7 @@ def batch_axis(mesh: Mesh, axis: str | None = None) -> str:
     return name
 
 
-def model_axis(mesh: Mesh, axis: str | None = None) -> str:
+def model_axis(mesh: Mesh, axis: str | None) -> str:
     """Returns `axis`, by default the last one.
 
     Raises:

@@ -48,16 +48,13 @@ class _Splitter:
         why = "a norm sees all channels" if is_norm else f"{layer.kind} is not split"
         own = all_replicated(layer.variables, why)
         if is_attention(layer):
-            return own | self._attention(layer)
+            size = sum(each.bytes for each in layer.all_variables())
+            if size < self.small:
+                return all_replicated(layer.all_variables(), self._is_small("the attention", size))
+            return own | attention_choices(layer, self.axis, self.mesh.axis_size(self.axis))
         if layer.is_a("Embedding"):
             return own | self._embedding(layer)
         return own | self._pairs(layer)
-
-    def _attention(self, layer: LayerFacts) -> Choices:
-        size = sum(each.bytes for each in layer.all_variables())
-        if size < self.small:
-            return all_replicated(layer.all_variables(), self._is_small("the attention", size))
-        return attention_choices(layer, self.axis, self.mesh.axis_size(self.axis))
 
     def _embedding(self, layer: LayerFacts) -> Choices:
         table = layer.variable("embeddings")

@@ -49,17 +49,16 @@ class Dim:
 
 
 def _dims(text: str) -> tuple[Dim, ...]:
-    return () if text.strip() == "()" else tuple(map(_dim, text.split()))
-
-
-def _dim(word: str) -> Dim:
-    found = _DIM.fullmatch(word)
-    if found is None:
-        raise RuleError(
-            "A dim of a rule is '-', a factor such as 'n' or 'd0', a factor in blocks such as "
-            f"'3g', or in segments such as '5*g', got {word!r}."
-        )
-    return Dim(found["factor"], int(found["block"] or 1), int(found["count"] or 1))
+    dims: list[Dim] = []
+    for word in () if text.strip() == "()" else text.split():
+        found = _DIM.fullmatch(word)
+        if found is None:
+            raise RuleError(
+                "A dim of a rule is '-', a factor such as 'n' or 'd0', a factor in blocks such as "
+                f"'3g', or in segments such as '5*g', got {word!r}."
+            )
+        dims.append(Dim(found["factor"], int(found["block"] or 1), int(found["count"] or 1)))
+    return tuple(dims)
 
 
 @attrs.frozen

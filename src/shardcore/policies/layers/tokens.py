@@ -148,7 +148,9 @@ class Flow:
             split = self._reached(sources)
             costly = [name for name in split if self._is_costly(name)]
             if not costly:
-                return [name for name in split if self._is_of_use(name)]
+                # If no layer computes with the parts, the sum is all-reduced instead.
+                users = self.graph.users
+                return [name for name in split if any(map(self._passes, [name, *users[name]]))]
             sources -= self._together(costly, split)
 
     def is_gathered(self, name: str) -> bool:
@@ -168,10 +170,6 @@ class Flow:
 
     def _passes(self, name: str) -> bool:
         return self.roles[name] in _PASSING
-
-    def _is_of_use(self, name: str) -> bool:
-        """Returns whether a layer computes with the parts; else the sum is all-reduced."""
-        return any(map(self._passes, [name, *self.graph.users[name]]))
 
     def _is_costly(self, name: str) -> bool:
         users = [self.roles[user] for user in self.graph.users[name]]
