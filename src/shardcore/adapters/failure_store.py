@@ -11,28 +11,18 @@ from torch.distributed.distributed_c10d import Store
 
 @frozen
 class Failure:
-    """The failure of a rank.
-
-    Args:
-        rank: The rank that failed.
-        headline: The error in one line.
-        report: The traceback, or the headline if there is none.
-    """
+    """The failure of a rank."""
 
     rank: int
-    headline: str
-    report: str
+    headline: str  # the error in one line
+    report: str  # the traceback, or the headline if there is none
 
 
 @frozen
 class FailureStore:
-    """The store for one thread of one rank. Every method may raise if the store is closed.
+    """The store for one thread of one rank. Every method may raise if the store is closed."""
 
-    Args:
-        store: A connection for this thread alone; a wait on a shared one would block all others.
-        rank: This rank.
-    """
-
+    # A connection for this thread alone; a wait on a shared one would block all others.
     store: Store
     rank: int
 

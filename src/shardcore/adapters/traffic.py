@@ -17,14 +17,11 @@ from shardcore.ports.trace_context import layer_scope, redistribution_scope, red
 
 @attrs.frozen
 class Traffic:
-    """The collectives of a piece of code, by name: "all_reduce", "all_gather", ...
+    """The collectives of a piece of code, by name: "all_reduce", "all_gather", ..."""
 
-    Args:
-        calls: The number of collectives that this rank started.
-        operand_bytes: The total bytes of this rank's operands.
-    """
-
+    # The number of collectives that this rank started.
     calls: Counter[str] = attrs.field(factory=Counter)
+    # The total bytes of this rank's operands.
     operand_bytes: Counter[str] = attrs.field(factory=Counter)
 
     def add(self, started: torch_compat.Started) -> None:

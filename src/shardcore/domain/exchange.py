@@ -39,12 +39,6 @@ def ranges_of(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:
 class Exchange:
     """A step in which each rank along an axis gets elements of a dim from other ranks.
 
-    Args:
-        axis: The mesh axis.
-        dim: The tensor dim.
-        held: For each place along the axis, the elements that its rank holds.
-        wanted: For each place, the elements that its rank gets. Some rank holds each of them.
-
     Example:
         >>> halves = (range(0, 3),), (range(3, 6),)
         >>> shifted = Exchange("model", 0, halves, ((range(1, 4),), (range(4, 6),)))
@@ -56,7 +50,8 @@ class Exchange:
 
     axis: str
     dim: int
-    held: tuple[Ranges, ...]
+    held: tuple[Ranges, ...]  # for each place along the axis, the elements that its rank holds
+    # For each place, the elements that its rank gets. Some rank holds each of them.
     wanted: tuple[Ranges, ...]
 
     @cached_property

@@ -59,21 +59,13 @@ def transition(source: Placement, target: Placement) -> Kind | None:
 
 @attrs.frozen
 class Step:
-    """One step along one axis, of a tensor of global shape `shape`.
+    """One step along one axis, of a tensor of global shape `shape`."""
 
-    Args:
-        axis: The mesh axis along which ranks take part.
-        source: The layout before.
-        target: The layout after. It differs from `source` in the placement along `axis`.
-        shape: The global shape of the tensor.
-        itemsize: The bytes of one element.
-    """
-
-    axis: str
+    axis: str  # the mesh axis along which ranks take part
     source: Layout
-    target: Layout
-    shape: tuple[int, ...]
-    itemsize: int
+    target: Layout  # it differs from `source` in the placement along `axis`
+    shape: tuple[int, ...]  # the global shape of the tensor
+    itemsize: int  # the bytes of one element
 
     @property
     def kind(self) -> Kind:

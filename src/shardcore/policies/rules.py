@@ -23,17 +23,11 @@ _NUMBER = re.compile(r"(?<=_)\d+(?=/|$)")
 
 @attrs.frozen
 class Rule:
-    """One rule of a plan.
+    """One rule of a plan."""
 
-    Args:
-        key: The key in the layout map.
-        spec: Its value.
-        reason: Why.
-    """
-
-    key: str
-    spec: Spec
-    reason: str
+    key: str  # the key in the layout map
+    spec: Spec  # its value
+    reason: str  # why
 
 
 def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> dict[str, Choice]:

@@ -28,17 +28,11 @@ _ALIASES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 
 @attrs.frozen(eq=False)
 class _Route:
-    """The way in which an operator with a plan runs.
-
-    Args:
-        planner: Plans it.
-        is_exact: Whether its plan depends on the values of floats.
-        results: The kind of its results: "tensor", "list" or "tuple".
-    """
+    """The way in which an operator with a plan runs."""
 
     planner: Planner
-    is_exact: bool
-    results: str
+    is_exact: bool  # whether its plan depends on the values of floats
+    results: str  # the kind of its results: "tensor", "list" or "tuple"
 
 
 def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

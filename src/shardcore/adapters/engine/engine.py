@@ -33,28 +33,20 @@ class TensorClasses(Protocol):
 
 @attrs.define(eq=False)
 class Engine:
-    """The state of the operators on sharded tensors over one mesh.
+    """The state of the operators on sharded tensors over one mesh."""
 
-    Args:
-        world: The mesh and the processes under it.
-        groups: By mesh axis, the group of this process.
-        classes: The tensor classes.
-        gathers: Whether sharded weights are all-gathered for each use.
-        costs: The costs of collectives along each mesh axis.
-        unsharded: The cache of all-gathered weights.
-        plans: The plans of operators, by keys with all that they depend on.
-        steps: The number of finished steps; redistributed copies are valid for one step.
-        fallbacks: How often each operator ran on full operands.
-    """
-
-    world: World
-    groups: Mapping[str, dist.ProcessGroup]
+    world: World  # the mesh and the processes under it
+    groups: Mapping[str, dist.ProcessGroup]  # by mesh axis, the group of this process
     classes: TensorClasses
-    gathers: bool = False
-    costs: Costs = attrs.field(factory=Costs)
+    gathers: bool = False  # whether sharded weights are all-gathered for each use
+    costs: Costs = attrs.field(factory=Costs)  # the costs of collectives along each mesh axis
+    # The cache of all-gathered weights.
     unsharded: UnshardedWeights = attrs.field(factory=UnshardedWeights)
+    # The plans of operators, by keys with all that they depend on.
     plans: "OrderedDict[Hashable, Any]" = attrs.field(factory=OrderedDict, init=False)
+    # The number of finished steps; redistributed copies are valid for one step.
     steps: int = attrs.field(default=0, init=False)
+    # How often each operator ran on full operands.
     fallbacks: Counter[str] = attrs.field(factory=Counter, init=False)
     _forms: dict[Hashable, Form] = attrs.field(factory=dict, init=False)
 

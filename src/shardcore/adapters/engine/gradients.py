@@ -25,12 +25,9 @@ class Buckets:
 
     A full bucket is all-reduced while the pass goes on. The others are all-reduced at its end, and
     then all are waited for. The order is that of the pass, which is the same on all ranks.
-
-    Args:
-        size: The bytes of a full bucket.
     """
 
-    size: int = BUCKET_BYTES
+    size: int = BUCKET_BYTES  # the bytes of a full bucket
     _open: dict[Hashable, list[torch.Tensor]] = attrs.field(factory=dict, init=False)
     _bytes: dict[Hashable, int] = attrs.field(factory=dict, init=False)
     _sent: list[Callable[[], None]] = attrs.field(factory=list, init=False)

@@ -68,11 +68,7 @@ def _hosts(options: str) -> tuple[str, ...]:
 
 @attrs.frozen(eq=False)
 class EngineTensors:
-    """The port `ShardedTensors` over the mesh of an engine.
-
-    Args:
-        engine: Runs the operators.
-    """
+    """The port `ShardedTensors` over the mesh of an engine."""
 
     engine: Engine
     _buckets: gradients.Buckets = attrs.field(factory=gradients.Buckets, init=False)

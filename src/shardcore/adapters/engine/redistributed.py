@@ -23,19 +23,12 @@ BUCKET_BYTES = 25 * 1024 * 1024
 
 @attrs.frozen(eq=False)
 class Redistributed:
-    """A copy of a tensor in another layout.
-
-    Args:
-        tensor: The copy.
-        serves: Whether products read it in place of the shards.
-        of: The shard that was copied, kept so that no other has its id.
-        stamp: A value that changes when either is written, or the step ends.
-    """
+    """A copy of a tensor in another layout."""
 
     tensor: Any
-    serves: bool
-    of: torch.Tensor
-    stamp: Hashable
+    serves: bool  # whether products read it in place of the shards
+    of: torch.Tensor  # the shard that was copied, kept so that no other has its id
+    stamp: Hashable  # a value that changes when either is written, or the step ends
 
 
 def note(tensor: Any, found: Any, serves: bool = False) -> None:
@@ -99,12 +92,9 @@ def splits_less(tensor: Any, other: Any) -> bool:
 
 @attrs.define
 class UnshardedWeights:
-    """A cache of unsharded weights, each valid until it is written or the step ends.
+    """A cache of unsharded weights, each valid until it is written or the step ends."""
 
-    Args:
-        size: The bytes that it holds; the oldest entries go first. Larger weights are not held.
-    """
-
+    # The bytes that it holds; the oldest entries go first. Larger weights are not held.
     size: float = BUCKET_BYTES
     # Each value with its weight, kept so that no other tensor gets its address.
     _entries: "OrderedDict[Hashable, tuple[torch.Tensor, Any]]" = attrs.field(

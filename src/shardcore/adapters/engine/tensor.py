@@ -17,21 +17,14 @@ class Form:
     """The metadata of a sharded tensor: all but its values.
 
     An engine has one object for each combination of fields, so forms are compared by identity.
-
-    Args:
-        shape: The global shape.
-        strides: The strides of the full tensor on one device, equal on all ranks.
-        layout: The layout.
-        dtype: The dtype.
-        device: The device of the local shard.
-        weight: Whether it is the value of a variable, or computed from such values alone.
     """
 
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # the strides of the full tensor on one device, equal on all ranks
     layout: Layout
     dtype: torch.dtype
-    device: torch.device
+    device: torch.device  # the device of the local shard
+    # Whether it is the value of a variable, or computed from such values alone.
     weight: bool = False
 
     @property
@@ -81,18 +74,14 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @attrs.define(eq=False)
 class Memory:
-    """The state that a sharded tensor and its views share.
+    """The state that a sharded tensor and its views share."""
 
-    Args:
-        writes: The number of writes into it, which torch does not count below a subclass; each
-            makes copies of the values stale.
-        redistributed: Redistributed copies of the values, if any; see `redistributed.py`.
-        is_viewed: Whether the tensor got views while it was partial, which are copies.
-    """
-
+    # The number of writes into it, which torch does not count below a subclass; each makes copies
+    # of the values stale.
     writes: int = 0
+    # Redistributed copies of the values, if any; see `redistributed.py`.
     redistributed: "dict[Any, Any] | None" = None
-    is_viewed: bool = False
+    is_viewed: bool = False  # whether the tensor got views while it was partial, which are copies
 
 
 class ShardedTensor:
@@ -100,20 +89,14 @@ class ShardedTensor:
 
     For torch such a tensor has the global shape, so that autograd and models treat it as the full
     tensor; `dispatch` runs all operators on it.
-
-    Attributes:
-        part: The local shard, a plain tensor.
-        form: Its metadata.
-        engine: Runs the operators.
-        memory: Shared with the tensor of which this is a view.
-        copied: For a view that is a copy, its origin.
     """
 
-    part: torch.Tensor
+    part: torch.Tensor  # the local shard, a plain tensor
     form: Form
+
     engine: Any  # an `Engine`, which makes such tensors
-    memory: Memory
-    copied: "Copied | None"
+    memory: Memory  # shared with the tensor of which this is a view
+    copied: "Copied | None"  # for a view that is a copy, its origin
 
     @property
     def mesh_layout(self) -> Layout:
@@ -139,14 +122,9 @@ class ShardedTensor:
 
 @attrs.frozen(eq=False)
 class Copied:
-    """The origin of a view that is a copy.
+    """The origin of a view that is a copy."""
 
-    Args:
-        base: The tensor of which it is a view.
-        take: A function that takes the view of the full value of `base`.
-        writes: The writes into the memory of `base` that the view has seen.
-    """
-
-    base: Any
+    base: Any  # the tensor of which it is a view
+    # A function that takes the view of the full value of `base`.
     take: Callable[[torch.Tensor], torch.Tensor]
-    writes: int
+    writes: int  # the writes into the memory of `base` that the view has seen

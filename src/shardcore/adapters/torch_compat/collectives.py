@@ -66,17 +66,11 @@ def wait(value: torch.Tensor) -> torch.Tensor:
 
 @attrs.frozen(eq=False)
 class Started:
-    """A collective that this rank is about to start.
+    """A collective that this rank is about to start."""
 
-    Args:
-        name: Its name: "all_reduce".
-        operands: This rank's operands.
-        group: The process group, in any form in which torch passes it.
-    """
-
-    name: str
-    operands: tuple[torch.Tensor, ...]
-    group: Any
+    name: str  # its name: "all_reduce"
+    operands: tuple[torch.Tensor, ...]  # this rank's operands
+    group: Any  # the process group, in any form in which torch passes it
 
     @property
     def operand_bytes(self) -> int:

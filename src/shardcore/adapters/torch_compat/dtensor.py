@@ -13,15 +13,10 @@ __all__ = ["DTensorSpec", "GivenDTensor", "TensorMeta"]
 
 
 class GivenDTensor(DTensor):
-    """A DTensor without shard and spec: a subclass provides them.
-
-    Attributes:
-        part: The local shard.
-        spec: Its layout, shape, strides and dtype.
-    """
+    """A DTensor without shard and spec: a subclass provides them."""
 
     part: torch.Tensor
-    spec: DTensorSpec
+    spec: DTensorSpec  # its layout, shape, strides and dtype
 
     @property
     def _local_tensor(self) -> torch.Tensor:

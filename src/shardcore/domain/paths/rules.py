@@ -14,17 +14,12 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Match(Generic[T]):
-    """The rule that decides a path.
+    """The rule that decides a path."""
 
-    Args:
-        key: The rule's key, as the user wrote it.
-        value: The rule's value.
-        how: "exact" when the key is one of the path's spellings, "pattern" when it is a regular
-            expression that matches the whole of one.
-    """
-
-    key: str
+    key: str  # the rule's key, as the user wrote it
     value: T
+    # "exact" when the key is one of the path's spellings, "pattern" when it is a regular expression
+    # that matches the whole of one.
     how: Literal["exact", "pattern"]
 
 

@@ -26,21 +26,13 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 @attrs.frozen(cache_hash=True)
 class Placed:
-    """A tensor on a mesh.
-
-    Args:
-        shape: Its global shape.
-        layout: Its layout.
-        itemsize: The bytes of one element.
-        weight: Whether it is a variable's value, or computed from such values alone.
-        other: A second layout in which it is available.
-    """
+    """A tensor on a mesh."""
 
     shape: tuple[int, ...]
     layout: Layout
-    itemsize: int = 4
-    weight: bool = False
-    other: Layout | None = None
+    itemsize: int = 4  # the bytes of one element
+    weight: bool = False  # whether it is a variable's value, or computed from such values alone
+    other: Layout | None = None  # a second layout in which it is available
 
     def is_split(self, axis: str) -> bool:
         """Returns whether `axis` splits it."""
@@ -49,17 +41,11 @@ class Placed:
 
 @attrs.frozen
 class Cut:
-    """The split of a factor.
+    """The split of a factor."""
 
-    Args:
-        axes: The mesh axes that split it, the major first.
-        grain: The number of consecutive steps that stay together.
-        count: The number of segments of steps, each of which is split alike.
-    """
-
-    axes: tuple[str, ...] = ()
-    grain: int = 1
-    count: int = 1
+    axes: tuple[str, ...] = ()  # the mesh axes that split it, the major first
+    grain: int = 1  # the number of consecutive steps that stay together
+    count: int = 1  # the number of segments of steps, each of which is split alike
 
 
 @attrs.frozen

@@ -26,22 +26,15 @@ from shardcore.domain.rules.rule import OperatorRule, Result
 
 @attrs.frozen
 class Split:
-    """The split of an operator over a mesh.
+    """The split of an operator over a mesh."""
 
-    Args:
-        operands: Per operand the layout into which it is redistributed.
-        results: Per result its layout.
-        extents: The number of steps of each factor.
-        gathers: Whether an axis that splits an operand can split no factor: each of its ranks does
-            all of the work.
-        replicates: Whether each rank does all of the work because that costs less.
-    """
-
-    operands: tuple[Layout, ...]
-    results: tuple[Layout, ...]
-    extents: Mapping[str, int]
+    operands: tuple[Layout, ...]  # per operand the layout into which it is redistributed
+    results: tuple[Layout, ...]  # per result its layout
+    extents: Mapping[str, int]  # the number of steps of each factor
+    # Whether an axis that splits an operand can split no factor: each of its ranks does all of the
+    # work.
     gathers: bool
-    replicates: bool = False
+    replicates: bool = False  # whether each rank does all of the work because that costs less
 
     def global_shape(self, result: Result, local: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the global shape of `result`, whose local shard has shape `local`."""

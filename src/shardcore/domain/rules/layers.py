@@ -10,19 +10,12 @@ from shardcore.domain.rules.rule import OperatorRule, letters, rule, rule_of
 
 @attrs.frozen
 class Channels:
-    """The channels of a convolution, of one group or of several.
-
-    Args:
-        groups: The number of groups.
-        per_input: The input channels of a group.
-        per_output: The output channels of a group.
-        transposed: Whether the kernel's dims are (input, output) channels, not the other way.
-    """
+    """The channels of a convolution, of one group or of several."""
 
     groups: int
-    per_input: int
-    per_output: int
-    transposed: bool
+    per_input: int  # the input channels of a group
+    per_output: int  # the output channels of a group
+    transposed: bool  # whether the kernel's dims are (input, output) channels, not the other way
 
     @property
     def input(self) -> str:

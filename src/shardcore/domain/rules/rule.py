@@ -24,17 +24,11 @@ _DIM = re.compile(r"((?P<count>[1-9][0-9]*)\*)?(?P<block>[1-9][0-9]*)?(?P<factor
 
 @attrs.frozen
 class Dim:
-    """One dim of an operand or a result.
+    """One dim of an operand or a result."""
 
-    Args:
-        factor: Its factor, None for a dim that is never split.
-        block: The number of elements for each step of the factor.
-        count: The number of segments, each with all steps of the factor.
-    """
-
-    factor: str | None = None
-    block: int = 1
-    count: int = 1
+    factor: str | None = None  # its factor, None for a dim that is never split
+    block: int = 1  # the number of elements for each step of the factor
+    count: int = 1  # the number of segments, each with all steps of the factor
 
     def __str__(self) -> str:
         if self.factor is None:
@@ -91,14 +85,9 @@ class Term:
 
 @attrs.frozen
 class Operand(Term):
-    """A tensor that the operator reads.
+    """A tensor that the operator reads."""
 
-    Args:
-        dims: Its dims, as text.
-        added: Whether it is added to the result, as a bias is. To a partial result, one rank adds
-            it.
-    """
-
+    # Whether it is added to the result, as a bias is. To a partial result, one rank adds it.
     added: bool = False
 
     def __str__(self) -> str:
@@ -107,28 +96,19 @@ class Operand(Term):
 
 @attrs.frozen
 class Result(Term):
-    """A tensor that the operator returns.
+    """A tensor that the operator returns."""
 
-    Args:
-        dims: Its dims, as text.
-        of: The operands, by number, of which it is a product; all that are not added, if empty.
-            A factor that it lacks is summed if one of them has it.
-        like: The operand, by number, whose layout it should get, as a gradient does.
-        op: The reduction of partial results along a factor that it lacks.
-    """
-
+    # The operands, by number, of which it is a product; all that are not added, if empty. A factor
+    # that it lacks is summed if one of them has it.
     of: tuple[int, ...] = ()
+    # The operand, by number, whose layout it should get, as a gradient does.
     like: int | None = None
-    op: ReduceOp = "sum"
+    op: ReduceOp = "sum"  # the reduction of partial results along a factor that it lacks
 
 
 @attrs.frozen(cache_hash=True)
 class OperatorRule:
     """Operands and results of an operator, by factors.
-
-    Args:
-        operands: Its operands, in the order of its arguments.
-        results: Its results, in order.
 
     Raises:
         RuleError: If there is no operand, a result has a factor that none of its operands has, or
@@ -140,8 +120,8 @@ class OperatorRule:
         ('n c, c o -> n o', ['c'])
     """
 
-    operands: tuple[Operand, ...]
-    results: tuple[Result, ...]
+    operands: tuple[Operand, ...]  # its operands, in the order of its arguments
+    results: tuple[Result, ...]  # its results, in order
 
     def __attrs_post_init__(self) -> None:
         if not self.operands:

@@ -34,21 +34,13 @@ CHANNELWISE = frozenset(_CHANNELWISE.split())
 
 @attrs.frozen
 class Linear:
-    """A layer whose kernel maps one width to another.
-
-    Args:
-        layer: The layer.
-        kernel: Its kernel.
-        in_dim: The dim of the kernel that is contracted.
-        out_dim: The dim of the kernel that becomes the width of the output.
-        new_dims: The number of output dims from the kernel: two if it makes heads.
-    """
+    """A layer whose kernel maps one width to another."""
 
     layer: LayerFacts
     kernel: VariableFacts
-    in_dim: int
-    out_dim: int
-    new_dims: int = 1
+    in_dim: int  # the dim of the kernel that is contracted
+    out_dim: int  # the dim of the kernel that becomes the width of the output
+    new_dims: int = 1  # the number of output dims from the kernel: two if it makes heads
 
     @property
     def path(self) -> str:

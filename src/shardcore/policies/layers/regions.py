@@ -17,19 +17,13 @@ from shardcore.ports.model import LayerFacts
 
 @attrs.frozen
 class Region:
-    """Layers that can be split together.
+    """Layers that can be split together."""
 
-    Args:
-        columns: The linear layers whose output has the split width.
-        between: Layers with variables of that width, such as a batch normalization.
-        rows: The linear layers that contract it.
-        found_by: The method that found it, for the reason of the choice.
-    """
-
-    columns: tuple[Linear, ...]
-    rows: tuple[Linear, ...]
+    columns: tuple[Linear, ...]  # the linear layers whose output has the split width
+    rows: tuple[Linear, ...]  # the linear layers that contract it
+    # Layers with variables of that width, such as a batch normalization.
     between: tuple[LayerFacts, ...] = ()
-    found_by: str = "graph"
+    found_by: str = "graph"  # the method that found it, for the reason of the choice
 
     @property
     def width(self) -> int:

@@ -40,15 +40,10 @@ _REGIONS = ("columns", "region")
 
 @attrs.frozen
 class Roles:
-    """The roles of a model's layers.
+    """The roles of a model's layers."""
 
-    Args:
-        chosen: How the variables are laid out, by path.
-        axis: The axis of tensor parallelism.
-    """
-
-    chosen: Mapping[str, Choice]
-    axis: str
+    chosen: Mapping[str, Choice]  # how the variables are laid out, by path
+    axis: str  # the axis of tensor parallelism
 
     def of(self, layer: LayerFacts) -> Role:
         """Returns the role of `layer`."""
@@ -122,15 +117,10 @@ def _is_over_channels(norm: LayerFacts) -> bool:
 
 @attrs.frozen
 class Flow:
-    """The outputs of a functional model's layers: split, passed on, or gathered.
-
-    Args:
-        graph: Its graph.
-        roles: The roles of its layers, by name.
-    """
+    """The outputs of a functional model's layers: split, passed on, or gathered."""
 
     graph: Graph
-    roles: Mapping[str, Role]
+    roles: Mapping[str, Role]  # the roles of its layers, by name
 
     @classmethod
     def of(cls, model: LayerFacts, roles: Roles) -> "Flow":

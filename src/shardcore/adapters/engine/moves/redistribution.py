@@ -29,24 +29,17 @@ _Stage = tuple[tuple[int, ...], tuple[Step | Exchange, ...]]
 
 @attrs.frozen(eq=False)
 class Redistribution:
-    """The redistribution of tensors of one form to another layout.
-
-    Args:
-        form: The form of the tensor.
-        target: The layout that it gets. It may be partial if `form` is not: the first rank of a
-            summed axis then has the values, and the others zeros.
-        stages: The steps.
-        shape: The shape of the local shard after.
-        fill: The neutral value, if this rank is one of those others.
-        order: The dims of the tensor, outermost in memory first, if the steps apply to the tensor
-            with its dims in that order.
-    """
+    """The redistribution of tensors of one form to another layout."""
 
     form: Form
+    # The layout that it gets. It may be partial if `form` is not: the first rank of a summed axis
+    # then has the values, and the others zeros.
     target: Layout
     stages: tuple[_Stage, ...]
-    shape: tuple[int, ...]
-    fill: int | None
+    shape: tuple[int, ...]  # the shape of the local shard after
+    fill: int | None  # the neutral value, if this rank is one of those others
+    # The dims of the tensor, outermost in memory first, if the steps apply to the tensor with its
+    # dims in that order.
     order: tuple[int, ...] | None = None
 
     @classmethod

@@ -19,21 +19,14 @@ aten = torch.ops.aten
 
 @attrs.frozen(eq=False)
 class Shift:
-    """Takes a range of a split dim, which may begin before the first element or end after the last.
+    """Takes a range of a split dim, which may begin before the dim or end behind it."""
 
-    Args:
-        exchange: The exchange of the existing elements.
-        size: The number of elements in the range.
-        pads: For each place along the axis, the numbers of elements to add before and after.
-        layout: The layout of the result.
-        value: The value of the added elements.
-    """
-
-    exchange: Exchange
-    size: int
+    exchange: Exchange  # the exchange of the existing elements
+    size: int  # the number of elements in the range
+    # For each place along the axis, the numbers of elements to add before and after.
     pads: tuple[tuple[int, int], ...]
     layout: Layout
-    value: Any = 0
+    value: Any = 0  # the value of the added elements
 
     @classmethod
     def of(cls, tensor: Operand, dim: int, start: int, size: int, value: Any = 0) -> "Shift | None":

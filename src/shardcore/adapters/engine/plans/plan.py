@@ -25,42 +25,28 @@ _RESHAPES = {torch.ops.aten.view.default, torch.ops.aten.reshape.default}
 
 @attrs.define(eq=False)
 class _Result:
-    """A result: its form, and the conversion from the local result.
-
-    Args:
-        form: Its form.
-        order: The dims of its local shard, outermost in memory first; None for their own order.
-        shares: Whether the local shard shares the memory of the operand's.
-    """
+    """A result: its form, and the conversion from the local result."""
 
     form: Form
+    # The dims of its local shard, outermost in memory first; None for their own order.
     order: Order | None
-    shares: bool
+    shares: bool  # whether the local shard shares the memory of the operand's
 
 
 @attrs.define(eq=False)
 class Plan:
-    """The plan of an operator for operands of certain forms.
-
-    Args:
-        operator: The operator.
-        engine: Runs it.
-        task: The task of the planner.
-        numbers: Of each operand of the task, its number among the tensors of the call.
-        moves: Per operand of the task, its redistribution; None if it needs none.
-        split: The layouts of operands and results.
-        pending: The reductions of the operand that stay pending.
-        uses_copy: Per operand, whether its redistributed copy is used.
-    """
+    """The plan of an operator for operands of certain forms."""
 
     operator: Any
     engine: Engine
     task: Task
+    # Of each operand of the task, its number among the tensors of the call.
     numbers: tuple[int, ...]
+    # Per operand of the task, its redistribution; None if it needs none.
     moves: tuple[Redistribution | None, ...]
-    split: Split
-    pending: PartialAxes
-    uses_copy: tuple[bool, ...]
+    split: Split  # the layouts of operands and results
+    pending: PartialAxes  # the reductions of the operand that stay pending
+    uses_copy: tuple[bool, ...]  # per operand, whether its redistributed copy is used
     _stays: bool = attrs.field(init=False)
     _is_view: bool = attrs.field(init=False)
     _falls_back: bool = attrs.field(init=False)

@@ -23,19 +23,12 @@ Compute = Callable[[Parts], Sequence[torch.Tensor | None]]
 
 @attrs.frozen(eq=False)
 class Operand:
-    """A tensor among the arguments of an operator, without its values.
-
-    Args:
-        form: Its form.
-        number: Its number among all tensors of the call.
-        other: The form of its redistributed copy, if there is one.
-        serves: Whether products read that copy.
-    """
+    """A tensor among the arguments of an operator, without its values."""
 
     form: Form
-    number: int
-    other: Form | None = None
-    serves: bool = False
+    number: int  # its number among all tensors of the call
+    other: Form | None = None  # the form of its redistributed copy, if there is one
+    serves: bool = False  # whether products read that copy
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -91,13 +91,9 @@ class ShardedDTensor(ShardedTensor, GivenDTensor):
 
 @attrs.frozen(eq=False)
 class DTensors:
-    """The tensor classes of strategy `dtensor`.
+    """The tensor classes of strategy `dtensor`."""
 
-    Args:
-        mesh: The torch mesh.
-    """
-
-    mesh: DeviceMesh
+    mesh: DeviceMesh  # the torch mesh
     _specs: dict[Form, DTensorSpec] = attrs.field(factory=dict, init=False)
 
     @classmethod
