@@ -2,10 +2,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcore.domain.exchange import Exchange, ranges_of
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import blocks_of
+from shardcore.domain.segments import Exchange, ranges_of
 
 
 @st.composite

@@ -10,14 +10,13 @@ import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.full_operands import run_full, run_full_and_store
 from shardcore.adapters.engine.operators import HANDLERS, PLANNERS, foreach, pointwise
 from shardcore.adapters.engine.plans.plan import Plan, with_tensors
 from shardcore.adapters.engine.plans.planning import planned
 from shardcore.adapters.engine.plans.task import Handler, Planner, operand
 from shardcore.adapters.engine.redistributed import Redistributed, find
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.writes import note_view, refresh, write
+from shardcore.adapters.engine.writes import note_view, refresh, run_full, run_full_and_store, write
 from shardcore.domain.errors import StrategyError
 
 aten = torch.ops.aten

@@ -1,4 +1,4 @@
-"""Operators that write into their first operand, and views with separate memory.
+"""Operators that write into operands, views with separate memory, and operators on full operands.
 
 A target keeps its layout. A write into such a view reaches the base and all its views.
 """
@@ -12,7 +12,7 @@ import torch
 from shardcore.adapters import fallback, torch_compat
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard, reduced
 from shardcore.adapters.engine.tensor import Copied, ShardedTensor
-from shardcore.adapters.torch_compat import tree_map_only
+from shardcore.adapters.torch_compat import is_view, tree_leaves, tree_map_only, written_operands
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 
@@ -36,26 +36,18 @@ def write(operator: Any, target: Any, *others: Any, **kwargs: Any) -> Any:
         operator(target.part, *plain, **named)
         target.memory.writes += 1
         return target
+    if is_own and not target.form.is_replicated:
+        run_full_and_store(operator, target, *others, **kwargs)
+        return target
     plain, named = tree_map_only(ShardedTensor, full, (others, kwargs))
     if not is_sharded:
         operator(target, *plain, **named)
     elif not is_own:
         write_through(target, lambda view: operator(view, *plain, **named))
-    elif target.form.is_replicated:
+    else:
         operator(target.part, *plain, **named)
         target.memory.writes += 1
-    else:
-        fallback.tell(operator, [target])
-        value = full(target).clone()
-        operator(value, *plain, **named)
-        _set(target, value)
     return target
-
-
-def _set(target: Any, value: torch.Tensor) -> None:
-    """Overwrites `target`, which shares its memory with no copy, with the full `value`."""
-    target.part.copy_(local_shard(value, target.form.layout, target.engine))
-    target.memory.writes += 1
 
 
 def _adds_alike(operator: Any, others: Sequence[Any], target: Any) -> bool:
@@ -152,7 +144,8 @@ def write_through(view: Any, write: Callable[[torch.Tensor], Any]) -> None:
     value = full(base).clone(memory_format=torch.contiguous_format)
     written = copied.take(value)
     write(written)
-    _set(base, value)
+    base.part.copy_(local_shard(value, base.form.layout, base.engine))
+    base.memory.writes += 1
     _store(view, copied, written)
 
 
@@ -171,3 +164,56 @@ def reduce_in_place(target: Any) -> None:
         target.part.copy_(done.part)
         target.memory.writes += 1
         target.form = target.engine.evolved(target.form, layout=target.form.layout.reduced)
+
+
+def run_full(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs the operator on full operands; the results are replicated."""
+    tensors = fallback.sharded((args, kwargs))
+    if not all(each.form.is_replicated for each in tensors):
+        fallback.tell(operator, tensors)
+    plain_args, plain_kwargs = tree_map_only(ShardedTensor, full, (args, kwargs))
+    result = operator(*plain_args, **plain_kwargs)
+    wrapped = tree_map_only(torch.Tensor, tensors[0].engine.replicated, result)
+    if is_view(operator) and isinstance(args[0], ShardedTensor):
+        base, *numbers = args
+        for at, each in enumerate(tree_leaves(wrapped)):
+
+            def take(tensor: torch.Tensor, at: int = at) -> Any:
+                return tree_leaves(operator(tensor, *numbers, **kwargs))[at]
+
+            note_view(each, base, take, is_copy=not base.form.is_replicated)
+    return wrapped
+
+
+def run_full_and_store(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs an operator that writes on full operands, and stores the written ones.
+
+    Raises:
+        StrategyError: If it changes the shape of an operand.
+    """
+    tensors = fallback.sharded((args, kwargs))
+    engine = tensors[0].engine
+    fallback.tell(operator, tensors)
+    written = written_operands(operator, args, kwargs)
+    targets: list[Any] = [each for each in written if isinstance(each, ShardedTensor)]
+    # A copy of each: a write must reach no other operand.
+    values = {id(each): full(each).clone() for each in tensors}
+    plain_args, plain_kwargs = tree_map_only(
+        ShardedTensor, lambda each: values[id(each)], (args, kwargs)
+    )
+    result = operator(*plain_args, **plain_kwargs)
+    for each in targets:
+        value = values[id(each)]
+        if value.shape != each.shape:
+            raise StrategyError(
+                f"{operator} writes a tensor of shape {tuple(value.shape)} into a sharded tensor "
+                f"of shape {tuple(each.shape)}, and the shape of a sharded tensor cannot change: "
+                "give one of the shape of the result, or none."
+            )
+        write(aten.copy_.default, each, value)
+    by_value = {id(values[id(each)]): each for each in targets}
+
+    def returned(tensor: torch.Tensor) -> Any:
+        return by_value[id(tensor)] if id(tensor) in by_value else engine.replicated(tensor)
+
+    return tree_map_only(torch.Tensor, returned, result)

@@ -11,11 +11,10 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.steps import STEPS
 from shardcore.adapters.engine.tensor import Form, ShardedTensor, contiguous_strides
 from shardcore.adapters.threads import check_thread
-from shardcore.domain.exchange import Exchange, ranges_of
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial
 from shardcore.domain.redistribution import Step, plan
-from shardcore.domain.segments import has_segments, without_segments
+from shardcore.domain.segments import Exchange, has_segments, ranges_of, without_segments
 from shardcore.ports.trace_context import Move, redistribution_scope
 
 # The neutral values; a mean or a maximum of equal values is that value.

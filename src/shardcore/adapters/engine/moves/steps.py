@@ -8,8 +8,8 @@ import torch
 
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.torch_compat import collectives
-from shardcore.domain.exchange import Exchange
 from shardcore.domain.redistribution import Step
+from shardcore.domain.segments import Exchange
 
 
 def _slice(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.full_operands import run_full
 from shardcore.adapters.engine.moves.redistribution import full
 from shardcore.adapters.engine.operators import (
     layers,
@@ -19,7 +18,7 @@ from shardcore.adapters.engine.operators import (
 )
 from shardcore.adapters.engine.operators.reduce import composed, reductions
 from shardcore.adapters.engine.plans.task import Handler, Planner, by_operator
-from shardcore.adapters.engine.writes import reshape
+from shardcore.adapters.engine.writes import reshape, run_full
 
 
 def _item(operator: Any, tensor: Any) -> Any:

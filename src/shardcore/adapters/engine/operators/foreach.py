@@ -5,11 +5,16 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.full_operands import run_full_and_store
 from shardcore.adapters.engine.moves.redistribution import full, reduced
 from shardcore.adapters.engine.operators.reduce.reductions import squares
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.writes import is_alike, reduce_in_place, shard_beside, write_through
+from shardcore.adapters.engine.writes import (
+    is_alike,
+    reduce_in_place,
+    run_full_and_store,
+    shard_beside,
+    write_through,
+)
 from shardcore.adapters.torch_compat import is_fused, tree_map_only, writes_first, written_operands
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
