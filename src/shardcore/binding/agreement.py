@@ -20,9 +20,7 @@ _SUMMED_AT_ONCE = 2**20
 def check_model(model: Any, data: Any, session: Session) -> None:
     """Compares mesh, variables, layouts, copies and batch on all ranks, for the first step.
 
-    Raises:
-        StrategyError: If the model was laid out over another mesh.
-        RankMismatchError: If a rank has another mesh, variable, layout, copy or batch.
+    Refuses a model that was laid out over another mesh.
     """
     variables = list(variables_of(model))
     facts = {"mesh": f"{session.mesh} over processes {session.world.processes}"}
@@ -63,16 +61,7 @@ def compare_values(variables: Iterable[Any], session: Session) -> None:
 def compare(facts: Facts, session: Session, said: Any = None) -> list[Any]:
     """Raises on every rank if the ranks' facts differ, naming the first that does.
 
-    Args:
-        facts: The facts, by name, that must be equal on all ranks.
-        session: The session of the ranks.
-        said: A further text that this rank sends.
-
-    Returns:
-        The further text of each rank.
-
-    Raises:
-        RankMismatchError: The message names the fact and what each rank has.
+    Returns what each rank has `said`.
     """
     digest = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()
     gathered = session.processes.gather((digest, said))
@@ -98,13 +87,7 @@ def _raise_first_difference(everyone: list[Facts]) -> None:
 def meet_changed(step: str, where: str, session: Session) -> None:
     """Waits until all ranks drop the recording of `step`; a rank that runs it would not answer.
 
-    Args:
-        step: "train_step of model 'a'".
-        where: The state that has changed on this rank.
-        session: Its session.
-
-    Raises:
-        RankMismatchError: If another rank does not call this within a minute, or for another step.
+    `where` names the state that has changed on this rank.
     """
     try:
         session.processes.meet(f"recording {step} again, as {where} has changed")

@@ -25,14 +25,8 @@ def raise_on_all_ranks(
 ) -> None:
     """Does this rank's part of `work`; if a rank's fails, raises the first such error on all.
 
-    Args:
-        work: This rank's part. All ranks start its collectives in the same order.
-        what: The work, for messages: "save 'a.keras'".
-        session: The session of the ranks.
-        sessions: All sessions, which refer to the work while it runs.
-
-    Raises:
-        StrategyError: In place of an error that cannot be sent to other processes.
+    All ranks start its collectives in the same order. Messages name it `what`: "save 'a.keras'". A
+    StrategyError replaces an error that cannot be sent to other processes.
     """
     own: Exception | None = None
     before = sessions.shared_work

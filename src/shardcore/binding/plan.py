@@ -20,13 +20,6 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
 
     Print it for a table. Its rules may be replaced or deleted: the table shows it. `to_python()`
     returns the lines for a program.
-
-    Args:
-        device_mesh: The Keras mesh.
-        policy: The name of the policy.
-        variables: The model's variables.
-        outputs: The paths of its layers' outputs.
-        rules: The rules of the policy.
     """
 
     def __init__(

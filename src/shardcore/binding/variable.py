@@ -106,15 +106,7 @@ def place(
 ) -> None:
     """Stores the full value of `variable`, equal on all ranks, by the session's strategy.
 
-    Args:
-        variable: A Keras variable whose `_value` is plain.
-        session: Its new session.
-        layout: Its storage layout, by default the one that the strategy derives from the layout of
-            the distribution.
-        of_optimizer: Whether it is an optimizer's; known of one that is being made.
-
-    Raises:
-        StrategyError: If the strategy does not store what the layout says.
+    Its default storage layout is the one that the strategy derives from that of the distribution.
     """
     variable._shape = variable._validate_shape(variable._value.shape)
     ruled = layout is None and getattr(variable, "_layout", None) is None

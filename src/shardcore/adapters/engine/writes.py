@@ -107,11 +107,8 @@ def note_view(
 ) -> None:
     """Registers `view` as a view of `base`, which may be a view itself.
 
-    Args:
-        view: A sharded tensor that must follow the values of `base`.
-        base: The tensor of which it is a view.
-        take: A function that takes the same view of the full value of `base`.
-        is_copy: Whether the local shards of both have separate memory.
+    `take` takes the same view of the full value of `base`. With `is_copy`, their local shards have
+    separate memory.
     """
     view.memory, before = base.memory, base.copied
     if before is not None:

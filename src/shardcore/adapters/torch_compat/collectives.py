@@ -46,11 +46,8 @@ def all_to_all(
 ) -> torch.Tensor:
     """Returns the rows that all ranks send to this one, joined along the first dim.
 
-    Args:
-        value: The rows that this rank sends, those for the first rank first.
-        received: The number of rows from each rank.
-        sent: The number of rows for each rank.
-        group: The ranks.
+    `value` has the rows that this rank sends, those for the first rank first; `received` and `sent`
+    have the numbers of rows from and for each rank.
     """
     found: torch.Tensor = torch.ops._c10d_functional.all_to_all_single(
         value.contiguous(), received, sent, group.group_name

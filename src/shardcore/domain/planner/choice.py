@@ -54,14 +54,10 @@ def choose(
 ) -> Split:
     """Returns the cheapest split of an operator.
 
-    Args:
-        rule: The rule of the operator.
-        operands: The operands, in the order of the rule, on one mesh.
-        result_shapes: The global shapes of the results. They are needed if the cost of reducing a
-            result or of redistributing a gradient depends on the factor.
-        scales: Whether the operator multiplies element by element. A weight is then all-gathered if
-            an activation of its size is replicated, and the result is not split.
-        costs: The costs of collectives along each axis.
+    `result_shapes` has the global shapes of the results. They are needed if the cost of reducing a
+    result or of redistributing a gradient depends on the factor. If `scales`, it multiplies element
+    by element: a weight is all-gathered if an activation of its size is replicated, and the result
+    is not split.
 
     Raises:
         LayoutError: If the operands do not have the dims of the rule, or dims of one factor differ.
