@@ -26,11 +26,7 @@ def communicating() -> Iterator[None]:
 
 
 def check_thread() -> None:
-    """Refuses a collective on a thread with another order of collectives on each rank.
-
-    Raises:
-        StrategyError: If this is neither the main thread nor in the scope of a distribution.
-    """
+    """Refuses a collective on a thread with another order of collectives on each rank."""
     if _here.scopes > 0 or threading.current_thread() is threading.main_thread():
         return
     raise StrategyError(

@@ -42,8 +42,7 @@ class BackendLibrary:
     def list_devices(self, device_type: str | None = None) -> list[str]:
         """Returns every device of the job, one per process: "cpu:0", "cpu:1", or "gpu:0", ...
 
-        Raises:
-            MeshError: If Keras has no such type. A type that is absent here has no devices.
+        A type that is absent here has none.
         """
         self.initialize()
         return self.joined_devices(device_type)
@@ -76,11 +75,7 @@ class BackendLibrary:
         return self.processes.rank
 
     def distribute_tensor(self, tensor: Any, layout: Any) -> Any:
-        """Returns `tensor` in `layout`, a Keras `TensorLayout`.
-
-        Raises:
-            LayoutError: If no mesh is known, or the layout has another number of dims.
-        """
+        """Returns `tensor` in `layout`, a Keras `TensorLayout`."""
         if seams.is_symbolic():
             return tensor
         target: Layout = layout.backend_layout.fitting(tensor.shape, "A tensor")

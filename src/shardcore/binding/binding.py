@@ -69,12 +69,7 @@ class Binding:
             self._undo.push(undo.pop_all())
 
     def remove(self) -> None:
-        """Restores every name, and unsets the distribution, which Keras alone could not use.
-
-        Raises:
-            StrategyError: If another thread is in the scope of a distribution, or a model runs
-                fit, evaluate, predict or a step.
-        """
+        """Restores every name, and unsets the distribution, which Keras alone could not use."""
         self._check_threads()
         self._check_work()
         keras.distribution.set_distribution(None)

@@ -51,11 +51,7 @@ class LayerEdges:
         return path
 
     def distribute_tensor(self, outputs: Any, path: str) -> Any:
-        """Returns the outputs of a layer, each in its layout.
-
-        Raises:
-            LayoutError: If the rule for `path` does not fit one of them.
-        """
+        """Returns the outputs of a layer, each in its layout."""
         session = self.sessions.required()
         session.output_paths.add(path)
         ruled = session.distribution.get_tensor_layout(path)

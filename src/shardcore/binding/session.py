@@ -110,11 +110,7 @@ class Sessions:
         return None if distribution is None else self.of(distribution)
 
     def required(self) -> Session:
-        """Returns the session of the distribution that is set on this thread.
-
-        Raises:
-            StrategyError: If none is set.
-        """
+        """Returns the session of the distribution that is set on this thread."""
         session = self.current()
         if session is None:
             raise StrategyError(
@@ -166,11 +162,7 @@ class Sessions:
         return next((each for each in laid_in if each is not None and each in self._alive), None)
 
     def scope_of(self, model: Any) -> AbstractContextManager[Any]:
-        """Opens the scope in which a sharded `model` was built, if none is open.
-
-        Raises:
-            StrategyError: On a thread that is not the main one.
-        """
+        """Opens the scope in which a sharded `model` was built, if none is open."""
         session = None if self.current() else self.keeping(model)
         if session is None:
             return nullcontext()
@@ -211,11 +203,7 @@ class Sessions:
         self._strategies.clear()
 
     def world(self, device_mesh: Any) -> World:
-        """Returns the world of a Keras `DeviceMesh`.
-
-        Raises:
-            MeshError: If its devices are not those of the job.
-        """
+        """Returns the world of a Keras `DeviceMesh`."""
         devices = [str(device) for device in device_mesh.devices.flatten()]
         if len(devices) != self.processes.world_size:
             raise MeshError(

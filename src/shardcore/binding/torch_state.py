@@ -44,9 +44,6 @@ def replace_tensors(module: torch.nn.Module, replacements: Mapping[int, torch.Te
     A torch module holds its parameters and buffers in dicts among its attributes. Some also hold
     them in lists or other attributes, such as the flat weights of an RNN. `replacements` has the
     new tensors by the `id` of the old ones.
-
-    Raises:
-        StrategyError: If the module holds a parameter in a place that cannot be changed.
     """
     for holder in module.modules():
         _replace_in(vars(holder), replacements)

@@ -67,11 +67,7 @@ def is_alike(one: Any, other: Any) -> bool:
 
 
 def reshape(operator: Any, target: Any, *args: Any) -> Any:
-    """Runs `squeeze_` and similar operators: the tensor becomes the result of `squeeze`.
-
-    Raises:
-        StrategyError: If it is partial and has views.
-    """
+    """Runs `squeeze_` and similar operators: the tensor becomes the result of `squeeze`."""
     if target.form.is_pending and target.copied is None and target.memory.is_viewed:
         name = torch_compat.aten_name(operator)
         raise StrategyError(
@@ -183,11 +179,7 @@ def run_full(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def run_full_and_store(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs an operator that writes on full operands, and stores the written ones.
-
-    Raises:
-        StrategyError: If it changes the shape of an operand.
-    """
+    """Runs an operator that writes on full operands, and stores the written ones."""
     tensors = fallback.sharded((args, kwargs))
     engine = tensors[0].engine
     fallback.tell(operator, tensors)

@@ -109,11 +109,7 @@ class DTensors:
         return ShardedDTensor if form.has_placements else LocalShardTensor
 
     def adopt(self, engine: Engine, tensor: torch.Tensor) -> Any:
-        """Returns a DTensor on this mesh as a sharded tensor, which shares its memory.
-
-        Raises:
-            LayoutError: If it is on another mesh, or no layout describes its shards.
-        """
+        """Returns a DTensor on this mesh as a sharded tensor, which shares its memory."""
         if not isinstance(tensor, DTensor):
             return None
         if tensor.device_mesh != self.mesh:
@@ -149,11 +145,7 @@ def to_torch(placement: domain.Placement) -> Placement:
 
 
 def layout_of(world: World, placements: Sequence[Placement], ndim: int) -> Layout:
-    """Returns the layout of DTensor placements.
-
-    Raises:
-        LayoutError: If one is a strided shard, as after a reshape, which no layout describes.
-    """
+    """Returns the layout of DTensor placements."""
     return Layout.from_placements(world.mesh, map(_from_torch, placements), ndim)
 
 
