@@ -26,7 +26,7 @@ from shardcore.binding import (
 )
 from shardcore.binding.backend_library import BackendLibrary
 from shardcore.binding.data_adapters import array_loader
-from shardcore.binding.deferred_metrics import results_of_epoch
+from shardcore.binding.metric_sums import results_of_epoch
 from shardcore.binding.seams import table
 from shardcore.binding.session import Sessions
 from shardcore.binding.steps import Steps

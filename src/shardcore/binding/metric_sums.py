@@ -10,11 +10,44 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding.deferred_metrics import DeferredLogs, DeferredMetrics, TrainerRun
+from shardcore.binding import seams
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.ports.strategy import Strategy
 from shardcore.ports.trace_context import reduction_scope
 from shardcore.ports.world import World
+
+
+class DeferredLogs(dict[str, Any]):
+    """The logs of a step whose metrics are deferred."""
+
+
+@attrs.define(eq=False)
+class TrainerRun:
+    """A running fit, evaluate, predict or step of `trainer`."""
+
+    trainer: Any  # the model
+    callbacks: Any = None  # the callbacks of its steps, after their begin, as Keras lists them
+    phase: str = ""  # the steps that the callbacks see: "train" or "test"
+    # The variables of its metrics, if no rank reads the results of single steps.
+    deferred: tuple[Any, ...] = ()
+
+    def is_read(self) -> bool:
+        """Returns whether a callback on this rank may read the model between two steps."""
+        return (
+            self.callbacks is None
+            or seams.gives_own_logs(self.trainer, f"{self.phase}_step")
+            or seams.read_steps(self.callbacks, self.phase)
+        )
+
+    def agree(self, is_read: bool) -> None:
+        """Defers the metrics of the epoch that begins, unless a rank reads them: `is_read`."""
+        self.deferred = () if is_read else tuple(self.trainer.metrics_variables)
+
+
+def results_of_epoch(original: Callable[..., Any], trainer: Any, logs: Any) -> Any:
+    """Replaces `Trainer._get_metrics_result_or_logs`: deferred results come from the metrics."""
+    is_deferred = isinstance(logs, DeferredLogs)
+    return trainer.get_metrics_result() if is_deferred else original(trainer, logs)
 
 
 @attrs.frozen
@@ -36,13 +69,13 @@ class MetricSums:
     """
 
     _steps: int = attrs.field(default=0, init=False)
-    _deferred_metrics: DeferredMetrics | None = attrs.field(default=None, init=False)
+    _run: TrainerRun | None = attrs.field(default=None, init=False)  # its metrics are deferred
     _deferred: dict[int, _Deferred] = attrs.field(factory=dict, init=False)
 
     @contextmanager
-    def step(self, metrics: DeferredMetrics | None = None) -> Iterator[None]:
-        """Opens a step of a model, which defers sums; those of `metrics` also to the next steps."""
-        before, self._deferred_metrics = self._deferred_metrics, metrics
+    def step(self, run: TrainerRun | None = None) -> Iterator[None]:
+        """Opens a step, which defers sums; those of the metrics of `run` also to the next steps."""
+        before, self._run = self._run, run
         self._steps += 1
         try:
             yield
@@ -53,7 +86,7 @@ class MetricSums:
             raise
         finally:
             self._steps -= 1
-            self._deferred_metrics = before
+            self._run = before
 
     @contextmanager
     def run(self, run: TrainerRun) -> Iterator[None]:
@@ -61,29 +94,29 @@ class MetricSums:
         try:
             yield
         except BaseException:
-            if run.deferred is not None:  # the other ranks may not reach a collective here
+            if run.deferred:  # the other ranks may not reach a collective here
                 self._lose()
             raise
-        if run.deferred is not None:
+        if run.deferred:
             self.reduce()
 
-    def resume(self, metrics: DeferredMetrics | None) -> str:
-        """Makes the states of `metrics` partial sums again, before a step and its recording.
+    def resume(self, run: TrainerRun | None) -> str:
+        """Makes the deferred metrics of `run` partial sums again, before a step and its recording.
 
         Returns:
             A text with the numbers of these states, empty if a callback reads the step. It is part
             of the key of recordings.
         """
-        if metrics is None:
+        if run is None:
             self.reduce()
             return ""
-        for variable in metrics.states:
+        for variable in run.deferred:
             pending = _stand_in(variable)
             if id(variable) not in self._deferred and pending is not None:
                 strategy = variable._shardcore_session.strategy
                 _write(variable, pending, variable._value, strategy)
                 self._keep_pending(variable, pending, strategy)
-        numbers = [number for number, v in enumerate(metrics.states) if id(v) in self._deferred]
+        numbers = [number for number, v in enumerate(run.deferred) if id(v) in self._deferred]
         return f"deferred, pending {numbers}"
 
     def defer(self, variable: Any, value: Any, strategy: Strategy[torch.Tensor]) -> bool:
@@ -91,7 +124,7 @@ class MetricSums:
 
         It does so for a partial sum in the state of a metric, which Keras reads seldom.
         """
-        across_steps = self._is_in_deferred_metrics(variable)
+        across_steps = self._is_kept(variable)
         if across_steps and id(variable) in self._deferred:
             _write(variable, variable._value, value, strategy)
             return True
@@ -130,17 +163,18 @@ class MetricSums:
 
     def _due(self) -> list[_Deferred]:
         """Takes the deferred sums, except those deferred to the next step."""
-        due = [w for w in self._deferred.values() if not self._is_in_deferred_metrics(w.variable)]
+        due = [w for w in self._deferred.values() if not self._is_kept(w.variable)]
         for each in due:
             del self._deferred[id(each.variable)]
         return due
 
-    def _is_in_deferred_metrics(self, variable: Any) -> bool:
-        return self._deferred_metrics is not None and variable in self._deferred_metrics
+    def _is_kept(self, variable: Any) -> bool:
+        """Returns whether the sum of `variable` is deferred to the next step."""
+        return self._run is not None and any(each is variable for each in self._run.deferred)
 
     def results(self, original: Callable[..., Any], trainer: Any) -> Any:
         """Replaces `Trainer.get_metrics_result`, which computes the result of every metric."""
-        if self._deferred_metrics is not None and self._deferred_metrics.trainer is trainer:
+        if self._run is not None and self._run.trainer is trainer:
             return DeferredLogs()
         self.reduce()
         return original(trainer)

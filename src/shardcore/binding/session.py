@@ -11,9 +11,8 @@ import attrs
 import keras
 import torch
 
-from shardcore.binding.deferred_metrics import TrainerRun
 from shardcore.binding.layout_map import rules_of
-from shardcore.binding.metric_sums import MetricSums
+from shardcore.binding.metric_sums import MetricSums, TrainerRun
 from shardcore.domain.errors import MeshError, StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh

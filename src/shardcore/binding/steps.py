@@ -10,7 +10,7 @@ import torch
 from shardcore.binding import adoption, agreement, batches, rules, seams
 from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.data_adapters import epoch_facts, together
-from shardcore.binding.deferred_metrics import DeferredMetrics
+from shardcore.binding.metric_sums import TrainerRun
 from shardcore.binding.session import Session, Sessions
 from shardcore.ports.capture import StepCapture
 
@@ -99,17 +99,17 @@ class _Step:
     def _run(self, data: Any, session: Session) -> Any:
         """Runs the step in the distribution of `session`."""
         first = session not in self.checked
-        metrics = self._deferred_metrics()
+        run = self._deferring_run()
         with session.strategy.scope(), self.sessions.working(self.trainer):
             if first:
                 adoption.adopt(self.trainer, session)
                 agreement.check_model(self.trainer, data, session)
                 rules.check_plan(self.trainer, session)
             batch = batches.distribute_step(data, session)
-            mode = self.sessions.sums.resume(metrics)
+            mode = self.sessions.sums.resume(run)
 
             def step() -> Any:
-                with self.sessions.sums.step(metrics):
+                with self.sessions.sums.step(run):
                     outputs = self.function(batch)
                 # Callbacks may read logs on another thread, which must start no collective.
                 return seams.map_tensors(session.strategy.full_tensor, outputs)
@@ -122,12 +122,12 @@ class _Step:
                 rules.warn_of_rules(self.trainer, session)
             return outputs
 
-    def _deferred_metrics(self) -> DeferredMetrics | None:
-        """Returns the metrics whose results of this step no callback reads."""
+    def _deferring_run(self) -> TrainerRun | None:
+        """Returns the run in which no callback reads the metrics of this step, None without one."""
         run = self.sessions.run()
-        if run is None or run.trainer is not self.trainer:
+        if run is None or run.trainer is not self.trainer or not run.deferred:
             return None
-        return run.deferred if self.captured.name == f"{run.phase}_step" else None
+        return run if self.captured.name == f"{run.phase}_step" else None
 
     def _on_one_device(self, data: Any) -> Any:
         """Runs the step of a model without sharding; a strategy for one device captures it."""
