@@ -67,18 +67,9 @@ def check_created(
     local: Callable[[TensorT], TensorT],
     local_shape: tuple[int, ...],
 ) -> None:
-    """Checks the shapes of a new variable's value, global and local.
+    """Refuses the value `created` for a new variable if its global or local shape differs.
 
-    Args:
-        entry: The strategy.
-        variable: The variable's path.
-        created: The result of `create`.
-        shape: The global shape that it must have.
-        local: The strategy's method, which returns the local shard.
-        local_shape: The shape that the local shard must have.
-
-    Raises:
-        StrategyError: If a shape differs.
+    `local` is the strategy's method, which returns the local shard.
     """
     found = _shape(created)
     if found != shape:

@@ -15,19 +15,12 @@ _T = TypeVar("_T")
 
 @attrs.frozen(eq=False)
 class Move:
-    """A tensor that is being redistributed.
+    """A tensor that is being redistributed."""
 
-    Args:
-        part: The local shard of this rank.
-        shape: Its global shape.
-        source: Its layout before.
-        target: Its layout after.
-    """
-
-    part: Any = attrs.field(repr=False)
-    shape: tuple[int, ...]
-    source: Layout
-    target: Layout
+    part: Any = attrs.field(repr=False)  # the local shard of this rank
+    shape: tuple[int, ...]  # its global shape
+    source: Layout  # its layout before
+    target: Layout  # its layout after
 
 
 @attrs.frozen(eq=False)

@@ -28,19 +28,12 @@ UNEVEN = (EVEN[:7, :5], EVEN[:3, :3], EVEN[:1, :1])
 
 @attrs.frozen
 class Case:
-    """A variable on this rank.
-
-    Args:
-        strategy: The strategy.
-        world: The mesh as this rank sees it.
-        whole: The initial value.
-        layout: The storage layout.
-    """
+    """A variable on this rank."""
 
     strategy: Strategy[torch.Tensor]
-    world: World
-    whole: torch.Tensor
-    layout: Layout
+    world: World  # the mesh as this rank sees it
+    whole: torch.Tensor  # the initial value
+    layout: Layout  # the storage layout
 
     def stored(self) -> torch.nn.Parameter:
         """Returns the value of the variable, created as Keras does, from a copy of `whole`."""

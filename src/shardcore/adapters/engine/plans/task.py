@@ -68,35 +68,27 @@ def operand(operator: Any, form: Form, number: int, known: Redistributed | None)
 
 @attrs.frozen(eq=False)
 class Task:
-    """An operator to be split by a rule.
+    """An operator to be split by a rule."""
 
-    Args:
-        rule: Its sharding rule.
-        operands: Its tensors, as many as the rule has.
-        compute: Runs it on local shards, in the order of `operands`, and returns those of the
-            results, None for a result that is not requested. None runs the operator itself on its
-            arguments, with the local shards in the place of tensors.
-        result_shapes: The global shapes of the results, if these may stay partial.
-        linear_in: The operands, by place, in each of which it is linear: if only that one is a
-            partial sum, the results are partial sums.
-        adds: The operands, by place, that it adds, or chooses from: if one of them is a partial
-            sum, the results are partial, and the first rank adds the other operands.
-        of_weights: Whether its results are weights if all operands are.
-        scales: Whether it multiplies element by element.
-        orders: Per result the order of its dims in memory, outermost first; None, or missing, for
-            a result whose last dim is innermost.
-        layouts: The layouts of operands and results, if they do not follow from the rule.
-    """
-
-    rule: OperatorRule
-    operands: Sequence[Operand]
+    rule: OperatorRule  # its sharding rule
+    operands: Sequence[Operand]  # its tensors, as many as the rule has
+    # Runs it on local shards, in the order of `operands`, and returns those of the results, None
+    # for a result that is not requested. None runs the operator itself on its arguments, with the
+    # local shards in the place of tensors.
     compute: Compute | None = None
-    result_shapes: Shapes = ()
+    result_shapes: Shapes = ()  # the global shapes of the results, if these may stay partial
+    # The operands, by place, in each of which it is linear: if only that one is a partial sum, the
+    # results are partial sums.
     linear_in: Sequence[int] = ()
+    # The operands, by place, that it adds, or chooses from: if one of them is a partial sum, the
+    # results are partial, and the first rank adds the other operands.
     adds: Sequence[int] = ()
-    of_weights: bool = False
-    scales: bool = False
+    of_weights: bool = False  # whether its results are weights if all operands are
+    scales: bool = False  # whether it multiplies element by element
+    # Per result the order of its dims in memory, outermost first; None, or missing, for a result
+    # whose last dim is innermost.
     orders: Sequence[Order | None] = ()
+    # The layouts of operands and results, if they do not follow from the rule.
     layouts: Split | None = None
 
 
