@@ -12,43 +12,21 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from shardcore.adapters.torch_compat.tensors import NO_TORCH_FUNCTION, wrapper
-from shardcore.adapters.torch_compat.trees import tree_map_only
+from shardcore.adapters.torch_compat.dispatch_modes import OperatorListener
 
 
 def _reached(function: Callable[[Any], Any], *shape: int) -> tuple[Any, ...]:
     """Returns the operators that `function` runs on a tensor of `shape`, and of its gradient."""
-    operators = []
-
-    class Probe(torch.Tensor):
-        __torch_function__ = NO_TORCH_FUNCTION
-
-        @classmethod
-        def __torch_dispatch__(  # type: ignore[override]
-            cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if operator is not torch.ops.aten.detach.default:
-                operators.append(operator)
-            plain = tree_map_only(Probe, lambda each: each.plain, (args, kwargs or {}))
-            return tree_map_only(torch.Tensor, probe, operator(*plain[0], **plain[1]))
-
-    def probe(plain: torch.Tensor) -> Any:
-        made = wrapper(Probe, plain.shape, plain.stride(), plain.dtype, plain.device)
-        made.plain = plain
-        return made
-
+    operators: list[Any] = []
     # For any mode in which torch is imported.
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.autocast("cpu", enabled=False),
-    ):
-        operand = probe(torch.zeros(shape, device="cpu", dtype=torch.float32))
-        result = function(operand.requires_grad_())
-        node: Any = getattr(result, "grad_fn", None)  # the stubs of torch do not allow this call
-        if node is not None:
-            node(result.detach())
-    return tuple(operators)
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        operand = torch.zeros(shape, device="cpu", dtype=torch.float32, requires_grad=True)
+        with OperatorListener(lambda operator, *_: operators.append(operator)):
+            result = function(operand)
+            node: Any = getattr(result, "grad_fn", None)  # the stubs of torch forbid this call
+            if node is not None:
+                node(result.detach())
+    return tuple(each for each in operators if each is not torch.ops.aten.detach.default)
 
 
 def _attention(x: torch.Tensor) -> torch.Tensor:
