@@ -19,7 +19,7 @@ DEVICE_TYPES = ("cpu", "gpu", "tpu")
 
 @attrs.frozen
 class BackendLibrary:
-    """`keras.src.backend.jax.distribution_lib`, for torch processes."""
+    """The functions of `keras.src.backend.jax.distribution_lib` that Keras calls on torch."""
 
     processes: Processes
     sessions: Sessions
@@ -82,23 +82,6 @@ class BackendLibrary:
         world: World = layout.device_mesh.backend_mesh
         tensor = keras.ops.convert_to_tensor(tensor)
         return self.sessions.strategy(world).activation(tensor, target)
-
-    def distribute_data_input(
-        self, per_process_batch: Any, layout: Any, batch_dim_name: str
-    ) -> Any:
-        """Returns this rank's rows as part of the global batch: as many on every rank.
-
-        `fit` takes rows itself, also uneven ones; this is for calls of Keras below it.
-        """
-        target: Layout = layout.backend_layout
-        rows = keras.ops.convert_to_tensor(per_process_batch)
-        size = target.mesh.axis_size(batch_dim_name)
-        world: World = layout.device_mesh.backend_mesh
-        shape = (rows.shape[0] * size, *rows.shape[1:])
-        return self.sessions.strategy(world).join(rows, target, shape)
-
-    def _to_backend_device(self, device_name: str) -> str:
-        return str(device_name)
 
     def _to_backend_mesh(self, device_mesh: Any) -> World:
         self.initialize()
