@@ -61,18 +61,15 @@ def _pairs(
 class Costs:
     """The links of a mesh, and the speed of a rank.
 
-    Args:
-        links: The link of each mesh axis. An axis without one has the link within a host.
-        multiplications: The multiplications that a rank computes in a second.
-
     Example:
         >>> costs = Costs({"data": Link(latency=1e-3)})
         >>> costs.link("data").latency, costs.link("model").latency
         (0.001, 1e-05)
     """
 
+    # The link of each mesh axis. An axis without one has the link within a host.
     links: tuple[tuple[str, Link], ...] = attrs.field(default=(), converter=_pairs)
-    multiplications: float = 13e12
+    multiplications: float = 13e12  # the multiplications that a rank computes in a second
 
     def link(self, axis: str) -> Link:
         """Returns the link of `axis`."""

@@ -13,20 +13,15 @@ from shardcore.domain.spec import DimSpec
 class VariableSize:
     """A variable with its shape and its bytes.
 
-    Args:
-        path: Its path, such as "block_0/dense/kernel".
-        shape: Its global shape.
-        itemsize: The bytes of one element.
-
     Example:
         >>> kernel = VariableSize("block_0/dense/kernel", (4, 8), itemsize=2)
         >>> kernel.name, kernel.bytes
         ('kernel', 64)
     """
 
-    path: str
-    shape: tuple[int, ...]
-    itemsize: int = 4
+    path: str  # its path, such as "block_0/dense/kernel"
+    shape: tuple[int, ...]  # its global shape
+    itemsize: int = 4  # the bytes of one element
 
     @property
     def name(self) -> str:

@@ -84,9 +84,6 @@ class PathKey:
     separator is written `/` or `\.`. A pattern with one of the two is compared only with spellings
     that use it, so that `[^/]+` stays within one name.
 
-    Args:
-        text: The key as the user wrote it.
-
     Attributes:
         pattern: The compiled regular expression; None for a name.
         separators: The separators in a pattern; empty for a name.
@@ -101,7 +98,7 @@ class PathKey:
         ('/',)
     """
 
-    text: str = attrs.field(converter=_checked_text)
+    text: str = attrs.field(converter=_checked_text)  # the key as the user wrote it
     pattern: re.Pattern[str] | None = attrs.field(init=False, eq=False, repr=False)
     separators: tuple[str, ...] = attrs.field(init=False, eq=False, repr=False)
 

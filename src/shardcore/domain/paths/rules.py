@@ -42,9 +42,6 @@ class PathRules(Mapping[str, T]):
     expression that matches all of it. Keys and paths may be spelled as in Keras or as in PyTorch;
     see docs/reference/rules.md.
 
-    Args:
-        rules: A mapping, or pairs, of key and value.
-
     Raises:
         RuleError: If a key is empty, given twice, or not a valid regular expression.
 

@@ -35,19 +35,11 @@ class ShardedDTensor(ShardedTensor, GivenDTensor):
         return cast(DTensors, self.engine.classes).spec(self.form)
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
-        """Returns the local shard, sharing the memory of this tensor; differentiable.
-
-        Args:
-            grad_placements: The placements of the gradient that comes back.
-        """
+        """Returns the local shard, sharing the memory of this tensor; differentiable."""
         return differentiable.to_local(self, self._layout_of(grad_placements))
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
-        """Returns the full tensor as a plain one; differentiable. All ranks call it together.
-
-        Args:
-            grad_placements: The placements of the gradient that comes back.
-        """
+        """Returns the full tensor as a plain one; differentiable. All ranks call it together."""
         return differentiable.full_tensor(self, self._layout_of(grad_placements))
 
     def redistribute(
@@ -61,16 +53,8 @@ class ShardedDTensor(ShardedTensor, GivenDTensor):
     ) -> "ShardedDTensor":
         """Returns this tensor in other placements; differentiable. All ranks call it together.
 
-        Args:
-            device_mesh: The mesh of this tensor, or None for it.
-            placements: One per mesh axis.
-            async_op: Ignored: the collectives are always waited for.
-            forward_dtype: The dtype in which it is sent, None for its own.
-            backward_dtype: Not supported.
-
-        Raises:
-            LayoutError: If the mesh is another, there are no placements, or a dtype is given for
-                the gradient.
+        The collectives are always waited for, whatever `async_op` is. The mesh must be that of this
+        tensor, and `backward_dtype` is refused.
         """
         if device_mesh not in (None, self.device_mesh):
             raise LayoutError(
