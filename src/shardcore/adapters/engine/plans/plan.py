@@ -40,20 +40,20 @@ class Plan:
     operator: Any
     engine: Engine
     task: Task
-    # Of each operand of the task, its number among the tensors of the call.
-    numbers: tuple[int, ...]
-    # Per operand of the task, its redistribution; None if it needs none.
-    moves: tuple[Redistribution | None, ...]
+    # Of each operand of the task: its number among the tensors of the call, its redistribution,
+    # None if it needs none, and whether its redistributed copy is used.
+    uses: tuple[tuple[int, Redistribution | None, bool], ...]
     split: Split  # the layouts of operands and results
     pending: PartialAxes  # the reductions of the operand that stay pending
-    uses_copy: tuple[bool, ...]  # per operand, whether its redistributed copy is used
+    _numbers: tuple[int, ...] = attrs.field(init=False)
     _stays: bool = attrs.field(init=False)
     _is_view: bool = attrs.field(init=False)
     _falls_back: bool = attrs.field(init=False)
     _results: tuple[_Result | None, ...] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._stays = not any(self.moves) and not any(self.uses_copy)
+        self._numbers = tuple(number for number, _, _ in self.uses)
+        self._stays = not any(move or uses_copy for _, move, uses_copy in self.uses)
         self._is_view = is_view(self.operator)
         # A view of an all-gathered weight repeats no work on the ranks.
         task = self.task
@@ -72,25 +72,23 @@ class Plan:
         `known` has the redistributed copy of each tensor of the call, if there is one.
         """
         if self._falls_back:
-            fallback.tell(self.operator, [tensors[number] for number in self.numbers])
+            fallback.tell(self.operator, [tensors[number] for number in self._numbers])
         if self._stays:
-            parts = [tensors[number].part for number in self.numbers]
+            parts = [tensors[number].part for number in self._numbers]
         else:
-            copies: list[Any] = [each.tensor if each else None for each in known]
-            operands = [
-                copies[number] if uses_copy else tensors[number]
-                for number, uses_copy in zip(self.numbers, self.uses_copy, strict=True)
-            ]
-            parts = [
-                tensor.part if move is None else moved(tensor, move, self.split.replicates)
-                for tensor, move in zip(operands, self.moves, strict=True)
-            ]
+            parts = []
+            for number, move, uses_copy in self.uses:
+                copy = known[number] if uses_copy else None
+                tensor = copy.tensor if copy else tensors[number]
+                parts.append(
+                    tensor.part if move is None else moved(tensor, move, self.split.replicates)
+                )
         compute = self.task.compute
         found = compute(parts) if compute else self._call(parts, args, kwargs)
         if self._results is None:
             self._results = self._first_results(found)
         if self._is_view:
-            number = self.numbers[0]
+            number = self._numbers[0]
             return self._views(found, tensors[number], known[number] if known else None)
         wrap = self.engine.wrap
         return [

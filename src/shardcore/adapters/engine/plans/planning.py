@@ -44,7 +44,7 @@ def planned(operator: Any, task: Task, engine: Engine) -> Plan:
         else form
         for place, form in enumerate(given)
     ]
-    numbers, moves, use_copies = [], [], []
+    uses = []
     for each, form, source, target in zip(task.operands, forms, sources, targets, strict=True):
         move = _move(source, target, engine)
         other = each.other
@@ -53,12 +53,8 @@ def planned(operator: Any, task: Task, engine: Engine) -> Plan:
         uses_copy = other is form or not (other is None or move is None or stays)
         if uses_copy and other is not None:
             move = _move(other, target, engine)
-        numbers.append(each.number)
-        moves.append(move)
-        use_copies.append(uses_copy)
-    return Plan(
-        operator, engine, task, tuple(numbers), tuple(moves), split, pending, tuple(use_copies)
-    )
+        uses.append((each.number, move, uses_copy))
+    return Plan(operator, engine, task, tuple(uses), split, pending)
 
 
 def run_rule(
