@@ -57,6 +57,8 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check .
 	$(call headline,mypy --strict; the example plug-in too)
 	$(VENV)/bin/mypy --strict src examples/strategy-plugin
+	$(call headline,pyright on the example plug-in)
+	$(VENV)/bin/pyright
 	$(call headline,import-linter)
 	$(VENV)/bin/lint-imports --no-logo
 
