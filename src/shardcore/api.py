@@ -19,7 +19,7 @@ The examples have one model, on a mesh of one device::
     x, y = keras.random.uniform((16, 8)), keras.random.uniform((16, 4))
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardcore import bootstrap
@@ -28,7 +28,7 @@ from shardcore.domain.paths.report import RulesReport
 from shardcore.domain.placements import ReduceOp
 
 from shardcore.ports.types import (  # isort: skip
-    Array, KerasModel, KerasModelT, KerasVariable, KerasVariableT, LayoutLike, MeshLike,
+    Array, KerasModel, KerasModelT, KerasVariable, KerasVariableT, LayoutLike, MeshLike, RulesLike,
     TorchModuleT,
 )  # fmt: skip
 from shardcore.reporting.explanation import Explanation
@@ -373,9 +373,7 @@ def ensure_dtensor_input(data: object) -> Any:
 
 
 def parallelize_torch_module(
-    module: TorchModuleT,
-    mesh: MeshLike,
-    rules: Mapping[str, LayoutLike] | Iterable[tuple[str, LayoutLike]],
+    module: TorchModuleT, mesh: MeshLike, rules: RulesLike
 ) -> TorchModuleT:
     """Shards a torch module in place by rules, as torch's `parallelize_module` does.
 

@@ -1,16 +1,16 @@
 """Lays out models, optimizers and metrics that were made before the distribution was set."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
-import keras
 import torch
+from keras import Variable
+from keras.layers import Layer, TorchModuleWrapper
 
 from shardcore.binding import agreement, seams, torch_state, variable
 from shardcore.binding.session import Session, Sessions
 
 
-def assign(sessions: Sessions, original: Callable[..., None], target: Any, value: Any) -> None:
+def assign(sessions: Sessions, original: Callable[..., None], target: Variable, value: object) -> None:
     """Replaces `Variable._direct_assign`; lays out the variable for the value of a step.
 
     A metric or a seed generator that was made before the distribution meets it there.
@@ -22,14 +22,14 @@ def assign(sessions: Sessions, original: Callable[..., None], target: Any, value
     variable.assign(sessions, original, target, value)
 
 
-def adopt_once(layer: Any, session: Session) -> None:
+def adopt_once(layer: Layer, session: Session) -> None:
     """Lays out what `layer` holds since before the distribution, at its first call under it."""
     if layer not in session.adopted:
         session.adopted.add(layer)
         adopt(layer, session)
 
 
-def adopt(owner: Any, session: Session) -> None:
+def adopt(owner: Layer, session: Session) -> None:
     """Lays out the variables of `owner` that were made before the distribution, by their rules.
 
     Args:
@@ -44,7 +44,7 @@ def adopt(owner: Any, session: Session) -> None:
         lay_out(made_before, session, owner)
 
 
-def lay_out(variables: Iterable[Any], session: Session, owner: Any = None) -> None:
+def lay_out(variables: Iterable[Variable], session: Session, owner: Layer | None = None) -> None:
     """Lays `variables` out by the rules of the distribution, also if they are laid out already.
 
     Args:
@@ -75,14 +75,14 @@ def lay_out(variables: Iterable[Any], session: Session, owner: Any = None) -> No
         _replace(owner, replaced, session)
 
 
-def _replace(owner: Any, replaced: dict[int, torch.Tensor], session: Session) -> None:
+def _replace(owner: Layer, replaced: dict[int, torch.Tensor], session: Session) -> None:
     """Replaces tensors in the torch modules of `owner`, whose buffers are replicated."""
     modules = [each for _, each in seams.modules_of(owner)]
     for wrapper in modules:
-        if isinstance(wrapper, keras.layers.TorchModuleWrapper):
+        if isinstance(wrapper, TorchModuleWrapper):
             for buffer in wrapper.module.buffers():
                 if not session.strategy.owns(buffer):
                     replaced[id(buffer)] = torch_state.stored(buffer, None, session)
     for module in modules:
-        if not isinstance(module, keras.layers.Layer):
+        if not isinstance(module, Layer):
             torch_state.replace_tensors(module, replaced)

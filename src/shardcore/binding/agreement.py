@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 import torch
+from keras import Model, Variable
 
 from shardcore.binding import seams
 from shardcore.binding.session import Session
@@ -17,7 +18,7 @@ Facts = dict[str, str]
 _SUMMED_AT_ONCE = 2**20
 
 
-def check_model(model: Any, data: Any, session: Session) -> None:
+def check_model(model: Model, data: object, session: Session) -> None:
     """Compares mesh, variables, layouts, copies and batch on all ranks, for the first step.
 
     Refuses a model that was laid out over another mesh.
@@ -43,7 +44,7 @@ def check_model(model: Any, data: Any, session: Session) -> None:
             )
 
 
-def compare_values(variables: Iterable[Any], session: Session) -> None:
+def compare_values(variables: Iterable[Variable], session: Session) -> None:
     """Compares plain variables on all ranks.
 
     Raises:
@@ -58,7 +59,7 @@ def compare_values(variables: Iterable[Any], session: Session) -> None:
         compare(facts, session)
 
 
-def compare(facts: Facts, session: Session, said: Any = None) -> list[Any]:
+def compare(facts: Facts, session: Session, said: object = None) -> list[Any]:
     """Raises on every rank if the ranks' facts differ, naming the first that does.
 
     Returns what each rank has `said`.
@@ -130,7 +131,7 @@ _REMEDIES = {
 }
 
 
-def variables_of(model: Any) -> Iterable[Any]:
+def variables_of(model: Model) -> Iterable[Any]:
     """Returns the variables of the model, of its optimizer and of its metrics, each once."""
     optimizer = getattr(model, "optimizer", None)
     every = [
@@ -141,7 +142,7 @@ def variables_of(model: Any) -> Iterable[Any]:
     return {id(variable): variable for variable in every if variable._value is not None}.values()
 
 
-def _describe(variable: Any, session: Session) -> str:
+def _describe(variable: Variable, session: Session) -> str:
     layout = storage_layout(variable)
     if layout is None:
         return "no layout"
@@ -160,13 +161,13 @@ def _sum(local: torch.Tensor) -> torch.Tensor:
     return torch.stack([each.sum(dtype=torch.float64) for each in parts]).sum()
 
 
-def _local(variable: Any, session: Session) -> torch.Tensor:
+def _local(variable: Variable, session: Session) -> torch.Tensor:
     with torch.no_grad():
         local: torch.Tensor = session.strategy.local(variable._value)
     return local.detach()
 
 
-def copies(model: Any, session: Session) -> Facts:
+def copies(model: Model, session: Session) -> Facts:
     """Returns facts on the values of replicated variables, without those of metrics."""
     metrics = {id(each) for each in getattr(model, "metrics_variables", None) or []}
     whole = [v for v in variables_of(model) if id(v) not in metrics and _is_whole(v, session)]
@@ -181,7 +182,7 @@ def copies(model: Any, session: Session) -> Facts:
     }
 
 
-def _is_whole(variable: Any, session: Session) -> bool:
+def _is_whole(variable: Variable, session: Session) -> bool:
     """Returns whether `variable` is replicated."""
     layout = storage_layout(variable)
     is_whole = layout is not None and layout.is_replicated
@@ -196,13 +197,13 @@ def _is_equal_everywhere(local: torch.Tensor) -> bool:
     return local.device.type == "cpu" or local.ndim == 0 or not local.is_floating_point()
 
 
-def batch_facts(data: Any, session: Session) -> Facts:
+def batch_facts(data: object, session: Session) -> Facts:
     """Returns facts on the content of each array of a batch."""
     leaves = [leaf for leaf in seams.leaves(data) if leaf is not None]
     return {f"batch input {n}": _content(leaf, session) for n, leaf in enumerate(leaves)}
 
 
-def shapes(data: Any) -> str:
+def shapes(data: object) -> str:
     """Returns a text with the nesting, shapes and dtypes of arrays.
 
     Example:

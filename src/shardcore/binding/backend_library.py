@@ -10,6 +10,7 @@ from shardcore.binding import seams
 from shardcore.binding.session import Sessions
 from shardcore.domain.errors import LayoutError, MeshError
 from shardcore.domain.layout import Layout
+from shardcore.ports.types import Array
 from shardcore.ports.world import Processes, World
 
 # torch's device type -> Keras' name for it
@@ -74,20 +75,20 @@ class BackendLibrary:
         self.initialize()
         return self.processes.rank
 
-    def distribute_tensor(self, tensor: Any, layout: Any) -> Any:
+    def distribute_tensor(self, tensor: Array, layout: keras.distribution.TensorLayout) -> Any:
         """Returns `tensor` in `layout`, a Keras `TensorLayout`."""
         if seams.is_symbolic():
             return tensor
         target: Layout = layout.backend_layout.fitting(tensor.shape, "A tensor")
         world: World = layout.device_mesh.backend_mesh
-        tensor = keras.ops.convert_to_tensor(tensor)
-        return self.sessions.strategy(world).activation(tensor, target)
+        plain = keras.ops.convert_to_tensor(tensor)
+        return self.sessions.strategy(world).activation(plain, target)
 
-    def _to_backend_mesh(self, device_mesh: Any) -> World:
+    def _to_backend_mesh(self, device_mesh: keras.distribution.DeviceMesh) -> World:
         self.initialize()
         return self.sessions.world(device_mesh)
 
-    def _to_backend_layout(self, tensor_layout: Any) -> Layout:
+    def _to_backend_layout(self, tensor_layout: keras.distribution.TensorLayout) -> Layout:
         if tensor_layout.device_mesh is None:
             raise LayoutError(
                 f"TensorLayout {tensor_layout.axes} has no device mesh: give TensorLayout(axes, "

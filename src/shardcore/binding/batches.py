@@ -7,8 +7,8 @@ tensor first, since a rank would change its own rows only.
 """
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import attrs
 import numpy as np
@@ -16,13 +16,14 @@ import torch
 
 from shardcore.binding import seams
 from shardcore.binding.session import Session
+from shardcore.binding.types import Original
 from shardcore.domain.errors import LayoutError, RankMismatchError
 from shardcore.domain.layout import Layout
 
 logger = logging.getLogger("shardcore.batches")
 
 
-def distribute(data: Any, session: Session) -> Any:
+def distribute(data: object, session: Session) -> Any:
     """Returns a batch, any nest of arrays and tensors, as the global batch.
 
     With `auto_shard_dataset=True` every process has the same global batch and keeps its rows.
@@ -36,7 +37,7 @@ def distribute(data: Any, session: Session) -> Any:
     return _join_all_rows(tensors, session)
 
 
-def as_tensor(leaf: Any) -> Any:
+def as_tensor(leaf: object) -> Any:
     """Returns arrays of NumPy, pandas, ... as tensors, and other objects as they are."""
     if isinstance(leaf, torch.Tensor) or not hasattr(leaf, "__array__"):
         return leaf
@@ -58,7 +59,7 @@ def join_rows(rows: torch.Tensor, count: int, session: Session) -> Any:
     return session.strategy.join(rows, session.batch_layout(rows.ndim), (count, *rows.shape[1:]))
 
 
-def _take_rows(batch: Any, session: Session) -> Any:
+def _take_rows(batch: object, session: Session) -> Any:
     if not isinstance(batch, torch.Tensor) or batch.ndim == 0:
         return batch
     if session.strategy.owns(batch):  # read so, or computed by a layer in the user's pipeline
@@ -88,7 +89,7 @@ class _Rows:
     dtype: str
 
 
-def _join_all_rows(batch: Any, session: Session) -> Any:
+def _join_all_rows(batch: object, session: Session) -> Any:
     """Joins the rows of all processes, which exchange the shapes of all arrays at once."""
     leaves = [leaf for leaf in seams.leaves(batch) if leaf is not None]
     everyone = session.processes.gather([_rows_of(leaf, session) for leaf in leaves])
@@ -182,7 +183,7 @@ def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) 
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
-def distribute_step(data: list[Any], session: Session) -> list[Any]:
+def distribute_step(data: list[object], session: Session) -> list[Any]:
     """Returns the batches of a step as global batches, with sample weights that it may write to."""
     distributed: list[Any] = distribute([_own(batch) for batch in data], session)
     for before, after in zip(data, distributed, strict=True):
@@ -194,19 +195,19 @@ def distribute_step(data: list[Any], session: Session) -> list[Any]:
     return distributed
 
 
-def _own(batch: Any) -> Any:
+def _own(batch: object) -> Any:
     if not _has_weights(batch):
         return batch
     x, y, weights = batch
     return x, y, seams.map_tensors(torch.clone, weights)
 
 
-def _has_weights(batch: Any) -> bool:
+def _has_weights(batch: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(batch, tuple | list) and len(batch) == 3
 
 
 def mask(
-    session: Session, original: Callable[..., Any], sample_weight: Any, *args: Any, **kwargs: Any
+    session: Session, original: Original, sample_weight: Any, *args: object, **kwargs: object
 ) -> Any:
     """Replaces `apply_mask`, so that it does not change weights that were an array."""
     if _was_array(sample_weight, session):
@@ -214,7 +215,7 @@ def mask(
     return original(sample_weight, *args, **kwargs)
 
 
-def _was_array(weights: Any, session: Session) -> bool:
+def _was_array(weights: object, session: Session) -> bool:
     """Returns whether `weights` are, or are a view of, the tensor of a user's array.
 
     Keras passes that tensor, or a copy in another dtype, which may be written to. A custom loss may
@@ -227,7 +228,7 @@ def _was_array(weights: Any, session: Session) -> bool:
     )
 
 
-def _memory(tensor: Any) -> torch.UntypedStorage:
+def _memory(tensor: torch.Tensor) -> torch.UntypedStorage:
     """Returns the address of a tensor's memory; of a sharded one, of this rank's part."""
     part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     memory: torch.UntypedStorage = part.untyped_storage()

@@ -30,6 +30,7 @@ from shardcore.binding.metric_sums import results_of_epoch
 from shardcore.binding.seams import table
 from shardcore.binding.session import Sessions
 from shardcore.binding.steps import Steps
+from shardcore.binding.types import Original
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.capture import StepCapture
 from shardcore.ports.strategy import StrategyEntry
@@ -152,16 +153,16 @@ class Binding:
     def _in_session(
         self,
         replacement: Callable[..., Any],
-        original: Callable[..., Any],
-        *args: Any,
-        **kwargs: Any,
+        original: Original,
+        *args: object,
+        **kwargs: object,
     ) -> Any:
         session = self.sessions.current()
         if session is None:
             return original(*args, **kwargs)
         return replacement(session, original, *args, **kwargs)
 
-    def _set_global_attribute(self, original: Callable[..., None], name: str, value: Any) -> None:
+    def _set_global_attribute(self, original: Original, name: str, value: object) -> None:
         if name != seams.CURRENT_DISTRIBUTION:
             original(name, value)
             return
@@ -174,7 +175,7 @@ class Binding:
             self.follow_distribution()
             raise
 
-    def _clear_session(self, original: Callable[..., None], free_memory: bool = True) -> None:
+    def _clear_session(self, original: Original, free_memory: bool = True) -> None:
         original(free_memory)
         self.follow_distribution()
 

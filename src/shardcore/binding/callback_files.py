@@ -2,14 +2,16 @@
 
 import io
 import os
-from collections.abc import Callable
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
+from keras import Model
+from keras.callbacks import Callback, ProgbarLogger
 
 from shardcore.binding import seams
 from shardcore.binding.session import Session, Sessions
+from shardcore.binding.types import Original
 from shardcore.domain.errors import StrategyError
 
 # The functions of `keras.src.utils.file_utils` by which callbacks change a file system.
@@ -43,7 +45,7 @@ class OneWriter:
 def one_summary(sessions: Sessions, original: property) -> property:
     """Replaces `TensorBoard.summary`, TensorFlow's module: only rank 0 keeps its files."""
 
-    def summary(callback: Any) -> Any:
+    def summary(callback: Callback) -> Any:
         module = original.__get__(callback)
         return _DiscardedSummary(module) if _is_other_rank(sessions) else module
 
@@ -71,15 +73,13 @@ class _DiscardedSummary:
         return writer
 
 
-def send_once(sessions: Sessions, original: Callable[..., None], *args: Any, **logs: Any) -> None:
+def send_once(sessions: Sessions, original: Original, *args: object, **logs: object) -> None:
     """Replaces `RemoteMonitor.on_epoch_end`: rank 0 sends; all ranks raise if none can."""
     if not (seams.can_send() and _is_other_rank(sessions)):
         original(*args, **logs)
 
 
-def refuse_orbax(
-    session: Session, original: Callable[..., None], callback: Any, model: Any
-) -> None:
+def refuse_orbax(session: Session, original: Original, callback: Callback, model: Model) -> None:
     """Replaces `OrbaxCheckpoint.set_model`: all ranks would write full values into one folder."""
     if session.mesh.size > 1:
         raise StrategyError(
@@ -90,13 +90,15 @@ def refuse_orbax(
     original(callback, model)
 
 
-def print_once(sessions: Sessions, original: Callable[..., None], *args: Any, **line: Any) -> None:
+def print_once(sessions: Sessions, original: Original, *args: object, **line: object) -> None:
     """Replaces `print_msg`: rank 0 prints."""
     if not _is_other_rank(sessions):
         original(*args, **line)
 
 
-def show_once(sessions: Sessions, original: Callable[..., None], bar: Any, params: Any) -> None:
+def show_once(
+    sessions: Sessions, original: Original, bar: ProgbarLogger, params: dict[str, object]
+) -> None:
     """Replaces `ProgbarLogger.set_params`: rank 0 shows progress."""
     original(bar, params)
     if _is_other_rank(sessions):

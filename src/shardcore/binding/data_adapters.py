@@ -5,7 +5,7 @@ Keras refuses NumPy arrays, generators and loaders in several processes, and spl
 distribution.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import chain, count
 from typing import Any
@@ -15,9 +15,10 @@ import torch
 
 from shardcore.binding import agreement, batches, seams
 from shardcore.binding.session import Session
+from shardcore.binding.types import Original
 
 
-def array_loader(session: Session, original: Callable[..., Any], adapter: Any) -> Any:
+def array_loader(session: Session, original: Original, adapter: seams.DataAdapter) -> Any:
     """Replaces `ArrayDataAdapter.get_torch_dataloader` to read this rank's rows of each batch.
 
     Every rank draws the order of all rows, from one seed.
@@ -64,7 +65,7 @@ class _OwnRows(torch.utils.data.Dataset[Any]):
         return seams.map_leaves(join, self.source.__getitems__(indices[rows]))
 
 
-def epoch_facts(adapter: Any, session: Session) -> agreement.Facts:
+def epoch_facts(adapter: seams.DataAdapter, session: Session) -> agreement.Facts:
     """Returns the facts on arrays that must be equal on all ranks before an epoch."""
     arrays = seams.arrays_of(adapter)
     if arrays is None or not session.distribution.auto_shard_dataset:
@@ -72,7 +73,9 @@ def epoch_facts(adapter: Any, session: Session) -> agreement.Facts:
     return {"batch size": str(adapter.batch_size), "batch arrays": agreement.shapes(arrays)}
 
 
-def together(adapter: Any, batches_of_process: Any, session: Session) -> Any:
+def together(
+    adapter: seams.DataAdapter, batches_of_process: Iterable[object], session: Session
+) -> Any:
     """Returns the batches of a data adapter, compared between ranks if no step would."""
     shared = bool(session.distribution.auto_shard_dataset)
     known = seams.arrays_of(adapter) is not None or (adapter.num_batches is not None and not shared)
@@ -84,7 +87,7 @@ def together(adapter: Any, batches_of_process: Any, session: Session) -> Any:
 _END = object()
 
 
-def _compared(source: Any, session: Session, shared: bool) -> Iterator[Any]:
+def _compared(source: Iterable[object], session: Session, shared: bool) -> Iterator[Any]:
     """Yields the batches, after a check that all ranks have one; shared ones of equal shapes.
 
     Without it, a further step of a rank or another shape would block a collective of the step.

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from keras import Model
 
 from shardcore.binding import adoption, agreement, seams, torch_modules
 from shardcore.binding.explaining_step import ExplainedStep
@@ -18,7 +19,7 @@ from shardcore.reporting.explanation import Explanation
 
 
 def explain_model(
-    model: Any, batch: Any, step: str, sessions: Sessions, trace: TracerFactory
+    model: Model, batch: object, step: str, sessions: Sessions, trace: TracerFactory
 ) -> Explanation:
     """Returns the collectives of one step of `model`. A collective; the model is unchanged."""
     data = _checked(model, batch, step)
@@ -49,7 +50,7 @@ def explain_model(
     )
 
 
-def _checked(model: Any, batch: Any, step: str) -> Any:
+def _checked(model: Model, batch: object, step: str) -> Any:
     """Returns the batch as the step takes it: `(x, y, sample_weight)`, or `(x,)`."""
     if step not in seams.STEPS:
         raise StrategyError(f"explain() has the steps {seams.STEPS}, got {step!r}.")
@@ -88,14 +89,14 @@ def _same_rows(data: tuple[Any, ...], expected: str) -> tuple[Any, ...]:
     return data
 
 
-def _described(batch: Any) -> str:
+def _described(batch: object) -> str:
     if isinstance(batch, Iterable) and not hasattr(batch, "shape"):
         return agreement.shapes(batch)
     return f"{type(batch).__name__} of shape {tuple(getattr(batch, 'shape', ()))}"
 
 
 @contextmanager
-def _as_before(model: Any, session: Session | None) -> Iterator[None]:
+def _as_before(model: Model, session: Session | None) -> Iterator[None]:
     """Restores variables, gradients, buffers and generators at the end, bitwise."""
     variables = list(agreement.variables_of(model))
     seed = seams.global_seed()

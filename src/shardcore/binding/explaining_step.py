@@ -1,15 +1,18 @@
 """The explained step: notes the layers that it calls and the collectives that it starts."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import torch
+from keras import Layer, Model, Variable
 
 from shardcore.binding import agreement, batches, seams
 from shardcore.binding.metric_sums import MetricSums
 from shardcore.binding.session import Session
+from shardcore.binding.types import Original
 from shardcore.binding.variable import storage_layout
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.explanation.collectives import (
@@ -26,7 +29,7 @@ from shardcore.ports.trace_context import CollectiveTracer, TracerFactory
 class _Called:
     """A layer that was called."""
 
-    layer: Any
+    layer: Layer
     depth: int
     inner: list["_Called"] = attrs.field(factory=list)
     calls: int = 0
@@ -37,7 +40,7 @@ class _Called:
 class ExplainedStep:
     """Runs a step, and notes the layers that it calls and the collectives that it starts."""
 
-    model: Any
+    model: Model
     step: str
     session: Session | None
     facts: list[Facts] = attrs.field(factory=list, init=False)
@@ -48,7 +51,7 @@ class ExplainedStep:
     _open: list[_Called] = attrs.field(factory=list, init=False)
     _owners: dict[str, str] = attrs.field(factory=dict, init=False)
 
-    def run(self, data: Any, trace: TracerFactory, sums: MetricSums) -> None:
+    def run(self, data: object, trace: TracerFactory, sums: MetricSums) -> None:
         """Runs the step eagerly, as `train_on_batch` and the like do."""
         session = self.session
         tracer = trace(self._saw, {v.path: v._value for v in agreement.variables_of(self.model)})
@@ -103,7 +106,7 @@ class ExplainedStep:
     def _followed(self, tracer: CollectiveTracer) -> Iterator[None]:
         """Follows calls, outputs, assignments and reads in the context."""
 
-        def layer_call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+        def layer_call(original: Original, layer: Layer, *args: object, **kwargs: object) -> Any:
             if seams.is_symbolic():
                 return original(layer, *args, **kwargs)
             called = self._called.setdefault(id(layer), _Called(layer, len(self._open)))
@@ -122,7 +125,7 @@ class ExplainedStep:
         def edges(original: Any) -> Any:
             """Replaces `LayerEdges`: notes the output that is laid out, and its rule."""
 
-            def distribute_tensor(outputs: Any, path: str) -> Any:
+            def distribute_tensor(outputs: object, path: str) -> Any:
                 rule = self.session.rule(path) if self.session else None
                 asks = f" rule {rule.key!r} asks for it," if rule else ""
                 with self._because(f"the layer's output:{asks}", rule.key if rule else ""):
@@ -132,11 +135,11 @@ class ExplainedStep:
                 distribution=original.distribution, distribute_tensor=distribute_tensor
             )
 
-        def assign(original: Callable[..., None], variable: Any, value: Any) -> None:
+        def assign(original: Original, variable: Variable, value: torch.Tensor) -> None:
             with self._because(f"the new value of {variable.path}:"):
                 original(variable, value)
 
-        def to_numpy(original: Callable[..., Any], x: Any) -> Any:
+        def to_numpy(original: Original, x: object) -> Any:
             with self._because("a value that NumPy reads:"):
                 return original(x)
 
@@ -155,7 +158,7 @@ class ExplainedStep:
         finally:
             self._cause = before
 
-    def _output(self, outputs: Any) -> Any:
+    def _output(self, outputs: object) -> Any:
         """Returns the shape of the first output, and its spec; None if unknown."""
         found: list[Any] = []
         seams.map_tensors(found.append, outputs)
@@ -168,7 +171,7 @@ class ExplainedStep:
         return tuple(found[0].shape), layout and layout.spec
 
 
-def _path(layer: Any) -> str:
+def _path(layer: Layer) -> str:
     return str(layer.path or layer.name)
 
 

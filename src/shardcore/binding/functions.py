@@ -23,7 +23,7 @@ class Functions:
 
     sessions: Sessions
 
-    def distribute_variable(self, variable: Any, layout: LayoutLike | None) -> None:
+    def distribute_variable(self, variable: keras.Variable, layout: LayoutLike | None) -> None:
         """Lays `variable` out again. Every rank takes rank 0's value."""
         session = self.sessions.required()
         value = self.all_gather_variable(variable)
@@ -44,7 +44,7 @@ class Functions:
         value: Tensor = keras.ops.convert_to_tensor(tensor)
         return session.strategy.activation(value, _layout(layout, value, session))
 
-    def all_gather_variable(self, variable: Any) -> Tensor:
+    def all_gather_variable(self, variable: keras.Variable) -> Tensor:
         """Returns the full value as a plain tensor."""
         strategy = strategy_of(variable, self.sessions)
         value: Tensor = variable._value

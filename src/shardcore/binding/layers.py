@@ -1,21 +1,24 @@
 """Seams: the call and the outputs of layers, initial states of RNNs, the packed int4 kernel."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import attrs
 import torch
+from keras import Layer
+from keras.layers import RNN, EinsumDense
 
 from shardcore.binding import seams
 from shardcore.binding.adoption import adopt_once
 from shardcore.binding.session import Session, Sessions
+from shardcore.binding.types import Original
 from shardcore.domain.layout import Layout
 from shardcore.ports.trace_context import layer_scope
 
 
 def layer_call(
-    sessions: Sessions, original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
+    sessions: Sessions, original: Original, layer: Layer, *args: object, **kwargs: object
 ) -> Any:
     """Replaces `Layer.__call__`, in which plain tensors mix with sharded ones, on every thread.
 
@@ -50,7 +53,7 @@ class LayerEdges:
         """Returns `path`: the layout of an output is looked up later, with the output."""
         return path
 
-    def distribute_tensor(self, outputs: Any, path: str) -> Any:
+    def distribute_tensor(self, outputs: object, path: str) -> Any:
         """Returns the outputs of a layer, each in its layout."""
         session = self.sessions.required()
         session.output_paths.add(path)
@@ -60,7 +63,7 @@ class LayerEdges:
         return seams.map_tensors(lambda each: lay_out(each, layout, what, session), outputs)
 
 
-def lay_out(tensor: Any, layout: Layout | None, what: str, session: Session) -> Any:
+def lay_out(tensor: torch.Tensor, layout: Layout | None, what: str, session: Session) -> Any:
     """Returns `tensor` in `layout`, or reduced if that is None."""
     if layout is not None:
         layout.fitting(tensor.shape, what)
@@ -70,9 +73,7 @@ def lay_out(tensor: Any, layout: Layout | None, what: str, session: Session) -> 
     return laid_out
 
 
-def initial_states(
-    session: Session, original: Callable[..., Any], layer: Any, batch_size: Any
-) -> Any:
+def initial_states(session: Session, original: Original, layer: RNN, batch_size: int | None) -> Any:
     """Replaces `RNN.get_initial_state`: splits plain states over the batch axis, as sequences are.
 
     The product of a replicated state and a split recurrent kernel would be split like the kernel,
@@ -94,10 +95,10 @@ def _split(state: torch.Tensor, session: Session) -> Any:
 
 def int4_build(
     session: Session,
-    original: Callable[..., None],
-    layer: Any,
-    kernel_shape: Any,
-    config: Any = None,
+    original: Original,
+    layer: EinsumDense,
+    kernel_shape: Sequence[int],
+    config: object = None,
 ) -> None:
     """Replaces `EinsumDense._int4_build`, which packs a kernel of many dims into a matrix.
 

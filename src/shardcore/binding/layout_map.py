@@ -1,16 +1,19 @@
 """Seams: `LayoutMap` and `TensorLayout`, whose rules `domain.paths` matches."""
 
-from collections.abc import Callable
 from typing import Any
 
+from keras.distribution import LayoutMap, TensorLayout
+
+from shardcore.binding.types import Original
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.key import PathKey
 from shardcore.domain.paths.rules import PathRules
+from shardcore.ports.types import LayoutLike
 
 
-def rules_of(layout_map: Any) -> PathRules[Any]:
+def rules_of(layout_map: LayoutMap) -> PathRules[Any]:
     """Returns the rules of a `LayoutMap`, parsed again when its keys have changed."""
     keys = tuple(layout_map._layout_map)
     cached = getattr(layout_map, "_shardcore_rules", None)
@@ -20,13 +23,13 @@ def rules_of(layout_map: Any) -> PathRules[Any]:
     return cached
 
 
-def lookup(_original: Callable[..., Any], layout_map: Any, key: str) -> Any:
+def lookup(_original: Original, layout_map: LayoutMap, key: str) -> Any:
     """Replaces `LayoutMap.__getitem__`: exact, then pattern; None if no rule matches."""
     match = rules_of(layout_map).match(key)
     return None if match is None else match.value
 
 
-def add_rule(original: Callable[..., None], layout_map: Any, key: str, layout: Any) -> None:
+def add_rule(original: Original, layout_map: LayoutMap, key: str, layout: LayoutLike) -> None:
     """Replaces `LayoutMap.__setitem__`: refuses a malformed key, and leaves the map unchanged."""
     PathKey(key)
     try:
@@ -36,7 +39,7 @@ def add_rule(original: Callable[..., None], layout_map: Any, key: str, layout: A
     layout_map._shardcore_rules = None
 
 
-def validate_axes(_original: Callable[..., None], tensor_layout: Any) -> None:
+def validate_axes(_original: Original, tensor_layout: TensorLayout) -> None:
     """Replaces `TensorLayout._validate_axes`: several axes may split one dim, each axis once."""
     device_mesh = tensor_layout.device_mesh
     if device_mesh is None:

@@ -3,16 +3,18 @@
 Without it, each state of each metric is reduced separately, at every step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import attrs
 import torch
+from keras import Model, Variable
+from keras.callbacks import CallbackList
 
 from shardcore.binding import seams
+from shardcore.binding.types import Original, TorchStrategy
 from shardcore.domain.layout import Layout, PartialAxes
-from shardcore.ports.strategy import Strategy
 from shardcore.ports.trace_context import reduction_scope
 from shardcore.ports.world import World
 
@@ -25,11 +27,11 @@ class DeferredLogs(dict[str, Any]):
 class TrainerRun:
     """A running fit, evaluate, predict or step of `trainer`."""
 
-    trainer: Any  # the model
-    callbacks: Any = None  # the callbacks of its steps, after their begin, as Keras lists them
+    trainer: Model
+    callbacks: CallbackList | None = None  # those of its steps, after their begin
     phase: str = ""  # the steps that the callbacks see: "train" or "test"
     # The variables of its metrics, if no rank reads the results of single steps.
-    deferred: tuple[Any, ...] = ()
+    deferred: tuple[Variable, ...] = ()
 
     def is_read(self) -> bool:
         """Returns whether a callback on this rank may read the model between two steps."""
@@ -44,7 +46,7 @@ class TrainerRun:
         self.deferred = () if is_read else tuple(self.trainer.metrics_variables)
 
 
-def results_of_epoch(original: Callable[..., Any], trainer: Any, logs: Any) -> Any:
+def results_of_epoch(original: Original, trainer: Model, logs: object) -> Any:
     """Replaces `Trainer._get_metrics_result_or_logs`: deferred results come from the metrics."""
     is_deferred = isinstance(logs, DeferredLogs)
     return trainer.get_metrics_result() if is_deferred else original(trainer, logs)
@@ -54,9 +56,9 @@ def results_of_epoch(original: Callable[..., Any], trainer: Any, logs: Any) -> A
 class _Deferred:
     """A Keras variable that temporarily holds a partial sum."""
 
-    variable: Any
-    stored: Any  # its tensor before and after
-    strategy: Strategy[torch.Tensor]
+    variable: Variable
+    stored: torch.Tensor  # its tensor before and after
+    strategy: TorchStrategy
 
 
 @attrs.define
@@ -119,7 +121,7 @@ class MetricSums:
         numbers = [number for number, v in enumerate(run.deferred) if id(v) in self._deferred]
         return f"deferred, pending {numbers}"
 
-    def defer(self, variable: Any, value: Any, strategy: Strategy[torch.Tensor]) -> bool:
+    def defer(self, variable: Variable, value: torch.Tensor, strategy: TorchStrategy) -> bool:
         """Stores `value` partial in `variable`, and returns whether it did.
 
         It does so for a partial sum in the state of a metric, which Keras reads seldom.
@@ -140,7 +142,9 @@ class MetricSums:
         self._keep_pending(variable, pending, strategy)
         return True
 
-    def _keep_pending(self, variable: Any, pending: Any, strategy: Strategy[torch.Tensor]) -> None:
+    def _keep_pending(
+        self, variable: Variable, pending: torch.Tensor, strategy: TorchStrategy
+    ) -> None:
         self._deferred[id(variable)] = _Deferred(variable, variable._value, strategy)
         variable._value = pending
 
@@ -168,11 +172,11 @@ class MetricSums:
             del self._deferred[id(each.variable)]
         return due
 
-    def _is_kept(self, variable: Any) -> bool:
+    def _is_kept(self, variable: Variable) -> bool:
         """Returns whether the sum of `variable` is deferred to the next step."""
         return self._run is not None and any(each is variable for each in self._run.deferred)
 
-    def results(self, original: Callable[..., Any], trainer: Any) -> Any:
+    def results(self, original: Original, trainer: Model) -> Any:
         """Replaces `Trainer.get_metrics_result`, which computes the result of every metric."""
         if self._run is not None and self._run.trainer is trainer:
             return DeferredLogs()
@@ -180,7 +184,7 @@ class MetricSums:
         return original(trainer)
 
 
-def _is_sum(value: Any, strategy: Strategy[torch.Tensor]) -> bool:
+def _is_sum(value: torch.Tensor, strategy: TorchStrategy) -> bool:
     layout = strategy.layout(value)
     if layout is None or any(each is not None for each in layout.spec):
         return False
@@ -199,7 +203,7 @@ def _reduce_together(those: list[_Deferred]) -> None:
         strategy.assign(each.stored, part.reshape(value.shape))
 
 
-def _stand_in(variable: Any) -> Any:
+def _stand_in(variable: Variable) -> Any:
     """Returns the partial sum that replaces `variable` from step to step, if it has one.
 
     It has persistent memory, to which recorded steps add; None before the first sum, or if the
@@ -209,7 +213,7 @@ def _stand_in(variable: Any) -> Any:
     return pending if stored is variable._value else None
 
 
-def _kept_copy(variable: Any, value: Any, strategy: Strategy[torch.Tensor]) -> Any:
+def _kept_copy(variable: Variable, value: torch.Tensor, strategy: TorchStrategy) -> Any:
     """Creates the stand-in of `variable`, with the partial sum `value`."""
     known = _stand_in(variable)
     if known is not None:
@@ -220,7 +224,9 @@ def _kept_copy(variable: Any, value: Any, strategy: Strategy[torch.Tensor]) -> A
     return pending
 
 
-def _write(variable: Any, pending: Any, value: Any, strategy: Strategy[torch.Tensor]) -> None:
+def _write(
+    variable: Variable, pending: torch.Tensor, value: torch.Tensor, strategy: TorchStrategy
+) -> None:
     """Overwrites `pending` in place. If `value` is not partial, the first rank stores all of it."""
     with torch.no_grad():
         layout = strategy.layout(pending)
@@ -232,7 +238,7 @@ def _write(variable: Any, pending: Any, value: Any, strategy: Strategy[torch.Ten
         strategy.assign(pending, value)
 
 
-def _joined(sums: list[Any], strategy: Strategy[torch.Tensor], world: World) -> Any:
+def _joined(sums: list[torch.Tensor], strategy: TorchStrategy, world: World) -> Any:
     """Concatenates partial sums over several axes into one over all of these axes."""
     layouts = [strategy.layout(each) for each in sums]
     pending = [() if layout is None else layout.partial for layout in layouts]
@@ -248,7 +254,7 @@ def _joined(sums: list[Any], strategy: Strategy[torch.Tensor], world: World) -> 
     return strategy.join(flat, Layout(world.mesh, (None,), axes), tuple(flat.shape))
 
 
-def _share(part: Any, before: PartialAxes, after: PartialAxes, world: World) -> Any:
+def _share(part: torch.Tensor, before: PartialAxes, after: PartialAxes, world: World) -> Any:
     """Returns this rank's share of a sum that is partial over more axes: all or zero."""
     place = dict(zip(world.mesh.axis_names, world.mesh.coordinate(world.position), strict=True))
     is_first = not any(place[axis] for axis, op in after if (axis, op) not in before)

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -12,15 +12,17 @@ from torch.optim.adam import adam
 
 from shardcore.binding import seams
 from shardcore.binding.session import Session, Sessions
+from shardcore.binding.types import Original, Seed
 from shardcore.domain.layout import Layout
 from shardcore.ports.capture import StepCapture
+from shardcore.ports.types import Array
 
 # The operands of a recorded draw: no sharded tensor, and no array of NumPy.
 _RECORDABLE = (torch.Tensor, torch.Size, torch.dtype, bool, int, float, str, type(None))
 
 
 def generator(
-    sessions: Sessions, capture: StepCapture[torch.Tensor], original: Callable[..., Any], seed: Any
+    sessions: Sessions, capture: StepCapture[torch.Tensor], original: Original, seed: Seed
 ) -> Any:
     """Replaces `torch_seed_generator` in a step that is being recorded."""
     if not capture.is_recording() or seams.is_symbolic():
@@ -31,9 +33,9 @@ def generator(
 def draw(
     sessions: Sessions,
     capture: StepCapture[torch.Tensor],
-    original: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
+    original: Original,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """Replaces `beta`, `binomial` and `gamma` in a step that is being recorded.
 
@@ -48,7 +50,7 @@ def draw(
     return capture.drawn(original, _next_seed(seed, sessions), operands)
 
 
-def _next_seed(seed: Any, sessions: Sessions) -> Any:
+def _next_seed(seed: Seed, sessions: Sessions) -> Any:
     """Returns the next seed of `seed`, as a plain tensor of one number."""
     first, second = seams.draw_seed(seed)
     total = first + second
@@ -56,7 +58,7 @@ def _next_seed(seed: Any, sessions: Sessions) -> Any:
     return total if strategy is None else strategy.full_tensor(total)
 
 
-def scatter(original: Callable[..., Any], indices: Any, values: Any, shape: Sequence[int]) -> Any:
+def scatter(original: Original, indices: Any, values: Array, shape: Sequence[int]) -> Any:
     """Replaces `scatter` by one call: Keras adds each value by an index from the host."""
     indices = keras.ops.convert_to_tensor(indices)
     if indices.is_floating_point() or indices.dtype is torch.bool:
@@ -81,7 +83,7 @@ def _added(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) 
 
 def sparse_crossentropy(
     sessions: Sessions,
-    original: Callable[..., Any],
+    original: Original,
     target: Any,
     output: Any,
     from_logits: bool = False,
@@ -102,7 +104,9 @@ def sparse_crossentropy(
     return original(target, output, from_logits=from_logits, axis=axis)
 
 
-def _can_be_rows(target: Any, output: Any, axis: int, session: Session | None) -> bool:
+def _can_be_rows(
+    target: torch.Tensor, output: torch.Tensor, axis: int, session: Session | None
+) -> bool:
     samples = output.shape[:-1]
     return (
         len(samples) > 1
@@ -112,7 +116,7 @@ def _can_be_rows(target: Any, output: Any, axis: int, session: Session | None) -
     )
 
 
-def _has_whole_rows(tensor: Any, session: Session | None) -> bool:
+def _has_whole_rows(tensor: torch.Tensor, session: Session | None) -> bool:
     """Returns whether ranks have equal numbers of rows of `tensor`, and no other dim is split."""
     layout = None if session is None else session.strategy.layout(tensor)
     if layout is None:
@@ -124,11 +128,11 @@ def _has_whole_rows(tensor: Any, session: Session | None) -> bool:
 
 def fused_update(
     sessions: Sessions,
-    original: Callable[..., None],
-    optimizer: Any,
-    grads: list[Any],
-    variables: list[Any],
-    learning_rate: Any,
+    original: Original,
+    optimizer: keras.optimizers.Adam,
+    grads: list[torch.Tensor],
+    variables: list[keras.Variable],
+    learning_rate: torch.Tensor | float,
 ) -> None:
     """Replaces `Adam._parallel_update_step` by torch's fused update, one pass over all tensors.
 
@@ -164,7 +168,9 @@ def fused_update(
     )
 
 
-def _have_one_layout(sessions: Sessions, values: list[Any], moments: tuple[list[Any], ...]) -> bool:
+def _have_one_layout(
+    sessions: Sessions, values: list[torch.Tensor], moments: tuple[list[torch.Tensor], ...]
+) -> bool:
     """Returns whether all are contiguous, and the moments of each variable have its layout."""
     if not all(each.is_contiguous() for kept in (values, *moments) for each in kept):
         return False
@@ -175,7 +181,9 @@ def _have_one_layout(sessions: Sessions, values: list[Any], moments: tuple[list[
     return all(each == layouts[0] for each in layouts)
 
 
-def _corrected_rate(optimizer: Any, learning_rate: Any, dtype: torch.dtype) -> Any:
+def _corrected_rate(
+    optimizer: keras.optimizers.Adam, learning_rate: torch.Tensor | float, dtype: torch.dtype
+) -> Any:
     """Returns the learning rate with the bias correction of both moments, computed as in Keras."""
     step = keras.ops.cast(optimizer.iterations + 1, dtype)
     first, second = (
@@ -192,7 +200,7 @@ class NumbersOfNadam:
     core: Any
     capture: StepCapture[torch.Tensor]
 
-    def convert_to_numpy(self, number: Any) -> Any:
+    def convert_to_numpy(self, number: torch.Tensor) -> Any:
         """Returns `number`, a divisor: as a tensor it gives bitwise equal results."""
         return number if self.capture.is_recording() else self.core.convert_to_numpy(number)
 

@@ -16,9 +16,10 @@ from shardcore.domain.errors import LayoutError, MeshError, RuleError, StrategyE
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import PathRules
+from shardcore.ports.types import MeshLike, RulesLike
 
 
-def parallelize(module: Any, mesh: Any, rules: Any, sessions: Sessions) -> Any:
+def parallelize(module: Any, mesh: MeshLike, rules: RulesLike, sessions: Sessions) -> Any:
     """Lays `module` out in place; parameters without a rule are replicated. A collective."""
     session = sessions.required()
     _check_mesh(mesh, session)
@@ -118,13 +119,13 @@ class ModuleEdge:
         while self._handles:
             self._handles.pop().remove()
 
-    def _enter(self, _module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _enter(self, _module: torch.nn.Module, args: object, kwargs: object) -> tuple[Any, Any]:
         if seams.is_symbolic():
             return args, kwargs
         entered: tuple[Any, Any] = seams.map_tensors(self._promoted, (args, kwargs))
         return entered
 
-    def _leave(self, _module: Any, _args: Any, outputs: Any) -> Any:
+    def _leave(self, _module: torch.nn.Module, _args: object, outputs: object) -> Any:
         if seams.is_symbolic():
             return outputs
         what = "The output of a module that a rule names"
@@ -132,7 +133,7 @@ class ModuleEdge:
             lambda each: lay_out(each, self.output, what, self.session), outputs
         )
 
-    def _promoted(self, tensor: Any) -> Any:
+    def _promoted(self, tensor: torch.Tensor) -> Any:
         """Returns a plain tensor as a replicated one, and reduces the gradient of any tensor."""
         if not self.session.strategy.owns(tensor):
             replicated = Layout.replicated(self.session.mesh, tensor.ndim)
@@ -155,7 +156,7 @@ def without_edges(
             edge.attach(each)
 
 
-def _check_module(module: Any, session: Session) -> None:
+def _check_module(module: object, session: Session) -> None:
     if not isinstance(module, torch.nn.Module):
         raise StrategyError(
             f"parallelize_torch_module takes a torch.nn.Module, got {type(module).__name__}: give "

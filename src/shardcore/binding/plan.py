@@ -10,6 +10,7 @@ from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import PathRules
 from shardcore.policies.rules import Rule
 from shardcore.ports.model import VariableFacts
+from shardcore.ports.types import LayoutLike
 from shardcore.reporting.plan import PlanReport, plan_report
 
 EDITED = "edited"
@@ -24,7 +25,7 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
 
     def __init__(
         self,
-        device_mesh: Any,
+        device_mesh: keras.distribution.DeviceMesh,
         policy: str,
         variables: Collection[VariableFacts],
         outputs: Collection[str],
@@ -38,7 +39,7 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         for rule in self._made.values():
             self[rule.key] = rule.spec
 
-    def __setitem__(self, key: str, layout: Any) -> None:
+    def __setitem__(self, key: str, layout: LayoutLike) -> None:
         """Sets a rule, replacing one with the same key."""
         before = dict(self._layout_map)
         self._layout_map.pop(key, None)

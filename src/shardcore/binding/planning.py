@@ -11,11 +11,12 @@ from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.policies.rules import Rule
 from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.ports.types import MeshLike
 
 Choose = Callable[[LayerFacts, Mesh], tuple[Rule, ...]]
 
 
-def make_plan(model: Any, mesh: Any, policy: str, choose: Choose) -> Plan:
+def make_plan(model: object, mesh: MeshLike, policy: str, choose: Choose) -> Plan:
     """Returns the plan of a policy for `model`, a built model or a function that builds one."""
     device_mesh = _device_mesh(mesh)
     facts = _facts(model)
@@ -24,7 +25,7 @@ def make_plan(model: Any, mesh: Any, policy: str, choose: Choose) -> Plan:
     return Plan(device_mesh, policy, facts.all_variables(), outputs, rules)
 
 
-def _device_mesh(mesh: Any) -> Any:
+def _device_mesh(mesh: MeshLike) -> Any:
     """Returns the Keras mesh; for a `Mesh`, which has no devices, one with placeholder names."""
     if isinstance(mesh, Mesh):
         devices = [f"device:{rank}" for rank in range(mesh.size)]
@@ -37,7 +38,7 @@ def _device_mesh(mesh: Any) -> Any:
     )
 
 
-def _facts(model: Any) -> LayerFacts:
+def _facts(model: object) -> LayerFacts:
     if isinstance(model, keras.layers.Layer):
         return _described(model, "the model")
     if not callable(model):
@@ -66,7 +67,7 @@ def _facts(model: Any) -> LayerFacts:
         return _described(built, f"what {name} returned")
 
 
-def _described(model: Any, what: str) -> LayerFacts:
+def _described(model: object, what: str) -> LayerFacts:
     if not isinstance(model, keras.layers.Layer):
         raise PolicyError(f"{what} is {type(model).__name__}, expected a Keras model.")
     if not model.built or not model.variables:
@@ -81,14 +82,14 @@ def _described(model: Any, what: str) -> LayerFacts:
 CONFIG = ("activation", "axis", "data_format", "groups", "equation")
 
 
-def describe(model: Any) -> LayerFacts:
+def describe(model: keras.Layer) -> LayerFacts:
     """Returns the facts of a built model: every layer and variable once, at its first place."""
     seen: set[int] = set()
 
     def unseen(found: Iterable[Any]) -> list[Any]:
         return [each for each in found if id(each) not in seen]
 
-    def facts_of(layer: Any) -> LayerFacts:
+    def facts_of(layer: keras.Operation) -> LayerFacts:
         if id(layer) in seen:
             return LayerFacts(layer.name, ("SharedLayer",))
         seen.add(id(layer))
@@ -114,12 +115,12 @@ def describe(model: Any) -> LayerFacts:
     return facts_of(model)
 
 
-def _variable(variable: Any) -> VariableFacts:
+def _variable(variable: keras.Variable) -> VariableFacts:
     shape, itemsize = tuple(variable.shape), variable._value.element_size()
     return VariableFacts(variable.path, shape, itemsize, bool(variable.trainable))
 
 
-def _input_shape(layer: Any) -> tuple[int | None, ...] | None:
+def _input_shape(layer: keras.Operation) -> tuple[int | None, ...] | None:
     """Returns the only shape with which `layer` was built, None if that is unknown."""
     built = layer.get_build_config() if isinstance(layer, keras.layers.Layer) else None
     shape = (built or {}).get("input_shape")
@@ -127,14 +128,14 @@ def _input_shape(layer: Any) -> tuple[int | None, ...] | None:
     return shape if is_shape else None
 
 
-def _graph(layer: Any) -> Any:
+def _graph(layer: keras.Operation) -> Any:
     """Returns the functional model with the graph of the layers in `layer`, None without one."""
     if isinstance(layer, keras.Sequential):
         return layer._functional
     return layer if isinstance(layer, keras.Function) else None
 
 
-def _feeds(graph: Any) -> tuple[tuple[str, str], ...]:
+def _feeds(graph: keras.Function) -> tuple[tuple[str, str], ...]:
     inside = set(map(id, graph.operations))
     pairs = (
         (parent.operation.name, node.operation.name)
@@ -146,13 +147,13 @@ def _feeds(graph: Any) -> tuple[tuple[str, str], ...]:
     return tuple(dict.fromkeys(pairs))
 
 
-def _kinds(layer: Any) -> tuple[str, ...]:
+def _kinds(layer: keras.Operation) -> tuple[str, ...]:
     """Returns the names of its classes below Keras' `Layer`, or `Operation`."""
     bases = set(keras.layers.Layer.__mro__)
     return tuple(each.__name__ for each in type(layer).__mro__ if each not in bases) or ("Layer",)
 
 
-def _config(layer: Any) -> dict[str, Any]:
+def _config(layer: keras.Operation) -> dict[str, Any]:
     found = {name: getattr(layer, name) for name in CONFIG if hasattr(layer, name)}
     if callable(found.get("activation")):
         activation = found["activation"]

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+from keras import Model, Variable
 
 from shardcore.binding.layout_map import rules_of
 from shardcore.binding.plan import Plan
@@ -16,7 +17,7 @@ from shardcore.domain.paths.rules import Match
 logger = logging.getLogger("shardcore.rules")
 
 
-def rules_report(model: Any, session: Session) -> RulesReport | None:
+def rules_report(model: Model, session: Session) -> RulesReport | None:
     """Returns the report on variables, outputs and rules; None without a layout map."""
     layout_map = getattr(session.distribution, "_layout_map", None)
     if layout_map is None:
@@ -30,7 +31,7 @@ def rules_report(model: Any, session: Session) -> RulesReport | None:
     return _as_decided(report, decided)
 
 
-def stale_rule(variable: Any, session: Session) -> str | None:
+def stale_rule(variable: Variable, session: Session) -> str | None:
     """Returns a message if the rules for a variable have changed since it was built, else None."""
     if not getattr(variable, "_shardcore_ruled", False):
         return None
@@ -72,14 +73,14 @@ def _as_decided(report: RulesReport, decided: Mapping[str, str | None]) -> Rules
     )
 
 
-def check_plan(model: Any, session: Session) -> None:
+def check_plan(model: Model, session: Session) -> None:
     """Refuses a plan that was made for other variables than those of `model`."""
     layout_map = getattr(session.distribution, "_layout_map", None)
     if isinstance(layout_map, Plan):
         layout_map.check(model.name, [variable.path for variable in model.variables])
 
 
-def warn_of_rules(model: Any, session: Session) -> None:
+def warn_of_rules(model: Model, session: Session) -> None:
     """Warns once about rules that match nothing and variables without a rule."""
     report = rules_report(model, session)
     if report is None:

@@ -2,17 +2,19 @@
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from keras import Model, Variable
 
 from shardcore.binding import seams, torch_state
 from shardcore.binding.collective_errors import raise_on_all_ranks
 from shardcore.binding.session import Session, Sessions
+from shardcore.binding.types import FilePath, Original
 
 # Formats of one file, which can be renamed when it is complete.
 _ONE_FILE = ("litert", "onnx", "torch")
@@ -20,9 +22,9 @@ _ONE_FILE = ("litert", "onnx", "torch")
 
 def save_model(
     sessions: Sessions,
-    original: Callable[..., None],
-    model: Any,
-    filepath: Any,
+    original: Original,
+    model: Model,
+    filepath: FilePath,
     weights_format: str = "h5",
     zipped: bool = True,
 ) -> None:
@@ -33,11 +35,11 @@ def save_model(
 
 def save_weights(
     sessions: Sessions,
-    original: Callable[..., None],
-    model: Any,
-    filepath: Any,
-    max_shard_size: Any = None,
-    objects_to_skip: Any = None,
+    original: Original,
+    model: Model,
+    filepath: FilePath,
+    max_shard_size: float | None = None,
+    objects_to_skip: Iterable[object] | None = None,
 ) -> None:
     """Replaces `saving_lib.save_weights_only`, called on every rank."""
     write = partial(original, model, max_shard_size=max_shard_size, objects_to_skip=objects_to_skip)
@@ -45,7 +47,7 @@ def save_weights(
     _save(sessions, model, filepath, write, attend, one_file=max_shard_size is None)
 
 
-def ask(session: Session, original: Callable[..., bool], filepath: Any) -> bool:
+def ask(session: Session, original: Callable[..., bool], filepath: str | os.PathLike[str]) -> bool:
     """Replaces `ask_to_proceed_with_overwrite`: rank 0 asks, its answer counts on all ranks."""
     session.processes.meet(f"the question whether to overwrite {filepath}")
     answer = original(filepath) if session.processes.rank == 0 else None
@@ -54,8 +56,8 @@ def ask(session: Session, original: Callable[..., bool], filepath: Any) -> bool:
 
 def _save(
     sessions: Sessions,
-    model: Any,
-    filepath: Any,
+    model: Model,
+    filepath: FilePath,
     write: Callable[..., None],
     attend: Callable[[], None],
     one_file: bool,
@@ -84,12 +86,12 @@ def _save(
 
 def export(
     sessions: Sessions,
-    original: Callable[..., None],
-    model: Any,
-    filepath: Any,
+    original: Original,
+    model: Model,
+    filepath: FilePath,
     format: str = "tf_saved_model",
-    verbose: Any = None,
-    **options: Any,
+    verbose: bool | None = None,
+    **options: object,
 ) -> None:
     """Replaces `Model.export`, called on every rank: rank 0 writes, from a full model."""
     write = partial(original, model, format=format, verbose=verbose, **options)
@@ -114,7 +116,7 @@ def export(
         raise_on_all_ranks(work, f"export {path!r}", session, sessions)
 
 
-def _sharding(model: Any, sessions: Sessions) -> Session | None:
+def _sharding(model: Model, sessions: Sessions) -> Session | None:
     """Returns the session in which `model` is sharded, None if it is replicated."""
     session = sessions.current() or sessions.keeping(model)
     return None if session is None or session.mesh.size == 1 else session
@@ -133,9 +135,9 @@ def _write_then_rename(path: str, write: Callable[[Any], None]) -> None:
 
 
 @contextmanager
-def _whole(model: Any, session: Session) -> Iterator[None]:
+def _whole(model: Model, session: Session) -> Iterator[None]:
     """Opens a context in which rank 0 has the full `model`, unsharded. A collective."""
-    sharded: list[tuple[Any, torch.Tensor]] = []
+    sharded: list[tuple[Variable, torch.Tensor]] = []
     for variable in model.variables:
         value = session.strategy.full_tensor(variable._value)
         if session.processes.rank == 0:

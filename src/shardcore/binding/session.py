@@ -13,12 +13,13 @@ import torch
 
 from shardcore.binding.layout_map import rules_of
 from shardcore.binding.metric_sums import MetricSums, TrainerRun
+from shardcore.binding.types import Distribution, TorchStrategy
 from shardcore.domain.errors import MeshError, StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import Match
 from shardcore.ports import contract
-from shardcore.ports.strategy import Strategy, StrategyEntry
+from shardcore.ports.strategy import StrategyEntry
 from shardcore.ports.world import Processes, World
 
 logger = logging.getLogger("shardcore.session")
@@ -37,9 +38,9 @@ class Session:
         arrays: The memory of the tensors of sample-weight arrays.
     """
 
-    distribution: Any = attrs.field(repr=False)
+    distribution: Distribution = attrs.field(repr=False)
     world: World
-    strategy: Strategy[torch.Tensor]
+    strategy: TorchStrategy
     processes: Processes
     entry: StrategyEntry = attrs.field(repr=False)
     output_paths: set[str] = attrs.field(factory=set, init=False, repr=False)
@@ -49,7 +50,7 @@ class Session:
     warnings: set[str] = attrs.field(factory=set, init=False, repr=False)
     arrays: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
 
-    def __deepcopy__(self, memo: Any) -> "Session":
+    def __deepcopy__(self, memo: dict[int, object]) -> "Session":
         """Returns itself: a copy of a variable is in the same session."""
         return self
 
@@ -100,7 +101,7 @@ class Sessions:
         factory=weakref.WeakKeyDictionary, init=False
     )
     shared_work: Any = attrs.field(default=None, init=False)
-    _strategies: dict[World, Strategy[torch.Tensor]] = attrs.field(factory=dict, init=False)
+    _strategies: dict[World, TorchStrategy] = attrs.field(factory=dict, init=False)
     _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 
     def current(self) -> Session | None:
@@ -119,7 +120,7 @@ class Sessions:
             )
         return session
 
-    def of(self, distribution: Any) -> Session:
+    def of(self, distribution: Distribution) -> Session:
         """Returns the session of `distribution`, created at the first call."""
         session: Session | None = getattr(distribution, "_shardcore_session", None)
         if session is None or session not in self._alive:
@@ -137,7 +138,7 @@ class Sessions:
         """Returns whether a strategy serves models now, with or without a distribution."""
         return self.current() is not None or self.entry.serves_one_device
 
-    def strategy(self, world: World) -> Strategy[torch.Tensor]:
+    def strategy(self, world: World) -> TorchStrategy:
         """Returns the strategy on `world`, opened at the first call."""
         if world not in self._strategies:
             self._strategies[world] = contract.opened(self.entry, world)
@@ -147,20 +148,20 @@ class Sessions:
         """Returns whether there may be sharded tensors."""
         return bool(self._strategies)
 
-    def visited(self) -> Strategy[torch.Tensor] | None:
+    def visited(self) -> TorchStrategy | None:
         """Returns the strategy for threads without a distribution, None without one."""
         if not self._strategies or keras.distribution.distribution() is not None:
             return None
         return next(reversed(self._strategies.values()))
 
-    def keeping(self, model: Any) -> Session | None:
+    def keeping(self, model: keras.Model) -> Session | None:
         """Returns the session in which the variables of `model` were laid out, None without one."""
         if not self._alive:
             return None
         laid_in = (getattr(each, "_shardcore_session", None) for each in model.variables)
         return next((each for each in laid_in if each is not None and each in self._alive), None)
 
-    def scope_of(self, model: Any) -> AbstractContextManager[Any]:
+    def scope_of(self, model: keras.Model) -> AbstractContextManager[Any]:
         """Opens the scope in which a sharded `model` was built, if none is open."""
         session = None if self.current() else self.keeping(model)
         if session is None:
@@ -176,7 +177,7 @@ class Sessions:
         scope: AbstractContextManager[Any] = session.distribution.scope()
         return scope
 
-    def keeper(self, tensor: Any) -> Strategy[torch.Tensor] | None:
+    def keeper(self, tensor: torch.Tensor) -> TorchStrategy | None:
         """Returns the strategy of the sharded `tensor`, None if it is plain."""
         return next((each for each in self._strategies.values() if each.owns(tensor)), None)
 
@@ -185,7 +186,7 @@ class Sessions:
         return self.runs[-1] if self.runs else None
 
     @contextmanager
-    def working(self, trainer: Any) -> Iterator[TrainerRun]:
+    def working(self, trainer: keras.Model) -> Iterator[TrainerRun]:
         """Registers a fit, evaluate, predict or step of `trainer` while it runs."""
         run = TrainerRun(trainer)
         self.runs.append(run)
@@ -201,7 +202,7 @@ class Sessions:
         self._alive.clear()
         self._strategies.clear()
 
-    def world(self, device_mesh: Any) -> World:
+    def world(self, device_mesh: keras.distribution.DeviceMesh) -> World:
         """Returns the world of a Keras `DeviceMesh`."""
         devices = [str(device) for device in device_mesh.devices.flatten()]
         if len(devices) != self.processes.world_size:

@@ -6,12 +6,15 @@ from typing import Any
 
 import attrs
 import torch
+from keras import Model
+from keras.callbacks import CallbackList
 
 from shardcore.binding import adoption, agreement, batches, rules, seams
 from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.data_adapters import epoch_facts, together
 from shardcore.binding.metric_sums import TrainerRun
 from shardcore.binding.session import Session, Sessions
+from shardcore.binding.types import Original
 from shardcore.ports.capture import StepCapture
 
 
@@ -22,9 +25,7 @@ class Steps:
     sessions: Sessions
     capture: StepCapture[torch.Tensor]
 
-    def make(
-        self, kind: str, original: Callable[..., Any], trainer: Any, force: bool = False
-    ) -> Any:
+    def make(self, kind: str, original: Original, trainer: Model, force: bool = False) -> Any:
         """Replaces `make_train_function`, `make_test_function` and `make_predict_function`."""
         function_name = f"{kind}_function"  # the attribute for the result
         kept = getattr(trainer, function_name)
@@ -37,7 +38,7 @@ class Steps:
         return result
 
     def within_scope(
-        self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any
+        self, original: Original, trainer: Model, *args: object, **kwargs: object
     ) -> Any:
         """Replaces `fit` and the like: runs a sharded model in its scope, also after its end.
 
@@ -46,11 +47,11 @@ class Steps:
         with self.sessions.scope_of(trainer), self.sessions.working(trainer):
             return original(trainer, *args, **kwargs)
 
-    def compilation(self, original: Callable[..., Any], trainer: Any) -> Any:
+    def compilation(self, original: Original, trainer: Model) -> Any:
         """Replaces `_should_torch_compile`: a captured step is compiled from its recording."""
         return False if self.sessions.are_served() else original(trainer)
 
-    def begin(self, session: Session, original: Callable[..., Any], iterator: Any) -> Any:
+    def begin(self, session: Session, original: Original, iterator: seams.EpochIterator) -> Any:
         """Replaces `EpochIterator.__iter__`: compares generators and copies of the ranks."""
         if session.mesh.size > 1:
             facts = agreement.generators(session)
@@ -63,14 +64,14 @@ class Steps:
                 run.agree(any(readers))
         return original(iterator)
 
-    def epoch(self, session: Session, original: Callable[..., Any], iterator: Any) -> Any:
+    def epoch(self, session: Session, original: Original, iterator: seams.EpochIterator) -> Any:
         """Replaces `TorchEpochIterator._get_iterator`: every process runs the same steps."""
         facts = {"steps per epoch": str(iterator.num_batches)}
         agreement.compare(facts | epoch_facts(iterator.data_adapter, session), session)
         return together(iterator.data_adapter, original(iterator), session)
 
     def callbacks(
-        self, phase: str, original: Callable[..., None], callbacks: Any, logs: Any = None
+        self, phase: str, original: Original, callbacks: CallbackList, logs: object = None
     ) -> None:
         """Replaces `CallbackList.on_train_begin` and `on_test_begin`, at which a run begins."""
         run = self.sessions.run()
@@ -84,19 +85,19 @@ class _Step:
     """A train, test or predict function over the global batch."""
 
     sessions: Sessions
-    trainer: Any
+    trainer: Model
     function: Callable[[Any], Any]
     captured: CapturedStep
     checked: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: list[object]) -> Any:
         if self.sessions.is_closed:  # the trainer has this step also after an uninstall
             return self.function(data)
         with self.sessions.scope_of(self.trainer):  # a sharded model may outlive its scope
             session = self.sessions.current()
             return self._on_one_device(data) if session is None else self._run(data, session)
 
-    def _run(self, data: Any, session: Session) -> Any:
+    def _run(self, data: list[object], session: Session) -> Any:
         """Runs the step in the distribution of `session`."""
         first = session not in self.checked
         run = self._deferring_run()
@@ -129,7 +130,7 @@ class _Step:
             return None
         return run if self.captured.name == f"{run.phase}_step" else None
 
-    def _on_one_device(self, data: Any) -> Any:
+    def _on_one_device(self, data: list[object]) -> Any:
         """Runs the step of a model without sharding; a strategy for one device captures it."""
         if not self.sessions.entry.serves_one_device:
             return self.function(data)

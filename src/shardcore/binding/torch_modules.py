@@ -1,7 +1,6 @@
 """Seam: `TorchModuleWrapper`, by which Keras and a torch module share sharded parameters."""
 
 import weakref
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,12 +10,13 @@ import torch
 from shardcore.binding import torch_state
 from shardcore.binding.parallelize import without_edges
 from shardcore.binding.session import Session, Sessions
+from shardcore.binding.types import Original
 from shardcore.binding.variable import full_tensor
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 
 
-def track(sessions: Sessions, original: Callable[..., None], wrapper: Any) -> None:
+def track(sessions: Sessions, original: Original, wrapper: keras.layers.TorchModuleWrapper) -> None:
     """Replaces `_track_module_parameters`: the module's parameters become Keras variables."""
     session = sessions.current()
     if session is None:
@@ -28,7 +28,7 @@ def track(sessions: Sessions, original: Callable[..., None], wrapper: Any) -> No
         variable._shardcore_module = weakref.ref(wrapper.module)
 
 
-def config(sessions: Sessions, original: Callable[..., Any], wrapper: Any) -> Any:
+def config(sessions: Sessions, original: Original, wrapper: keras.layers.TorchModuleWrapper) -> Any:
     """Replaces `get_config`, which pickles the module: it must hold full plain tensors then."""
     module = wrapper.module
     with (
@@ -38,21 +38,21 @@ def config(sessions: Sessions, original: Callable[..., Any], wrapper: Any) -> An
         return original(wrapper)
 
 
-def follow(variable: Any, parameter: torch.Tensor) -> None:
+def follow(variable: keras.Variable, parameter: torch.Tensor) -> None:
     """Stores the value of `variable` in the torch module that holds `parameter`, if any."""
     module = getattr(variable, "_shardcore_module", lambda: None)()
     if module is not None:
         torch_state.replace_tensors(module, {id(parameter): variable._value})
 
 
-def buffers(model: Any) -> list[torch.Tensor]:
+def buffers(model: keras.Model) -> list[torch.Tensor]:
     """Returns the buffers of the torch modules in a Keras model, which are no Keras variables."""
     kind = keras.layers.TorchModuleWrapper
     wrappers = [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
     return [buffer for wrapper in wrappers for buffer in wrapper.module.buffers()]
 
 
-def _track(wrapper: Any, session: Session) -> None:
+def _track(wrapper: keras.layers.TorchModuleWrapper, session: Session) -> None:
     """Lays the module's parameters out by the rules; its buffers are replicated."""
     torch_state.agree(wrapper.module, session)
     stored: dict[int, torch.Tensor] = {}
@@ -84,7 +84,7 @@ def _variable(names: list[str], parameter: torch.Tensor, session: Session) -> An
     return variable
 
 
-def _refuse_another_layout(variable: Any, layout: Layout, session: Session) -> None:
+def _refuse_another_layout(variable: keras.Variable, layout: Layout, session: Session) -> None:
     rule = session.rule(variable.path)
     if rule is None:
         return

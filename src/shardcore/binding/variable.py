@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from keras import Variable
 
 from shardcore.binding import seams
 from shardcore.binding.collective_errors import check_other_ranks
 from shardcore.binding.session import Session, Sessions
+from shardcore.binding.types import Original
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.ports import contract
@@ -18,7 +20,7 @@ from shardcore.ports.strategy import NewVariable
 logger = logging.getLogger("shardcore.variables")
 
 
-def initialize(session: Session, original: Callable[..., None], variable: Any, value: Any) -> None:
+def initialize(session: Session, original: Original, variable: Variable, value: object) -> None:
     """Replaces `Variable._initialize`, the only place with the full value."""
     if isinstance(value, torch.nn.Parameter) and session.mesh.size > 1:
         raise StrategyError(
@@ -30,7 +32,7 @@ def initialize(session: Session, original: Callable[..., None], variable: Any, v
     place(variable, session)
 
 
-def assign(sessions: Sessions, original: Callable[..., None], variable: Any, value: Any) -> None:
+def assign(sessions: Sessions, original: Original, variable: Variable, value: torch.Tensor) -> None:
     """Replaces `Variable._direct_assign`: redistributes the value to the variable's layout."""
     strategy = strategy_of(variable, sessions)
     if strategy is None:
@@ -43,7 +45,7 @@ def assign(sessions: Sessions, original: Callable[..., None], variable: Any, val
         strategy.assign(variable._value, value)
 
 
-def _check_thread(variable: Any, sessions: Sessions) -> None:
+def _check_thread(variable: Variable, sessions: Sessions) -> None:
     """Refuses a write on a thread whose order among the steps may differ between ranks.
 
     The state of a random generator may be written there: it counts the draws, whose number is
@@ -61,7 +63,7 @@ def _check_thread(variable: Any, sessions: Sessions) -> None:
         )
 
 
-def represent(original: Callable[..., str], variable: Any) -> str:
+def represent(original: Callable[..., str], variable: Variable) -> str:
     """Replaces `Variable.__repr__`: prints the layout instead of a value that is sharded."""
     layout = storage_layout(variable)
     if layout is None or layout.is_replicated or layout.mesh.size == 1:
@@ -72,7 +74,7 @@ def represent(original: Callable[..., str], variable: Any) -> str:
     )
 
 
-def to_numpy(sessions: Sessions, original: Callable[..., Any], x: Any) -> Any:
+def to_numpy(sessions: Sessions, original: Original, x: object) -> Any:
     """Replaces `convert_to_numpy`: gathers sharded tensors, alone or in a list, first."""
     value = getattr(x, "value", x)  # a Keras variable
     if isinstance(value, list | tuple):
@@ -90,19 +92,23 @@ def full_tensor(tensor: Any, sessions: Sessions) -> Any:
     return strategy.full_tensor(tensor)
 
 
-def strategy_of(variable: Any, sessions: Sessions) -> Any:
+def strategy_of(variable: Variable, sessions: Sessions) -> Any:
     """Returns the strategy of `variable`, None without one."""
     world = getattr(variable, "_shardcore_world", None)
     return None if world is None else sessions.strategy(world)
 
 
-def storage_layout(variable: Any) -> Layout | None:
+def storage_layout(variable: Variable) -> Layout | None:
     """Returns the storage layout of `variable`, None without a strategy."""
     return getattr(variable, "_shardcore_layout", None)
 
 
 def place(
-    variable: Any, session: Session, layout: Layout | None = None, *, of_optimizer: bool = False
+    variable: Variable,
+    session: Session,
+    layout: Layout | None = None,
+    *,
+    of_optimizer: bool = False,
 ) -> None:
     """Stores the full value of `variable`, equal on all ranks, by the session's strategy.
 
@@ -136,7 +142,7 @@ def place(
     )
 
 
-def _ruled_layout(variable: Any, session: Session, of_optimizer: bool) -> Layout:
+def _ruled_layout(variable: Variable, session: Session, of_optimizer: bool) -> Layout:
     """Returns the layout in which the strategy stores `variable`, by its rule, if it has one."""
     path, shape = variable.path, tuple(variable.shape)
     layout = session.packed.get(path)
@@ -148,7 +154,7 @@ def _ruled_layout(variable: Any, session: Session, of_optimizer: bool) -> Layout
     return contract.check_storage(session.entry, new, session.strategy.storage(new))
 
 
-def _created(variable: Any, layout: Layout, session: Session) -> torch.Tensor:
+def _created(variable: Variable, layout: Layout, session: Session) -> torch.Tensor:
     """Returns the strategy's tensor for the full value of `variable`, with checked shapes."""
     shape = tuple(variable.shape)
     created: torch.Tensor = session.strategy.create(variable._value.detach(), layout)

@@ -1,7 +1,5 @@
 """The function behind `shardcore.verify()`: compares stored shards with the layouts."""
 
-from typing import Any
-
 import keras
 import torch
 
@@ -12,7 +10,7 @@ from shardcore.domain.layout import Layout
 from shardcore.reporting.verification import VariableCheck, Verification
 
 
-def verify_model(model: Any, batch: Any, sessions: Sessions) -> Verification:
+def verify_model(model: keras.Model, batch: object, sessions: Sessions) -> Verification:
     """Returns the report on the variables of a model and its optimizer. A collective."""
     session = sessions.required()
     adoption.adopt(model, session)
@@ -30,7 +28,7 @@ def verify_model(model: Any, batch: Any, sessions: Sessions) -> Verification:
     )
 
 
-def _backward(model: Any, batch: Any, session: Session) -> None:
+def _backward(model: keras.Model, batch: object, session: Session) -> None:
     """Computes the gradients of one batch, and restores the state that a forward pass updates."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batches.distribute(batch, session))
     state = [(v, v._value.detach().clone()) for v in model.non_trainable_variables]
@@ -45,7 +43,7 @@ def _backward(model: Any, batch: Any, session: Session) -> None:
         buffer.copy_(value)
 
 
-def _check(variable: Any, session: Session) -> VariableCheck:
+def _check(variable: keras.Variable, session: Session) -> VariableCheck:
     """Returns the check of one variable: this rank's shard, and whether all ranks store theirs."""
     layout, strategy = storage_layout(variable), session.strategy
     assert layout is not None, f"{variable.path} was adopted"

@@ -1,6 +1,6 @@
 """Types of what crosses a port or the public API. They name no class of torch or Keras."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, Self, TypeVar
 
 from shardcore.domain.mesh import Mesh
@@ -78,6 +78,9 @@ class TensorLayout(Protocol):
 
 # A layout as users write one: a Keras layout, or one mesh axis, or None, per tensor dim.
 LayoutLike = TensorLayout | Sequence[DimSpec]
+
+# The rules of a layout map as users write them.
+RulesLike = Mapping[str, LayoutLike] | Iterable[tuple[str, LayoutLike]]
 
 
 class TorchModule(Protocol):

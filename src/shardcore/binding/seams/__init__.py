@@ -5,13 +5,14 @@ reads the objects of a user; here is the state of the process: distribution, see
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
 from typing import Any
 
 import numpy
 import torch
+from keras import Model
 from keras.src import backend, optimizers
 from keras.src.backend.common import global_state
 from keras.src.backend.torch import core as torch_core
@@ -26,6 +27,8 @@ from keras.src.utils.rng_utils import get_random_seed as get_random_seed
 from shardcore.binding.seams.models import AUTO as AUTO
 from shardcore.binding.seams.models import RUNS_NOTED as RUNS_NOTED
 from shardcore.binding.seams.models import Auto as Auto
+from shardcore.binding.seams.models import DataAdapter as DataAdapter
+from shardcore.binding.seams.models import EpochIterator as EpochIterator
 from shardcore.binding.seams.models import arrays_of as arrays_of
 from shardcore.binding.seams.models import copy_mask as copy_mask
 from shardcore.binding.seams.models import gives_own_logs as gives_own_logs
@@ -127,23 +130,23 @@ class _NoFile(saving_lib.H5IOStore):  # type: ignore[misc]
     def __bool__(self) -> bool:
         return True
 
-    def make(self, path: str, metadata: Any = None) -> "_NoFile":
+    def make(self, path: str, metadata: object = None) -> "_NoFile":
         return self
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         backend.convert_to_numpy(value)
 
     def close(self) -> None:
         pass
 
 
-def gather_model(model: Any) -> None:
+def gather_model(model: Model) -> None:
     """Visits the config and the state of `model` as saving does, and writes nothing."""
     saving_lib._serialize_model_as_json(model)
     gather_state(model)
 
 
-def gather_state(model: Any, objects_to_skip: Any = None) -> None:
+def gather_state(model: Model, objects_to_skip: Iterable[object] | None = None) -> None:
     """Visits the state of `model` as saving does, in the same order, and writes nothing."""
     with closing(saving_lib.DiskIOStore("assets", mode="w")) as scratch:
         saving_lib._save_state(

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from keras import Model, Variable
+from keras.optimizers import Adam, Optimizer
 from keras.src import backend, tree
 from keras.src.backend.torch import trainer as torch_trainer
 from keras.src.backend.torch.optimizers import torch_adam
@@ -16,14 +18,14 @@ from keras.src.callbacks import (
 )
 from keras.src.ops.node import Node
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-from keras.src.trainers.epoch_iterator import EpochIterator
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
 from keras.src.utils.python_utils import is_default
 
 ADAM = torch_adam.__name__  # imported above, since Keras imports it only with the first Adam
 
 
-def parts_of(trainer: Any) -> list[Any]:
+def parts_of(trainer: Model) -> list[Any]:
     """Returns the objects that the steps of a model call: layers, optimizer, metrics, losses."""
     found = [
         *trainer._flatten_layers(),
@@ -34,7 +36,7 @@ def parts_of(trainer: Any) -> list[Any]:
     return list({id(each): each for each in found if each is not None}.values())
 
 
-def modules_of(trainer: Any) -> list[tuple[str, Any]]:
+def modules_of(trainer: Model) -> list[tuple[str, Any]]:
     """Returns the torch modules of a model, with its layers, also those that no other one holds."""
     found: dict[int, tuple[str, Any]] = {}
     for layer in trainer._flatten_layers():
@@ -43,7 +45,7 @@ def modules_of(trainer: Any) -> list[tuple[str, Any]]:
     return list(found.values())
 
 
-def hook_of(trainer: Any, hooks_of: Callable[[Any], Iterable[Any]]) -> str:
+def hook_of(trainer: Model, hooks_of: Callable[[Any], Iterable[Any]]) -> str:
     """Returns the name of the first module of a model with a user's hook, empty without one."""
     for name, module in modules_of(trainer):
         for hook in hooks_of(module):
@@ -66,18 +68,18 @@ RUNS_NOTED = {
 }
 
 
-def is_bookkeeping(value: Any) -> bool:
+def is_bookkeeping(value: object) -> bool:
     """Returns whether `value` is bookkeeping on a model or its runs, which no step reads."""
     of_keras = backend.KerasTensor | Node | Callback | CallbackList | EpochIterator | DataAdapter
     return isinstance(value, of_keras | torch.nn.ParameterDict | torch.nn.ParameterList)
 
 
-def is_seed(variable: Any) -> bool:
+def is_seed(variable: Variable) -> bool:
     """Returns whether the variable is the state of a `keras.random.SeedGenerator`, by its name."""
     return bool(variable.name == "seed_generator_state")
 
 
-def weights_by_moment(optimizer: Any, model: Any) -> dict[int, Any]:
+def weights_by_moment(optimizer: Optimizer, model: Model) -> dict[int, Variable]:
     """Returns, by the `id` of each moment of an optimizer, the weight of `model` it belongs to.
 
     Keras (3.15) puts the path of the weight before the name of the moment.
@@ -92,7 +94,7 @@ def weights_by_moment(optimizer: Any, model: Any) -> dict[int, Any]:
     }
 
 
-def moments_of(optimizer: Any, variables: Sequence[Any]) -> tuple[list[Any], ...]:
+def moments_of(optimizer: Adam, variables: Sequence[Variable]) -> tuple[list[torch.Tensor], ...]:
     """Returns the tensors of an `Adam`: first and second moments, and the largest second ones.
 
     The last list is empty, unless the optimizer has `amsgrad`.
@@ -118,12 +120,12 @@ class Auto(str):
 AUTO = Auto("auto")
 
 
-def is_own_step(trainer: Any, name: str) -> bool:
+def is_own_step(trainer: Model, name: str) -> bool:
     """Returns whether the user has overridden the method `name`, such as `train_step`."""
     return getattr(type(trainer), name) is not getattr(torch_trainer.TorchTrainer, name)
 
 
-def gives_own_logs(trainer: Any, step: str) -> bool:
+def gives_own_logs(trainer: Model, step: str) -> bool:
     """Returns whether the method `step` returns other logs than the results of the metrics."""
     names = (step, "compute_metrics", "get_metrics_result", "_get_metrics_result_or_logs")
     return any(name in vars(trainer) or is_own_step(trainer, name) for name in names)
@@ -150,30 +152,30 @@ def _rests(callback: Callback, phase: str) -> bool:
     return False
 
 
-def arrays_of(adapter: Any) -> Any:
+def arrays_of(adapter: DataAdapter) -> Any:
     """Returns the nested arrays from which a data adapter cuts its batches; None without."""
     return adapter._inputs if isinstance(adapter, ArrayDataAdapter) else None
 
 
-def map_tensors(function: Callable[[Any], Any], structure: Any) -> Any:
+def map_tensors(function: Callable[[Any], Any], structure: object) -> Any:
     """Returns `structure` with `function` applied to its tensors; the rest stays."""
     return tree.map_structure(
         lambda leaf: function(leaf) if backend.is_tensor(leaf) else leaf, structure
     )
 
 
-def leaves(structure: Any) -> list[Any]:
+def leaves(structure: object) -> list[Any]:
     """Returns the leaves of `structure`, None among them."""
     found: list[Any] = tree.flatten(structure)
     return found
 
 
-def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
     """Returns `structure` with `function` applied to every leaf but None."""
     return tree.map_structure(function, structure, none_is_leaf=False)
 
 
-def copy_mask(source: Any, target: Any) -> None:
+def copy_mask(source: torch.Tensor, target: torch.Tensor) -> None:
     """Gives `target` the Keras mask of `source`, if it has one."""
     mask = backend.get_keras_mask(source)
     if mask is not None:

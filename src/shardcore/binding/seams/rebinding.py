@@ -9,14 +9,15 @@ from types import ModuleType
 from typing import Any
 
 from shardcore.binding.seams.table import Seam
+from shardcore.binding.types import Original
 
 
 def around(replacement: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns a decorator by which a Keras function calls `replacement`, with itself first."""
 
-    def decorate(original: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(original: Original) -> Callable[..., Any]:
         @wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             return replacement(original, *args, **kwargs)
 
         return call
@@ -41,7 +42,7 @@ def _holder(seam: Seam) -> tuple[Any, str]:
     return pkgutil.resolve_name(f"{module}:{within}"), name
 
 
-def _importers(original: Any) -> list[ModuleType]:
+def _importers(original: Original) -> list[ModuleType]:
     """Returns the loaded Keras modules that hold `original` under its own name."""
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "keras"]
     return [m for m in modules if vars(m).get(original.__name__) is original]
