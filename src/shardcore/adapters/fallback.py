@@ -9,7 +9,7 @@ from shardcore.ports.trace_context import layer_scope
 logger = logging.getLogger("shardcore.operators")
 
 
-def tell(operator: Any, args: Any) -> None:
+def tell(operator: object, args: object) -> None:
     """Counts a call in the engine of its sharded operands, and warns at the first one."""
     operands = sharded(args)
     counts = operands[0].engine.fallbacks
@@ -31,11 +31,11 @@ def tell(operator: Any, args: Any) -> None:
     )
 
 
-def count(args: Any) -> int:
+def count(args: object) -> int:
     """Returns the number of calls counted so far by the engine of sharded operands."""
     return next((each.engine.fallbacks.total() for each in sharded(args)), 0)
 
 
-def sharded(args: Any) -> list[Any]:
+def sharded(args: object) -> list[Any]:
     """Returns the sharded tensors in any nest of operands."""
     return [leaf for leaf in torch_compat.tree_leaves(args) if hasattr(leaf, "mesh_layout")]

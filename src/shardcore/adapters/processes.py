@@ -81,7 +81,7 @@ class TorchProcesses:
         """The device type of tensors in this process: "cpu" or "cuda"."""
         return process_group.device_type()
 
-    def gather(self, fact: Any) -> list[Any]:
+    def gather(self, fact: object) -> list[Any]:
         """Returns `fact` of every process, in rank order."""
         return process_group.gather(fact)
 

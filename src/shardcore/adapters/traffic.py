@@ -118,7 +118,7 @@ class StepTracer:
         return tuple(self._paths[id(each)] for each in parameters if id(each) in self._paths)
 
     @contextmanager
-    def _around(self, operator: Any, operands: Any) -> Iterator[Callable[[Any], None]]:
+    def _around(self, operator: object, operands: object) -> Iterator[Callable[[Any], None]]:
         outer = self._running
         if outer is None:
             self._running = _Running(str(operator), operands, fallback.count(operands))
@@ -127,7 +127,7 @@ class StepTracer:
         finally:
             self._running = outer
 
-    def _note(self, operands: Any, result: Any) -> None:
+    def _note(self, operands: object, result: object) -> None:
         """Notes that `result` is a cast or a view of a variable, whose name it gets."""
         tensors = _tensors(operands)
         sharded = [each for each in tensors if hasattr(each, "placements")]
@@ -143,12 +143,12 @@ class StepTracer:
         return path
 
 
-def _tensors(structure: Any) -> list[torch.Tensor]:
+def _tensors(structure: object) -> list[torch.Tensor]:
     leaves = torch_compat.tree_leaves(structure)
     return [each for each in leaves if isinstance(each, torch.Tensor)]
 
 
-def _part(tensor: Any) -> torch.Tensor:
+def _part(tensor: torch.Tensor) -> torch.Tensor:
     """Returns this rank's part of a sharded tensor."""
     with torch.no_grad():
         part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -10,7 +10,9 @@ from shardcore.binding import agreement, seams, torch_state, variable
 from shardcore.binding.session import Session, Sessions
 
 
-def assign(sessions: Sessions, original: Callable[..., None], target: Variable, value: object) -> None:
+def assign(
+    sessions: Sessions, original: Callable[..., None], target: Variable, value: object
+) -> None:
     """Replaces `Variable._direct_assign`; lays out the variable for the value of a step.
 
     A metric or a seed generator that was made before the distribution meets it there.

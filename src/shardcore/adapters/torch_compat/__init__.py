@@ -19,6 +19,7 @@ from shardcore.adapters.torch_compat.onednn import OneDnn as OneDnn
 from shardcore.adapters.torch_compat.onednn import has_onednn as has_onednn
 from shardcore.adapters.torch_compat.onednn import is_intel as is_intel
 from shardcore.adapters.torch_compat.operators import LIST_COPY as LIST_COPY
+from shardcore.adapters.torch_compat.operators import Operator as Operator
 from shardcore.adapters.torch_compat.operators import as_tuple as as_tuple
 from shardcore.adapters.torch_compat.operators import aten_name as aten_name
 from shardcore.adapters.torch_compat.operators import direct as direct

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from shardcore.adapters.torch_compat.trees import tree_leaves
+from shardcore.adapters.torch_compat.operators import Operator
+from shardcore.adapters.torch_compat.trees import Args, tree_leaves
 
 # The stubs of torch do not export it.
 _group_named: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
@@ -88,7 +89,7 @@ class Started:
         return tuple(dist.get_process_group_ranks(group))
 
 
-def started_by(operator: Any, args: tuple[Any, ...]) -> Started | None:
+def started_by(operator: Operator, args: Args) -> Started | None:
     """Returns the collective that `operator` starts, None if it starts none."""
     name = _moving(operator._schema.name)
     names = [argument.name for argument in operator._schema.arguments] if name else []
@@ -100,12 +101,12 @@ def started_by(operator: Any, args: tuple[Any, ...]) -> Started | None:
     return Started(name, tuple(tensors), groups[0])
 
 
-def is_collective(operator: Any) -> bool:
+def is_collective(operator: object) -> bool:
     """Returns whether `operator` starts a collective of tensors."""
     return bool(collective_name(operator))
 
 
-def collective_name(operator: Any) -> str:
+def collective_name(operator: object) -> str:
     """Returns the name of the collective that `operator` starts; empty without one."""
     name = _name(operator)
     return _moving(name) if name.startswith("_c10d_functional::") else ""
@@ -121,23 +122,23 @@ def all_reduce_in_place() -> Any:
     return torch.ops._c10d_functional.all_reduce_.default
 
 
-def is_all_reduce(operator: Any) -> bool:
+def is_all_reduce(operator: object) -> bool:
     """Returns whether `operator` starts an all-reduce that is not in place."""
     return _name(operator) == "_c10d_functional::all_reduce"
 
 
-def is_wait(operator: Any) -> bool:
+def is_wait(operator: object) -> bool:
     """Returns whether `operator` waits for a collective."""
     return _name(operator) == "_c10d_functional::wait_tensor"
 
 
-def _name(operator: Any) -> str:
+def _name(operator: object) -> str:
     # By name, since a torch without torch.distributed has no such operators.
     schema = getattr(operator, "_schema", None)
     return "" if schema is None else str(schema.name)
 
 
-def is_of_collectives(operator: Any) -> bool:
+def is_of_collectives(operator: object) -> bool:
     """Returns whether `operator` starts a collective, or waits for one."""
     return getattr(operator, "namespace", "") in ("_c10d_functional", "c10d")
 

@@ -1,6 +1,6 @@
 """Dispatch modes that see every operator, or every collective, that this thread runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.adapters.torch_compat.collectives import Started, started_by
+from shardcore.adapters.torch_compat.operators import Operator
 from shardcore.adapters.torch_compat.trees import Args, Kwargs, tree_leaves
 
 # torch 2.13: wraps the result of a collective for autograd; the result was seen before.
@@ -46,7 +47,9 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch would wrap the method below in two functions of Python
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Operator, types: Collection[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
         if not _PLAIN.issuperset(types):
             return NotImplemented  # sharded tensors first: their shards' operators come here
         kwargs = kwargs or {}
@@ -65,7 +68,7 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
 
 
-def _is_without_values(nest: Any) -> bool:
+def _is_without_values(nest: object) -> bool:
     for leaf in tree_leaves(nest):
         if isinstance(leaf, torch.Tensor) and (leaf.is_meta or isinstance(leaf, FakeTensor)):
             return True
@@ -86,7 +89,7 @@ class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]
         listen: Callable[[Started], None],
         around: Callable[[Any, Any], AbstractContextManager[Callable[[Any], None]]] | None = None,
     ) -> None:
-        def before(operator: Any, args: Args, kwargs: Kwargs) -> None:
+        def before(operator: Operator, args: Args, kwargs: Kwargs) -> None:
             started = started_by(operator, args)
             if started is not None:
                 listen(started)
@@ -95,7 +98,9 @@ class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]
         self._around = around
         self._handed_on = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Operator, types: Collection[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
         if self._around is None or not any(hasattr(kind, "placements") for kind in types):
             return super().__torch_dispatch__(func, types, args, kwargs)
         if self._handed_on:

@@ -69,7 +69,7 @@ def _cacheable(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]
         yield [mode.from_tensor(each, static_shapes=True) for each in examples]
 
 
-def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> AbstractContextManager[Any]:
+def _wrapped(owner: object, name: str, wrap: Callable[[Any], Any]) -> AbstractContextManager[Any]:
     return patch.object(owner, name, wrap(getattr(owner, name)))
 
 
@@ -81,7 +81,7 @@ def _unless_part(can_reuse: Callable[..., bool]) -> Callable[..., bool]:
     gradients of a `SimpleRNN` that goes backwards.
     """
 
-    def can_reuse_unless_part(codegen: Any, buffer: Any, overwriting: Any = None) -> bool:
+    def can_reuse_unless_part(codegen: object, buffer: Any, overwriting: object = None) -> bool:
         if overwriting is not None and buffer.node.get_inputs_that_alias_output():
             return False
         return can_reuse(codegen, buffer, overwriting)
@@ -96,7 +96,7 @@ def _with_renames(recompute: Callable[..., None]) -> Callable[..., None]:
     cases only; without it they run before the all-reduce, to save memory.
     """
 
-    def recompute_with_renames(node: Any, *args: Any, **kwargs: Any) -> None:
+    def recompute_with_renames(node: Any, *args: object, **kwargs: object) -> None:
         recompute(node, *args, **kwargs)
         node.set_read_writes(node.read_writes.rename(node.mutation_renames))
 

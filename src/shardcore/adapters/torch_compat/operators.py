@@ -4,7 +4,10 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import return_and_correct_aliasing
+
+Operator = OpOverload[..., Any]
 
 # torch 2.13: no public name copies a list of tensors into another in one call.
 LIST_COPY = torch.ops.aten._foreach_copy_.default
@@ -19,7 +22,7 @@ _UNTAGGED = frozenset(_NOT_TAGGED.split())
 
 
 @cache
-def is_elementwise(operator: Any) -> bool:
+def is_elementwise(operator: Operator) -> bool:
     """Returns whether `operator` is elementwise and not random."""
     tags = operator.tags
     is_pointwise = torch.Tag.pointwise in tags or aten_name(operator) in _UNTAGGED
@@ -27,16 +30,16 @@ def is_elementwise(operator: Any) -> bool:
 
 
 @cache
-def is_composite(operator: Any) -> bool:
+def is_composite(operator: Operator) -> bool:
     """Returns whether `operator.decompose` runs `operator` by other operators.
 
     torch 2.13: below autograd, and in inference mode, such operators arrive as they are.
     """
-    return bool(operator.has_kernel_for_dispatch_key("CompositeImplicitAutograd"))
+    return operator.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd)
 
 
 @cache
-def is_list_operator(operator: Any) -> bool:
+def is_list_operator(operator: Operator) -> bool:
     """Returns whether `operator` applies to each tensor of a list, as those of optimizers do.
 
     It returns a list, or writes into the tensors of lists and returns None.
@@ -50,7 +53,7 @@ def is_list_operator(operator: Any) -> bool:
     return len(returns) == 1 and _is_list(returns[0])
 
 
-def is_fused(operator: Any) -> bool:
+def is_fused(operator: Operator) -> bool:
     """Returns whether `operator` is a fused optimizer update of parameters and moments."""
     return is_list_operator(operator) and writes_others(operator)
 
@@ -59,14 +62,14 @@ def _is_list(argument: Any) -> bool:
     return str(argument.type) == "List[Tensor]"
 
 
-def aten_name(operator: Any) -> str:
+def aten_name(operator: object) -> str:
     """Returns `add` for `aten.add_.Tensor`, and so on; empty for operators outside ATen."""
     schema = getattr(operator, "_schema", None)
     space, _, name = ("", "", "") if schema is None else schema.name.partition("::")
     return name.removesuffix("_") if space == "aten" else ""
 
 
-def out_of_place(operator: Any) -> Any:
+def out_of_place(operator: Operator) -> Any:
     """Returns `squeeze` for `squeeze_`, and so on."""
     name = aten_name(operator)
     overload = "int" if name == "transpose" else operator._schema.overload_name
@@ -74,7 +77,7 @@ def out_of_place(operator: Any) -> Any:
 
 
 @cache
-def writing_into(operator: Any) -> tuple[Any, str] | None:
+def writing_into(operator: Operator) -> tuple[Any, str] | None:
     """Returns the variant of `operator` that writes into an operand, and that operand's name.
 
     None if torch has none on a CPU, or one that runs `operator` and copies.
@@ -95,7 +98,7 @@ def _declared(argument: Any) -> tuple[str, str]:
     return argument.name, str(argument.type)
 
 
-def reshaped_in_place(operator: Any, target: torch.Tensor, *args: Any) -> Any:
+def reshaped_in_place(operator: Operator, target: torch.Tensor, *args: object) -> Any:
     """Returns `target`, of a tensor subclass, with the shape that `operator` gives it.
 
     torch 2.13: an operator with the tag `inplace_view` changes the metadata of a tensor below the
@@ -105,7 +108,7 @@ def reshaped_in_place(operator: Any, target: torch.Tensor, *args: Any) -> Any:
 
 
 @cache
-def is_view(operator: Any) -> bool:
+def is_view(operator: Operator) -> bool:
     """Returns whether the results share the memory of the first operand, without a write.
 
     torch 2.13: `OpOverload.is_view` is False for those that return a list, such as `unbind`.
@@ -116,18 +119,18 @@ def is_view(operator: Any) -> bool:
 
 
 @cache
-def writes_first(operator: Any) -> bool:
+def writes_first(operator: object) -> bool:
     """Returns whether `operator` writes into its first operand."""
     return any(place == 0 for place, _ in _written_arguments(operator))
 
 
 @cache
-def writes_others(operator: Any) -> bool:
+def writes_others(operator: object) -> bool:
     """Returns whether `operator` writes into another operand than its first."""
     return any(place > 0 for place, _ in _written_arguments(operator))
 
 
-def written_operands(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def written_operands(operator: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Returns the operands into which `operator` writes: tensors, and those of each list."""
     written: list[Any] = []
     for place, name in _written_arguments(operator):
@@ -137,7 +140,7 @@ def written_operands(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 @cache
-def _written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
+def _written_arguments(operator: object) -> tuple[tuple[int, str], ...]:
     """Returns the positions and names of the arguments into which `operator` writes."""
     schema = getattr(operator, "_schema", None)
     arguments = () if schema is None else schema.arguments
@@ -148,18 +151,18 @@ def _written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
     )
 
 
-def as_tuple(found: Any) -> tuple[Any, ...]:
+def as_tuple(found: object) -> tuple[Any, ...]:
     """Returns the results of an operator, one or several, as a tuple."""
     return tuple(found) if isinstance(found, list | tuple) else (found,)
 
 
-def number_of_results(operator: Any) -> int:
+def number_of_results(operator: Operator) -> int:
     """Returns the number of tensors that `operator` returns."""
     return len(operator._schema.returns)
 
 
 @cache
-def kind_of_results(operator: Any) -> str:
+def kind_of_results(operator: Operator) -> str:
     """Returns "tensor", "list" or "tuple": the type of the results of `operator`."""
     returns = operator._schema.returns
     if len(returns) != 1:
@@ -167,7 +170,7 @@ def kind_of_results(operator: Any) -> str:
     return "list" if _is_list(returns[0]) else "tensor"
 
 
-def reads_values(operator: Any, args: tuple[Any, ...]) -> bool:
+def reads_values(operator: object, args: tuple[Any, ...]) -> bool:
     """Returns whether the result of `operator` is a number, or has a shape, that depends on values.
 
     torch 2.13: an operator that takes indices has the tag of those that take masks.
@@ -182,7 +185,7 @@ _INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default)
 _MASKS = (torch.bool, torch.uint8)
 
 
-def direct(operator: Any) -> Any:
+def direct(operator: object) -> Any:
     """Returns the function of `operator` in C++.
 
     torch 2.13: `OpOverload.__call__` is Python, and a fifth of the time of a small operator.
@@ -191,6 +194,6 @@ def direct(operator: Any) -> Any:
 
 
 @cache
-def draws(operator: Any) -> bool:
+def draws(operator: object) -> bool:
     """Returns whether `operator` draws from a random generator."""
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
