@@ -1,13 +1,15 @@
 """Each check fails on a planted violation and names it, and passes on the tree as it is."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.checks.tree import Tree
+from tests.checks.tree import ROOT, Tree
 
 RUFF = ("ruff", "check", "--no-cache", "--output-format=concise", "src")
 MYPY = ("mypy", "--strict", "--no-incremental", "src/shardcore/domain")
+PYRIGHT = ("pyright", f"--pythonpath={sys.executable}")
 IMPORTS = ("lint-imports", "--no-cache", "--no-logo")
 
 # where, what, and what the report must name
@@ -142,6 +144,16 @@ def test_mypy_refuses_an_untyped_function(tree: Tree) -> None:
     assert result.returncode == 1, result.stdout + result.stderr
     assert f"{path}:1" in result.stdout
     assert "no-untyped-def" in result.stdout
+
+
+def test_pyright_refuses_a_plug_in_that_opens_no_strategy(tree: Tree) -> None:
+    path = "examples/strategy-plugin/zero1_strategy.py"
+    (tree.root / path).parent.mkdir(parents=True)
+    source = (ROOT / path).read_text()
+    (tree.root / path).write_text(source.replace("return open_dtensor(world, Zero1)", "return 3"))
+    result = tree.run(*PYRIGHT)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "reportReturnType" in result.stdout
 
 
 @pytest.mark.parametrize("violation", FORBIDDEN_IMPORTS)
