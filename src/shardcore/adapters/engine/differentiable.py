@@ -29,7 +29,7 @@ class _Redistribute(torch.autograd.Function):
         return engine.sharded(copied, layout, tuple(tensor.shape))
 
     @staticmethod
-    def backward(context: Any, gradient: Any) -> Any:
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
         if not isinstance(gradient, ShardedTensor):
             return gradient, None, None
         if context.source is None:
@@ -48,23 +48,23 @@ class _FromLocal(torch.autograd.Function):
         return engine.sharded(part.detach(), layout, shape)
 
     @staticmethod
-    def backward(context: Any, gradient: Any) -> Any:
-        gradient = context.engine.as_sharded(gradient)
-        return in_layout(gradient, context.layout).part, None, None, None
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        sharded = context.engine.as_sharded(gradient)
+        return in_layout(sharded, context.layout).part, None, None, None
 
 
 class _ToLocal(torch.autograd.Function):
     """Takes the local shard of a sharded tensor, sharing its memory."""
 
     @staticmethod
-    def forward(context: Any, tensor: Any, layout: Layout | None) -> Any:
+    def forward(context: Any, tensor: ShardedTensor, layout: Layout | None) -> Any:
         context.layout = layout or tensor.form.layout.reduced
         context.engine, context.shape = tensor.engine, tuple(tensor.shape)
         refresh(tensor)
         return tensor.part.view_as(tensor.part)
 
     @staticmethod
-    def backward(context: Any, gradient: Any) -> Any:
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
         return context.engine.sharded(gradient, context.layout, context.shape), None
 
 
@@ -74,7 +74,7 @@ from_local: Callable[..., Any] = _FromLocal.apply
 _to_local: Callable[..., Any] = _ToLocal.apply
 
 
-def to_local(tensor: Any, gradient_layout: Layout | None = None) -> torch.Tensor:
+def to_local(tensor: ShardedTensor, gradient_layout: Layout | None = None) -> torch.Tensor:
     """Returns the local shard of `tensor`, sharing its memory.
 
     The gradient has `gradient_layout`, by default that of `tensor`, reduced.
@@ -83,11 +83,10 @@ def to_local(tensor: Any, gradient_layout: Layout | None = None) -> torch.Tensor
         local: torch.Tensor = _to_local(tensor, gradient_layout)
         return local
     refresh(tensor)
-    part: torch.Tensor = tensor.part
-    return part
+    return tensor.part
 
 
-def full_tensor(tensor: Any, gradient_layout: Layout | None = None) -> torch.Tensor:
+def full_tensor(tensor: ShardedTensor, gradient_layout: Layout | None = None) -> torch.Tensor:
     """Returns the full tensor as a plain one. All ranks call it together.
 
     The gradient has `gradient_layout`; by default all ranks have the full, equal gradient.

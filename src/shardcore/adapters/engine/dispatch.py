@@ -13,7 +13,7 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.operators import HANDLERS, PLANNERS, foreach, pointwise
 from shardcore.adapters.engine.plans.plan import Plan, with_tensors
 from shardcore.adapters.engine.plans.planning import planned
-from shardcore.adapters.engine.plans.task import Handler, Planner, operand
+from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, operand
 from shardcore.adapters.engine.redistributed import Redistributed, find
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view, refresh, run_full, run_full_and_store, write
@@ -34,7 +34,7 @@ class _Route:
     results: str  # the kind of its results: "tensor", "list" or "tuple"
 
 
-def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs `operator` on operands of which some are sharded tensors."""
     route = _route(operator)
     if not isinstance(route, _Route):
@@ -60,7 +60,7 @@ def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 @cache
-def _route(operator: Any) -> _Route | Handler:
+def _route(operator: Operator) -> _Route | Handler:
     if operator in _ALIASES:
         return _alias
     is_elementwise = torch_compat.is_elementwise(operator)
@@ -81,7 +81,7 @@ def _route(operator: Any) -> _Route | Handler:
     return _Route(planner, not is_elementwise, torch_compat.kind_of_results(operator))
 
 
-def _alias(_operator: Any, tensor: Any) -> Any:
+def _alias(_operator: Operator, tensor: ShardedTensor) -> Any:
     refresh(tensor)
     same = tensor.engine.wrap(tensor.part, tensor.form, tensor.memory)
     if tensor.copied is not None or tensor.form.is_pending:
@@ -89,19 +89,19 @@ def _alias(_operator: Any, tensor: Any) -> Any:
     return same
 
 
-def _decomposed(operator: Any, *args: Any, **kwargs: Any) -> Any:
+def _decomposed(operator: Operator, *args: object, **kwargs: object) -> Any:
     """Runs an operator that is composed of others, each of which is dispatched again."""
     return operator.decompose(*args, **kwargs)
 
 
-def _handled(handler: Handler, operator: Any, *args: Any, **kwargs: Any) -> Any:
+def _handled(handler: Handler, operator: Operator, *args: object, **kwargs: object) -> Any:
     engine = _engine(args, kwargs)
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, ShardedTensor):
             refresh(tensor)
             return tensor
-        adopted: torch.Tensor | None = engine.adopt(tensor)
+        adopted = engine.adopt(tensor)
         return tensor if adopted is None else adopted
 
     args, kwargs = torch_compat.tree_map_only(torch.Tensor, own, (args, kwargs))
@@ -154,7 +154,7 @@ def _key(
 
 def _plan(
     planner: Planner,
-    operator: Any,
+    operator: Operator,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     tensors: list[Any],

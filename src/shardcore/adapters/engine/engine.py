@@ -26,7 +26,7 @@ class TensorClasses(Protocol):
         """Returns the class of sharded tensors of `form`."""
         ...
 
-    def adopt(self, engine: "Engine", tensor: torch.Tensor) -> Any:
+    def adopt(self, engine: "Engine", tensor: torch.Tensor) -> ShardedTensor | None:
         """A tensor of another library as a sharded one; None for a plain tensor."""
         ...
 
@@ -73,33 +73,34 @@ class Engine:
         fields = attrs.asdict(form, recurse=False) | changes
         return self.form(**fields)
 
-    def wrap(self, part: torch.Tensor, form: Form, memory: Memory | None = None) -> Any:
+    def wrap(self, part: torch.Tensor, form: Form, memory: Memory | None = None) -> ShardedTensor:
         """Returns the sharded tensor of `form` with the local shard `part`."""
-        kind = self.classes.kind(form)
-        tensor = torch_compat.wrapper(kind, form.shape, form.strides, form.dtype, form.device)
+        tensor: ShardedTensor = torch_compat.wrapper(
+            self.classes.kind(form), form.shape, form.strides, form.dtype, form.device
+        )
         tensor.part, tensor.form, tensor.engine = part, form, self
         tensor.memory, tensor.copied = Memory() if memory is None else memory, None
         return tensor
 
     def sharded(
         self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...], weight: bool = False
-    ) -> Any:
+    ) -> ShardedTensor:
         """Returns a contiguous sharded tensor."""
         form = self.form(shape, layout, part.dtype, part.device, weight=weight)
         return self.wrap(part.contiguous(), form)
 
-    def replicated(self, value: torch.Tensor) -> Any:
+    def replicated(self, value: torch.Tensor) -> ShardedTensor:
         """Returns the plain `value`, equal on all ranks, as a replicated sharded tensor."""
         layout = Layout.replicated(self.world.mesh, value.ndim)
         shape, strides = tuple(value.shape), tuple(value.stride())
         return self.wrap(value, self.form(shape, layout, value.dtype, value.device, strides))
 
-    def as_sharded(self, tensor: torch.Tensor) -> Any:
+    def as_sharded(self, tensor: torch.Tensor) -> ShardedTensor:
         """Returns `tensor` as a tensor of this engine; a plain one counts as replicated."""
         adopted = self.adopt(tensor)
         return self.replicated(tensor.detach()) if adopted is None else adopted
 
-    def adopt(self, tensor: torch.Tensor) -> Any:
+    def adopt(self, tensor: torch.Tensor) -> ShardedTensor | None:
         """Returns a tensor as a sharded one, also one of another library; None for a plain one."""
         return tensor if isinstance(tensor, ShardedTensor) else self.classes.adopt(self, tensor)
 
@@ -108,7 +109,7 @@ class Engine:
         self.unsharded.clear()
         self.steps += 1
 
-    def remember(self, key: Hashable, plan: Any) -> None:
+    def remember(self, key: Hashable, plan: object) -> None:
         """Stores the plan of an operator; drops the oldest one if there are too many."""
         self.plans[key] = plan
         if len(self.plans) > _PLANS:

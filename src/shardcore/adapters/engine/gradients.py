@@ -33,7 +33,7 @@ class Buckets:
     _sent: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     _pass: int = attrs.field(default=-1, init=False)
 
-    def add(self, parameter: torch.Tensor, gradient: Any) -> None:
+    def add(self, parameter: torch.Tensor, gradient: ShardedTensor) -> None:
         """Reduces `gradient`, that of `parameter`, by the end of the backward pass."""
         check_thread()
         if self._pass != torch_compat.backward_pass():
@@ -124,7 +124,7 @@ def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
             parameter.grad = in_layout(gradient, layout)
 
 
-def _as_if(layout: Layout, gradient: Any) -> Any:
+def _as_if(layout: Layout, gradient: ShardedTensor) -> Any:
     """Returns `gradient` with `layout` if they differ only in axes of one rank and partial sums."""
     have = gradient.form.layout
     single = [axis for axis in layout.mesh.axis_names if layout.mesh.axis_size(axis) == 1]

@@ -78,17 +78,17 @@ class EngineTensors:
         """The mesh and the processes under it."""
         return self.engine.world
 
-    def owns(self, tensor: Any) -> bool:
+    def owns(self, tensor: torch.Tensor) -> bool:
         """Returns whether `tensor` is sharded over this mesh."""
         return self._own(tensor) is not None
 
-    def _own(self, tensor: Any) -> Any:
+    def _own(self, tensor: torch.Tensor) -> Any:
         """Returns `tensor` as one of the engine; None if it is plain or of another mesh."""
         if isinstance(tensor, ShardedTensor):
             return tensor if tensor.engine is self.engine else None
         return self.engine.adopt(tensor)
 
-    def layout(self, tensor: Any) -> Layout | None:
+    def layout(self, tensor: torch.Tensor) -> Layout | None:
         """Returns the layout of `tensor`, None if it is plain."""
         own = self._own(tensor)
         return None if own is None else own.form.layout
@@ -108,14 +108,14 @@ class EngineTensors:
         assert tuple(part.shape) == expected, f"{tuple(part.shape)} is not {expected} of {layout}"
         return differentiable.from_local(part, layout, shape, self.engine)
 
-    def redistribute(self, tensor: Any, layout: Layout) -> Any:
+    def redistribute(self, tensor: torch.Tensor, layout: Layout) -> Any:
         """Returns `tensor` in `layout`; differentiable."""
         own = self._own(tensor)
         if own is tensor and tensor.form.layout == layout.normalized(tensor.form.shape):
             return tensor
         return differentiable.redistribute(tensor, layout, self.engine)
 
-    def reduce_partial(self, tensor: Any) -> Any:
+    def reduce_partial(self, tensor: torch.Tensor) -> Any:
         """Returns `tensor` reduced, in the forward and in the backward pass."""
         own = self._own(tensor)
         if own is None:
@@ -126,11 +126,11 @@ class EngineTensors:
             done.register_hook(partial(_beside, layout.reduced))
         return done
 
-    def full_tensor(self, tensor: Any) -> torch.Tensor:
+    def full_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the full tensor as a plain one, detached."""
         own = self._own(tensor)
         if own is None:
-            return tensor.detach()  # type: ignore[no-any-return]
+            return tensor.detach()
         own = own.detach()
         return redistributed.handed_out(own, full(own))
 
@@ -138,7 +138,7 @@ class EngineTensors:
         """Returns the local shard, which shares the memory of `tensor`; differentiable."""
         return tensor if self._own(tensor) is None else tensor.to_local()  # type: ignore[no-any-return]
 
-    def copy_into(self, stored: Any, value: Any) -> None:
+    def copy_into(self, stored: Any, value: torch.Tensor) -> None:
         """Overwrites `stored` in place."""
         with torch.no_grad():
             stored.part.copy_(shard_beside(value.detach(), stored))
@@ -176,7 +176,7 @@ def _reduces_gradient(layout: Layout) -> bool:
     return chosen or not layout.reduced.is_replicated
 
 
-def _beside(layout: Layout, gradient: Any) -> Any:
+def _beside(layout: Layout, gradient: torch.Tensor) -> Any:
     """Returns the gradient of an output of `layout`, reduced and split as the output."""
     if not isinstance(gradient, ShardedTensor):
         return gradient

@@ -14,6 +14,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_compat
+from shardcore.adapters.engine.tensor import Memory, ShardedTensor
 from shardcore.domain.placements import Replicate
 
 # The size of a bucket of gradients, as in `DistributedDataParallel`: large enough that the latency
@@ -31,7 +32,7 @@ class Redistributed:
     stamp: Hashable  # a value that changes when either is written, or the step ends
 
 
-def note(tensor: Any, found: Any, serves: bool = False) -> None:
+def note(tensor: ShardedTensor, found: ShardedTensor, serves: bool = False) -> None:
     """Notes that `found` has the values of `tensor`, unless a copy that splits less is known.
 
     `UnshardedWeights` holds weights. `serves` says whether products read `found` from now on.
@@ -52,14 +53,14 @@ def note(tensor: Any, found: Any, serves: bool = False) -> None:
     )
 
 
-def find(tensor: Any) -> Redistributed | None:
+def find(tensor: ShardedTensor) -> Redistributed | None:
     """Returns the copy of `tensor` in another layout, None if there is none."""
     known: dict[Hashable, Redistributed] | None = tensor.memory.redistributed
     found = known.get(_place(tensor)) if known else None
     return found if found and found.stamp == _stamp(tensor, found.tensor) else None
 
 
-def handed_out(tensor: Any, value: torch.Tensor) -> torch.Tensor:
+def handed_out(tensor: ShardedTensor, value: torch.Tensor) -> torch.Tensor:
     """Returns the full `value` of `tensor` for the user, in memory that no operator reads later.
 
     NumPy may write into it, and torch does not count that.
@@ -67,12 +68,12 @@ def handed_out(tensor: Any, value: torch.Tensor) -> torch.Tensor:
     return value if find(tensor) is None else value.clone()
 
 
-def _place(tensor: Any) -> Hashable:
+def _place(tensor: ShardedTensor) -> Hashable:
     """Returns a key that is equal for aliases of a tensor, not for other views."""
     return tensor.form, id(tensor.part)
 
 
-def _stamp(tensor: Any, found: Any) -> Hashable:
+def _stamp(tensor: ShardedTensor, found: ShardedTensor) -> Hashable:
     return (
         tensor.engine.steps,
         tensor.memory.writes,
@@ -82,7 +83,7 @@ def _stamp(tensor: Any, found: Any) -> Hashable:
     )
 
 
-def splits_less(tensor: Any, other: Any) -> bool:
+def splits_less(tensor: ShardedTensor, other: ShardedTensor) -> bool:
     """Returns whether `other` has the layout of `tensor`, but is replicated along some axes."""
     before, after = tensor.form.layout, other.form.layout
     names = before.mesh.axis_names
@@ -101,7 +102,7 @@ class UnshardedWeights:
         factory=OrderedDict, init=False
     )
 
-    def get(self, memory: Any, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
+    def get(self, memory: Memory, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
         """Returns the local shard of a weight after `move`; `part` is its stored shard."""
         stored = move.as_in_memory(part)
         place = (part.data_ptr(), tuple(stored.shape), stored.stride(), part.dtype)

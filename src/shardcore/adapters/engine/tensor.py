@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -84,7 +84,13 @@ class Memory:
     is_viewed: bool = False  # whether the tensor got views while it was partial, which are copies
 
 
-class ShardedTensor:
+if TYPE_CHECKING:
+    _Base = torch.Tensor
+else:  # isinstance takes half of the time for a plain class; the tensor classes add torch.Tensor
+    _Base = object
+
+
+class ShardedTensor(_Base):
     """The base of the tensor classes of all strategies.
 
     For torch such a tensor has the global shape, so that autograd and models treat it as the full

@@ -13,6 +13,7 @@ from shardcore.adapters import fallback, torch_compat
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard, reduced
 from shardcore.adapters.engine.tensor import Copied, ShardedTensor
 from shardcore.adapters.torch_compat import is_view, tree_leaves, tree_map_only, written_operands
+from shardcore.adapters.torch_compat.operators import Operator
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 
@@ -23,7 +24,7 @@ ADDING = {aten.add_.Tensor, aten.sub_.Tensor, aten.copy_.default}
 _LINEAR = {"sum", "avg"}
 
 
-def write(operator: Any, target: Any, *others: Any, **kwargs: Any) -> Any:
+def write(operator: Operator, target: Any, *others: object, **kwargs: object) -> Any:
     """Runs an operator that writes into its first operand."""
     is_sharded = isinstance(target, ShardedTensor)
     is_own = is_sharded and target.copied is None
@@ -50,7 +51,7 @@ def write(operator: Any, target: Any, *others: Any, **kwargs: Any) -> Any:
     return target
 
 
-def _adds_alike(operator: Any, others: Sequence[Any], target: Any) -> bool:
+def _adds_alike(operator: Operator, others: Sequence[Any], target: ShardedTensor) -> bool:
     """Returns whether partial tensors with the layout of `target` are added to it."""
     if operator not in ADDING or not {op for _, op in target.form.layout.partial} <= _LINEAR:
         return False
@@ -60,13 +61,13 @@ def _adds_alike(operator: Any, others: Sequence[Any], target: Any) -> bool:
     )
 
 
-def is_alike(one: Any, other: Any) -> bool:
+def is_alike(one: ShardedTensor, other: ShardedTensor) -> bool:
     """Returns whether the local shards of both hold the same elements of the full tensor."""
     a, b = one.form, other.form
     return a is b or (a.shape == b.shape and a.layout == b.layout)
 
 
-def reshape(operator: Any, target: Any, *args: Any) -> Any:
+def reshape(operator: Operator, target: ShardedTensor, *args: object) -> Any:
     """Runs `squeeze_` and similar operators: the tensor becomes the result of `squeeze`."""
     if target.form.is_pending and target.copied is None and target.memory.is_viewed:
         name = torch_compat.aten_name(operator)
@@ -81,7 +82,7 @@ def reshape(operator: Any, target: Any, *args: Any) -> Any:
     return torch_compat.reshaped_in_place(operator, target, *args)
 
 
-def shard_beside(value: torch.Tensor, target: Any) -> torch.Tensor:
+def shard_beside(value: torch.Tensor, target: ShardedTensor) -> torch.Tensor:
     """Returns this rank's shard of `value`, in the layout of `target`, up to broadcasting."""
     if isinstance(value, ShardedTensor) and is_alike(value, target):
         return value.part
@@ -94,12 +95,15 @@ def shard_beside(value: torch.Tensor, target: Any) -> torch.Tensor:
     sharded = engine.adopt(value)
     if sharded is None:
         return local_shard(value, wanted, engine)
-    part: torch.Tensor = in_layout(sharded, wanted).part
-    return part
+    return in_layout(sharded, wanted).part
 
 
 def note_view(
-    view: Any, base: Any, take: Callable[[torch.Tensor], torch.Tensor], *, is_copy: bool
+    view: ShardedTensor,
+    base: ShardedTensor,
+    take: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    is_copy: bool,
 ) -> None:
     """Registers `view` as a view of `base`, which may be a view itself.
 
@@ -120,7 +124,7 @@ def note_view(
         view.copied = Copied(base, take, base.memory.writes)
 
 
-def refresh(view: Any) -> None:
+def refresh(view: ShardedTensor) -> None:
     """Updates a view that is a copy, if its base was written since. A collective."""
     copied = view.copied
     if copied is None or copied.base.memory.writes == copied.writes:
@@ -128,7 +132,7 @@ def refresh(view: Any) -> None:
     _store(view, copied, copied.take(full(copied.base)))
 
 
-def write_through(view: Any, write: Callable[[torch.Tensor], Any]) -> None:
+def write_through(view: ShardedTensor, write: Callable[[torch.Tensor], Any]) -> None:
     """Writes into a view that is a copy: `write` gets its full value, and its base the result."""
     copied = view.copied
     assert copied is not None, "it shares the memory of its base"
@@ -142,7 +146,7 @@ def write_through(view: Any, write: Callable[[torch.Tensor], Any]) -> None:
     _store(view, copied, written)
 
 
-def _store(view: Any, copied: Copied, value: torch.Tensor) -> None:
+def _store(view: ShardedTensor, copied: Copied, value: torch.Tensor) -> None:
     """Gives `view` a separate local shard: that of a partial base must not be overwritten."""
     view.form = view.engine.evolved(view.form, layout=view.form.layout.reduced)
     part = local_shard(value, view.form.layout, view.engine)
@@ -150,7 +154,7 @@ def _store(view: Any, copied: Copied, value: torch.Tensor) -> None:
     view.copied = attrs.evolve(copied, writes=copied.base.memory.writes)
 
 
-def reduce_in_place(target: Any) -> None:
+def reduce_in_place(target: ShardedTensor) -> None:
     """Reduces `target` in place."""
     if target.form.is_pending:
         done = reduced(target)
@@ -159,7 +163,7 @@ def reduce_in_place(target: Any) -> None:
         target.form = target.engine.evolved(target.form, layout=target.form.layout.reduced)
 
 
-def run_full(operator: Any, *args: Any, **kwargs: Any) -> Any:
+def run_full(operator: Operator, *args: Any, **kwargs: object) -> Any:
     """Runs the operator on full operands; the results are replicated."""
     tensors = fallback.sharded((args, kwargs))
     if not all(each.form.is_replicated for each in tensors):
@@ -178,7 +182,7 @@ def run_full(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return wrapped
 
 
-def run_full_and_store(operator: Any, *args: Any, **kwargs: Any) -> Any:
+def run_full_and_store(operator: Operator, *args: object, **kwargs: object) -> Any:
     """Runs an operator that writes on full operands, and stores the written ones."""
     tensors = fallback.sharded((args, kwargs))
     engine = tensors[0].engine

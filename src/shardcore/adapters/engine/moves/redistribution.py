@@ -146,12 +146,12 @@ def _between_segments(source: Layout, target: Layout, shape: tuple[int, ...]) ->
     return Exchange(axis, dim, held, wanted)
 
 
-def in_layout(tensor: Any, layout: Layout, copies: bool = False) -> Any:
+def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> ShardedTensor:
     """Returns the sharded `tensor` in another layout.
 
     With `copies`, the result has separate memory, to be written into.
     """
-    engine = tensor.engine
+    engine: Engine = tensor.engine
     redistribution = Redistribution.to(tensor.form, layout, engine)
     if redistribution is None:
         return tensor
@@ -170,15 +170,12 @@ def in_layout(tensor: Any, layout: Layout, copies: bool = False) -> Any:
     return found
 
 
-def full(tensor: Any) -> torch.Tensor:
+def full(tensor: ShardedTensor) -> torch.Tensor:
     """Returns the full tensor as a plain one; it may share the memory of `tensor`."""
-    part: torch.Tensor = in_layout(
-        tensor, Layout.replicated(tensor.engine.world.mesh, tensor.ndim)
-    ).part
-    return part
+    return in_layout(tensor, Layout.replicated(tensor.engine.world.mesh, tensor.ndim)).part
 
 
-def reduced(tensor: Any) -> Any:
+def reduced(tensor: torch.Tensor) -> Any:
     """Returns `tensor` reduced; a plain one as it is."""
     if not isinstance(tensor, ShardedTensor):
         return tensor

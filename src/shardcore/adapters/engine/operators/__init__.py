@@ -17,16 +17,17 @@ from shardcore.adapters.engine.operators import (
     views,
 )
 from shardcore.adapters.engine.operators.reduce import composed, reductions
-from shardcore.adapters.engine.plans.task import Handler, Planner, by_operator
+from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, by_operator
+from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import reshape, run_full
 
 
-def _item(operator: Any, tensor: Any) -> Any:
+def _item(operator: Operator, tensor: ShardedTensor) -> Any:
     """Runs `float(x)`, `x.item()` on the full tensor."""
     return operator(full(tensor))
 
 
-def _recurrent(operator: Any, *args: Any, **kwargs: Any) -> Any:
+def _recurrent(operator: Operator, *args: object, **kwargs: object) -> Any:
     """Runs an LSTM of the CPU, which stores tensors for its gradient only if gradients are on."""
     with torch.enable_grad():
         return run_full(operator, *args, **kwargs)

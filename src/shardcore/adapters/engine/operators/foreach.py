@@ -16,11 +16,12 @@ from shardcore.adapters.engine.writes import (
     write_through,
 )
 from shardcore.adapters.torch_compat import is_fused, tree_map_only, writes_first, written_operands
+from shardcore.adapters.torch_compat.operators import Operator
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 
 
-def on_list(operator: Any, *args: Any, **kwargs: Any) -> Any:
+def on_list(operator: Operator, *args: Any, **kwargs: Any) -> Any:
     """Runs `_foreach_add(tensors, ...)` and similar on the tensors at each place of the lists."""
     if operator == torch_compat.LIST_NORM:
         return _norms(*args, **kwargs)
@@ -34,7 +35,7 @@ def on_list(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return None
 
 
-def _norms(tensors: list[Any], order: Any = 2, dtype: Any = None) -> list[Any]:
+def _norms(tensors: list[Any], order: float = 2, dtype: torch.dtype | None = None) -> list[Any]:
     """Returns the norm of each tensor, for gradient clipping; the usual norms by one reduction."""
     norms: list[Any] = [None] * len(tensors)
     alike: dict[Any, list[int]] = {}
@@ -61,7 +62,7 @@ def _reduced(scalars: list[Any]) -> list[Any]:
     return [first.engine.replicated(each) for each in joined.unbind()]
 
 
-def _made(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _made(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Returns the results of `operator`, each in the layout of one of its operands."""
     lists = [each for each in args if isinstance(each, list | tuple) and each]
     tensors = [each for each in lists if isinstance(each[0], torch.Tensor)]
@@ -85,7 +86,7 @@ def _made(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
     ]
 
 
-def _write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _write(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Writes into each of the first list; into a view that is a copy only if it is alone there."""
     targets, *others = args
     first = targets[0]
@@ -120,22 +121,22 @@ def _are_alike(args: tuple[Any, ...]) -> bool:
     )
 
 
-def _only(at: int, operand: Any, count: int) -> Any:
+def _only(at: int, operand: object, count: int) -> Any:
     """Returns, of a list of `count`, a list with the element at `at`."""
-    of_each = isinstance(operand, list | tuple) and len(operand) == count
-    return [operand[at]] if of_each else operand
+    if isinstance(operand, list | tuple) and len(operand) == count:
+        return [operand[at]]
+    return operand
 
 
-def _local_operand(operand: Any, targets: list[Any]) -> Any:
+def _local_operand(operand: object, targets: list[Any]) -> Any:
     if isinstance(operand, ShardedTensor):
         return full(operand)
-    is_list = isinstance(operand, list | tuple) and bool(operand)
-    if not is_list or not isinstance(operand[0], torch.Tensor):
-        return operand
-    return [_met(each, target) for each, target in zip(operand, targets, strict=True)]
+    if isinstance(operand, list | tuple) and operand and isinstance(operand[0], torch.Tensor):
+        return [_met(each, target) for each, target in zip(operand, targets, strict=True)]
+    return operand
 
 
-def _met(value: torch.Tensor, target: Any) -> torch.Tensor:
+def _met(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if isinstance(target, ShardedTensor):
         return target.part if value is target else shard_beside(value, target)
     return full(value) if isinstance(value, ShardedTensor) else value

@@ -12,13 +12,14 @@ from shardcore.adapters.engine.operators import shifts
 from shardcore.adapters.engine.operators.views import along
 from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
 from shardcore.adapters.torch_compat import unnamed_operators
+from shardcore.adapters.torch_compat.operators import Operator
 from shardcore.domain.rules import basic, layers, lookups
 
 aten = torch.ops.aten
 
 
 def _convolution(
-    operator: Any, inputs: Operand, kernel: Operand, bias: Operand | None, *numbers: Any
+    operator: Operator, inputs: Operand, kernel: Operand, bias: Operand | None, *numbers: Any
 ) -> Task:
     """Plans a convolution by stride, padding, dilation, transposed, output_padding, groups."""
     *how, groups = numbers
@@ -37,7 +38,12 @@ def _convolution(
 
 
 def _convolution_backward(
-    operator: Any, gradient: Operand, inputs: Operand, kernel: Operand, biases: Any, *numbers: Any
+    operator: Operator,
+    gradient: Operand,
+    inputs: Operand,
+    kernel: Operand,
+    biases: object,
+    *numbers: Any,
 ) -> Task:
     """Plans its gradient; `numbers` are those of the convolution, and the mask of gradients."""
     *how, groups, mask = numbers
@@ -69,14 +75,14 @@ def _groups(channels: layers.Channels, part: torch.Tensor) -> int:
     return 1 if channels.groups == 1 else part.shape[1] // channels.per_input
 
 
-def _planes(spatial: int, operator: Any, *args: Any) -> Task:
+def _planes(spatial: int, operator: Operator, tensor: Operand, *rest: object) -> Task:
     """Returns the planner of an operator on each plane of the last `spatial` dims."""
-    ndim = args[0].ndim
-    return _in_order(along(operator, args, frozenset(range(ndim - spatial, ndim))))
+    full = frozenset(range(tensor.ndim - spatial, tensor.ndim))
+    return _in_order(along(operator, (tensor, *rest), full))
 
 
 def _constant_pad(
-    operator: Any, tensor: Operand, pads: Sequence[int], value: Any = 0
+    operator: Operator, tensor: Operand, pads: Sequence[int], value: float = 0
 ) -> Task | Handler:
     """Plans a pad; there are two pads a dim, the last dim first.
 
@@ -96,7 +102,7 @@ def _in_order(task: Task) -> Task:
 
 
 def _index_put(
-    _operator: Any,
+    _operator: Operator,
     tensor: Operand,
     indices: Sequence[Any],
     values: Operand,
@@ -118,7 +124,7 @@ def _are_rows(tensor: Operand, indices: Sequence[Any], values: Operand) -> bool:
     )
 
 
-def _index(_operator: Any, tensor: Operand, indices: Sequence[Any]) -> Task | None:
+def _index(_operator: Operator, tensor: Operand, indices: Sequence[Any]) -> Task | None:
     """Plans `index` if adjacent dims have indices of numbers of one shape."""
     given = [place for place, each in enumerate(indices) if each is not None]
     found = [indices[place] for place in given]
@@ -129,18 +135,18 @@ def _index(_operator: Any, tensor: Operand, indices: Sequence[Any]) -> Task | No
     return Task(lookups.index(tensor.ndim, given[0], len(given), found[0].ndim), (tensor, *found))
 
 
-def _im2col(_operator: Any, images: Operand, window: Sequence[int], *_numbers: Any) -> Task:
+def _im2col(_operator: Operator, images: Operand, window: Sequence[int], *_numbers: object) -> Task:
     return Task(layers.im2col(images.ndim == 4, prod(window)), (images,))
 
 
 def _col2im(
-    _operator: Any, columns: Operand, _size: Any, window: Sequence[int], *_numbers: Any
+    _operator: Operator, columns: Operand, _size: object, window: Sequence[int], *_numbers: object
 ) -> Task:
     return Task(layers.col2im(columns.ndim == 3, prod(window)), (columns,))
 
 
 def _attention(
-    operator: Any, *args: Any, attn_mask: Operand | None = None, **_kwargs: Any
+    operator: Operator, *args: Any, attn_mask: Operand | None = None, **_kwargs: object
 ) -> Task | Handler:
     """Plans CPU flash attention: of query, key and value.
 
@@ -166,13 +172,20 @@ def _attention(
     return Task(rule, (*args[:3], *masks), orders=[order_of(query)])
 
 
-def _with_large_mask(operator: Any, *args: Any, attn_mask: Any, **kwargs: Any) -> Any:
+def _with_large_mask(
+    operator: Operator, *args: object, attn_mask: torch.Tensor, **kwargs: object
+) -> Any:
     """Adds dims for batch and heads to a mask of (length, length), and runs `operator`."""
     return operator(*args, attn_mask=attn_mask[(None,) * (4 - attn_mask.ndim)], **kwargs)
 
 
 def _upsample_backward(
-    spatial: int, operator: Any, gradient: Operand, output_size: Any, input_size: Any, *rest: Any
+    spatial: int,
+    operator: Operator,
+    gradient: Operand,
+    output_size: Sequence[int],
+    input_size: Sequence[int],
+    *rest: object,
 ) -> Task:
     ndim = gradient.ndim
 

@@ -23,13 +23,14 @@ from shardcore.adapters.engine.plans.task import (
     order_of,
 )
 from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.torch_compat.operators import Operator
 from shardcore.domain.rules import basic, lookups
 
 # torch's numbers for `reduction=`.
 _NONE, _MEAN, _SUM = 0, 1, 2
 
 
-def _embedding(_operator: Any, table: Operand, indices: Operand, *_rest: Any) -> Task | Handler:
+def _embedding(_operator: Operator, table: Operand, indices: Operand, *_: object) -> Task | Handler:
     """Plans `embedding`, whose further operands are for the gradient."""
     layout, axes = indices.form.layout, table.form.layout.dim_axes(0)
     # If an axis splits both, the ranks look up different rows.
@@ -38,7 +39,9 @@ def _embedding(_operator: Any, table: Operand, indices: Operand, *_rest: Any) ->
     return Task(lookups.index(2, 0, 1, indices.ndim), (table, indices))
 
 
-def _own_rows(operator: Any, table: Any, indices: Any, *_rest: Any) -> Any:
+def _own_rows(
+    operator: Operator, table: ShardedTensor, indices: torch.Tensor, *_rest: object
+) -> Any:
     """Runs an embedding with split rows: the found rows, else zeros, are a partial sum."""
     numbers = torch.arange(len(table), device=table.device)
 
@@ -53,7 +56,7 @@ def _own_rows(operator: Any, table: Any, indices: Any, *_rest: Any) -> Any:
 
 
 def _embedding_backward(
-    _operator: Any, gradient: Operand, indices: Operand, *numbers: Any
+    _operator: Operator, gradient: Operand, indices: Operand, *numbers: object
 ) -> Task | None:
     _rows, _padding, by_frequency = numbers
     if by_frequency:
@@ -61,14 +64,14 @@ def _embedding_backward(
     return Task(lookups.embedding_backward(indices.ndim), (gradient, indices), linear_in=(0,))
 
 
-def _layer_norm(_operator: Any, x: Operand, shape: Sequence[int], *args: Any) -> Task:
+def _layer_norm(_operator: Operator, x: Operand, shape: Sequence[int], *args: object) -> Task:
     given = [each for each in args if isinstance(each, Operand)]  # weight and bias
     rule = basic.layer_norm(x.ndim - len(shape), len(shape), len(given))
     return Task(rule, (x, *given), orders=[order_of(x)])
 
 
 def _layer_norm_backward(
-    _operator: Any, gradient: Operand, x: Operand, shape: Sequence[int], *args: Any
+    _operator: Operator, gradient: Operand, x: Operand, shape: Sequence[int], *args: object
 ) -> Task:
     # Mean and deviation; weight and bias, if they are given.
     moments_and_given = [each for each in args if isinstance(each, Operand)]
@@ -77,18 +80,22 @@ def _layer_norm_backward(
     return Task(rule, (gradient, x, *moments_and_given))
 
 
-def _index_select(_operator: Any, tensor: Operand, dim: int, indices: Operand) -> Task:
+def _index_select(_operator: Operator, tensor: Operand, dim: int, indices: Operand) -> Task:
     return Task(lookups.index(tensor.ndim, dim % tensor.ndim, 1, 1), (tensor, indices))
 
 
-def _bucketize(_operator: Any, tensor: Any, boundaries: Operand, **_kwargs: Any) -> Task | None:
+def _bucketize(
+    _operator: Operator, tensor: Operand | float, boundaries: Operand, **_kwargs: object
+) -> Task | None:
     """Plans `bucketize`, which needs all boundaries for each number."""
     if not isinstance(tensor, Operand):
         return None
     return Task(lookups.searchsorted(tensor.ndim), (tensor, boundaries))
 
 
-def _gather(_operator: Any, tensor: Operand, dim: int, *args: Any, **_kwargs: Any) -> Task | None:
+def _gather(
+    _operator: Operator, tensor: Operand, dim: int, *args: object, **_kwargs: object
+) -> Task | None:
     """Plans `gather(tensor, dim, index)`, `scatter(tensor, dim, index, source)`, `scatter_add`."""
     operands = [tensor, *(each for each in args if isinstance(each, Operand))]
     if not all(each.ndim for each in operands):
@@ -97,7 +104,12 @@ def _gather(_operator: Any, tensor: Operand, dim: int, *args: Any, **_kwargs: An
 
 
 def _nll_loss(
-    operator: Any, inputs: Any, target: Any, weight: Any, reduction: int, ignored: int
+    operator: Operator,
+    inputs: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignored: int,
 ) -> Any:
     """Plans the loss and the total weight."""
     local = _NONE if reduction == _NONE else _SUM
@@ -135,14 +147,14 @@ def _nll_loss(
 
 
 def _nll_loss_backward(
-    operator: Any,
-    gradient: Any,
-    inputs: Any,
-    target: Any,
-    weight: Any,
+    operator: Operator,
+    gradient: torch.Tensor,
+    inputs: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
     reduction: int,
     ignored: int,
-    total: Any,
+    total: torch.Tensor,
 ) -> Any:
     def call(parts: Parts) -> Sequence[torch.Tensor]:
         grad, x, classes, full_total, *weights = parts
@@ -173,12 +185,12 @@ def _places(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, 
     return numbers[place] == wanted, place
 
 
-def _numbers(inputs: Any) -> list[torch.Tensor]:
+def _numbers(inputs: torch.Tensor) -> list[torch.Tensor]:
     """Returns the numbers of the classes, split as these; nothing if they are replicated."""
-    sharded = isinstance(inputs, ShardedTensor)
-    if not sharded or inputs.ndim == 1 or not inputs.form.layout.dim_axes(1):
+    if not isinstance(inputs, ShardedTensor) or inputs.ndim == 1:
         return []
-    return [torch.arange(inputs.shape[1], device=inputs.device)]
+    is_split = inputs.form.layout.dim_axes(1)
+    return [torch.arange(inputs.shape[1], device=inputs.device)] if is_split else []
 
 
 PLANNERS: dict[Any, Planner] = by_operator(

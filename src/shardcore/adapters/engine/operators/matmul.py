@@ -3,14 +3,14 @@
 from math import prod
 from typing import Any
 
-from shardcore.adapters.engine.plans.task import Operand, Planner, Task, by_operator
+from shardcore.adapters.engine.plans.task import Operand, Operator, Planner, Task, by_operator
 from shardcore.domain.rules.rule import rule
 
 
 def _product(operands: str, result: str) -> Planner:
     """Plans a product of the last two tensors of a call; one before them is added."""
 
-    def plan(_operator: Any, *args: Any, **_kwargs: Any) -> Task:
+    def plan(_operator: Operator, *args: object, **_kwargs: object) -> Task:
         *added, left, right = (each for each in args if isinstance(each, Operand))
         sizes = dict(
             zip(operands.replace(",", " ").split(), (*left.shape, *right.shape), strict=True)

@@ -11,12 +11,15 @@ from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.plans.task import (
     Handler,
     Operand,
+    Operator,
     Order,
     Planner,
     Task,
     by_operator,
     order_of,
 )
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.torch_compat import Args
 from shardcore.domain.planner.choice import Split
 from shardcore.domain.rules import basic
 from shardcore.domain.rules.rule import letters
@@ -29,7 +32,7 @@ _SCALING = by_operator({"clone neg mul.Scalar div.Scalar div.Tensor": (0,), "mul
 _ADDING = by_operator({"add.Tensor sub.Tensor": (0, 1), "where.self": (1, 2)})
 
 
-def plan(operator: Any, *args: Any, **kwargs: Any) -> Task | None:
+def plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
     """Plans a split of the result's dims; operands of fewer dims or of size 1 are broadcast."""
     if any(isinstance(each, list) for each in args):
         return None
@@ -55,7 +58,7 @@ def _is_expanded(operand: Operand) -> bool:
     return any(size > 1 and not stride for size, stride in pairs)
 
 
-def _linear_in(operator: Any, operands: Sequence[Operand], args: Sequence[Any]) -> Sequence[int]:
+def _linear_in(operator: Operator, operands: Sequence[Operand], args: Args) -> Sequence[int]:
     """Returns the operands of the result's size, which may be scaled before a reduction."""
     if operator not in _SCALING:
         return ()
@@ -74,7 +77,7 @@ def _linear_in(operator: Any, operands: Sequence[Operand], args: Sequence[Any]) 
     return places if scales else ()
 
 
-def _adds(operator: Any, operands: Sequence[Operand]) -> Sequence[int]:
+def _adds(operator: Operator, operands: Sequence[Operand]) -> Sequence[int]:
     """Returns the operands that are added, if a partial one is as large as the result."""
     places = _ADDING.get(operator, ())
     largest = max(each.numel() for each in operands)
@@ -85,7 +88,7 @@ def _adds(operator: Any, operands: Sequence[Operand]) -> Sequence[int]:
 
 
 def _orders(
-    operator: Any, operands: Sequence[Operand], memory_format: Any = None, **_: Any
+    operator: Operator, operands: Sequence[Operand], memory_format: Any = None, **_: object
 ) -> list[Order | None]:
     """Returns the requested memory order, else that of the largest operand, as in torch."""
     if memory_format in (None, torch.preserve_format):
@@ -113,17 +116,19 @@ def _alike(operands: Sequence[Operand], results: int) -> Split | None:
     return Split(tuple(given), (layout.reduced,) * results, extents, gathers=False)
 
 
-def _converted(operator: Any, tensor: Operand, **kwargs: Any) -> Task | None:
+def _converted(
+    operator: Operator, tensor: Operand, dtype: torch.dtype | None = None, **kwargs: object
+) -> Task | None:
     """Plans `tensor.to(dtype)`: a partial tensor stays partial if no precision is lost."""
     task = plan(operator, tensor, **kwargs)
     assert task is not None
-    dtype = kwargs.get("dtype") or tensor.dtype
+    dtype = dtype or tensor.dtype
     floats = tensor.dtype.is_floating_point and dtype.is_floating_point
     keeps = floats and dtype.itemsize >= tensor.dtype.itemsize
     return attrs.evolve(task, linear_in=(0,) if keeps else ())
 
 
-def _like(operator: Any, tensor: Operand, *_value: Any, **kwargs: Any) -> Task:
+def _like(operator: Operator, tensor: Operand, *_value: object, **kwargs: object) -> Task:
     """Plans `zeros_like(x)` and similar, which read no values of `x`."""
     layout = tensor.form.layout
     rule = basic.elementwise((tensor.shape,))
@@ -132,7 +137,13 @@ def _like(operator: Any, tensor: Operand, *_value: Any, **kwargs: Any) -> Task:
     return Task(rule, [tensor], orders=_orders(operator, [tensor], **kwargs), layouts=split)
 
 
-def _empty_strided(operator: Any, tensor: Any, size: Any, strides: Any, **kwargs: Any) -> Any:
+def _empty_strided(
+    operator: Operator,
+    tensor: ShardedTensor,
+    size: Sequence[int],
+    strides: Sequence[int],
+    **kwargs: object,
+) -> Any:
     """Runs `x.new_empty_strided(size, strides)`, into which autograd copies a gradient of `x`.
 
     Its values are written later, so that it may have the layout of `x`, even if that is partial.
@@ -145,7 +156,7 @@ def _empty_strided(operator: Any, tensor: Any, size: Any, strides: Any, **kwargs
     return tensor.engine.wrap(part, form)
 
 
-def _new(operator: Any, tensor: Any, *numbers: Any, **kwargs: Any) -> Any:
+def _new(operator: Operator, tensor: ShardedTensor, *numbers: object, **kwargs: object) -> Any:
     """Runs `x.new_zeros(shape)` and similar: a plain tensor with the dtype and device of `x`."""
     return operator(tensor.part, *numbers, **kwargs)
 

@@ -9,12 +9,13 @@ import torch
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.plans.planning import run_rule
 from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
+from shardcore.adapters.torch_compat import Args, Operator
 from shardcore.domain.rules import layers
 
 aten = torch.ops.aten
 
 
-def _average(spatial: int, operator: Any, *args: Any) -> Task:
+def _average(spatial: int, operator: Operator, *args: Any) -> Task:
     """Plans `avg_pool2d(image, window, ...)`, and its gradient, whose first operand is pooled."""
     *gradient, image = (each for each in args if isinstance(each, Operand))
     numbers = args[len(gradient) + 1 :]
@@ -22,7 +23,7 @@ def _average(spatial: int, operator: Any, *args: Any) -> Task:
     return _split(operator, args, windows, pooled=(0,) if gradient else ())
 
 
-def _largest(spatial: int, operator: Any, *args: Any) -> Task | Handler:
+def _largest(spatial: int, operator: Operator, *args: Any) -> Task | Handler:
     """Plans `max_pool2d_with_indices(image, window, stride, padding, dilation, ...)`.
 
     Its gradient takes that of the result before the image, and the indices at the end.
@@ -37,7 +38,12 @@ def _largest(spatial: int, operator: Any, *args: Any) -> Task | Handler:
 
 
 def _windows(
-    spatial: int, image: Any, window: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1
+    spatial: int,
+    image: Operand | torch.Tensor,
+    window: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
 ) -> tuple[int | None, ...]:
     """Returns per dim of a plane the size of a window; None if windows overlap or leave gaps."""
     window, stride = _of_dims(window, spatial), _of_dims(stride, spatial)
@@ -50,13 +56,13 @@ def _windows(
     )
 
 
-def _of_dims(number: Any, spatial: int) -> list[int]:
+def _of_dims(number: int | Sequence[int], spatial: int) -> list[int]:
     """Returns a number for each dim of a plane; no number if none is given."""
-    given = list(number) if isinstance(number, list | tuple) else [number]
+    given = [number] if isinstance(number, int) else list(number)
     return given * spatial if len(given) == 1 else given
 
 
-def _splits_plane(tensor: Any, windows: Sequence[int | None]) -> bool:
+def _splits_plane(tensor: Operand, windows: Sequence[int | None]) -> bool:
     """Returns whether a dim that consists of windows is split."""
     first = tensor.ndim - len(windows)
     return any(
@@ -66,7 +72,7 @@ def _splits_plane(tensor: Any, windows: Sequence[int | None]) -> bool:
 
 
 def _split(
-    operator: Any, args: tuple[Any, ...], windows: tuple[int | None, ...], pooled: Sequence[int]
+    operator: Operator, args: Args, windows: tuple[int | None, ...], pooled: Sequence[int]
 ) -> Task:
     operands = [each for each in args if isinstance(each, Operand)]
     results = torch_compat.number_of_results(operator)
@@ -75,7 +81,7 @@ def _split(
     return Task(rule, operands, orders=[order_of(operands[0])] * results)
 
 
-def _largest_of_split(spatial: int, operator: Any, image: Any, *numbers: Any) -> Any:
+def _largest_of_split(spatial: int, operator: Operator, image: torch.Tensor, *numbers: Any) -> Any:
     """Converts each rank's indices, which count in its part of the plane, to those of the plane."""
     windows = _windows(spatial, image, *numbers[:4])
     sizes = tuple(image.shape[-spatial:])
@@ -91,7 +97,7 @@ def _largest_of_split(spatial: int, operator: Any, image: Any, *numbers: Any) ->
 
 
 def _largest_backward_of_split(
-    spatial: int, operator: Any, gradient: Any, image: Any, *args: Any
+    spatial: int, operator: Operator, gradient: torch.Tensor, image: torch.Tensor, *args: Any
 ) -> Any:
     """Converts the indices of the plane to those of each rank's part."""
     *numbers, indices = args
@@ -109,7 +115,7 @@ def _largest_backward_of_split(
     return run_rule(operator, rule, operands, compute)[0]
 
 
-def _numbers(image: Any, sizes: Sequence[int]) -> list[torch.Tensor]:
+def _numbers(image: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
     """Returns, for each dim of a plane, the numbers of its elements, split as the dim."""
     return [torch.arange(size, device=image.device) for size in sizes]
 

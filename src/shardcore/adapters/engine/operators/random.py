@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard
-from shardcore.adapters.engine.plans.task import Handler, by_operator
+from shardcore.adapters.engine.plans.task import Handler, Operator, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import write
 from shardcore.adapters.torch_compat import tree_map_only
@@ -14,43 +14,47 @@ from shardcore.domain.layout import Layout
 aten = torch.ops.aten
 
 
-def _full_like(tensor: Any) -> torch.Tensor:
+def _full_like(tensor: torch.Tensor) -> torch.Tensor:
     """Returns an empty plain tensor with the shape and strides of `tensor` on one device."""
     return torch.empty_strided(
         tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
 
 
-def _shard(value: torch.Tensor, like: Any) -> Any:
+def _shard(value: torch.Tensor, like: ShardedTensor) -> Any:
     """Returns the plain `value`, equal on all ranks, in the layout of `like`, reduced."""
     layout = like.form.layout.reduced
     part = local_shard(value, layout, like.engine)
     return like.engine.sharded(part.clone(), layout, tuple(value.shape))
 
 
-def _fill(operator: Any, target: Any, *rest: Any, **kwargs: Any) -> Any:
+def _fill(operator: Operator, target: torch.Tensor, *rest: object, **kwargs: object) -> Any:
     """Runs `x.uniform_()` and similar."""
     numbers, named = tree_map_only(ShardedTensor, full, (rest, kwargs))
     value = operator(_full_like(target), *numbers, **named)
     return write(aten.copy_.default, target, value)
 
 
-def _draw_like(operator: Any, like: Any, *numbers: Any, **kwargs: Any) -> Any:
+def _draw_like(operator: Operator, like: ShardedTensor, *numbers: object, **kwargs: object) -> Any:
     """Runs `rand_like(x)` and similar."""
     return _shard(operator(_full_like(like), *numbers, **kwargs), like)
 
 
-def _bernoulli(operator: Any, probabilities: Any, *rest: Any, **kwargs: Any) -> Any:
+def _bernoulli(
+    operator: Operator, probabilities: ShardedTensor, *rest: object, **kwargs: object
+) -> Any:
     return _shard(operator(full(probabilities), *rest, **kwargs), probabilities)
 
 
-def _dropout(operator: Any, tensor: Any, *numbers: Any) -> Any:
+def _dropout(operator: Operator, tensor: ShardedTensor, *numbers: object) -> Any:
     """Runs `native_dropout`, which CUDA uses: the result and its mask."""
     scale, mask = operator(torch.ones_like(_full_like(tensor)), *numbers)
     return tensor * _shard(scale, tensor), _shard(mask, tensor)
 
 
-def _multinomial(operator: Any, weights: Any, *rest: Any, **kwargs: Any) -> Any:
+def _multinomial(
+    operator: Operator, weights: ShardedTensor, *rest: object, **kwargs: object
+) -> Any:
     """Runs `multinomial`: each row of weights draws some indices."""
     drawn = weights.engine.replicated(operator(full(weights), *rest, **kwargs))
     if weights.ndim != 2:

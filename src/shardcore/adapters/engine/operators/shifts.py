@@ -7,7 +7,8 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.moves.steps import exchanged
-from shardcore.adapters.engine.plans.task import Operand
+from shardcore.adapters.engine.plans.task import Operand, Operator
+from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.threads import check_thread
 from shardcore.domain.layout import Layout
@@ -29,7 +30,9 @@ class Shift:
     value: Any = 0  # the value of the added elements
 
     @classmethod
-    def of(cls, tensor: Operand, dim: int, start: int, size: int, value: Any = 0) -> "Shift | None":
+    def of(
+        cls, tensor: Operand, dim: int, start: int, size: int, value: float = 0
+    ) -> "Shift | None":
         """Returns the shift of `tensor` to the `size` elements of `dim` from `start`.
 
         None if a rule suffices, or a rank would get no element.
@@ -55,7 +58,7 @@ class Shift:
         exchange = Exchange(axes[0], dim, held, tuple((each,) for each in wanted))
         return cls(exchange, size, pads, found, value)
 
-    def run(self, _operator: Any, tensor: Any, *_rest: Any) -> Any:
+    def run(self, _operator: Operator, tensor: ShardedTensor, *_rest: object) -> Any:
         """Runs an operator whose result is the range of `tensor`, such as `slice_backward`."""
         engine, dim = tensor.engine, self.exchange.dim
         shape = (*tensor.shape[:dim], self.size, *tensor.shape[dim + 1 :])
@@ -71,13 +74,15 @@ class Shift:
             part = aten.constant_pad_nd(part, [*others, *self.pads[place]], self.value)
         return engine.sharded(part, self.layout, shape)
 
-    def slice(self, operator: Any, tensor: Any, *rest: Any) -> Any:
+    def slice(self, operator: Operator, tensor: ShardedTensor, *rest: object) -> Any:
         """Runs `slice(tensor, ...)`."""
         result = self.run(operator, tensor)
         note_view(result, tensor, lambda full: operator(full, *rest), is_copy=True)
         return result
 
-    def pad(self, operator: Any, tensor: Any, pads: Sequence[int], *_value: Any) -> Any:
+    def pad(
+        self, operator: Operator, tensor: ShardedTensor, pads: Sequence[int], *_: object
+    ) -> Any:
         """Runs `constant_pad_nd(tensor, pads, value)`: the split dim first."""
         at = 2 * (tensor.ndim - 1 - self.exchange.dim)
         others = [*pads[:at], 0, 0, *pads[at + 2 :]]
@@ -85,7 +90,7 @@ class Shift:
         return operator(result, others, self.value) if any(others) else result
 
 
-def of_pads(tensor: Operand, pads: Sequence[int], value: Any) -> Shift | None:
+def of_pads(tensor: Operand, pads: Sequence[int], value: float) -> Shift | None:
     """Returns the shift that pads a split dim, None if no split dim or several are padded."""
     given = [tensor.ndim - 1 - at // 2 for at in range(0, len(pads), 2) if any(pads[at : at + 2])]
     split = [dim for dim in given if tensor.is_split(dim)]

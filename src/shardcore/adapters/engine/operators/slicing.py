@@ -9,7 +9,9 @@ import torch
 from shardcore.adapters.engine.operators.shifts import Shift
 from shardcore.adapters.engine.operators.views import one_result, several_results
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
+from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view
+from shardcore.adapters.torch_compat import Operator
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.planner.choice import Split
 from shardcore.domain.rules import basic, movement
@@ -18,7 +20,7 @@ from shardcore.domain.rules.rule import OperatorRule, letters
 aten = torch.ops.aten
 
 
-def _slice(operator: Any, tensor: Operand, dim: int = 0, *bounds: Any) -> Task | Handler:
+def _slice(operator: Operator, tensor: Operand, dim: int = 0, *bounds: Any) -> Task | Handler:
     """Plans a slice; `bounds` are start, end and step, as far as given."""
     dim %= tensor.ndim
     if not range(tensor.shape[dim])[slice(*(bounds or (None,)))]:
@@ -76,7 +78,7 @@ def _shift(tensor: Operand, dim: int, steps: int, first: int, count: int) -> Shi
 
 
 def _slice_backward(
-    operator: Any, gradient: Operand, sizes: Sequence[int], dim: int, *bounds: Any
+    operator: Operator, gradient: Operand, sizes: Sequence[int], dim: int, *bounds: Any
 ) -> Task | Handler:
     dim %= len(sizes)
     found = _segments(sizes[dim], *bounds)
@@ -101,7 +103,7 @@ def _slice_backward(
     return one_result(rule, gradient, call)
 
 
-def _select(operator: Any, tensor: Operand, dim: int, index: int) -> Task | Handler:
+def _select(operator: Operator, tensor: Operand, dim: int, index: int) -> Task | Handler:
     layout, dim = tensor.form.layout, dim % tensor.ndim
     in_one_piece = layout.segments[dim] == 1 and tensor.dtype is not torch.bool
     if tensor.is_split(dim) and in_one_piece:
@@ -115,7 +117,7 @@ def _less(tensor: Operand, dim: int, results: int = 1) -> OperatorRule:
     return movement.permute(tensor.ndim, dims, results)
 
 
-def _of_its_rank(operator: Any, tensor: Any, dim: int, index: int) -> Any:
+def _of_its_rank(operator: Operator, tensor: ShardedTensor, dim: int, index: int) -> Any:
     """Returns the slice from its rank and zeros from the others: a partial sum, not yet sent."""
     engine, layout, shape = tensor.engine, tensor.form.layout, list(tensor.shape)
     dim %= tensor.ndim
@@ -140,7 +142,7 @@ def _of_its_rank(operator: Any, tensor: Any, dim: int, index: int) -> Any:
 
 
 def _select_backward(
-    operator: Any, gradient: Operand, sizes: Sequence[int], dim: int, index: int
+    operator: Operator, gradient: Operand, sizes: Sequence[int], dim: int, index: int
 ) -> Task:
     dim %= len(sizes)
     dims = range(gradient.ndim)
@@ -154,7 +156,7 @@ def _select_backward(
     return one_result(rule, gradient, call)
 
 
-def _concatenated(operator: Any, tensors: list[Operand], dim: int = 0) -> Task:
+def _concatenated(operator: Operator, tensors: list[Operand], dim: int = 0) -> Task:
     """Plans `cat` and `stack`; if all operands are partial sums, so is the result."""
     new = operator is aten.stack.default
     if not new:  # torch joins empty tensors of one dim to any tensor
@@ -175,7 +177,7 @@ def _concatenated(operator: Any, tensors: list[Operand], dim: int = 0) -> Task:
     return Task(rule, tensors, lambda parts: (operator(list(parts), dim),), adds=adds)
 
 
-def _pieces(_operator: Any, tensor: Operand, sizes: Any, dim: int = 0) -> Task:
+def _pieces(_operator: Operator, tensor: Operand, sizes: int | list[int], dim: int = 0) -> Task:
     """Plans `split(tensor, sizes)`, with a list of sizes or one size for all."""
     dim %= tensor.ndim
     whole = tensor.shape[dim]
@@ -196,13 +198,13 @@ def _pieces(_operator: Any, tensor: Operand, sizes: Any, dim: int = 0) -> Task:
     )
 
 
-def _repeat(_operator: Any, tensor: Operand, repeats: Sequence[int]) -> Task | None:
+def _repeat(_operator: Operator, tensor: Operand, repeats: Sequence[int]) -> Task | None:
     if 0 in repeats:
         return None
     return Task(movement.repeat(tensor.ndim, repeats), [tensor])
 
 
-def _unbind(operator: Any, tensor: Operand, dim: int = 0) -> Task:
+def _unbind(operator: Operator, tensor: Operand, dim: int = 0) -> Task:
     dim %= tensor.ndim
     rule = _less(tensor, dim, tensor.shape[dim])
     return several_results(rule, tensor, lambda part: operator(part, dim))

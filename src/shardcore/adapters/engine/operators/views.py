@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_compat
-from shardcore.adapters.engine.plans.task import Operand, Planner, Task, by_operator
+from shardcore.adapters.engine.plans.task import Operand, Operator, Planner, Task, by_operator
 from shardcore.domain.rules import basic, movement
 from shardcore.domain.rules.rule import OperatorRule
 
@@ -26,21 +26,21 @@ def several_results(
     return Task(rule, [tensor], lambda parts: call(parts[0]), linear_in=(0,), of_weights=True)
 
 
-def along(operator: Any, args: Sequence[Any], full: frozenset[int]) -> Task:
+def along(operator: Operator, args: Sequence[Any], full: frozenset[int]) -> Task:
     """Plans an operator along the dims in `full`; all its tensors have the same dims."""
     operands = [each for each in args if isinstance(each, Operand)]
     results = torch_compat.number_of_results(operator)
     return Task(basic.along(operands[0].ndim, full, len(operands), results), operands)
 
 
-def _permute(operator: Any, tensor: Operand, *rest: Any) -> Task:
+def _permute(operator: Operator, tensor: Operand, *rest: object) -> Task:
     """Plans `permute`, `transpose`, `unsqueeze`: a probe of distinct sizes has the order."""
     view = operator(torch.empty([*range(2, tensor.ndim + 2)], device="meta"), *rest)
     rule = movement.permute(tensor.ndim, [size - 2 if size > 1 else None for size in view.shape])
     return one_result(rule, tensor, lambda part: operator(part, *rest))
 
 
-def _squeeze(_operator: Any, tensor: Operand, *dims: Any) -> Task:
+def _squeeze(_operator: Operator, tensor: Operand, *dims: int | list[int]) -> Task:
     """Plans `squeeze` by the global sizes: a local shard may have size 1 in further dims."""
     given = torch_compat.as_tuple(dims[0]) if dims else range(tensor.ndim)
     gone = {dim % tensor.ndim for dim in given if tensor.ndim and tensor.shape[dim] == 1}
@@ -52,7 +52,7 @@ def _squeeze(_operator: Any, tensor: Operand, *dims: Any) -> Task:
     return one_result(rule, tensor, call)
 
 
-def _expanded(operator: Any, tensor: Operand, sizes: Sequence[int], **kwargs: Any) -> Task:
+def _expanded(operator: Operator, tensor: Operand, sizes: Sequence[int], **kwargs: object) -> Task:
     """Plans `expand`; a partial tensor is reduced first, while it is smaller."""
     new = len(sizes) - tensor.ndim
     dims = [
@@ -70,7 +70,7 @@ def _expanded(operator: Any, tensor: Operand, sizes: Sequence[int], **kwargs: An
     )
 
 
-def _reshaped(_operator: Any, tensor: Operand, sizes: Sequence[int]) -> Task:
+def _reshaped(_operator: Operator, tensor: Operand, sizes: Sequence[int]) -> Task:
     """Plans a reshape; it copies if the local shard allows no view."""
     rest = max(prod(size for size in sizes if size != -1), 1)
     target = tuple(tensor.numel() // rest if size == -1 else size for size in sizes)
@@ -82,7 +82,7 @@ def _reshaped(_operator: Any, tensor: Operand, sizes: Sequence[int]) -> Task:
     )
 
 
-def _flipped(_operator: Any, tensor: Operand, dims: Sequence[int]) -> Task:
+def _flipped(_operator: Operator, tensor: Operand, dims: Sequence[int]) -> Task:
     rule = basic.along(tensor.ndim, frozenset(dim % tensor.ndim for dim in dims))
     return Task(rule, [tensor], linear_in=(0,), of_weights=True)
 

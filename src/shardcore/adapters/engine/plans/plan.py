@@ -13,9 +13,9 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.redistribution import Redistribution
 from shardcore.adapters.engine.plans.task import Compute, Order, Task, in_order, strides_in
 from shardcore.adapters.engine.redistributed import Redistributed
-from shardcore.adapters.engine.tensor import Form
+from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.engine.writes import note_view
-from shardcore.adapters.torch_compat import is_view
+from shardcore.adapters.torch_compat import Kwargs, is_view
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.planner.choice import Split
 
@@ -64,7 +64,7 @@ class Plan:
         self,
         tensors: Sequence[Any],
         args: tuple[Any, ...] = (),
-        kwargs: Any = None,
+        kwargs: Kwargs | None = None,
         known: Sequence[Redistributed | None] = (),
     ) -> list[Any]:
         """Returns the results of a call with `tensors`, whose forms are those of the plan.
@@ -98,7 +98,7 @@ class Plan:
             for part, result in zip(found, self._results, strict=True)
         ]
 
-    def _call(self, parts: list[torch.Tensor], args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _call(self, parts: list[torch.Tensor], args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
         """Runs the operator itself, with `parts` in the place of tensors."""
         left = iter(parts)
         local_args = [with_tensors(each, left) for each in args]
@@ -109,7 +109,9 @@ class Plan:
             found = self.operator(*local_args)
         return found if isinstance(found, tuple | list) else (found,)
 
-    def _views(self, found: Sequence[Any], operand: Any, known: Redistributed | None) -> list[Any]:
+    def _views(
+        self, found: Sequence[Any], operand: ShardedTensor, known: Redistributed | None
+    ) -> list[Any]:
         assert self._results is not None
         results = []
         for number, (part, result) in enumerate(zip(found, self._results, strict=True)):
@@ -127,7 +129,9 @@ class Plan:
             results.append(tensor)
         return results
 
-    def _note_view(self, view: Any, number: int, operand: Any, known: Redistributed) -> None:
+    def _note_view(
+        self, view: ShardedTensor, number: int, operand: ShardedTensor, known: Redistributed
+    ) -> None:
         """Notes a copy of `view`, result `number`: the same view of the copy of `operand`."""
         assert self.task.compute is not None
         other = known.tensor
@@ -171,7 +175,7 @@ class Plan:
         return [tuple(each.stride()) for each in compute([full]) if each is not None]
 
 
-def with_tensors(argument: Any, others: Iterator[Any]) -> Any:
+def with_tensors(argument: object, others: Iterator[Any]) -> Any:
     """Returns an argument of an operator with `others` in the place of its tensors."""
     if isinstance(argument, torch.Tensor):
         return next(others)
@@ -180,7 +184,7 @@ def with_tensors(argument: Any, others: Iterator[Any]) -> Any:
     return argument
 
 
-def moved(tensor: Any, move: Redistribution, serves: bool = False) -> torch.Tensor:
+def moved(tensor: ShardedTensor, move: Redistribution, serves: bool = False) -> torch.Tensor:
     """Returns the local shard of `tensor` after `move`; that of a weight may come from the cache.
 
     `serves` says whether products read the moved tensor from now on.

@@ -13,7 +13,7 @@ import torch
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.redistribution import Redistribution
 from shardcore.adapters.engine.plans.plan import Plan, with_pending
-from shardcore.adapters.engine.plans.task import Compute, Operand, Task
+from shardcore.adapters.engine.plans.task import Compute, Operand, Operator, Task
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.placements import Replicate
@@ -22,7 +22,7 @@ from shardcore.domain.planner.choice import Split, choose
 from shardcore.domain.rules.rule import OperatorRule
 
 
-def planned(operator: Any, task: Task, engine: Engine) -> Plan:
+def planned(operator: Operator, task: Task, engine: Engine) -> Plan:
     """Returns the plan of an operator by its rule, with the cheapest split."""
     forms = _forms(task)
     pending = _kept_pending(task, forms)
@@ -58,7 +58,7 @@ def planned(operator: Any, task: Task, engine: Engine) -> Plan:
 
 
 def run_rule(
-    operator: Any,
+    operator: Operator,
     rule: OperatorRule,
     tensors: Sequence[torch.Tensor],
     compute: Compute,

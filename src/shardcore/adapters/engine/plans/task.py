@@ -8,6 +8,7 @@ import torch
 
 from shardcore.adapters.engine.redistributed import Redistributed
 from shardcore.adapters.engine.tensor import Form, contiguous_strides
+from shardcore.adapters.torch_compat import Operator as Operator
 from shardcore.adapters.torch_compat import is_view
 from shardcore.domain.planner.call import Shapes
 from shardcore.domain.planner.choice import Split
@@ -56,7 +57,7 @@ class Operand:
         return int(torch.Size(self.form.shape).numel())
 
 
-def operand(operator: Any, form: Form, number: int, known: Redistributed | None) -> Operand:
+def operand(operator: Operator, form: Form, number: int, known: Redistributed | None) -> Operand:
     """Returns an operand of `operator`; a partial one as its reduced copy, if it has one."""
     if known is None:
         return Operand(form, number)

@@ -11,6 +11,7 @@ from shardcore.adapters.engine import dispatch
 from shardcore.adapters.engine.differentiable import full_tensor, to_local
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
+from shardcore.adapters.torch_compat import Args, Kwargs, Operator
 from shardcore.domain.placements import Placement
 from shardcore.ports.world import World
 
@@ -20,13 +21,13 @@ class LocalShardTensor(ShardedTensor, torch.Tensor):
 
     __torch_function__ = torch_compat.NO_TORCH_FUNCTION
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         shape, content = tuple(self.shape), tensor_contents or self.part
         return f"LocalShardTensor({content!r}, shape={shape}, layout={self.mesh_layout})"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: Operator, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         return dispatch.run(func, args, kwargs or {})
 

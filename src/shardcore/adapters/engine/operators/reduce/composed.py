@@ -4,22 +4,22 @@ For variances, batch norms, and softmax along a split dim, ranks reduce sums and
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from shardcore.adapters import torch_compat
 from shardcore.adapters.engine.moves.redistribution import reduced
-from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, by_operator
+from shardcore.adapters.engine.plans.task import Handler, Operand, Operator, Planner, by_operator
 
 aten = torch.ops.aten
 
 
 def _variance(
-    operator: Any,
-    x: Any,
-    dim: Any = None,
+    operator: Operator,
+    x: torch.Tensor,
+    dim: Sequence[int] | None = None,
     *,
     correction: float | None = None,
     keepdim: bool = False,
@@ -39,12 +39,12 @@ def _variance(
     return (variance.sqrt() if operator is aten.std.correction else variance).to(x.dtype)
 
 
-def precise(x: Any) -> Any:
+def precise(x: torch.Tensor) -> Any:
     """Returns `x` in a dtype that holds the sum of many of its elements."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _batch_norm(_operator: Any, *args: Any) -> Any:
+def _batch_norm(_operator: Operator, *args: Any) -> Any:
     """Normalizes in training over the global batch; returns output, mean, and inverse deviation."""
     x, weight, bias, running_mean, running_var, _, momentum, eps = args
     values = reduced(precise(x))
@@ -61,7 +61,7 @@ def _batch_norm(_operator: Any, *args: Any) -> Any:
     return output.to(x.dtype), mean, one_over
 
 
-def _batch_norm_backward(_operator: Any, *args: Any) -> Any:
+def _batch_norm_backward(_operator: Operator, *args: Any) -> Any:
     """Returns the gradients of input, weight and bias that the mask selects."""
     gradient, x, weight, _, _, mean, one_over, _, _, mask = args
     gradient, dims = reduced(precise(gradient)), _sample_dims(x)
@@ -75,19 +75,19 @@ def _batch_norm_backward(_operator: Any, *args: Any) -> Any:
     return tuple(each if wanted else None for each, wanted in zip(found, mask, strict=True))
 
 
-def _sample_dims(x: Any) -> list[int]:
+def _sample_dims(x: torch.Tensor) -> list[int]:
     return [dim for dim in range(x.ndim) if dim != 1]
 
 
-def _samples(x: Any) -> int:
+def _samples(x: torch.Tensor) -> int:
     return math.prod(x.shape[dim] for dim in _sample_dims(x))
 
 
-def _per_channel(values: Any, x: Any) -> Any:
+def _per_channel(values: torch.Tensor, x: torch.Tensor) -> Any:
     return values.reshape([1, -1, *[1] * (x.ndim - 2)])
 
 
-def _follow(running: Any, value: Any, momentum: float) -> None:
+def _follow(running: torch.Tensor | None, value: torch.Tensor, momentum: float) -> None:
     """Updates a running statistic, if there is one, by that of the batch."""
     if running is not None:
         running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
@@ -96,7 +96,7 @@ def _follow(running: Any, value: Any, momentum: float) -> None:
 def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
     """Returns a planner that uses `run` in training if ranks reduce floats of an operand."""
 
-    def plan(_operator: Any, *args: Any, **_kwargs: Any) -> Handler | None:
+    def plan(_operator: Operator, *args: object, **_kwargs: object) -> Handler | None:
         is_used = training is None or args[training]
         forms = [each.form for each in args[operands] if isinstance(each, Operand)]
         splits = any(not each.is_replicated and each.dtype.is_floating_point for each in forms)
@@ -105,7 +105,7 @@ def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
     return plan
 
 
-def softmax(x: Any, dim: int, in_float: bool) -> Any:
+def softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
     """Returns the softmax; a row whose maximum is infinite gives nan, as on one device.
 
     With `in_float`, the result of half precision is in float32.
@@ -115,7 +115,7 @@ def softmax(x: Any, dim: int, in_float: bool) -> Any:
     return result if in_float else result.to(x.dtype)
 
 
-def log_softmax(x: Any, dim: int, in_float: bool) -> Any:
+def log_softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
     """Returns the logarithm of `softmax`."""
     shifted = _shifted(x, dim)
     total = reduced(shifted.exp().sum(dim, keepdim=True))
@@ -123,7 +123,7 @@ def log_softmax(x: Any, dim: int, in_float: bool) -> Any:
     return result if in_float else result.to(x.dtype)
 
 
-def logsumexp(x: Any, dims: list[int], keepdim: bool = False) -> Any:
+def logsumexp(x: torch.Tensor, dims: list[int], keepdim: bool = False) -> Any:
     """Returns the logarithm of the sum of exponentials along `dims`, which may be infinite."""
     values = precise(x)
     largest = reduced(values.amax(dims, keepdim=True))
@@ -133,7 +133,9 @@ def logsumexp(x: Any, dims: list[int], keepdim: bool = False) -> Any:
     return found if keepdim else found.squeeze(dims)
 
 
-def softmax_backward(gradient: Any, output: Any, dim: int, dtype: torch.dtype) -> Any:
+def softmax_backward(
+    gradient: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
+) -> Any:
     """Returns the gradient of the operand of `softmax`, in `dtype`."""
     gradient, probabilities = precise(gradient), precise(output)
     weighted = gradient * probabilities
@@ -141,14 +143,16 @@ def softmax_backward(gradient: Any, output: Any, dim: int, dtype: torch.dtype) -
     return (weighted - probabilities * mean).to(dtype)
 
 
-def log_softmax_backward(gradient: Any, output: Any, dim: int, dtype: torch.dtype) -> Any:
+def log_softmax_backward(
+    gradient: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
+) -> Any:
     """Returns the gradient of the operand of `log_softmax`, in `dtype`."""
     gradient, logarithms = precise(gradient), precise(output)
     total = reduced(gradient.sum(dim, keepdim=True))
     return (gradient - logarithms.exp() * total).to(dtype)
 
 
-def _shifted(x: Any, dim: int) -> Any:
+def _shifted(x: torch.Tensor, dim: int) -> Any:
     """Returns `x` minus its maximum along `dim`, so that no exponential overflows."""
     values = precise(x)
     return values - reduced(values.amax(dim, keepdim=True))
@@ -165,7 +169,7 @@ _BY_OPERATOR: dict[Any, Callable[..., Any]] = {
 }
 
 
-def run_softmax(operator: Any, x: Any, *args: Any) -> Any:
+def run_softmax(operator: Operator, x: torch.Tensor, *args: object) -> Any:
     """Runs a softmax, the gradient of one, or `logsumexp`, along a split dim."""
     return _BY_OPERATOR[operator](reduced(x), *args)
 

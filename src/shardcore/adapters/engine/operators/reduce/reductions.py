@@ -1,5 +1,6 @@
 """Reductions: sums and others whose result may stay partial, and those that need full dims."""
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -10,6 +11,8 @@ from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
 from shardcore.adapters.engine.operators.reduce.composed import run_softmax
 from shardcore.adapters.engine.operators.views import along
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.torch_compat import Operator
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
 from shardcore.domain.rules import basic
@@ -21,7 +24,7 @@ _HALF = 1 << 32
 _SIGN = 0x7FFFFFFF
 
 
-def _sum(_operator: Any, *args: Any, **kwargs: Any) -> Task | Handler:
+def _sum(_operator: Operator, *args: Any, **kwargs: object) -> Task | Handler:
     """Plans `sum(tensor, dims, keepdim)`: the sum of each rank is partial."""
     tensor, dims, keep = _dims_of(*args)
     if _is_count(tensor, dims, keep) and not kwargs:
@@ -37,14 +40,14 @@ def _is_count(tensor: Operand, dims: frozenset[int], keep: bool) -> bool:
     return tensor.dtype is torch.bool and fits and splits and not is_number
 
 
-def _count(_operator: Any, *args: Any) -> Any:
+def _count(_operator: Operator, *args: Any) -> Any:
     """Counts true values: in 64 bits, as on one device, of which half are sent."""
     tensor, dims, keep = _dims_of(*args)
     return reduced(tensor.sum(sorted(dims), keep, dtype=torch.int32)).to(torch.int64)
 
 
 def _norm(
-    operator: Any, tensor: Operand, order: float = 2, *dims: Any, **kwargs: Any
+    operator: Operator, tensor: Operand, order: float = 2, *dims: object, **kwargs: object
 ) -> Task | Handler:
     """Plans `linalg_vector_norm`: the usual one by a sum of squares."""
     if order == 2 and tensor.dtype.is_floating_point:
@@ -53,19 +56,25 @@ def _norm(
 
 
 def _root_of_squares(
-    _operator: Any, tensor: Any, _order: float = 2, *dims: Any, dtype: torch.dtype | None = None
+    _operator: Operator,
+    tensor: torch.Tensor,
+    _order: float = 2,
+    *dims: Any,
+    dtype: torch.dtype | None = None,
 ) -> Any:
     dtype = dtype or tensor.dtype
     return reduced(squares(tensor, dtype, *dims)).sqrt().to(dtype)
 
 
-def squares(tensor: Any, dtype: torch.dtype, dims: Any = None, keep: bool = False) -> Any:
+def squares(
+    tensor: torch.Tensor, dtype: torch.dtype, dims: list[int] | None = None, keep: bool = False
+) -> Any:
     """Returns the sum of the squares of the floats in `tensor`, in `dtype`."""
     precise = tensor.to(torch.promote_types(dtype, torch.float32))
     return (precise * precise).sum(dims or list(range(tensor.ndim)), keep)
 
 
-def _mean(_operator: Any, *args: Any, **kwargs: Any) -> Any:
+def _mean(_operator: Operator, *args: Any, **kwargs: object) -> Any:
     """Runs `mean(tensor, dims, keepdim)`: the sum, divided by the number of elements.
 
     A normalization reads it several times, so it is reduced at once, unless it is a number.
@@ -77,14 +86,14 @@ def _mean(_operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dims_of(
-    tensor: Any, dims: Any = None, keepdim: bool = False, **_: Any
+    tensor: Any, dims: int | Sequence[int] | None = None, keepdim: bool = False, **_: object
 ) -> tuple[Any, frozenset[int], bool]:
     """Returns the tensor, the reduced dims, empty for all of them, and whether they stay."""
     given = [dims] if isinstance(dims, int) else dims or range(tensor.ndim)
     return tensor, frozenset(dim % tensor.ndim for dim in given if tensor.ndim), keepdim
 
 
-def _reduced(operator: Any, *args: Any, **kwargs: Any) -> Task:
+def _reduced(operator: Operator, *args: Any, **kwargs: Any) -> Task:
     """Plans `argmax(tensor, dims, keepdim)` and similar; some have partial results."""
     tensor, dims, keep = _dims_of(*args, **kwargs)
     results = torch_compat.number_of_results(operator)
@@ -92,7 +101,7 @@ def _reduced(operator: Any, *args: Any, **kwargs: Any) -> Task:
     return Task(rule, [tensor])
 
 
-def _any(operator: Any, *args: Any) -> Task | Handler | None:
+def _any(operator: Operator, *args: Any) -> Task | Handler | None:
     """Plans `any(tensor, dims, keepdim)` and `all`: an empty list means no dims."""
     tensor, dims, _ = _dims_of(*args)
     if len(args) > 1 and args[1] in ([], ()):
@@ -102,7 +111,7 @@ def _any(operator: Any, *args: Any) -> Task | Handler | None:
     return _reduced(operator, *args)
 
 
-def _any_of_split(operator: Any, *args: Any) -> Any:
+def _any_of_split(operator: Operator, *args: Any) -> Any:
     tensor, dims, keep = _dims_of(*args)
     found = reduced(tensor).ne(0).to(torch.uint8)
     of_ranks = found.amin if torch_compat.aten_name(operator) == "all" else found.amax
@@ -111,7 +120,7 @@ def _any_of_split(operator: Any, *args: Any) -> Any:
 
 
 def _argmax(
-    operator: Any, tensor: Operand, dim: int | None = None, keep: bool = False
+    operator: Operator, tensor: Operand, dim: int | None = None, keep: bool = False
 ) -> Task | Handler:
     """Plans `argmax`; along a split dim each rank sends one number a row."""
     if dim is not None and tensor.is_split(dim) and tensor.dtype in _EXACT_IN_FLOAT32:
@@ -119,7 +128,7 @@ def _argmax(
     return _reduced(operator, tensor, dim, keep)
 
 
-def _argmax_of_split(_operator: Any, x: Any, dim: int, keep: bool = False) -> Any:
+def _argmax_of_split(_operator: Operator, x: ShardedTensor, dim: int, keep: bool = False) -> Any:
     """Runs `argmax(x, dim, keepdim)` along a split dim, in one all-reduce."""
     x, dim = reduced(x), dim % x.ndim
     engine, layout = x.engine, x.form.layout
@@ -155,19 +164,21 @@ def _ordered(values: torch.Tensor) -> torch.Tensor:
     return ordered.masked_fill(values.isnan(), _SIGN)
 
 
-def _along_one(operator: Any, tensor: Operand, dim: int = -1, *_: Any, **_kwargs: Any) -> Task:
+def _along_one(
+    operator: Operator, tensor: Operand, dim: int = -1, *_: object, **_kwargs: object
+) -> Task:
     """Plans `operator(tensor, dim, ...)` that keeps the shape and needs the full `dim` only."""
     return along(operator, [tensor], frozenset({dim % tensor.ndim} if tensor.ndim else ()))
 
 
-def _logsumexp(operator: Any, *args: Any) -> Task | Handler:
+def _logsumexp(operator: Operator, *args: Any) -> Task | Handler:
     tensor, dims, _ = _dims_of(*args)
     if tensor.dtype.is_floating_point and any(tensor.is_split(dim) for dim in dims):
         return run_softmax
     return _reduced(operator, *args)
 
 
-def _softmax(operator: Any, *args: Any) -> Task | Handler:
+def _softmax(operator: Operator, *args: Any) -> Task | Handler:
     """Plans `softmax(tensor, dim, in_float)`, or its gradient: `(gradient, output, dim, dtype)`."""
     *_, tensor, dim, _ = args
     if tensor.is_split(dim):
@@ -175,13 +186,15 @@ def _softmax(operator: Any, *args: Any) -> Task | Handler:
     return along(operator, args, frozenset({dim % tensor.ndim} if tensor.ndim else ()))
 
 
-def _bincount(_operator: Any, numbers: Operand, *_rest: Any) -> Handler | None:
+def _bincount(_operator: Operator, numbers: Operand, *_rest: object) -> Handler | None:
     """Plans `bincount`; without numbers torch's result has another dtype."""
     sizes = numbers.form.layout.chunk_sizes(0, numbers.shape[0])
     return _count_own if numbers.is_split(0) and min(sizes) else None
 
 
-def _count_own(operator: Any, numbers: Any, weights: Any = None, *least: int) -> Any:
+def _count_own(
+    operator: Operator, numbers: ShardedTensor, weights: torch.Tensor | None = None, *least: int
+) -> Any:
     """Counts each rank's numbers: a partial sum, as long as the largest number needs."""
     numbers = reduced(numbers)
     engine, layout = numbers.engine, numbers.form.layout
