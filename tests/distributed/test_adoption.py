@@ -1,4 +1,4 @@
-"""Models, layers, optimizers and metrics of before the distribution, laid out at their first use."""
+"""Models, optimizers and metrics of before the distribution, laid out at their first use."""
 
 import keras
 import numpy as np
