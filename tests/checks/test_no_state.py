@@ -33,6 +33,7 @@ ALLOWED = {
     "adapters/capture/recorder.py: _recording": "likewise",
     "adapters/capture/functions.py: cache of seeded_by_tensor": "of functions of Keras",
     "adapters/capture/recorder.py: cache of _is_value": "of classes",
+    "adapters/capture/tape.py: cache of numbered": "of the values of tapes, by their numbers",
     "adapters/engine/dispatch.py: cache of _route": "of operators",
     "adapters/torch_compat/collectives.py: cache of _moving": "of the names of operators",
     "adapters/torch_compat/operators.py: cache of _written_arguments": "of operators",

@@ -11,7 +11,7 @@ from shardcore.binding.session import Session, Sessions
 
 
 def assign(
-    sessions: Sessions, original: Callable[..., None], target: Variable, value: object
+    sessions: Sessions, original: Callable[..., None], target: Variable, value: torch.Tensor
 ) -> None:
     """Replaces `Variable._direct_assign`; lays out the variable for the value of a step.
 

@@ -24,7 +24,10 @@ class Value:
     number: int
 
 
-numbered = cache(Value)
+@cache
+def numbered(number: int) -> Value:
+    """Returns the value with this number, the same object each time."""
+    return Value(number)
 
 
 @attrs.frozen
