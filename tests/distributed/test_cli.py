@@ -1,6 +1,7 @@
 """The `shardcore` command on the real Keras, one device; on ranks: test_scripts.py."""
 
 import json
+import os
 
 import keras
 import pytest
@@ -20,9 +21,22 @@ def build(distribution=True):
 def plain():
     return build(False)
 
+def trained(distribution=True):
+    model = build(distribution)
+    model.compile("adam", "mse")
+    return model
+
+def trained_plain():
+    return trained(False)
+
+def batch():
+    return keras.random.normal((8, 3)), keras.random.normal((8, 2))
+
 def unbuilt():
     return keras.Sequential([keras.layers.Dense(2)])
 """
+
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
 @pytest.fixture
@@ -31,13 +45,16 @@ def target(tmp_path):
     return f"{tmp_path}/a_model.py"
 
 
-def command(*words):
+def command(*words, **environment):
     """The exit code and what the command wrote, from a separate process."""
 
     def program(rank):
         import contextlib
         import io
 
+        for name in LAUNCHED:
+            os.environ.pop(name, None)
+        os.environ.update(environment)
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
@@ -46,7 +63,7 @@ def command(*words):
                 code = exit_.code
         return code, out.getvalue(), err.getvalue()
 
-    return run_ranks(program, 1)[0]
+    return run_ranks(program, 1, init=False)[0]
 
 
 def test_status():
@@ -89,7 +106,7 @@ def test_what_is_not_as_it_should_be_is_code_1(target, monkeypatch):
     [
         ("plain", 1, r"shardcore: No distribution is set on this thread: call keras.distribution"),
         ("unbuilt", 2, "returned a model that is not built, so it has no variables yet"),
-        ("make", 2, "has no function 'make'; it has build, plain, unbuilt: name one"),
+        ("make", 2, "has no function 'make'; it has build, plain, trained, "),
     ],
 )
 def test_what_cannot_be_verified(target, function, code, message):
@@ -104,3 +121,62 @@ def test_an_error_of_the_script_keeps_its_traceback(tmp_path):
         AssertionError, match=r"failing\.py\", line 2, in build(.|\n)*KeyError: 'ke"
     ):
         command("verify", f"{tmp_path}/failing.py")
+
+
+def test_explain_lays_a_model_out_by_a_policy_over_simulated_ranks(target):
+    code, out, _ = command("explain", f"{target}:trained_plain", "--mesh", "2x4")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "policy tensor_parallel, mesh (data=2, model=4)" in out
+    assert "strategy dtensor, mesh (data=2, model=4), rank 0" in " ".join(out.split())
+    assert "whole: its output is one of" in out
+    assert "summed together over axis 'data'" in out
+
+
+def test_explain_takes_the_distribution_of_the_script(target):
+    words = ("explain", f"{target}:trained", "--ranks", "8", "--strategy", "manual", "--json")
+    code, out, _ = command(*words)
+    data = json.loads(out)
+    assert (code, data["mesh"], data["strategy"]) == (0, "(batch=8)", "manual")
+    assert data["calls"] == {"all_reduce": 2}
+    (layouts,) = data["layouts"]["rules"]
+    assert (layouts["rule"], layouts["reason"]) == ("", "no rule matches: replicated")
+    assert layouts["bytes_whole"] == (3 * 2 + 2) * 4
+
+
+def test_explain_saves_the_picture(target, tmp_path):
+    words = ("explain", f"{target}:trained", "--ranks", "2", "--save", f"{tmp_path}/step.svg")
+    assert command(*words)[0] == 0
+    assert "all_reduce" in (tmp_path / "step.svg").read_text()
+
+
+def test_explain_on_one_device(target):
+    code, out, _ = command("explain", f"{target}:trained", "--step", "test")
+    assert code == 0
+    assert "Nothing is moved between ranks: the mesh is of one device." in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "code", "message"),
+    [
+        (["--policy", "auto"], {}, 2, "--policy goes with --mesh: give ranks by axes"),
+        (["--ranks", "0"], {}, 2, "--ranks 0 is no number of ranks: give 1 or more"),
+        (["--ranks", "2"], LAUNCHED, 2, "but a launcher started this one: leave it out"),
+        (["--batch", "data"], {}, 2, "name one that returns the global batch, --batch FUNCTION"),
+        (["--step", "fit"], {}, 1, "explain() has the steps ('train', 'test', 'predict'), got 'f"),
+        (["--mesh", "2x4"], {}, 1, "trained() sets a distribution, and a plan is what one is"),
+        (["--ranks", "2", "--save", "a.png"], {}, 1, '"step.svg" or "step.html", got \'a.png\''),
+    ],
+)
+def test_what_cannot_be_explained(target, words, environment, code, message):
+    found, out, err = command("explain", f"{target}:trained", *words, **environment)
+    assert (found, out) == (code, "")
+    assert message in err
+
+
+def test_an_axis_that_the_mesh_lacks(target):
+    words = ("--mesh", "2x4", "--option", "axis=modle")
+    code, out, err = command("explain", f"{target}:trained_plain", *words)
+    assert (code, out) == (1, "")
+    assert "'modle'" in err
+    assert err.count("\n") == 1

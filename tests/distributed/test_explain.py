@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import shardcore
+from shardcore import bootstrap
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.explained import X, Y, compiled, distribute_by, net
 from tests.distributed.models import CASES, decoder, mlp
@@ -121,6 +122,27 @@ def test_the_all_reduces_of_a_block_are_listed_at_their_layers(mesh, tmp_path):
             assert_gradients(explanation, trainable)
         assert not explanation.avoidable
         assert_pictured(explanation, layers, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("build", "mesh", "policy", "strategy"),
+    [
+        (mlp, (2, 2), "data_parallel", "dtensor"),
+        (decoder, (2, 2), "fully_sharded", "manual"),
+        (decoder, (1, 4), "sequence_parallel", "dtensor"),
+    ],
+)
+def test_simulated_ranks_move_what_real_ranks_move(build, mesh, policy, strategy):
+    def program(rank, is_simulated):
+        if is_simulated:
+            bootstrap.simulate(4)
+        keras.utils.set_random_seed(1)
+        return shardcore.explain(planned(build, mesh, policy, strategy), CASES[build])
+
+    (simulated,) = run_ranks(program, 1, True, init=False, timeout=120)
+    first, *_ = run_ranks(program, 4, False, timeout=120)
+    assert simulated.collectives
+    assert simulated == first
 
 
 def gathers(explanation, layer):

@@ -58,6 +58,12 @@ def start(job: Job | None, timeout: float | None = None, *, init_method: str | N
     return False
 
 
+def simulate(ranks: int) -> None:
+    """Makes this process rank 0 of simulated ranks, whose collectives return wrong values."""
+    if ranks > 1:
+        dist.init_process_group("fake", rank=0, world_size=ranks)
+
+
 def stop(ours: bool) -> None:
     """Ends the group if it was started here; the user's group stays.
 

@@ -77,6 +77,11 @@ class TorchProcesses:
         return process_group.world_size()
 
     @property
+    def has_others(self) -> bool:
+        """Whether other processes work with this one; simulated ranks do not."""
+        return self.world_size > 1 and not process_group.is_simulated()
+
+    @property
     def device_type(self) -> str:
         """The device type of tensors in this process: "cpu" or "cuda"."""
         return process_group.device_type()

@@ -10,12 +10,16 @@ from keras import Model
 
 from shardcore.binding import adoption, agreement, seams, torch_modules
 from shardcore.binding.explaining_step import ExplainedStep
+from shardcore.binding.plan import Plan
 from shardcore.binding.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.explanation.advice import advise
 from shardcore.domain.explanation.collectives import counted
+from shardcore.domain.paths.rules import PathRules
+from shardcore.domain.variable_size import VariableSize
 from shardcore.ports.trace_context import TracerFactory
 from shardcore.reporting.explanation import Explanation
+from shardcore.reporting.plan import PlanReport, plan_report
 
 
 def explain_model(
@@ -47,7 +51,22 @@ def explain_model(
         layers=layers,
         collectives=counted(each.collective() for each in run.facts),
         avoidable=advise(run.facts, layers),
+        layouts=None if session is None else _layouts(model, session),
     )
+
+
+def _layouts(model: Model, session: Session) -> PlanReport:
+    layout_map = getattr(session.distribution, "_layout_map", None)
+    if isinstance(layout_map, Plan):
+        return layout_map.report()
+    specs = {} if layout_map is None else layout_map._layout_map
+    rules = PathRules({key: layout.axes for key, layout in specs.items()})
+    variables = [
+        VariableSize(each.path, tuple(each.shape), each._value.element_size())
+        for each in model.variables
+    ]
+    outputs, reasons = sorted(session.output_paths), dict.fromkeys(rules, "a rule of the program")
+    return plan_report("", session.mesh, variables, outputs, rules, reasons)
 
 
 def _checked(model: Model, batch: object, step: str) -> Any:

@@ -54,6 +54,11 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         """The mesh of its specs."""
         return Mesh(self.device_mesh.shape, self.device_mesh.axis_names)
 
+    def distribute(self) -> None:
+        """Sets the distribution that uses the plan; the first mesh axis splits the batch."""
+        distribution = keras.distribution.ModelParallel(layout_map=self)
+        keras.distribution.set_distribution(distribution)
+
     def report(self) -> PlanReport:
         """Returns the report on its current rules and the variables for which it was made.
 

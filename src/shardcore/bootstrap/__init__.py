@@ -100,6 +100,13 @@ def uninstall() -> None:
         _installed = None
 
 
+def simulate(ranks: int) -> None:
+    """Makes this process rank 0 of simulated ranks, before it joins a job."""
+    from shardcore.adapters import process_group
+
+    process_group.simulate(ranks)
+
+
 def status() -> Status:
     """Returns the strategy, the mesh, the devices and the versions in use."""
     versions = environment.versions()

@@ -1,18 +1,30 @@
-"""The `shardcore` command: what is in use here, how a model could be laid out, whether it is so."""
+"""The `shardcore` command: prints the strategy, and plans, explains and verifies a model."""
 
 import argparse
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from shardcore import api, bootstrap
 from shardcore.bootstrap import environment
-from shardcore.cli.arguments import UsageError, parse_mesh, parse_option, parse_target, parser
+from shardcore.cli.arguments import (
+    DEFAULT_POLICY,
+    UsageError,
+    parse_mesh,
+    parse_option,
+    parse_target,
+    parser,
+)
 from shardcore.domain.errors import ShardcoreError
+from shardcore.domain.job import resolve_job
+from shardcore.domain.mesh import Mesh
 from shardcore.reporting.errors import show_user_frames
+from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
 
@@ -33,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         words.exit(2, f"{words.prog}: error: {error}\n")
     except ShardcoreError as error:
-        if bootstrap.is_installed() and bootstrap.installation().processes.world_size > 1:
+        if bootstrap.is_installed() and bootstrap.installation().processes.has_others:
             raise  # an uncaught error is what ends the other ranks
         words.exit(1, f"{words.prog}: {error}\n")
     except Exception:
@@ -53,7 +65,8 @@ def _plan(options: argparse.Namespace) -> int:
     mesh = parse_mesh(options.mesh, options.axes)
     settings = dict(map(parse_option, options.option))
     environment.choose_backend()
-    plan = api.plan(load_function(file, name), mesh, options.policy, **settings)
+    build = function_of(load_script(file), name)
+    plan = api.plan(build, mesh, options.policy or DEFAULT_POLICY, **settings)
     if options.python:
         print(plan.to_python(), end="")
     else:
@@ -61,27 +74,60 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
+def _explain(options: argparse.Namespace) -> int:
+    file, name = parse_target(options.target)
+    mesh = None if options.mesh is None else parse_mesh(options.mesh, options.axes)
+    settings = dict(map(parse_option, options.option))
+    api.install(options.strategy)
+    _simulate_ranks(mesh, options)
+    script = load_script(file)
+    batch = function_of(script, options.batch, "the global batch, --batch FUNCTION")
+    if mesh is not None:
+        policy = options.policy or DEFAULT_POLICY
+        api.plan(function_of(script, name), mesh, policy, **settings).distribute()
+    explanation = api.explain(build_model(script, name), batch(), options.step)
+    if options.save and explanation.rank == 0:
+        explanation.save(options.save)
+    if explanation.rank == 0 and not options.json and explanation.layouts:
+        print(explanation.layouts, end="\n\n")
+    _show(explanation, options)
+    return 0
+
+
+def _simulate_ranks(mesh: Mesh | None, options: argparse.Namespace) -> None:
+    """Simulates the ranks of the mesh, or as many as `--ranks` says, without a launcher."""
+    unused = [each for each in ("policy", "axes", "option") if getattr(options, each)]
+    if mesh is None and unused:
+        raise UsageError(f"--{unused[0]} goes with --mesh: give ranks by axes, such as --mesh 2x4")
+    if options.ranks is not None and options.ranks < 1:
+        raise UsageError(f"--ranks {options.ranks} is no number of ranks: give 1 or more")
+    if resolve_job(environ=os.environ) is None:
+        bootstrap.simulate(mesh.size if mesh else options.ranks or 1)
+    elif options.ranks is not None:
+        raise UsageError("--ranks simulates ranks, but a launcher started this one: leave it out")
+
+
 def _verify(options: argparse.Namespace) -> int:
     file, name = parse_target(options.target)
     api.install(options.strategy)
-    report = api.verify(build_model(file, name))
+    report = api.verify(build_model(load_script(file), name))
     _show(report, options)
     return 0 if report.ok else 1
 
 
-COMMANDS = {"status": _status, "plan": _plan, "verify": _verify}
+COMMANDS = {"status": _status, "plan": _plan, "explain": _explain, "verify": _verify}
 
 
-def _show(result: Status | Verification, options: argparse.Namespace) -> None:
+def _show(result: Status | Explanation | Verification, options: argparse.Namespace) -> None:
     if result.rank == 0:
         print(json.dumps(result.to_dict(), indent=2) if options.json else result)
 
 
-def load_function(file: Path, name: str) -> Callable[[], Any]:
-    """Runs a script, with its folder first on `sys.path`, and returns its function `name`.
+def load_script(file: Path) -> ModuleType:
+    """Runs a script, with its folder first on `sys.path`, and returns its module.
 
     Raises:
-        UsageError: If it is no Python file, or has no such function.
+        UsageError: If it is no Python file.
     """
     module_name = file.stem
     spec = importlib.util.spec_from_file_location(module_name, file.resolve())
@@ -92,12 +138,28 @@ def load_function(file: Path, name: str) -> Callable[[], Any]:
     # Pickle and Keras' serialization look there for the classes of the script.
     sys.modules[module_name] = module
     spec.loader.exec_module(module)
-    function = getattr(module, name, None)
+    return module
+
+
+def function_of(
+    script: ModuleType, name: str, returned: str = "the model, FILE:FUNCTION"
+) -> Callable[[], Any]:
+    """Returns the function `name` of a script.
+
+    Args:
+        script: The module.
+        name: The function's name.
+        returned: What it returns, and how it is named on the command line, for the error.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    function = getattr(script, name, None)
     if not callable(function):
-        own = [key for key, value in vars(module).items() if _is_own_function(value, module_name)]
+        own = [key for key, each in vars(script).items() if _is_own_function(each, script.__name__)]
         raise UsageError(
-            f"{module.__file__} has no function {name!r}; it has {', '.join(own) or 'none'}: "
-            "name one that returns the model, FILE:FUNCTION"
+            f"{script.__file__} has no function {name!r}; it has {', '.join(own) or 'none'}: "
+            f"name one that returns {returned}"
         )
     found: Callable[[], Any] = function
     return found
@@ -107,22 +169,22 @@ def _is_own_function(value: object, module_name: str) -> bool:
     return callable(value) and getattr(value, "__module__", None) == module_name
 
 
-def build_model(file: Path, name: str) -> Any:
-    """Returns the Keras model that the function `name` of the script returns.
+def build_model(script: ModuleType, name: str) -> Any:
+    """Returns the Keras model that the function `name` of a script returns.
 
     Raises:
         UsageError: If there is no such function, or it returns anything else.
     """
-    model = load_function(file, name)()
+    model = function_of(script, name)()
     kind = getattr(sys.modules.get("keras"), "Model", None)
     if kind is None or not isinstance(model, kind):
         raise UsageError(
-            f"{name}() of {file.resolve()} returned {type(model).__name__}, expected a "
+            f"{name}() of {script.__file__} returned {type(model).__name__}, expected a "
             "keras.Model that is built: does it end in 'return model'?"
         )
     if not model.built:
         raise UsageError(
-            f"{name}() of {file.resolve()} returned a model that is not built, so it has no "
+            f"{name}() of {script.__file__} returned a model that is not built, so it has no "
             "variables yet: give it an Input, call it on a batch, or call model.build(shape)"
         )
     return model

@@ -22,6 +22,7 @@ EXAMPLES = """\
 examples:
   shardcore status                        the strategy in use here, and why
   shardcore plan model.py --mesh 2x4      a layout for build() of model.py
+  shardcore explain model.py --mesh 2x4   what a step of it moves on 8 ranks
   shardcore verify model.py               build() of model.py, on one device
   shardcore verify model.py:make --json   another function, as JSON
   torchrun --nproc_per_node=2 --module shardcore verify model.py:build
@@ -47,7 +48,28 @@ examples:
   shardcore plan model.py --mesh 1x8 --python > layout.py    a program to edit
 """
 
+EXPLAIN = """\
+Runs one step of the compiled model that a function of your script returns, on
+the batch that another one returns. Prints where the layout of each variable
+comes from, and which collectives the step starts, with their bytes and reasons.
+
+With --mesh a policy lays the model out, and the function sets no distribution.
+Without it the script sets the distribution. Without torchrun this process is
+rank 0 of ranks that are simulated: layouts, collectives and bytes are those of
+real ranks, values are not.
+"""
+
+EXPLAIN_EPILOG = """\
+examples:
+  shardcore explain model.py --mesh 2x4 --policy fully_sharded --save step.svg
+  shardcore explain model.py:make --ranks 8    make() sets the distribution
+  torchrun --nproc_per_node=2 --module shardcore explain model.py
+                                               real ranks; rank 0 prints
+"""
+
 AXES = ("data", "model")
+DEFAULT_POLICY = "tensor_parallel"
+DEFAULT_BATCH = "batch"
 
 EPILOG = f"""\
 The script sets the distribution, and a function returns the built model:
@@ -87,36 +109,48 @@ def parser() -> argparse.ArgumentParser:
     status = add("status", help=about, description=about)
     about = "show which layout a policy gives each variable of a model"
     plan = add("plan", help=about, description=PLAN, epilog=PLAN_EPILOG)
+    about = "show what a step of a model moves, and where each layout comes from"
+    explain = add("explain", help=about, description=EXPLAIN, epilog=EXPLAIN_EPILOG)
     about = "check that every rank stores its shards of a model"
     verify = add("verify", help=about, description=VERIFY, epilog=EPILOG)
-    for each in (status, plan, verify):
+    for each in (status, plan, explain, verify):
         each.add_argument("--json", action="store_true", help="print data instead of a table")
-    for each in (status, verify):
+    for each in (status, explain, verify):
         each.add_argument(
             "--strategy",
             default="auto",
             help="how variables are stored: auto (default), or one that shardcore --help lists",
         )
-    for each in (plan, verify):
+    for each in (plan, explain, verify):
         each.add_argument(
             "target",
             metavar="FILE[:FUNCTION]",
             help=f"a Python script, and its function that returns the model ({DEFAULT_FUNCTION})",
         )
-    plan.add_argument("--mesh", required=True, metavar="2x4", help="how many ranks, by axes")
-    plan.add_argument("--axes", metavar="NAMES", help=f"the axes' names ({','.join(AXES)})")
-    plan.add_argument(
-        "--policy",
-        default="tensor_parallel",
-        help="tensor_parallel (default), or another one that shardcore --help lists",
+    ranks = explain.add_mutually_exclusive_group()
+    ranks.add_argument("--ranks", type=int, metavar="N", help="how many ranks to simulate")
+    for each, ways, needed in ((plan, plan, True), (explain, ranks, False)):
+        ways.add_argument("--mesh", required=needed, metavar="2x4", help="how many ranks, by axes")
+        each.add_argument("--axes", metavar="NAMES", help=f"the axes' names ({','.join(AXES)})")
+        each.add_argument(
+            "--policy",
+            help=f"{DEFAULT_POLICY} (default), or another one that shardcore --help lists",
+        )
+        each.add_argument(
+            "--option",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help="an option of the policy, such as small=0",
+        )
+    explain.add_argument("--step", default="train", help="train (default), test or predict")
+    explain.add_argument(
+        "--batch",
+        default=DEFAULT_BATCH,
+        metavar="FUNCTION",
+        help=f"the function of the script that returns the global batch ({DEFAULT_BATCH})",
     )
-    plan.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the policy, such as small=0",
-    )
+    explain.add_argument("--save", metavar="FILE", help="write the picture: step.svg, step.html")
     plan.add_argument("--python", action="store_true", help="print the program that makes it")
     return found
 

@@ -13,6 +13,7 @@ from shardcore.domain.errors import StrategyError
 from shardcore.domain.explanation.advice import said
 from shardcore.domain.explanation.collectives import Collective, Explained
 from shardcore.reporting.explanation_picture import html, svg
+from shardcore.reporting.plan import PlanReport
 from shardcore.reporting.tables import Column, Shown, build, human_bytes
 
 COLUMNS = (
@@ -24,7 +25,13 @@ COLUMNS = (
 
 @attrs.frozen
 class Explanation(Explained, Shown):
-    """The collectives of one step of a model, as seen by one rank."""
+    """The collectives of one step of a model, as seen by one rank.
+
+    Args:
+        layouts: The rule that decides the layout of each variable; None without a distribution.
+    """
+
+    layouts: PlanReport | None = None
 
     def title(self) -> str:
         """Returns the model, the step, the strategy, the mesh and the rank, in one line."""

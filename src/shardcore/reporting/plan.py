@@ -59,7 +59,7 @@ class PlanReport(Shown):
     """The rules of a plan as they are now.
 
     Args:
-        policy: The policy's name.
+        policy: The policy's name; empty for a layout map of the program.
         mesh: The mesh as text.
         rules: One entry per rule.
     """
@@ -92,7 +92,8 @@ class PlanReport(Shown):
         )
         sums = (variables, outputs, human_bytes(self.bytes_here), human_bytes(self.bytes_whole))
         rows += [(), (f"{len(self.rules)} rules", "", "", *sums, "")]
-        return build(f"policy {self.policy}, mesh {self.mesh}", COLUMNS, rows, width)
+        made_by = f"policy {self.policy}" if self.policy else "layouts of the program"
+        return build(f"{made_by}, mesh {self.mesh}", COLUMNS, rows, width)
 
 
 def plan_report(

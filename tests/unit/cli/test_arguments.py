@@ -17,7 +17,7 @@ def exits(capsys, *words):
     return exit_.value.code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [(), ("status",), ("plan",), ("verify",)])
+@pytest.mark.parametrize("words", [(), ("status",), ("plan",), ("explain",), ("verify",)])
 def test_help_fits_80_columns(capsys, monkeypatch, words):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
@@ -85,7 +85,7 @@ def test_the_function_is_build_by_default(tmp_path, suffix, name):
 def test_a_file_that_is_no_python(tmp_path):
     (tmp_path / "model.txt").touch()
     with pytest.raises(cli.UsageError, match=r"should end in \.py"):
-        cli.load_function(tmp_path / "model.txt", "build")
+        cli.load_script(tmp_path / "model.txt")
 
 
 @pytest.fixture
@@ -105,19 +105,19 @@ def script(tmp_path, monkeypatch):
 
 
 def test_a_script_is_run_with_its_folder_on_the_path(script):
-    give_number = cli.load_function(script, "give_number")
-    assert give_number() == 42
-    assert sys.modules["cli_script"].give_number is give_number
+    module = cli.load_script(script)
+    assert cli.function_of(module, "give_number")() == 42
+    assert sys.modules["cli_script"] is module
 
 
 def test_no_such_function_lists_those_there_are(script):
     with pytest.raises(cli.UsageError, match="has no function 'build'; it has give_number:"):
-        cli.build_model(script, "build")
+        cli.build_model(cli.load_script(script), "build")
 
 
 def test_a_function_that_returns_no_model(script):
     with pytest.raises(cli.UsageError, match=r"give_number\(\) .* returned int, expected a keras"):
-        cli.build_model(script, "give_number")
+        cli.build_model(cli.load_script(script), "give_number")
 
 
 def test_an_environment_that_cannot_is_one_line_and_code_1(capsys, monkeypatch):
@@ -168,5 +168,21 @@ def test_a_mesh(shape, names, expected):
 def test_a_plan_that_is_asked_for_wrongly(capsys, tmp_path, words, code, message):
     (tmp_path / "model.py").touch()
     found, error = exits(capsys, "plan", f"{tmp_path}/model.py", *words)
+    assert found == code
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--mesh", "2by4"], 2, "--mesh '2by4' is no mesh: give ranks by axes, such as 8 or 2x4"),
+        (["--mesh", "2x4", "--axes", "data"], 1, "has 2 axes but axis_names ('data',) has 1"),
+        (["--mesh", "2x4", "--ranks", "8"], 2, "argument --ranks: not allowed with argument --me"),
+        (["--option", "small"], 2, "'small' is none: give NAME=VALUE"),
+    ],
+)
+def test_an_explanation_that_is_asked_for_wrongly(capsys, tmp_path, words, code, message):
+    (tmp_path / "model.py").touch()
+    found, error = exits(capsys, "explain", f"{tmp_path}/model.py", *words)
     assert found == code
     assert message in error
