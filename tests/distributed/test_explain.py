@@ -17,7 +17,6 @@ from tests.distributed.explained import X, Y, compiled, distribute_by, net
 from tests.distributed.models import CASES, decoder, mlp
 from tests.distributed.programs import AXES, distribute, local
 
-TEXT = "{http://www.w3.org/2000/svg}text"
 ACTIVATION = 8 * 6 * 16 * 4  # the bytes of an activation between the decoder's layers
 
 
@@ -244,14 +243,8 @@ def test_the_page_shows_the_example(tmp_path):
     explanation = run_ranks(program, 4, timeout=120)[0]
     (advice,) = explanation.advice()
     assert advice in " ".join((root / "docs" / "how-to" / "explain.md").read_text().split())
-    pictures = [
-        ElementTree.parse(path)
-        for path in (tmp_path / "step.svg", root / "docs" / "images" / "explain.svg")
-    ]
-    drawn, shown = (
-        {"".join(each.itertext()) for each in picture.iter(TEXT)} for picture in pictures
-    )
-    assert {text for text in drawn if "Dense" in text or "kernel 64x256" in text} <= shown
+    picture = root / "docs" / "images" / "explain.svg"
+    assert picture.read_text() == (tmp_path / "step.svg").read_text()
 
 
 def test_a_weight_is_cast_and_is_still_named():

@@ -159,7 +159,7 @@ class ExplainedStep:
             self._cause = before
 
     def _output(self, outputs: object) -> Any:
-        """Returns the shape of the first output, and its spec; None if unknown."""
+        """Returns shape, spec (None if unknown) and bytes of an element of the first output."""
         found: list[Any] = []
         seams.map_tensors(found.append, outputs)
         if not found:
@@ -168,7 +168,7 @@ class ExplainedStep:
             layout = self.session and self.session.strategy.layout(found[0])
         except LayoutError:  # a strided shard, as after a reshape
             layout = None
-        return tuple(found[0].shape), layout and layout.spec
+        return tuple(found[0].shape), layout and layout.spec, found[0].element_size()
 
 
 def _path(layer: Layer) -> str:

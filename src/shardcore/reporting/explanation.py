@@ -97,7 +97,7 @@ class Explanation(Explained, Shown):
             raise StrategyError(
                 f'An explanation is saved as "step.svg" or "step.html", got {str(path)!r}.'
             )
-        picture = svg(self, self.title(), self.summary(), self.advice())
+        picture = svg(self, self.title(), self.summary())
         page = picture if path.suffix == ".svg" else html(self.title(), picture, self.text(10_000))
         path.write_text(page, encoding="utf-8")
         return path

@@ -5,13 +5,41 @@ The style sheets follow the reader's light or dark page.
 
 from collections.abc import Sequence
 from html import escape
+from math import prod, sqrt
 
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.spec import DimSpec, entry_axes
 
-WIDTH, HEIGHT = 34, 20
-# The largest number of parts that is drawn.
-MOST_PARTS = 8
+# The area of the largest tensor of a picture, and the least side of a block.
+AREA, LEAST = 2600.0, 10.0
+# The height and the least width of a vector.
+THIN, SHORT = 4.0, 24.0
+# The least and the most times that a block is as wide as it is high.
+ASPECT = 0.6, 4.0
+# The largest number of parts that is drawn, and the least width of one that gets a line.
+MOST_PARTS, LEAST_PART = 8, 3.0
+
+
+def size(shape: Sequence[int], share: float) -> tuple[float, float]:
+    """Returns width and height of a tensor's block: a thin bar for a vector or a scalar.
+
+    Args:
+        shape: Its global shape.
+        share: Its bytes, as a part of those of the largest tensor.
+
+    Example:
+        >>> [round(side) for side in (*size((64, 256), 1.0), *size((64, 256), 0.25))]
+        [102, 25, 51, 13]
+        >>> size((256,), 0.05), size((8,), 0.0)
+        ((32.5, 4.0), (24.0, 4.0))
+    """
+    area = AREA * share
+    if len(shape) < 2:
+        width = min(sqrt(AREA * ASPECT[1]), max(SHORT, area / THIN))
+        return width, max(THIN, area / width)
+    least, most = ASPECT
+    aspect = min(most, max(least, shape[-1] / max(1, prod(shape[:-1]))))
+    return max(LEAST, sqrt(area * aspect)), max(LEAST, sqrt(area / aspect))
 
 
 def colour(axis: str, mesh: Mesh | None) -> str:
@@ -25,31 +53,35 @@ def colour(axis: str, mesh: Mesh | None) -> str:
     return f"axis{mesh.axis_index(axis) % 4}" if mesh and known else "whole"
 
 
-def block(x: float, y: float, spec: Sequence[DimSpec], mesh: Mesh | None, rank: int) -> str:
+def block(
+    x: float, y: float, sides: tuple[float, float], spec: Sequence[DimSpec], mesh: Mesh | None,
+    rank: int,
+) -> str:  # fmt: skip
     """Returns a block at `x`, `y`: its last dim is drawn across, the other dims down.
 
     Args:
         x: Its left side.
         y: Its top.
+        sides: Its width and height.
         spec: Per tensor dim the mesh axes that split it.
         mesh: The mesh, None if nothing is distributed.
         rank: The rank whose part is coloured.
     """
     if mesh is None or not _axes(spec, mesh):
-        return _rect(x, y, WIDTH, HEIGHT, "part whole")
+        return _rect(x, y, *sides, "part whole")
     (columns, column), (rows, row) = (_parts(dims, mesh, rank) for dims in (spec[-1:], spec[:-1]))
-    width, height = WIDTH / columns, HEIGHT / rows
+    width, height = sides[0] / columns, sides[1] / rows
     left, top = x + column * width, y + row * height
     first, *others = (*_axes(spec[-1:], mesh), *_axes(spec[:-1], mesh))
     shapes = [
-        _rect(x, y, WIDTH, HEIGHT, "part others"),
+        _rect(x, y, *sides, "part others"),
         _rect(left, top, width, height, f"part {colour(first, mesh)}"),
     ]
     for axis in others[:1]:  # both colours, in a triangle each
         corners = f"{left:g},{top:g} {left + width:g},{top:g} {left:g},{top + height:g}"
         shapes.append(f'<polygon points="{corners}" class="{colour(axis, mesh)}"/>')
-    lines = [(x + n * width, y, 0, HEIGHT) for n in range(1, columns)]
-    lines += [(x, y + n * height, WIDTH, 0) for n in range(1, rows)]
+    lines = [(x + n * width, y, 0.0, sides[1]) for n in range(1, columns) if width >= LEAST_PART]
+    lines += [(x, y + n * height, sides[0], 0.0) for n in range(1, rows) if height >= LEAST_PART]
     shapes += [f'<path d="M{a:g} {b:g}l{c:g} {d:g}" class="cut"/>' for a, b, c, d in lines]
     return "".join(shapes)
 
@@ -80,11 +112,9 @@ COLOURS = {
     ".soft": ("fill", "#57606a", "#9198a1"),
     ".bad": ("fill", "#cf222e", "#ff7b72"),
     ".page": ("fill", "#ffffff", "#0d1117"),
-    ".band": ("fill", "#f6f8fa", "#151b23"),
     ".whole": ("fill", "#c9d1d9", "#4b535d"),
-    ".part, .chip": ("stroke", "#d0d7de", "#3d444d"),
+    ".part, .rule": ("stroke", "#d0d7de", "#3d444d"),
     ".others, .cut": ("stroke", "#57606a", "#9198a1"),
-    ".forced": ("stroke", "#cf222e", "#ff7b72"),
     ".axis0": ("fill", "#2f6fde", "#6ea0f5"),
     ".axis1": ("fill", "#d97706", "#f0a94a"),
     ".axis2": ("fill", "#2e9e5b", "#5cc98a"),
@@ -93,7 +123,7 @@ COLOURS = {
 SHAPES = """
 text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre; }
 .head { font-weight: bold; } .title { font-weight: bold; font-size: 15px; }
-.others, .chip { fill: none; } .cut { stroke-width: 0.7; } .forced { stroke-width: 1.6; }
+.head .soft { font-weight: normal; } .others { fill: none; } .cut { stroke-width: 0.7; }
 """
 LIGHT, DARK = (
     " ".join(f"{name} {{ {what}: {pair[number]}; }}" for name, (what, *pair) in COLOURS.items())

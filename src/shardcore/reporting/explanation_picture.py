@@ -1,41 +1,44 @@
 """A step as a picture: layers down the page, sharding by colour, collectives beside the layers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
+from math import prod
 from textwrap import wrap
 
+from shardcore.domain.explanation.advice import said
 from shardcore.domain.explanation.collectives import Collective, Explained, ExplainedLayer, Phase
-from shardcore.domain.mesh import Mesh
-from shardcore.reporting.explanation_blocks import PAGE_STYLE, STYLE, WIDTH, block, colour
+from shardcore.domain.spec import DimSpec
+from shardcore.reporting.explanation_blocks import PAGE_STYLE, STYLE, block, colour, size
 from shardcore.reporting.tables import human_bytes
 
-# The left sides of the columns: layers, variables, outputs, both passes; and the full width.
-LAYERS, VARIABLES, OUTPUTS, FORWARD, BACKWARD, PAGE = 16, 300, 560, 790, 1060, 1330
-LINE, LETTER = 26, 7.3
+# The left sides of the columns: layers, tensors, collectives; and the full width.
+LAYERS, TENSORS, COLLECTIVES, PAGE = 20, 200, 480, 960
+LABEL = 112  # from the left of a block to its label
+LINE, LETTER, GAP = 18, 7.3, 12
 
 
-def svg(explained: Explained, title: str, summary: str, advice: Iterable[str]) -> str:
+def svg(explained: Explained, title: str, summary: str) -> str:
     """Returns the picture as a self-contained SVG."""
-    y, shapes = _head(explained, title, summary, advice)
-    for number, (name, layer, collectives) in enumerate(_rows(explained)):
-        columns: dict[int, list[Collective]] = {FORWARD: [], BACKWARD: []}
+    most = max((each.sent_bytes * each.times for each in explained.collectives), default=0)
+    largest = max((each[2] for layer in explained.layers for each in _tensors(layer)), default=0)
+    y, shapes = _head(explained, title, summary)
+    for name, layer, collectives in _rows(explained):
+        shapes.append(f'<path d="M{LAYERS} {y:g}H{PAGE - LAYERS}" class="rule"/>')
+        top = bottom = y + GAP
+        if layer:
+            drawn, bottom = _layer(name, layer, top, explained, max(1, largest))
+            shapes += drawn
+        else:
+            shapes.append(_text(LAYERS, top, name, "soft", COLLECTIVES))
         for each in collectives:
-            columns[BACKWARD if each.phase in ("backward", "update") else FORWARD].append(each)
-        variables = len(layer.variables) if layer else 0
-        height = LINE * max(1, variables, *map(len, columns.values())) + 4
-        if number % 2 == 0:
-            shapes.append(f'<rect y="{y}" width="{PAGE}" height="{height}" class="band"/>')
-        for x, found in columns.items():
-            for line, each in enumerate(found):
-                forced = explained.is_avoidable(each)
-                shapes.append(_chip(x, y + 3 + line * LINE, each, explained.mesh, forced))
-        shapes += _layer(name, layer, y, explained) if layer else [_text(LAYERS, y, name, "soft")]
-        y += height
-    size = f'viewBox="0 0 {PAGE} {y + 10}" width="{PAGE}" height="{y + 10}"'
+            drawn, top = _collective(top, each, explained, max(1, most))
+            shapes += drawn
+        y = max(top, bottom, y + GAP + LINE) + GAP
+    dimensions = f'viewBox="0 0 {PAGE} {y:g}" width="{PAGE}" height="{y:g}"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {dimensions} role="img">'
         f"<title>{escape(title)}</title><style>{STYLE}</style>"
-        f'<rect width="{PAGE}" height="{y + 10}" class="page"/>{"".join(shapes)}</svg>\n'
+        f'<rect width="{PAGE}" height="{y:g}" class="page"/>{"".join(shapes)}</svg>\n'
     )
 
 
@@ -66,101 +69,105 @@ def _rows(explained: Explained) -> Iterator[tuple[str, ExplainedLayer | None, li
     yield from outside("forward", "loss and metrics", "backward", "update")
 
 
-def _layer(name: str, layer: ExplainedLayer, y: int, explained: Explained) -> Iterator[str]:
-    """Yields the layer's name, its variables and its output."""
-    mesh, rank = explained.mesh, explained.rank
-    indent = LAYERS + 12 * layer.depth
-    often = f" x{layer.calls}" if layer.calls > 1 else ""
-    yield _text(indent, y, name, then=f"{layer.kind}{often}", room=VARIABLES - indent)
-    for number, variable in enumerate(layer.variables):
-        at = y + number * LINE
-        yield block(VARIABLES, at + 4, variable.spec, mesh, rank)
-        yield _label(VARIABLES, at, f"{variable.name} {_sizes(variable.shape)}", OUTPUTS)
+def _tensors(
+    layer: ExplainedLayer,
+) -> Iterator[tuple[str, tuple[int, ...], int, tuple[DimSpec, ...]]]:
+    """Yields name, shape, bytes and spec of the layer's variables and of its output."""
+    for each in layer.variables:
+        yield each.name, each.shape, each.bytes, each.spec
     if layer.shape is not None:
         spec = layer.spec or (None,) * len(layer.shape)
-        yield block(OUTPUTS, y + 4, spec, mesh, rank)
-        yield _label(OUTPUTS, y, _sizes(layer.shape), FORWARD)
+        yield "output", layer.shape, prod(layer.shape) * layer.itemsize, spec
 
 
-def _head(
-    explained: Explained, title: str, summary: str, advice: Iterable[str]
-) -> tuple[int, list[str]]:
+def _layer(
+    name: str, layer: ExplainedLayer, y: float, explained: Explained, largest: int
+) -> tuple[list[str], float]:
+    """Returns the layer's name and its tensors, and the bottom of these."""
+    indent = LAYERS + 12 * layer.depth
+    often = f" x{layer.calls}" if layer.calls > 1 else ""
+    shapes = [
+        _text(indent, y, name, "head", TENSORS),
+        _text(indent, y + LINE, f"{layer.kind}{often}", "soft", TENSORS),
+    ]
+    bottom = y + 2 * LINE
+    for each, shape, count, spec in _tensors(layer):
+        sides = size(shape, count / largest)
+        middle = y + max(2.0 * LINE, sides[1] + 6) / 2
+        at = TENSORS, middle - sides[1] / 2
+        shapes.append(block(*at, sides, spec, explained.mesh, explained.rank))
+        sizes = f"{'x'.join(map(str, shape)) or 'scalar'}, {human_bytes(count)}"
+        shapes.append(_text(TENSORS + LABEL, middle - LINE, each, "", COLLECTIVES))
+        shapes.append(_text(TENSORS + LABEL, middle - 3, sizes, "soft", COLLECTIVES))
+        y = 2 * middle - y + 2
+        bottom = max(bottom, y)
+    return shapes, bottom
+
+
+def _head(explained: Explained, title: str, summary: str) -> tuple[float, list[str]]:
     """Returns the top of the first row, and the shapes above it."""
-    lines = [_text(LAYERS, 6, title, "title"), _text(LAYERS, 30, summary)]
-    y = 54
-    for each in advice:
-        for line in wrap(each, int((PAGE - 2 * LAYERS) / LETTER)):
-            lines.append(_text(LAYERS, y, line, "bad"))
-            y += 18
-    lines += _legend(y + 4, explained.mesh)
-    y += LINE + 10
-    heads = ("layer", "its variables", "its output", "forward", "backward and update")
-    columns = (LAYERS, VARIABLES, OUTPUTS, FORWARD, BACKWARD)
-    lines += [_text(x, y, head, "head") for x, head in zip(columns, heads, strict=True)]
-    return y + LINE, lines
-
-
-def _legend(y: int, mesh: Mesh | None) -> list[str]:
-    names = [("part whole", "whole on each rank")]
-    for axis, size in zip(mesh.axis_names, mesh.shape, strict=True) if mesh else ():
-        names.append((f"part {colour(axis, mesh)}", f"split over {axis!r} ({size})"))
-    shapes, x = [], LAYERS
+    mesh, shapes, y = explained.mesh, list[str](), 14
+    for line in wrap(title, int((PAGE - 2 * LAYERS) / 9.2)):
+        shapes.append(_text(LAYERS, y, line, "title"))
+        y += 22
+    shapes.append(_text(LAYERS, y, summary))
+    names = [("part whole", "replicated")]
+    for axis, count in zip(mesh.axis_names, mesh.shape, strict=True) if mesh else ():
+        names.append((f"part {colour(axis, mesh)}", f"sharded over {axis!r} ({count} ranks)"))
+    y, x = y + LINE + GAP, LAYERS
     for kind, label in names:
-        shapes.append(f'<rect x="{x}" y="{y + 6}" width="16" height="12" class="{kind}"/>')
-        shapes.append(_text(x + 22, y, label, "soft"))
-        x += 40 + round(LETTER * len(label)) + 16
-    if mesh is not None:
-        shapes.append(
-            _text(x, y, "coloured: the part of this rank; a frame in red: avoidable", "soft")
-        )
-    return shapes
+        width = 44 + round(LETTER * len(label))
+        x, y = (x, y) if x + width <= PAGE else (LAYERS, y + LINE)
+        shapes.append(f'<rect x="{x}" y="{y + 3}" width="16" height="12" class="{kind}"/>')
+        shapes.append(_text(x + 24, y, label, "soft"))
+        x += width
+    shard = f"coloured: the shard of rank {explained.rank}"
+    scale = f"{shard}; areas: bytes of full tensors, tiny ones enlarged"
+    shapes.append(_text(LAYERS, y + LINE + 2, scale, "soft"))
+    y += 2 * LINE + GAP + 6
+    heads = {LAYERS: "layer", TENSORS: "variables and output", COLLECTIVES: "collectives"}
+    shapes += [_text(x, y, head, "soft") for x, head in heads.items()]
+    return y + LINE + 6, shapes
 
 
-def _chip(x: int, y: int, each: Collective, mesh: Mesh | None, forced: bool) -> str:
-    """Returns a collective: axes by colour, kind, bytes and count; the reason on hovering."""
-    bars = "".join(
-        f'<rect x="{x + 5 * n}" y="{y}" width="5" height="{LINE - 6}" class="{kind}"/>'
-        for n, kind in enumerate(colour(axis, mesh) for axis in each.axes)
+def _collective(
+    y: float, each: Collective, explained: Explained, most: int
+) -> tuple[list[str], float]:
+    """Returns a collective with a bar of its bytes, its reason and a remedy; and its bottom."""
+    sent = each.times * each.sent_bytes
+    width = max(2.0, (PAGE - LAYERS - COLLECTIVES) * sent / most)
+    part = width / max(1, len(each.axes))
+    often = f"{each.times} times, " if each.times > 1 else ""
+    facts = (
+        f"sends {human_bytes(sent)} over {', '.join(each.axes) or 'a group'}, {often}{each.phase}"
     )
-    often = f" x{each.times}" if each.times > 1 else ""
-    label = f"{each.kind} {human_bytes(each.operand_bytes)}{often}"
-    width, left = BACKWARD - FORWARD - 14, 6 + 5 * max(1, len(each.axes))
-    kind = "chip forced" if forced else "chip"
-    return (
-        f"<g><title>{escape(each.reason)}</title>{bars}"
-        f'<rect x="{x}" y="{y}" width="{width}" height="{LINE - 6}" class="{kind}"/>'
-        f"{_text(x + left, y - 3, label, then=_of_what(each), room=width - left)}</g>"
-    )
+    shapes = [_text(COLLECTIVES, y, each.kind, "head", PAGE, then=facts)]
+    shapes += [
+        f'<rect x="{COLLECTIVES + n * part:g}" y="{y + LINE + 3:g}" width="{part:g}" height="5" '
+        f'class="{colour(axis, explained.mesh)}"/>'
+        for n, axis in enumerate(each.axes or ("",))
+    ]
+    lines = [(line, "soft") for line in _wrapped(each.reason)]
+    for one in explained.remedies(each):
+        lines += [(line, "bad") for line in _wrapped(f"Avoidable: {said(one.rules)}")]
+    for number, (line, kind) in enumerate(lines):
+        shapes.append(_text(COLLECTIVES, y + LINE + 9 + number * LINE, line, kind))
+    return shapes, y + LINE + 9 + len(lines) * LINE + GAP
 
 
-def _of_what(each: Collective) -> str:
-    """Returns the variables, or the operator, in short."""
-    first, *others = each.variables or (
-        each.operator.removeprefix("aten.").removesuffix(".default"),
-    )
-    return first.rpartition("/")[2] + (f" +{len(others)}" if others else "")
+def _wrapped(text: str) -> Sequence[str]:
+    return wrap(text, int((PAGE - LAYERS - COLLECTIVES) / LETTER))
 
 
-def _label(x: int, y: int, text: str, end: int) -> str:
-    """Returns the text beside a block at `x`, up to `end`."""
-    return _text(x + WIDTH + 8, y, text, room=end - x - WIDTH - 8)
-
-
-def _sizes(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape)) or "scalar"
-
-
-def _text(
-    x: float, y: int, text: str, kind: str = "", room: int | None = None, then: str = ""
-) -> str:
-    """Returns `text` in the line at `y`, with `then` pale after it, both cut to the room."""
-    most = len(text) + len(then) if room is None else max(4, int((room - 12) / LETTER))
-    shown, pale = _cut(text, most), _cut(then, most - len(text))
+def _text(x: float, y: float, text: str, kind: str = "", end: int = PAGE, then: str = "") -> str:
+    """Returns `text` in the line at `y`, with `then` pale after it, both cut at `end`."""
+    most = int((end - x - 8) / LETTER)
+    shown, pale = _cut(text, most), _cut(then, most - len(text) - 1)
     named = f' class="{kind}"' if kind else ""
     rest = f'<tspan dx="7" class="soft">{escape(pale)}</tspan>' if pale else ""
     cut = (shown, pale) != (text, then)
     title = f"<title>{escape(f'{text} {then}'.strip())}</title>" if cut else ""
-    return f'<text x="{x:g}" y="{y + 18}"{named}>{title}{escape(shown)}{rest}</text>'
+    return f'<text x="{x:g}" y="{y + 13:g}"{named}>{title}{escape(shown)}{rest}</text>'
 
 
 def _cut(text: str, most: int) -> str:

@@ -16,6 +16,8 @@ from shardcore.domain.explanation.collectives import (
 )
 from shardcore.domain.mesh import Mesh
 from shardcore.reporting.explanation import Explanation
+from shardcore.reporting.explanation_blocks import block
+from shardcore.reporting.explanation_picture import svg
 
 GATHER = Collective(
     "all_gather", "forward", "net/down", "aten.mm.default", ("model",), 2, 512, 512, (), (8, 32),
@@ -92,45 +94,125 @@ def test_without_collectives_it_says_why():
     assert "Nothing is moved between ranks." in explanation(**nothing).text(200)
 
 
-def test_the_picture_shows_layers_layouts_and_collectives(tmp_path):
-    path = explanation().save(tmp_path / "step.svg")
+def texts_of(path):
+    """The texts of a picture, in order."""
     root = ElementTree.fromstring(path.read_text())
-    texts = ["".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert any(text.startswith("netSequential") for text in texts)
-    assert any(text.startswith("downDense<&> x2") for text in texts)
-    assert any(text == "kernel 32x32" for text in texts)
-    assert any(text.startswith("all_gather 512 Bmm") for text in texts)
-    assert any(text.startswith("all_reduce 1.0 KiB x3kernel +1") for text in texts)
-    assert "loss and metrics" in texts
-    assert any(text.startswith("Avoidable: the kernel is split.") for text in texts)
-    titles = ["".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert {GATHER.reason, GRADIENT.reason} <= set(titles)
-    forced = [each for each in root.iter() if each.get("class") == "chip forced"]
-    assert len(forced) == 1
+    return ["".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_the_part_of_a_rank_is_where_its_coordinate_says(tmp_path):
+def test_the_picture_shows_layers_layouts_and_collectives(tmp_path):
+    texts = texts_of(explanation().save(tmp_path / "step.svg"))
+    for expected in (
+        "net", "Sequential", "down", "Dense<&> x2", "kernel", "32x32, 4.0 KiB", "scalar, 4 B",
+        "output", "8x32, 1.0 KiB", "loss and metrics", "replicated",
+        "sharded over 'model' (2 ranks)", "coloured: the shard of rank 3; areas: bytes of full",
+        "all_gathersends 512 B over model, forward",
+        "all_reducesends 4.5 KiB over data, model, 3 times, backward",
+    ):  # fmt: skip
+        assert any(text.startswith(expected) for text in texts), expected
+
+
+def test_reasons_and_remedies_are_text_that_no_pointer_must_find(tmp_path):
+    words = " ".join(["the gradients of a kernel", *["that has a long name"] * 9])
+    path = explanation(collectives=(GATHER, attrs.evolve(GRADIENT, reason=words)))
+    texts = texts_of(path.save(tmp_path / "step.svg"))
+    assert words in " ".join(texts)
+    assert GATHER.reason in texts
+    assert texts.count("Avoidable: layout_map['net/down/kernel'] = ('model', None)") == 1
+
+
+KERNEL = ExplainedVariable("net/a/kernel", (64, 256), spec=(None, "model"))
+
+
+def blocks(*variables, shape=None, itemsize=4):
+    """Width and height of each block of a picture of one layer, at the left side of the column."""
+    layer = ExplainedLayer("net/a", "Dense", 0, 1, variables, shape, None, itemsize)
+    picture = svg(explanation(layers=(layer,), collectives=(), avoidable=()), "", "")
+    found = re.findall(
+        r'<rect x="200" y="[\d.]+" width="([\d.]+)" height="([\d.]+)" '
+        r'class="part (?:others|whole)"/>',
+        picture,
+    )
+    return [(float(width), float(height)) for width, height in found]
+
+
+def test_areas_are_in_proportion_to_bytes():
+    quarter = attrs.evolve(KERNEL, shape=(32, 128))
+    half = attrs.evolve(KERNEL, itemsize=2)
+    sides = blocks(KERNEL, quarter, half, shape=(128, 128))
+    areas = [width * height for width, height in sides]
+    assert areas == pytest.approx([2600, 650, 1300, 2600], rel=1e-3)
+    assert [width / height for width, height in sides] == pytest.approx([4, 4, 4, 1], rel=1e-3)
+
+
+def test_the_output_counts_the_bytes_of_its_dtype():
+    assert blocks(KERNEL, shape=(64, 256), itemsize=1)[1] == pytest.approx((50.99, 12.7475), 1e-3)
+
+
+def test_a_bias_is_a_thin_bar():
+    bias = attrs.evolve(KERNEL, shape=(1024,), spec=(None,))
+    tiny = attrs.evolve(KERNEL, shape=(8,), spec=(None,))
+    scalar = attrs.evolve(KERNEL, shape=(), spec=())
+    _, *bars = blocks(KERNEL, bias, tiny, scalar)
+    assert bars == [(2600 * 1024 / (64 * 256) / 4, 4), (24, 4), (24, 4)]
+
+
+def test_a_block_keeps_a_least_size_and_a_moderate_form():
+    tiny = attrs.evolve(KERNEL, shape=(2, 2))
+    wide = attrs.evolve(KERNEL, shape=(2, 8192))
+    assert blocks(KERNEL, tiny, wide)[1:] == [(10, 10), blocks(KERNEL)[0]]
+
+
+def test_a_vector_of_a_large_model_is_higher_not_wider():
+    ((width, height),) = blocks(attrs.evolve(KERNEL, shape=(50_000,), spec=(None,)))
+    assert (width, height) == pytest.approx((101.98, 25.495), rel=1e-3)
+
+
+def test_parts_too_narrow_for_a_line_have_none():
+    mesh = Mesh((8,), ("model",))
+    assert block(0, 0, (24.0, 4.0), ("model",), mesh, 0).count('class="cut"') == 7
+    assert block(0, 0, (23.0, 4.0), ("model",), mesh, 0).count('class="cut"') == 0
+
+
+def test_the_part_of_a_rank_is_where_its_coordinate_says():
     """Rank 3 is at (1, 1): the kernel's lower right quarter, the output's last rows."""
+    mesh = Mesh((2, 2), ("data", "model"))
+    kernel = block(10, 20, (34, 20), ("data", "model"), mesh, 3)
+    assert '<rect x="27" y="30" width="17" height="10" class="part axis1"/>' in kernel
+    assert '<polygon points="27,30 44,30 27,40" class="axis0"/>' in kernel
+    output = block(10, 20, (34, 20), (("data", "model"), None), mesh, 3)
+    assert '<rect x="10" y="35" width="34" height="5" class="part axis0"/>' in output
+
+
+def test_the_bar_of_a_collective_is_as_long_as_its_bytes(tmp_path):
+    """The largest takes the column of 460 px, which its two axes share."""
     picture = explanation().save(tmp_path / "step.svg").read_text()
-    (whole,) = re.findall(
-        r'<rect x="300" y="(\d+)" width="34" height="20" class="part others"/>', picture
+    bars = re.findall(
+        r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="5" class="(\w+)"', picture
     )
-    top = int(whole) + 10
-    assert f'<rect x="317" y="{top}" width="17" height="10" class="part axis1"/>' in picture
-    assert f'<polygon points="317,{top} 334,{top} 317,{top + 10}" class="axis0"/>' in picture
-    assert (
-        f'<rect x="560" y="{int(whole) + 15}" width="34" height="5" class="part axis0"/>' in picture
-    )
+    gather, *gradients, loss = bars
+    assert gradients == [("480", "230", "axis0"), ("710", "230", "axis1")]
+    assert (gather[0], gather[2]) == ("480", "axis1")
+    assert float(gather[1]) == pytest.approx(460 * 512 / (3 * 1536), rel=1e-3)
+    assert loss == ("480", "460", "axis0")
 
 
-@pytest.mark.parametrize(
-    ("phase", "x"), [("forward", 790), ("batch", 790), ("backward", 1060), ("update", 1060)]
-)
-def test_the_passes_have_a_column_each(phase, x, tmp_path):
+@pytest.mark.parametrize("phase", ["batch", "forward", "backward", "update"])
+def test_a_collective_names_its_phase(phase, tmp_path):
     one = attrs.evolve(GATHER, phase=phase, reason="why")
     for each in (one, attrs.evolve(one, layer="")):
-        path = explanation(collectives=(each,)).save(tmp_path / "step.svg")
-        assert f'<title>why</title><rect x="{x}"' in path.read_text()
+        texts = texts_of(explanation(collectives=(each,)).save(tmp_path / "step.svg"))
+        assert f"all_gathersends 512 B over model, {phase}" in texts
+        assert "why" in texts
+
+
+def test_a_long_legend_is_wrapped(tmp_path):
+    axes = tuple(f"axis_with_a_name_{n}" for n in range(4))
+    mesh = Mesh((2, 2, 2, 2), axes)
+    path = explanation(mesh=mesh, layers=(), collectives=()).save(tmp_path / "step.svg")
+    labels = re.findall(r'<text x="(\d+)" y="(\d+)" class="soft">sharded over', path.read_text())
+    assert len(labels) == 4
+    assert len({y for _, y in labels}) == 2
 
 
 def test_a_page_has_picture_and_table(tmp_path):

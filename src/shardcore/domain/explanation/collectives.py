@@ -90,6 +90,7 @@ class ExplainedLayer:
         variables: Its variables, without those of layers that it calls.
         shape: The global shape of its first output; None without one.
         spec: The layout of that output: per tensor dim the mesh axes that split it.
+        itemsize: The bytes of one element of that output.
     """
 
     path: str
@@ -99,6 +100,7 @@ class ExplainedLayer:
     variables: tuple[ExplainedVariable, ...]
     shape: tuple[int, ...] | None
     spec: tuple[DimSpec, ...] | None
+    itemsize: int = 4
 
 
 @attrs.frozen
@@ -141,10 +143,10 @@ class Explained:
             total[each.kind] += each.times * value(each)
         return total
 
-    def is_avoidable(self, collective: Collective) -> bool:
-        """Returns whether another rule would avoid `collective`."""
+    def remedies(self, collective: Collective) -> tuple[Avoidable, ...]:
+        """Returns the other rules that would avoid `collective`."""
         once = attrs.evolve(collective, times=1)
-        return any(each.collective == once for each in self.avoidable)
+        return tuple(each for each in self.avoidable if each.collective == once)
 
 
 def axes_of(mesh: Mesh, processes: Iterable[int], group: Collection[int]) -> tuple[str, ...]:
