@@ -3,7 +3,7 @@
 import argparse
 import ast
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
@@ -93,14 +93,15 @@ class UsageError(ShardcoreError, ValueError):
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line, which sets `command` to its first word."""
-    strategies = _listed(plugins.offered(plugins.STRATEGIES).found.values())
-    policies = _listed(plugins.offered(plugins.POLICIES).found.values())
+    strategies = plugins.offered(plugins.STRATEGIES).found
+    policies = plugins.offered(plugins.POLICIES).found
+    listed = f"strategies:\n{_listed(strategies)}\n\npolicies:\n{_listed(policies)}"
     raw = argparse.RawDescriptionHelpFormatter
     found = argparse.ArgumentParser(
         prog="shardcore",
         formatter_class=raw,
         description="keras.distribution for Keras 3 on PyTorch.",
-        epilog=f"strategies:\n{strategies}\n\npolicies:\n{policies}\n\n{EXAMPLES}",
+        epilog=f"{listed}\n\n{EXAMPLES}",
     )
     found.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     words = found.add_subparsers(required=True, dest="command", metavar="COMMAND")
@@ -119,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument(
             "--strategy",
             default="auto",
-            help="how variables are stored: auto (default), or one that shardcore --help lists",
+            help=f"how variables are stored: auto (default), {', '.join(strategies)}",
         )
     for each in (plan, explain, verify):
         each.add_argument(
@@ -134,7 +135,7 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--axes", metavar="NAMES", help=f"the axes' names ({','.join(AXES)})")
         each.add_argument(
             "--policy",
-            help=f"{DEFAULT_POLICY} (default), or another one that shardcore --help lists",
+            help=f"{', '.join(policies)} (default: {DEFAULT_POLICY})",
         )
         each.add_argument(
             "--option",
@@ -155,12 +156,12 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def _listed(entries: Iterable[StrategyEntry | PolicyEntry]) -> str:
+def _listed(entries: Mapping[str, StrategyEntry | PolicyEntry]) -> str:
     """Returns a line for each entry, wrapped at 80 columns."""
     below = " " * 22
     return "\n".join(
         line
-        for each in entries
+        for each in entries.values()
         for line in wrap(f"  {each.name:<18}  {each.summary}", 80, subsequent_indent=below)
     )
 

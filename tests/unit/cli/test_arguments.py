@@ -8,6 +8,7 @@ import pytest
 import shardcore
 from shardcore import cli
 from shardcore.bootstrap import plugins
+from tests.plugins.packages import write_package
 
 
 def exits(capsys, *words):
@@ -32,6 +33,36 @@ def test_help_names_every_strategy_and_policy(capsys):
     named = {line.split()[0] for line in lines if line.startswith("  ") and line.split()}
     for hook in (plugins.STRATEGIES, plugins.POLICIES):
         assert plugins.offered(hook).found.keys() <= named
+
+
+PLUGIN = """
+from shardcore.ports.hookspecs import hookimpl
+from shardcore.ports.policy import PolicyEntry
+from shardcore.ports.strategy import StrategyEntry
+
+@hookimpl
+def shardcore_strategies():
+    return [StrategyEntry("far", "Stores variables elsewhere.", open=lambda world: None)]
+
+@hookimpl
+def shardcore_policies():
+    return [PolicyEntry("odd", "Shards every other layer.", lambda model, mesh: {})]
+"""
+
+
+def test_help_names_what_packages_offer(capsys, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    write_package(tmp_path, "far-and-odd", PLUGIN)
+    shown = {}
+    for words in ((), ("verify",), ("plan",)):
+        with pytest.raises(SystemExit):
+            cli.main([*words, "--help"])
+        shown[words] = " ".join(capsys.readouterr().out.split())
+    del sys.modules["far_and_odd"]
+    assert "far Stores variables elsewhere." in shown[()]
+    assert "odd Shards every other layer." in shown[()]
+    assert "auto (default), dtensor, manual, single, far" in shown["verify",]
+    assert "sequence_parallel, odd (default: tensor_parallel)" in shown["plan",]
 
 
 def test_the_version(capsys):
