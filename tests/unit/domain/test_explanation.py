@@ -86,21 +86,21 @@ PENDING = Layout(MESH, (None, None), {"model": "sum"})
         ),
         (
             facts(variable="a/kernel", axes=("data",), batch_axis="data", operator="aten.mm"),
-            "a/kernel: split over the batch axis 'data', all-gathered for aten.mm",
+            "a/kernel: sharded over the batch axis 'data', all-gathered for aten.mm",
         ),
-        (facts(variable="a/bias"), "a/bias: split over axis 'model', all-gathered"),
+        (facts(variable="a/bias"), "a/bias: sharded over axis 'model', all-gathered"),
         (
             facts("all_reduce", source=PENDING, target=WHOLE, cause="the layer's output:"),
             "the layer's output: a partial sum over axis 'model', reduced",
         ),
         (
             facts(**COLUMNS, cause="the layer's output: rule '.*/output' asks for it,"),
-            "the layer's output: rule '.*/output' asks for it, split by dim 1 over axis 'model', "
+            "the layer's output: rule '.*/output' asks for it, sharded by dim 1 over axis 'model', "
             "all-gathered",
         ),
         (
             facts(**COLUMNS, operator="aten.mm.default"),
-            "an operand: split by dim 1 over axis 'model', all-gathered for aten.mm.default",
+            "an operand: sharded by dim 1 over axis 'model', all-gathered for aten.mm.default",
         ),
         (
             facts(operator="aten.lstsq.default", fell_back=True, variable="a"),
@@ -122,7 +122,7 @@ PENDING = Layout(MESH, (None, None), {"model": "sum"})
         ),
         (
             facts(cause="what the step returns:"),
-            "what the step returns: split over axis 'model', all-gathered",
+            "what the step returns: sharded over axis 'model', all-gathered",
         ),
         (facts("broadcast", axes=()), "a value: sent over a group of processes outside the mesh"),
     ],
@@ -180,7 +180,7 @@ def test_the_advice_is_to_replicate_all_small_gathered_variables():
     known = [facts(variable=each.path) for each in (*small, large)]
     (found,) = advise(known, [layer("a", *small, large)])
     assert found.rules == {"a/0": (None, "data"), "a/1": (None, "data")}
-    assert "a/0 and 1 more small variables are split over 'model'" in found.problem
+    assert "a/0 and 1 more small variables are sharded over 'model'" in found.problem
     assert found.effect.startswith(f"each rank keeps {2 * 8 * 8 * 4 * 3 // 4} bytes more")
 
 

@@ -54,7 +54,7 @@ def _advice(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
 def _small_variables(
     moved: Iterable[Facts], layers: Sequence[ExplainedLayer]
 ) -> Iterator[Avoidable]:
-    """Yields advice for small split variables, whose gathers cost more than their split saves."""
+    """Yields advice for small sharded variables, whose all-gathers cost more than shards save."""
     small = {v.path: v for layer in layers for v in layer.variables if v.bytes < SMALL}
     found: dict[tuple[str, ...], dict[str, Facts]] = {}
     for facts in moved:
@@ -68,15 +68,15 @@ def _small_variables(
         )
         yield Avoidable(
             gathered[first].collective(),
-            f"{named} {'is' if not others else 'are'} split over {', '.join(map(repr, axes))} and "
-            "gathered at each use",
+            f"{named} {'are' if others else 'is'} sharded over {', '.join(map(repr, axes))} and "
+            "all-gathered at each use",
             {path: without_axes(small[path].spec, *axes) for path in gathered},
-            f"each rank keeps {round(more)} bytes more, and gathers none of them",
+            f"each rank keeps {round(more)} bytes more, and all-gathers none of them",
         )
 
 
 def _by_rows(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
-    """Returns the advice to split a kernel by rows, so that its input stays split by features."""
+    """Returns the advice to shard a kernel by rows, so that its input stays sharded by features."""
     layer = next((each for each in layers if each.path == facts.layer), None)
     size = _features(facts)
     if layer is None or size is None:
@@ -91,18 +91,18 @@ def _by_rows(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None
     others = [
         each for each in layer.variables if each is not kernel and _has(each.spec, axis)
     ]  # the output is replicated then
-    split = "split by its last dim" if axis in entry_axes(kernel.spec[-1]) else "whole"
+    placed = "sharded by its last dim" if axis in entry_axes(kernel.spec[-1]) else "replicated"
     return Avoidable(
         facts.collective(),
-        f"layer {layer.path}: {kernel.name} is {split}, so its input, split over {axis!r}, is "
-        "gathered",
+        f"layer {layer.path}: {kernel.name} is {placed}, so its input, sharded over {axis!r}, "
+        "is all-gathered",
         {kernel.path: rows, **{each.path: without_axes(each.spec, axis) for each in others}},
-        "the kernel takes its input as it is split; its output, a partial sum, is reduced",
+        "the kernel takes its input as it is sharded; its output, a partial sum, is reduced",
     )
 
 
 def _whole_producer(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
-    """Returns the advice to replicate the last layer before whose split output must be gathered."""
+    """Returns the advice to replicate the last layer before, whose output is all-gathered."""
     axis = facts.axes[0]
     paths = [layer.path for layer in layers]
     upto = paths.index(facts.layer) if facts.layer in paths else len(layers)
@@ -111,10 +111,10 @@ def _whole_producer(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable
         if split and layer.spec is not None and _has(layer.spec, axis):
             return Avoidable(
                 facts.collective(),
-                f"{facts.layer or 'the loss'} needs whole what {layer.path} gives split over "
+                f"{facts.layer or 'the loss'} needs the full output of {layer.path}, sharded over "
                 f"{axis!r}",
                 {each.path: without_axes(each.spec, axis) for each in split},
-                f"{layer.path} is computed whole on each rank of {axis!r}, and nothing is gathered",
+                f"each rank of {axis!r} computes all of {layer.path}, and nothing is all-gathered",
             )
     return None
 

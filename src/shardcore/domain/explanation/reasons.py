@@ -98,7 +98,7 @@ def reason(facts: Facts) -> str:
         return f"{facts.operator} cannot be split for these operands: they are replicated first"
     if facts.variable is not None and facts.kind == "all_gather":
         over = ("the batch " if facts.batch_axis in facts.axes else "") + _over(facts.axes)
-        return f"{facts.variable}: split over {over}, all-gathered{_purpose(facts)}"
+        return f"{facts.variable}: sharded over {over}, all-gathered{_purpose(facts)}"
     return f"{facts.variable or _what(facts)}: {_move(facts)}{_purpose(facts)}"
 
 
@@ -135,16 +135,16 @@ def _move(facts: Facts) -> str:
             kept = f", each rank keeps its shard of dim {dims[0]}" if dims else ""
             return f"a partial {before.op} over {over}, reduced{kept}"
         if isinstance(before, Shard):
-            split = f"split by dim {before.dim} over {over}"
+            sharded = f"sharded by dim {before.dim} over {over}"
             if not dims:
-                return f"{split}, all-gathered"
+                return f"{sharded}, all-gathered"
             how = "into other shards" if dims[0] == before.dim else f"by dim {dims[0]}"
-            return f"{split}, split {how} instead"
+            return f"{sharded}, sharded {how} instead"
     return {
         "all_reduce": f"a partial value over {over}, reduced",
         "reduce_scatter": f"a partial value over {over}, reduced, each rank keeps its shard",
-        "all_gather": f"split over {over}, all-gathered",
-        "all_to_all": f"split over {over}, split by another dim instead",
+        "all_gather": f"sharded over {over}, all-gathered",
+        "all_to_all": f"sharded over {over}, sharded by another dim instead",
     }.get(facts.kind, f"sent over {over}")
 
 
