@@ -124,6 +124,22 @@ PENDING = Layout(MESH, (None, None), {"model": "sum"})
             facts(cause="what the step returns:"),
             "what the step returns: sharded over axis 'model', all-gathered",
         ),
+        (
+            facts("all_to_all", operator="aten.cumsum.default", shape=(8, 16),
+                  source=Layout(MESH, (None, "model")), target=Layout(MESH, ("model", None))),
+            "an operand: sharded by dim 1 over axis 'model', redistributed into shards of dim 0 "
+            "for aten.cumsum.default",
+        ),
+        (
+            facts("all_to_all", axes=("data", "model"), shape=(8, 16), variable="a/kernel",
+                  source=Layout(MESH, (("data", "model"), None)),
+                  target=Layout(MESH, (("model", "data"), None))),
+            "a/kernel: sharded by dim 0 over axes 'data', 'model', redistributed into other shards",
+        ),
+        (
+            facts("all_to_all", reduced=("a/kernel",), phase="backward"),
+            "the gradient of a/kernel, redistributed to the layout of the variable",
+        ),
         (facts("broadcast", axes=()), "a value: sent over a group of processes outside the mesh"),
     ],
 )  # fmt: skip

@@ -138,13 +138,13 @@ def _move(facts: Facts) -> str:
             sharded = f"sharded by dim {before.dim} over {over}"
             if not dims:
                 return f"{sharded}, all-gathered"
-            how = "into other shards" if dims[0] == before.dim else f"by dim {dims[0]}"
-            return f"{sharded}, sharded {how} instead"
+            into = "other shards" if dims[0] == before.dim else f"shards of dim {dims[0]}"
+            return f"{sharded}, redistributed into {into}"
     return {
         "all_reduce": f"a partial value over {over}, reduced",
         "reduce_scatter": f"a partial value over {over}, reduced, each rank keeps its shard",
         "all_gather": f"sharded over {over}, all-gathered",
-        "all_to_all": f"sharded over {over}, sharded by another dim instead",
+        "all_to_all": f"sharded over {over}, redistributed into shards of another dim",
     }.get(facts.kind, f"sent over {over}")
 
 
