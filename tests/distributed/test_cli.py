@@ -29,6 +29,13 @@ def trained(distribution=True):
 def trained_plain():
     return trained(False)
 
+def ruled():
+    mesh = keras.distribution.DeviceMesh((1, keras.distribution.get_device_count()), ("x", "y"))
+    rules = keras.distribution.LayoutMap(mesh)
+    rules[".*kernel"] = (None, "y")
+    keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=rules))
+    return trained(False)
+
 def batch():
     return keras.random.normal((8, 3)), keras.random.normal((8, 2))
 
@@ -142,6 +149,16 @@ def test_explain_takes_the_distribution_of_the_script(target):
     (layouts,) = data["layouts"]["rules"]
     assert (layouts["rule"], layouts["reason"]) == ("", "no rule matches: replicated")
     assert layouts["bytes_whole"] == (3 * 2 + 2) * 4
+
+
+def test_explain_names_the_rules_of_the_script(target):
+    code, out, _ = command("explain", f"{target}:ruled", "--ranks", "2", "--step", "predict")
+    assert code == 0
+    assert "layouts of the program, mesh (x=1, y=2)" in out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
+    assert [".*kernel", "(None, 'y')", "1", "12 B"] in rows
+    assert ["a rule of the program", "", "", ""] in rows
+    assert ["(no rule)", "whole", "1", "8 B"] in rows
 
 
 def test_explain_saves_the_picture(target, tmp_path):
