@@ -1,4 +1,4 @@
-"""One user script: alone by `python`, on ranks by `torchrun`; its model by `shardcore verify`."""
+"""One user script: alone by `python`, on ranks by `torchrun`; by `shardcore verify`, `explain`."""
 
 import json
 import os
@@ -31,6 +31,9 @@ def build():
     model = keras.Model(inputs, keras.layers.Dense(3, name="down")(hidden))
     model.compile("adam", "mse")
     return model
+
+def batch():
+    return np.random.normal(size=(20, 6)), np.random.normal(size=(20, 3))
 
 def no_model():
     return 42
@@ -104,6 +107,16 @@ def test_verify_on_two_ranks_prints_one_report(folder):
         "down/bias": [3],
     }
     assert [v["rule"] for v in report["variables"][:2]] == ["up/kernel", "up/bias"]
+
+
+def test_explain_says_the_same_of_simulated_and_of_real_ranks(folder):
+    words = ("-m", "shardcore", "explain", "script.py", "--json")
+    simulated = run(*words, "--ranks", "2", cwd=folder)
+    real = run(*words, ranks=2, cwd=folder)
+    assert (simulated.returncode, real.returncode) == (0, 0), simulated.stderr + real.stderr
+    assert json.loads(simulated.stdout) == json.loads(real.stdout)
+    calls = json.loads(real.stdout)["calls"]
+    assert calls == {"all_reduce": 1}
 
 
 def test_status_on_two_ranks_is_that_of_the_job(folder):
