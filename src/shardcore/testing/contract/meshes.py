@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from shardcore.adapters import process_group
 from shardcore.bootstrap import plugins
 from shardcore.domain.errors import ShardcoreError
 from shardcore.domain.mesh import Mesh
@@ -18,7 +19,8 @@ Shape = tuple[int, int]
 
 def world_of(shape: Shape, rank: int) -> World:
     """Returns a mesh of `shape` over as many processes, as process `rank` sees it."""
-    return World(Mesh(shape, AXES), tuple(range(math.prod(shape))), rank, "cpu")
+    processes = tuple(range(math.prod(shape)))
+    return World(Mesh(shape, AXES), processes, rank, process_group.device_type())
 
 
 class OnMeshes:

@@ -93,7 +93,7 @@ def gradients(rank: int, strategy: str | None, shape: Shape) -> dict[str, Any]:
     for _ in range(2):
         built.compute_loss(x=x, y=y, y_pred=built(x, training=False)).backward()
     if strategy is None:
-        return {v.path: v.value.grad.numpy() for v in built.trainable_variables}
+        return {v.path: v.value.grad.numpy(force=True) for v in built.trainable_variables}
     session = bootstrap.installation().binding.sessions.required()
     return {v.path: _kept(v, session) for v in built.trainable_variables}
 
@@ -104,7 +104,7 @@ def _kept(variable: keras.Variable, session: Session) -> tuple[Any, bool, tuple[
     spec = RULES.get(variable.path, (None,) * len(variable.shape))
     slices = Layout(session.mesh, spec).slices(variable.shape, session.world.position)
     pending = layout is not None and bool(layout.partial)
-    return session.strategy.local(gradient).detach().numpy().copy(), pending, slices
+    return session.strategy.local(gradient).numpy(force=True).copy(), pending, slices
 
 
 def save(rank: int, strategy: str, shape: Shape, folder: Path) -> tuple[Any, Any, Any]:

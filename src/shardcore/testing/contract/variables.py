@@ -54,14 +54,18 @@ class Case:
         self._equal(self.strategy.full_tensor(tensor), whole, "the whole value")
 
     def _equal(self, found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-        np.testing.assert_array_equal(found, expected, f"{what} of a tensor kept as {self.layout}")
+        _equal(found, expected, f"{what} of a tensor kept as {self.layout}")
+
+
+def _equal(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    np.testing.assert_array_equal(found.cpu(), expected.cpu(), what)
 
 
 def cases(strategy: Strategy[torch.Tensor], world: World, *wholes: torch.Tensor) -> Iterator[Case]:
-    """Yields every value in every layout."""
+    """Yields every value in every layout, on the device of the ranks."""
     for whole in wholes:
         for spec in SPECS:
-            yield Case(strategy, world, whole, Layout(world.mesh, spec))
+            yield Case(strategy, world, whole.to(world.device_type), Layout(world.mesh, spec))
 
 
 def is_created(strategy: Strategy[torch.Tensor], world: World) -> None:
@@ -70,7 +74,7 @@ def is_created(strategy: Strategy[torch.Tensor], world: World) -> None:
         created = strategy.create(case.whole.clone(), case.layout)
         assert created.dtype == case.whole.dtype, f"{created.dtype} is not {case.whole.dtype}"
         case.check(created, case.whole)
-    scalar = torch.tensor(3.0)
+    scalar = torch.tensor(3.0, device=world.device_type)
     Case(strategy, world, scalar, Layout(world.mesh, ())).check(
         strategy.create(scalar.clone(), Layout(world.mesh, ())), scalar
     )
@@ -106,13 +110,11 @@ def is_read(strategy: Strategy[torch.Tensor], world: World) -> None:
         whole = strategy.full_tensor(stored)
         assert not strategy.owns(whole), "full_tensor() gives a plain tensor"
         assert not whole.requires_grad, "full_tensor() gives a detached tensor"
-        result = strategy.full_tensor(stored * 2 + torch.ones(12))
-        np.testing.assert_array_equal(result, case.whole * 2 + 1, f"computed with {case.layout}")
+        result = strategy.full_tensor(stored * 2 + torch.ones_like(case.whole[0]))
+        _equal(result, case.whole * 2 + 1, f"computed with {case.layout}")
         strategy.local(stored.detach()).zero_()
         case.check(stored, torch.zeros_like(case.whole))
-    np.testing.assert_array_equal(
-        strategy.full_tensor(EVEN), EVEN, "full_tensor() of a plain tensor"
-    )
+    _equal(strategy.full_tensor(EVEN), EVEN, "full_tensor() of a plain tensor")
 
 
 def is_assigned(strategy: Strategy[torch.Tensor], world: World) -> None:
@@ -144,17 +146,18 @@ def moves_activations(strategy: Strategy[torch.Tensor], world: World) -> None:
     at = world.mesh.coordinate(world.position)[0]
     ranks = world.mesh.axis_size("data")
     pending = Layout(world.mesh, (None, None), {"data": "sum"})
-    total = EVEN * sum(range(1, ranks + 1))
+    own = EVEN.to(world.device_type)
+    total = own * sum(range(1, ranks + 1))
     replicated = Case(strategy, world, total, Layout.replicated(world.mesh, 2))
     for case in cases(strategy, world, total):
         tensors = [
             total,
             replicated.stored().detach(),
-            strategy.join(EVEN * (at + 1), pending, tuple(EVEN.shape)),
+            strategy.join(own * (at + 1), pending, tuple(own.shape)),
         ]
         for tensor in tensors:
             case.check(strategy.activation(tensor, case.layout), total)
-    summed = strategy.activation(strategy.join(EVEN * (at + 1), pending, tuple(EVEN.shape)), None)
+    summed = strategy.activation(strategy.join(own * (at + 1), pending, tuple(own.shape)), None)
     replicated.check(summed, total)
 
 
@@ -163,10 +166,10 @@ def moves_nothing(strategy: Strategy[torch.Tensor], world: World) -> None:
     with count_collectives() as traffic:
         for case in cases(strategy, world, EVEN):
             stored = case.stored()
-            strategy.join(case.part(EVEN), case.layout, tuple(EVEN.shape))
+            strategy.join(case.part(case.whole), case.layout, tuple(case.whole.shape))
             strategy.local(stored), strategy.owns(stored), strategy.layout(stored)
             with torch.no_grad():
-                strategy.assign(stored, EVEN)
+                strategy.assign(stored, case.whole)
     assert not traffic.calls, f"these need no other rank, but moved {dict(traffic.calls)}"
 
 
