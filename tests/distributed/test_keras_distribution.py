@@ -124,6 +124,28 @@ def test_devices_of_a_kind_that_is_not_here(given):
     ]
 
 
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_one_rank_computes_on_another_accelerator(device):
+    def program(rank):
+        without_launcher()
+        os.environ["KERAS_TORCH_DEVICE"] = device  # as if Keras computed there
+        mesh = kd.DeviceMesh((1, 1), ("data", "model"))
+        return kd.list_devices(), kd.list_devices(device), kd.list_devices("cpu"), mesh.shape
+
+    names = [f"{device}:0"]
+    assert installed(program, 1, init=False) == [(names, names, ["cpu:0"], (1, 1))]
+
+
+def test_several_ranks_on_another_accelerator_are_refused():
+    def program(rank):
+        os.environ["KERAS_TORCH_DEVICE"] = "mps"
+        with pytest.raises(EnvironmentProblem, match="computes on 'mps', which serves one rank"):
+            kd.list_devices()
+
+    installed(program, 2)  # their group is started
+    installed(program, 2, init=False)
+
+
 def test_an_unknown_kind_of_device_is_an_error():
     def program(rank):
         with pytest.raises(MeshError, match="device type 'quantum': give 'cpu', 'gpu' or 'tpu'"):

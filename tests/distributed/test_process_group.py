@@ -6,9 +6,11 @@ import sys
 import threading
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from shardcore.adapters import process_group
+from shardcore.adapters.torch_compat import runs_on_gloo
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job, resolve_job
 from shardcore.testing import run_ranks
@@ -70,6 +72,21 @@ def test_a_job_that_is_not_the_group_of_the_user_is_refused():
         assert "do not call init_process_group" in message
 
 
+def test_gloo_is_found_by_the_device_that_it_serves():
+    def program(rank):
+        dist.init_process_group(
+            "cpu:gloo",
+            init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}",
+            rank=rank,
+            world_size=2,
+        )
+        groups = dist.group.WORLD, dist.new_group(backend="gloo")
+        devices = torch.device("cpu"), torch.device("cuda")
+        return [runs_on_gloo(group.group_name, each) for group in groups for each in devices]
+
+    assert run_ranks(program, 2, init=False) == [[True, False, True, True]] * 2
+
+
 def test_objects_are_gathered_in_the_order_of_ranks():
     def program(rank):
         return process_group.gather({"rank": rank, "text": "x" * rank})
@@ -114,6 +131,7 @@ BUSY_AT_THE_END = """
 import ctypes, hashlib, os, time
 import torch, torch.distributed as dist
 from shardcore.adapters import process_group
+from shardcore.adapters.torch_compat import runs_on_gloo
 from shardcore.domain.job import resolve_job
 
 def put_away(_):

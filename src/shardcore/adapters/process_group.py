@@ -1,7 +1,8 @@
 """The process group of `torch.distributed`: one process per device, joined once.
 
 gloo on CPU; on CUDA NCCL for tensors and gloo for small host objects. Launch and rendezvous are
-those of torch: this module only calls `init_process_group`.
+those of torch: this module only calls `init_process_group`. It gives torch no `device_id`: a group
+that is bound to a device has subgroups only if all ranks create each of them.
 """
 
 import os
@@ -26,6 +27,10 @@ _WORKER = "pt_gloo_runloop"
 _PUT_AWAY_SECONDS = 10.0
 _LOOK_SECONDS = 0.002
 
+# The accelerators that Keras uses on torch, and the devices on which several ranks compute.
+_ACCELERATORS = ("cuda", "mps", "xpu")
+_SEVERAL_RANKS = ("cpu", "cuda")
+
 _T = TypeVar("_T")
 
 
@@ -44,7 +49,8 @@ def start(job: Job | None, timeout: float | None = None, *, init_method: str | N
 
     Raises:
         EnvironmentProblem: If a group of another rank or size exists, if this host has no
-            device for the local rank, or if the other ranks did not join.
+            device for the local rank, if several ranks would compute on another device than CPU
+            or CUDA, or if the other ranks did not join.
 
     Example:
         >>> start(None), rank(), world_size(), gather("a")
@@ -52,6 +58,7 @@ def start(job: Job | None, timeout: float | None = None, *, init_method: str | N
     """
     if is_started():
         _check_same(job)
+        _check_device(world_size())
     elif job is not None:
         _init(job, seconds(timeout), init_method or _meeting(job))
         return True
@@ -96,10 +103,13 @@ def is_simulated() -> bool:
 
 
 def device_type() -> str:
-    """Returns "cuda" if torch sees a CUDA device, else "cpu"."""
-    if is_started() and "cuda" not in str(dist.get_backend_config()):
-        return "cpu"
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """Returns the type of the device on which Keras computes: "cpu", "cuda", "mps" or "xpu".
+
+    It is that of `KERAS_TORCH_DEVICE`, else of the accelerator that torch sees, else "cpu".
+    """
+    asked = os.environ.get("KERAS_TORCH_DEVICE", "").partition(":")[0]
+    seen = torch.accelerator.current_accelerator(check_available=True)
+    return asked or (seen.type if seen is not None and seen.type in _ACCELERATORS else "cpu")
 
 
 def gather(value: _T) -> list[_T]:
@@ -159,16 +169,7 @@ def seconds(timeout: float | None) -> float:
 
 
 def _init(job: Job, timeout: float, init_method: str) -> None:
-    backend = "gloo"
-    if torch.cuda.is_available():
-        if job.local_rank >= torch.cuda.device_count():
-            raise EnvironmentProblem(
-                f"Expected a CUDA device for local rank {job.local_rank} (rank {job.rank}), but "
-                f"this host shows {torch.cuda.device_count()}. Start at most that many processes "
-                "on this host, or hide the devices with CUDA_VISIBLE_DEVICES='' to use the CPU."
-            )
-        torch.cuda.set_device(job.local_rank)
-        backend = "cpu:gloo,cuda:nccl"
+    backend = _backend(job)
     try:
         dist.init_process_group(
             backend,
@@ -183,6 +184,31 @@ def _init(job: Job, timeout: float, init_method: str) -> None:
             f"{timeout:.0f} seconds: {error}. Check that all {job.world_size} processes were "
             "started, with the same address, and that rank 0's port can be reached and is free."
         ) from error
+
+
+def _backend(job: Job) -> str:
+    """Returns the backends of the job's group, and binds this rank to its CUDA device."""
+    _check_device(job.world_size)
+    if device_type() != "cuda":
+        return "gloo"
+    if job.local_rank >= torch.cuda.device_count():
+        raise EnvironmentProblem(
+            f"Expected a CUDA device for local rank {job.local_rank} (rank {job.rank}), but "
+            f"this host shows {torch.cuda.device_count()}. Start at most that many processes "
+            "on this host, or hide the devices with CUDA_VISIBLE_DEVICES='' to use the CPU."
+        )
+    torch.cuda.set_device(job.local_rank)
+    return "cpu:gloo,cuda:nccl"
+
+
+def _check_device(ranks: int) -> None:
+    device = device_type()
+    if ranks > 1 and device not in _SEVERAL_RANKS:
+        raise EnvironmentProblem(
+            f"Expected the {ranks} ranks of this job to compute on CPUs or CUDA devices, but Keras "
+            f"computes on {device!r}, which serves one rank. Start one process, or set "
+            "KERAS_TORCH_DEVICE=cpu before Keras is imported."
+        )
 
 
 def _meeting(job: Job) -> str:

@@ -83,7 +83,7 @@ class TorchProcesses:
 
     @property
     def device_type(self) -> str:
-        """The device type of tensors in this process: "cpu" or "cuda"."""
+        """The device type of tensors in this process: "cpu", "cuda", "mps" or "xpu"."""
         return process_group.device_type()
 
     def gather(self, fact: object) -> list[Any]:

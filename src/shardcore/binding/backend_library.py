@@ -13,8 +13,8 @@ from shardcore.domain.layout import Layout
 from shardcore.ports.types import Array
 from shardcore.ports.world import Processes, World
 
-# torch's device type -> Keras' name for it
-KERAS_DEVICE = {"cpu": "cpu", "cuda": "gpu"}
+# torch's device type -> Keras' name for it, where they differ
+KERAS_DEVICE = {"cuda": "gpu"}
 DEVICE_TYPES = ("cpu", "gpu", "tpu")
 
 
@@ -50,9 +50,9 @@ class BackendLibrary:
 
     def joined_devices(self, device_type: str | None = None) -> list[str]:
         """Returns as `list_devices` those of the processes that have joined so far."""
-        own = KERAS_DEVICE[self.processes.device_type]
+        own = KERAS_DEVICE.get(self.processes.device_type, self.processes.device_type)
         wanted = device_type.lower() if device_type else own
-        if wanted not in DEVICE_TYPES:
+        if wanted not in (*DEVICE_TYPES, own):
             raise MeshError(
                 f"There is no device type {device_type!r}: give 'cpu', 'gpu' or 'tpu', or none for "
                 f"that of this job, {own!r}."

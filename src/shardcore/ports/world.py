@@ -18,7 +18,7 @@ class World:
         mesh: The mesh.
         processes: The process rank at each position of the mesh, in row-major order.
         process: The rank of this process.
-        device_type: The type of the device that holds the tensors: "cpu" or "cuda".
+        device_type: The type of the device that holds the tensors: "cpu", "cuda", "mps" or "xpu".
 
     Raises:
         MeshError: If the mesh does not hold each process once, or not this one.
@@ -73,7 +73,7 @@ class Processes(Protocol):
 
     @property
     def device_type(self) -> str:
-        """The type of the device that holds the tensors: "cpu" or "cuda"."""
+        """The type of the device that holds the tensors: "cpu", "cuda", "mps" or "xpu"."""
 
     def gather(self, fact: _Fact) -> list[_Fact]:
         """Returns the `fact` of every process, in rank order. All call it, on the main thread."""

@@ -12,13 +12,15 @@ def gathers(call: Call) -> bool:
 
 
 def gathering_ranks(call: Call, tape: Tape) -> str:
-    """Returns the group over which `call` all-gathers on a CPU; empty for any other call.
+    """Returns the group over which `call` all-gathers by gloo; empty for any other call.
 
-    On a CPU, one all-gather over a group runs at a time. torch 2.13: all-gathers over gloo share a
+    One all-gather over a group of gloo runs at a time. torch 2.13: all-gathers over gloo share a
     tag. Of two at once, one receives the data of the other and may write past its memory.
     """
-    on_cpu = gathers(call) and tape.form(call.args[0]).device.type == "cpu"
-    return str(call.args[-1]) if on_cpu else ""
+    if not gathers(call):
+        return ""
+    group, device = str(call.args[-1]), tape.form(call.args[0]).device
+    return group if torch_compat.runs_on_gloo(group, device) else ""
 
 
 def is_view(call: Call, tape: Tape) -> bool:

@@ -120,17 +120,28 @@ def process_groups(world: World) -> dict[str, dist.ProcessGroup]:
     """Returns the process group of this process for each mesh axis.
 
     An axis over all processes has the group of the job. Only its own processes create any other
-    group, so that the work of a rank at the start does not grow with the number of groups.
+    group, so that the work of a rank at the start does not grow with the number of groups. If the
+    user has bound the job's group to a device, NCCL splits it: all processes create each group.
     """
     timeout = timedelta(seconds=process_group.seconds(None))
+    job: Any = dist.group.WORLD
+    is_bound = job is not None and job.bound_device_id is not None
     groups: dict[str, dist.ProcessGroup] = {}
     for axis in world.mesh.axis_names:
-        peers = world.mesh.axis_group(axis, world.position)
-        processes = sorted(world.processes[rank] for rank in peers)
-        if len(processes) == dist.get_world_size() and dist.group.WORLD is not None:
-            groups[axis] = dist.group.WORLD
-        else:
-            groups[axis] = dist.new_group(
-                processes, timeout=timeout, use_local_synchronization=True
+        own = _processes_along(axis, world.position, world)
+        if len(own) == dist.get_world_size() and job is not None:
+            groups[axis] = job
+            continue
+        positions = range(world.mesh.size) if is_bound else [world.position]
+        for processes in sorted({_processes_along(axis, each, world) for each in positions}):
+            group = dist.new_group(
+                list(processes), timeout=timeout, use_local_synchronization=not is_bound
             )
+            if processes == own:
+                groups[axis] = group
     return groups
+
+
+def _processes_along(axis: str, position: int, world: World) -> tuple[int, ...]:
+    """Returns the processes of the group of `axis` in which `position` of the mesh is."""
+    return tuple(sorted(world.processes[each] for each in world.mesh.axis_group(axis, position)))

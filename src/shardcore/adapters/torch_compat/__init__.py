@@ -12,6 +12,7 @@ from shardcore.adapters.torch_compat.collectives import is_all_reduce as is_all_
 from shardcore.adapters.torch_compat.collectives import is_collective as is_collective
 from shardcore.adapters.torch_compat.collectives import is_of_collectives as is_of_collectives
 from shardcore.adapters.torch_compat.collectives import is_wait as is_wait
+from shardcore.adapters.torch_compat.collectives import runs_on_gloo as runs_on_gloo
 from shardcore.adapters.torch_compat.collectives import wait_for as wait_for
 from shardcore.adapters.torch_compat.dispatch_modes import CollectiveListener as CollectiveListener
 from shardcore.adapters.torch_compat.dispatch_modes import OperatorListener as OperatorListener

@@ -112,6 +112,12 @@ def collective_name(operator: object) -> str:
     return _moving(name) if name.startswith("_c10d_functional::") else ""
 
 
+def runs_on_gloo(group: str, device: torch.device) -> bool:
+    """Returns whether gloo moves tensors on `device` over the group of this name."""
+    is_cpu = device.type == "cpu"
+    return is_cpu or f"{device.type}:gloo" in str(dist.get_backend_config(_group_named(group)))
+
+
 def wait_for() -> Any:
     """Returns the operator that waits for the collective that computes a tensor."""
     return torch.ops._c10d_functional.wait_tensor.default

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from shardcore.adapters.torch_compat import collectives, pooling
-from shardcore.adapters.torch_compat.collectives import collective_name, is_wait
+from shardcore.adapters.torch_compat.collectives import collective_name, is_wait, runs_on_gloo
 from shardcore.domain.capture import NotCaptured
 
 
@@ -131,12 +131,14 @@ def _one_gather_at_a_time() -> Any:
 
 
 def _gathers_after_waits(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
-    """Returns the all-gathers on a CPU but the first of each group, and the wait before each."""
+    """Returns the all-gathers of gloo but the first of each group, and the wait before each."""
     last: dict[Any, fx.Node] = {}
     found = []
     for node in graph.nodes:
-        if collective_name(node.target) == "all_gather" and node.meta["val"].device.type == "cpu":
-            group = node.args[-1]
+        if collective_name(node.target) != "all_gather":
+            continue
+        group = node.args[-1]
+        if runs_on_gloo(group, node.meta["val"].device):
             if group in last:
                 found.append((node, _wait_for(last[group])))
             last[group] = node

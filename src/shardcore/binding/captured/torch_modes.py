@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-# Of the devices that there are groups of processes for.
-_DEVICES = ("cpu", "cuda")
+# The devices on which Keras computes.
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def current() -> tuple[Any, ...]:

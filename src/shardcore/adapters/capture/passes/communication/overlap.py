@@ -25,8 +25,8 @@ def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
 
     It prefetches: a weight is all-gathered while the layer before it computes, and the gradient of
     an input is reduced while that of the kernel is computed. Collectives keep their order, which is
-    the same on all ranks. A start moves no further than the peak memory of the step allows. On a
-    CPU, no all-gather overtakes the first reader of the all-gather before it over the same ranks.
+    the same on all ranks. A start moves no further than the peak memory of the step allows. On
+    gloo, no all-gather overtakes the first reader of the all-gather before it over the same ranks.
     A start overtakes at most `far` calls.
     """
     needs = needs_of(tape)
@@ -79,7 +79,7 @@ class _InFlight:
     Args:
         waits: The calls that wait for its results.
         held: The bytes of operands that only it keeps in memory.
-        gathers_over: The ranks of an all-gather on a CPU; empty for any other.
+        gathers_over: The ranks of an all-gather of gloo; empty for any other.
     """
 
     waits: list[Call]
@@ -91,8 +91,8 @@ def with_late_waits(tape: Tape) -> Tape:
     """Returns `tape` with each wait moved to the first call that needs it.
 
     Such a call reads the result, or overwrites the operand. A collective holds its operand until
-    the wait: if that would exceed the peak memory of the step, the oldest one is waited for. On a
-    CPU, an all-gather is waited for before the next one over the same ranks starts. A check, where
+    the wait: if that would exceed the peak memory of the step, the oldest one is waited for. On
+    gloo, an all-gather is waited for before the next one over the same ranks starts. A check, where
     the step may end, waits for all: their memory is used again.
     """
     needs, live = needs_of(tape), live_bytes(tape)
