@@ -158,3 +158,36 @@ def test_the_interpreter_ends_when_the_threads_of_gloo_have_put_away_their_work(
         (*launch, script), check=False, capture_output=True, text=True, timeout=100
     )
     assert ended.returncode == 0, ended.stderr
+
+
+DIVIDES_CORES = """
+import os, sys
+os.sched_getaffinity = lambda _: range(8)  # so many cores, on any machine
+import torch
+import shardcore
+shardcore.install()
+import keras
+keras.distribution.initialize()
+print(f"threads {torch.get_num_threads()}", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, 4), ({"OMP_NUM_THREADS": "1"}, 1)])
+def test_ranks_of_torchrun_divide_the_cores_of_their_host(tmp_path, given, expected):
+    script = tmp_path / "cores.py"
+    script.write_text(DIVIDES_CORES)
+    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    names = ("OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    log = {"SHARDCORE_LOG": "debug"}
+    ended = subprocess.run(
+        (*launch, script),
+        env=environment | log | given,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ended.stdout.count(f"threads {expected}") == 2
+    line = "4 threads for each rank: 8 cores for 2 ranks of this host"
+    assert (line in ended.stderr) is (not given)

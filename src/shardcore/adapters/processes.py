@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from shardcore.adapters import process_group
+from shardcore.adapters import cores, process_group
 from shardcore.adapters.failure import FailureWatch
 from shardcore.domain.errors import RankMismatchError
 from shardcore.domain.job import resolve_job
@@ -59,6 +59,7 @@ class TorchProcesses:
         # After the watch has stopped: it is registered later.
         atexit.register(process_group.stop, ours)
         self._watch = FailureWatch.start()
+        cores.divide()
         return True
 
     def unwatch(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Container, Iterable
 from itertools import accumulate
 
+from shardcore.adapters import torch_compat
 from shardcore.adapters.capture.tape import Call, Tape, Value, values
 
 
