@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Iterable, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
@@ -63,19 +62,21 @@ def _open_manual(
 
 def why_no_dtensor() -> str | None:
     """Returns None if `dtensor` is available, else the reason with its remedy."""
-    return _why_no("DTensor", "torch.distributed.tensor")
+    reason = why_no_distributed()
+    if reason is None:
+        try:
+            importlib.import_module("torch.distributed.tensor")
+        except Exception as error:  # noqa: BLE001 - a part of torch that is broken may raise anything
+            reason = f"DTensor is not available: {type(error).__name__}: {error}. "
+            return reason + "Install a torch that has it."
+    return reason
 
 
-def _why_no(name: str, module: str) -> str | None:
-    try:
-        importlib.import_module(module)
-        distributed = importlib.import_module("torch.distributed")
-    except ImportError as error:
-        remedy = 'Install a torch that has it, "torch>=2.13,<2.14".'
-        return f"{name} is not available: {error}. {remedy}"
-    if not distributed.is_available():
-        return f"{name} is not available: this torch was built without torch.distributed."
-    return None
+def why_no_distributed() -> str | None:
+    """Returns None if `manual` is available, else the reason with its remedy."""
+    if importlib.import_module("torch.distributed").is_available():
+        return None
+    return "This torch was built without torch.distributed: install one that has it."
 
 
 @hookimpl
@@ -93,7 +94,7 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:
             "manual",
             "The same engine, without torch.distributed.tensor.",
             _open_manual,
-            partial(_why_no, "torch.distributed", "torch.distributed"),
+            why_no_distributed,
             preference=50,
         ),
         StrategyEntry(

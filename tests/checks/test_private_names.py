@@ -4,7 +4,7 @@ ruff bans the private modules by a list, and import-linter sees no further than 
 `torch`; this reads the syntax tree of every module and holds the rule itself. Of Keras it reads
 the imports: nothing comes from `keras.src`. Of torch it reads imports, attributes, overrides and
 strings, and compares them with `private_names.toml`, which says of each why it is used, in which
-releases it is known, and what would make it unnecessary.
+releases it is known, and what would make it unnecessary. The self-check of `install()` finds all.
 """
 
 import ast
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from shardcore.bootstrap.self_check import missing
 from tests.checks.private_torch import own_names, uses
 from tests.checks.tree import ROOT
 
@@ -66,8 +67,12 @@ def test_every_entry_of_the_file_is_used_and_complete() -> None:
     unused = entries().keys() - used_names().keys()
     assert not unused, f"no module uses {sorted(unused)}: take the entry out of {FILE.name}"
     for name, entry in entries().items():
-        assert entry.keys() - {"place"} == ENTRY, f"{name} needs {sorted(ENTRY)}"
+        assert entry.keys() - {"place", "of", "part"} == ENTRY, f"{name} needs {sorted(ENTRY)}"
         assert all(entry.values()), f"{name} has an empty field"
+
+
+def test_the_self_check_finds_every_entry_of_the_file() -> None:
+    assert list(missing(tomllib.loads(FILE.read_text()))) == []
 
 
 def test_private_names_of_torch_are_few() -> None:

@@ -280,6 +280,55 @@ def test_without_dtensor_auto_takes_what_there_is_and_says_why():
     )
 
 
+@pytest.fixture
+def newer_torch(tmp_path):
+    """A path by which the installed torch calls itself 2.99."""
+    metadata = tmp_path / "torch-2.99.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.99.0\n")
+    return os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+
+
+def test_a_newer_torch_that_fits_is_installed_with_one_warning(newer_torch):
+    program = (
+        "import shardcore; status = shardcore.install()\n"
+        "print(status.strategy, status.versions['torch'])"
+    )
+    done = python(program, PYTHONPATH=newer_torch)
+    assert done.stdout == "dtensor 2.99.0\n", done.stderr
+    assert done.stderr == (
+        "[shardcore rank 0] torch 2.99.0 is newer than 2.15, the newest tested release. The "
+        "self-check found nothing that does not fit.\n"
+    )
+    assert python(program, PYTHONPATH=newer_torch, RANK="1").stderr == ""
+
+
+NOT_FITTING = """
+import os
+os.environ["KERAS_BACKEND"] = "torch"
+import keras, torch, shardcore
+from keras.src.callbacks.remote_monitor import RemoteMonitor
+from tests.distributed.test_install import keras_names
+import shardcore.binding.binding
+
+del torch._C._current_graph_task_id, RemoteMonitor.on_epoch_end
+before = keras_names()
+try:
+    shardcore.install()
+except shardcore.domain.errors.EnvironmentProblem as error:
+    print(error)
+print(keras_names() == before, shardcore.status().installed)
+"""
+
+
+def test_names_that_a_newer_torch_lacks_are_named_and_nothing_is_patched(newer_torch):
+    done = python(NOT_FITTING, PYTHONPATH=newer_torch)
+    error, rest = done.stdout.splitlines()
+    assert "does not fit: torch has no torch._C._current_graph_task_id; Keras has no " in error
+    assert "keras.src.callbacks.remote_monitor:RemoteMonitor.on_epoch_end. Nothing was" in error
+    assert rest == "True False"
+
+
 def test_no_such_strategy_leaves_keras_alone():
     def program():
         before = keras_names()

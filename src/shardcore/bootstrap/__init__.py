@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from shardcore.bootstrap import environment, plugins
+from shardcore.bootstrap import environment, plugins, self_check
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.ports.strategy import StrategyEntry
 from shardcore.reporting.errors import show_user_frames
@@ -69,7 +69,9 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
         if environment.choose_backend():
             # A Keras that is loaded stays on torch.
             undo.callback(os.environ.pop, "KERAS_BACKEND", None)
-        environment.check_versions()
+        newer = environment.check_versions()
+        if newer:
+            self_check.check(newer)
         offers = plugins.offered(plugins.STRATEGIES)
         entry, passed_over = plugins.choose(strategy, offers)
         entry = plugins.with_options(entry, options)
@@ -84,6 +86,8 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
         binding.put()
         undo.callback(processes.unwatch)
         _installed = Installation(entry, options, passed_over, binding, processes, undo.pop_all())
+    if newer:
+        logger.warning("%s The self-check found nothing that does not fit.", " ".join(newer))
     # "auto" reports only that it cannot have the strategy that it prefers.
     best = plugins.preferred(list(offers.found.values()))
     level = logging.INFO if strategy == "auto" and entry.name != best.name else logging.DEBUG

@@ -4,15 +4,19 @@ import importlib.util
 import logging
 import os
 import platform
+import re
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from shardcore.domain.errors import EnvironmentProblem
 
 logger = logging.getLogger("shardcore.install")
 
-# The releases that the seam table and the torch compat module are written for.
-KNOWN = {"keras": "3.15", "torch": "2.13"}
+# The oldest and the newest release of each package with which the tests were run.
+TESTED = {"keras": ("3.13", "3.15"), "torch": ("2.11", "2.15")}
+# The names under which the index of packages has nightly builds.
+NIGHTLY = {"keras": "keras-nightly"}
 
 
 def choose_backend() -> bool:
@@ -39,29 +43,40 @@ def choose_backend() -> bool:
     return False
 
 
-def check_versions() -> None:
-    """Raises an EnvironmentProblem unless known versions of Keras and torch are installed."""
-    for package, known in KNOWN.items():
+def check_versions() -> list[str]:
+    """Returns a sentence for each package that is newer than the tested releases.
+
+    Raises:
+        EnvironmentProblem: If Keras or torch is missing, or older than the tested releases.
+    """
+    newer = []
+    for package, (oldest, newest) in TESTED.items():
         found = package_version(package)
         if found is None or importlib.util.find_spec(package) is None:
             raise EnvironmentProblem(
-                f"shardcore needs {package} {known}, and it is not installed: "
+                f"shardcore needs {package} {oldest} or newer, and it is not installed: "
                 "pip install 'shardcore[torch]'."
             )
-        if found.split("+")[0].split(".")[:2] != known.split("."):
+        if _release(found) < _release(oldest):
             raise EnvironmentProblem(
-                f"shardcore knows {package} {known}, but {found} is installed, whose internal "
-                f"names may have moved: pip install '{package}=={known}.*', or look for a newer "
-                "shardcore."
+                f"shardcore needs {package} {oldest} or newer, but {found} is installed: "
+                f"pip install '{package}>={oldest}'."
             )
+        if _release(found) > _release(newest):
+            newer.append(f"{package} {found} is newer than {newest}, the newest tested release.")
+    return newer
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def package_version(package: str) -> str | None:
-    """Returns the version of a package, None if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    """Returns the version of a package or of its nightly build, None if neither is installed."""
+    for name in (package, NIGHTLY.get(package)):
+        with suppress(PackageNotFoundError):
+            return version(name) if name else None
+    return None
 
 
 def versions() -> dict[str, str | None]:

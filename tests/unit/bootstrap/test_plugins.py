@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from shardcore import bootstrap
-from shardcore.bootstrap import environment, plugins
+from shardcore.bootstrap import plugins
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.ports.strategy import StrategyEntry
 from tests.plugins.packages import write_package
@@ -194,37 +194,6 @@ def test_keras_already_runs_on_another_backend(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")  # too late
     with pytest.raises(EnvironmentProblem, match=r"is 'numpy': .* before Keras is imported"):
         bootstrap.install("auto", {})
-
-
-@pytest.mark.parametrize("package", ["keras", "torch"])
-def test_a_package_that_is_missing(package, monkeypatch):
-    monkeypatch.setitem(sys.modules, "keras", None)
-    monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr(environment, "KNOWN", {package: environment.KNOWN[package]})
-    with pytest.raises(
-        EnvironmentProblem, match=rf"needs {package} .*not installed: pip install 'shardcore\[torch"
-    ):
-        bootstrap.install("auto", {})
-
-
-@pytest.mark.parametrize(
-    ("package", "version"), [("keras", "3.99.0"), ("keras", "3.1.5"), ("torch", "2.130.0+cu130")]
-)
-def test_a_version_that_is_not_known(package, version, tmp_path, monkeypatch):
-    (tmp_path / package).mkdir()
-    (tmp_path / package / "__init__.py").touch()
-    metadata = tmp_path / f"{package}-{version}.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(environment, "KNOWN", {package: environment.KNOWN[package]})
-    with pytest.raises(EnvironmentProblem) as error:
-        environment.check_versions()
-    message = str(error.value)
-    assert f"knows {package} {environment.KNOWN[package]}, but {version} is installed" in message
-    assert f"pip install '{package}=={environment.KNOWN[package]}.*'" in message
 
 
 def test_nothing_installed_says_what_to_call():

@@ -45,6 +45,7 @@ from shardcore.binding.seams.models import parts_of as parts_of
 from shardcore.binding.seams.models import read_steps as read_steps
 from shardcore.binding.seams.models import weights_by_moment as weights_by_moment
 from shardcore.binding.seams.rebinding import around as around
+from shardcore.binding.seams.rebinding import missing as missing
 from shardcore.binding.seams.rebinding import replace as replace
 from shardcore.binding.seams.table import SEAMS as SEAMS
 from shardcore.binding.seams.table import STEPS as STEPS

@@ -8,7 +8,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from shardcore.binding.seams.table import Seam
+from shardcore.binding.seams.table import SEAMS, Seam
 from shardcore.binding.types import Original
 
 
@@ -33,6 +33,19 @@ def replace(seam: Seam, make: Callable[[Any], Any], undo: ExitStack) -> None:
     for place in _importers(original) if seam.everywhere else [holder]:
         undo.callback(setattr, place, name, vars(place)[name])
         setattr(place, name, value)
+
+
+def missing() -> list[str]:
+    """Returns the names of the seam table that this Keras does not have."""
+    return [seam.name for seam in SEAMS.values() if not _is_there(seam)]
+
+
+def _is_there(seam: Seam) -> bool:
+    try:
+        holder, name = _holder(seam)
+    except (ImportError, AttributeError):
+        return False
+    return name in vars(holder)
 
 
 def _holder(seam: Seam) -> tuple[Any, str]:
