@@ -5,6 +5,9 @@
 # make matrix-full   compares every Keras layer and operator with one device, captured steps with eager ones
 # make bench  measures steps beside steps written by hand; with Keras on JAX, if make bench-jax was run
 # make docs   builds the documentation site into build/site
+# make compat TORCH=2.15.0 KERAS=3.15.1   runs the unit tests, the contract, the counts of collectives and a part of
+#             the matrices with these releases; with TORCH=newest KERAS=nightly it prints the names that moved
+# make compat-all   does so for the table of pairs, and writes docs/reference/compatibility.md
 # make traffic  counts the bytes that a rank sends in a step, beside those of Keras on JAX
 # Each creates what it needs: .venv (everything), .venv-core (no torch, no Keras), .venv-docs (the site).
 
@@ -28,7 +31,7 @@ UNDER_MANUAL := functions loops lora train_step views
 
 .NOTPARALLEL:
 .PHONY: demo test test-fast coverage lint checks unit unit-core unit-torch distributed matrix matrix-full \
-	bench bench-jax docs traffic clean
+	bench bench-jax compat compat-all docs traffic clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python examples/demo.py
@@ -96,6 +99,17 @@ bench: $(VENV)/.installed
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 
 bench-jax: build/bench-jax/.installed
+
+# The environments are in a cache folder, since torch for CUDA takes 5 GB: see tests/compat.
+TORCH ?= newest
+KERAS ?= newest
+compat:
+	$(call headline,tests with torch $(TORCH) and Keras $(KERAS))
+	$(PYTHON) -m tests.compat --torch $(TORCH) --keras $(KERAS) $(COMPAT)
+
+compat-all:
+	$(call headline,tests with every pair of the table and docs/reference/compatibility.md: hours)
+	$(PYTHON) -m tests.compat --all $(COMPAT)
 
 docs: $(DOCS_VENV)/.installed
 	$(call headline,the documentation site: build/site/index.html)

@@ -1,0 +1,66 @@
+"""Environments with other releases of torch and Keras, in a cache folder outside the checkout."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# What the tests need beside torch and Keras, in the versions of constraints.txt.
+TOOLS = ("attrs", "hypothesis", "numpy", "pandas", "pluggy", "pytest", "pytest-xdist", "rich")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A release of torch and one of Keras, or "newest"; of Keras also "nightly"."""
+
+    torch: str
+    keras: str
+
+    @property
+    def name(self) -> str:
+        return f"torch-{self.torch}-keras-{self.keras}"
+
+    @property
+    def moves(self) -> bool:
+        """Whether the same words mean another release tomorrow."""
+        return self.torch == "newest" or self.keras in ("newest", "nightly")
+
+    def requirements(self) -> tuple[str, str]:
+        """The packages for pip."""
+        torch = "torch" if self.torch == "newest" else f"torch=={self.torch}"
+        of_keras = {"newest": "keras", "nightly": "keras-nightly"}
+        return torch, of_keras.get(self.keras, f"keras=={self.keras}")
+
+
+def cache() -> Path:
+    """The folder of the environments, one for each pair and release of Python."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    python = ".".join(map(str, sys.version_info[:2]))
+    return Path(base) / "shardcore" / "compat" / f"python-{python}"
+
+
+def python_of(pair: Pair) -> Path:
+    """The interpreter of the pair's environment, which is made when it is missing.
+
+    An environment whose installation was interrupted has no stamp, and is completed.
+    """
+    folder = cache() / pair.name
+    python, stamp = folder / "bin" / "python", folder / "installed"
+    if stamp.exists() and not pair.moves:
+        return python
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    constraints = folder / "constraints.txt"
+    constraints.write_text("".join(_pinned()))
+    pip = (python, "-m", "pip", "install", "--disable-pip-version-check", "--upgrade")
+    subprocess.run([*pip, "-c", constraints, *pair.requirements(), *TOOLS], check=True)
+    stamp.touch()
+    return python
+
+
+def _pinned() -> list[str]:
+    """The lines of constraints.txt about the tools; torch and Keras choose what they need."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
+    return [line for line in lines if line.partition("==")[0] in TOOLS]

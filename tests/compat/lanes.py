@@ -1,0 +1,93 @@
+"""The lanes of tests that a pair of releases has to pass, and what came of them."""
+
+import json
+import os
+import subprocess
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.compat.environments import ROOT, Pair, python_of
+
+RESULTS = ROOT / "build" / "compat"
+COUNTS = sorted(
+    f"{each.relative_to(ROOT)}" for each in ROOT.glob("tests/distributed/test_moved_*.py")
+)
+# The test files of each lane. The files in tests/matrix run about a tenth of the matrices.
+LANES: dict[str, tuple[str, ...]] = {
+    "unit": ("tests/unit", "src", "--doctest-modules"),
+    "contract": ("tests/distributed/test_contract.py",),
+    "counts": tuple(COUNTS),
+    "matrix": ("tests/matrix",),
+}
+
+
+def run(pair: Pair, lanes: Iterable[str]) -> bool:
+    """Runs the lanes on the pair, and returns whether all passed.
+
+    The outcome is kept in build/compat. If `install()` refuses, it runs no lane.
+    """
+    python = python_of(pair)
+    found = _probe(python)
+    for each in found["broken"]:
+        print(f"{pair.name}: {each}", flush=True)
+    kept = RESULTS / f"{pair.name}.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    before = json.loads(kept.read_text()) if kept.exists() else {}
+    found |= {"day": time.strftime("%Y-%m-%d"), "commit": _commit(), "lanes": {}}
+    if before.get("commit") == found["commit"]:
+        found["lanes"] = before["lanes"]
+    if "error" not in found:
+        for lane in lanes:
+            found["lanes"][lane] = _run(python, lane)
+            kept.write_text(json.dumps(found, indent=1))
+    kept.write_text(json.dumps(found, indent=1))
+    bad = [each for of in found["lanes"].values() for each in of["failed"]]
+    return not bad and "error" not in found
+
+
+def _probe(python: Path) -> dict[str, Any]:
+    ran = subprocess.run(
+        [python, "-m", "tests.compat.probe"],
+        cwd=ROOT,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode:
+        return {"versions": {}, "broken": [], "error": ran.stderr.strip().splitlines()[-1]}
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def _run(python: Path, lane: str) -> dict[str, Any]:
+    report = RESULTS / "junit.xml"
+    pytest = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
+    began = time.monotonic()
+    subprocess.run(
+        [*pytest, f"--junitxml={report}", *LANES[lane]], cwd=ROOT, env=_environment(), check=False
+    )
+    cases = list(ET.parse(report).getroot().iter("testcase"))
+    failed = [each for each in cases if {"failure", "error"} & {part.tag for part in each}]
+    skipped = [each for each in cases if each.find("skipped") is not None]
+    return {
+        "failed": [f"{each.get('classname')}::{each.get('name')}" for each in failed],
+        "skipped": len(skipped),
+        "passed": len(cases) - len(failed) - len(skipped),
+        "seconds": round(time.monotonic() - began),
+    }
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
+    return os.environ | {"KERAS_BACKEND": "torch", "PYTHONPATH": path}
+
+
+def _commit() -> str:
+    asked = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(
+        asked, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()

@@ -1,0 +1,60 @@
+"""docs/reference/compatibility.md, from what runs of pairs have found."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.compat.lanes import LANES, RESULTS, ROOT
+
+PAGE = ROOT / "docs" / "reference" / "compatibility.md"
+BEGIN, END = "<!-- table: make compat-all -->", "<!-- end of table -->"
+
+
+def write() -> None:
+    """Replaces the text between the two marks; the rest of the page is written by hand."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    text = "\n".join(lines(RESULTS))
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+def lines(results: Path) -> Iterator[str]:
+    """The table, and below it the tests that failed, in Markdown."""
+    runs = [json.loads(file.read_text()) for file in results.glob("*.json")]
+    runs.sort(key=lambda run: _order(run["versions"]), reverse=True)
+    yield f"| torch | Keras | Python | strategy | {' | '.join(LANES)} | run on |"
+    yield f"|---|---|---|---|{'---|' * len(LANES)}---|"
+    for run in runs:
+        of = run["versions"]
+        cells = [of["torch"], of["keras"], of["python"], _strategy(run)]
+        cells += [_outcome(run["lanes"].get(lane)) for lane in LANES]
+        yield f"| {' | '.join(cells)} | {run['day']}, `{run['commit']}` |"
+    for run in runs:
+        of = run["versions"]
+        failed = [each for lane in run["lanes"].values() for each in lane["failed"]]
+        if run["broken"] or failed:
+            yield f"\ntorch {of['torch']}, Keras {of['keras']}:\n"
+            yield from (f"- {each}" for each in run["broken"])
+            yield from (f"- `{each}` failed" for each in failed)
+
+
+def _order(versions: dict[str, Any]) -> list[int]:
+    texts = f"{versions.get('torch')} {versions.get('keras')}".replace(" ", ".").split(".")
+    return [int(each) for each in texts if each.isdigit()]
+
+
+def _strategy(run: dict[str, Any]) -> str:
+    if "error" in run:
+        return "refused"
+    reasons = run["passed_over"]
+    fell_back = run["strategy"] != "dtensor"
+    return f"`{run['strategy']}`: {reasons['dtensor']}" if fell_back else "`dtensor`"
+
+
+def _outcome(lane: dict[str, Any] | None) -> str:
+    if lane is None:
+        return "not run"
+    parts = {"failed": len(lane["failed"]), "skipped": lane["skipped"]}
+    rest = "".join(f", {count} {word}" for word, count in parts.items() if count)
+    return f"{lane['passed']} passed{rest}"

@@ -1,0 +1,78 @@
+"""`make compat`: what is installed where, and what the page says of a run."""
+
+import json
+
+import pytest
+
+from tests.compat import environments, lanes, page
+from tests.compat.environments import Pair
+
+
+@pytest.mark.parametrize(
+    ("pair", "requirements"),
+    [
+        (Pair("2.15.0", "3.15.1"), ("torch==2.15.0", "keras==3.15.1")),
+        (Pair("newest", "newest"), ("torch", "keras")),
+        (Pair("newest", "nightly"), ("torch", "keras-nightly")),
+    ],
+    ids=lambda each: each.name if isinstance(each, Pair) else "",
+)
+def test_a_pair_names_its_packages(pair, requirements):
+    assert pair.requirements() == requirements
+    assert pair.moves == ("==" not in "".join(requirements))
+
+
+def test_environments_are_below_the_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tmp_path / "shardcore" / "compat" in environments.cache().parents
+
+
+def test_an_environment_that_is_there_is_not_made_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(environments.subprocess, "run", pytest.fail)
+    pair = Pair("2.15.0", "3.15.1")
+    folder = environments.cache() / pair.name
+    folder.mkdir(parents=True)
+    (folder / "installed").touch()
+    assert environments.python_of(pair) == folder / "bin" / "python"
+
+
+def test_every_lane_has_tests():
+    assert len(lanes.COUNTS) > 3
+    for files in lanes.LANES.values():
+        assert all((lanes.ROOT / each).exists() for each in files if not each.startswith("-"))
+
+
+def run(torch, keras, **changes):
+    lane = {"failed": [], "skipped": 0, "passed": 9, "seconds": 3}
+    found = {
+        "versions": {"torch": torch, "keras": keras, "python": "3.11.7"},
+        "broken": [],
+        "strategy": "dtensor",
+        "passed_over": {},
+        "day": "2026-11-24",
+        "commit": "abc",
+        "lanes": {"unit": lane, "counts": lane | {"failed": ["a::b"], "skipped": 2}},
+    }
+    return json.dumps(found | changes)
+
+
+def test_the_page_has_a_line_for_each_run_the_newest_first(tmp_path):
+    (tmp_path / "a.json").write_text(run("2.9.0", "3.15.1", lanes={}, error="no", broken=["x"]))
+    (tmp_path / "b.json").write_text(run("2.15.0", "3.15.1"))
+    manual = {"strategy": "manual", "passed_over": {"dtensor": "gone."}, "lanes": {}}
+    (tmp_path / "c.json").write_text(run("2.15.0", "3.14.1", **manual))
+    text = list(page.lines(tmp_path))
+    counted = "9 passed, 1 failed, 2 skipped | not run"
+    day = "2026-11-24, `abc`"
+    assert text[2:5] == [
+        f"| 2.15.0 | 3.15.1 | 3.11.7 | `dtensor` | 9 passed | not run | {counted} | {day} |",
+        f"| 2.15.0 | 3.14.1 | 3.11.7 | `manual`: gone. | {' | '.join(['not run'] * 4)} | {day} |",
+        f"| 2.9.0 | 3.15.1 | 3.11.7 | refused | {' | '.join(['not run'] * 4)} | {day} |",
+    ]
+    assert text[5:] == [
+        "\ntorch 2.15.0, Keras 3.15.1:\n",
+        "- `a::b` failed",
+        "\ntorch 2.9.0, Keras 3.15.1:\n",
+        "- x",
+    ]
