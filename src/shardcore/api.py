@@ -65,8 +65,8 @@ def install(strategy: str = "auto", **options: object) -> Status:
             or if another one is installed.
 
     Example:
-        >>> shardcore.install(strategy="auto").strategy
-        'dtensor'
+        >>> shardcore.install(strategy="auto").installed
+        True
     """
     bootstrap.install(strategy, options)
     return bootstrap.status()

@@ -66,9 +66,11 @@ def why_no_dtensor() -> str | None:
     if reason is None:
         try:
             importlib.import_module("torch.distributed.tensor")
-        except Exception as error:  # noqa: BLE001 - a part of torch that is broken may raise anything
-            reason = f"DTensor is not available: {type(error).__name__}: {error}. "
-            return reason + "Install a torch that has it."
+            from shardcore.adapters.torch_compat.dtensor import asks_subclasses
+        except ImportError as error:
+            return f"DTensor is not available: {error}. Install a torch that has it."
+        if not asks_subclasses():
+            return "This torch does not ask subclasses of DTensor: install torch 2.12 or newer."
     return reason
 
 

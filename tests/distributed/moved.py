@@ -7,7 +7,7 @@ from keras import layers
 import shardcore
 from shardcore.testing import count_collectives
 from tests.distributed.models import CASES, RNG, cnn, decoder, mlp
-from tests.distributed.programs import AXES
+from tests.distributed.programs import AXES, STRATEGY
 
 VOCABULARY, LENGTH, WIDTH, BATCH = 64, 6, 16, 8
 TOKENS = RNG.integers(0, VOCABULARY, (BATCH, LENGTH))
@@ -50,7 +50,7 @@ def transformer(blocks, attention="heads", dropout=0.0):
     return keras.Model(tokens, layers.Dense(VOCABULARY, name="logits")(h))
 
 
-def distribute(build, mesh, rules=None, policy=None, strategy="dtensor", **options):
+def distribute(build, mesh, rules=None, policy=None, strategy=STRATEGY, **options):
     """Sets the distribution of `rules`, or of a policy's plan for what `build` makes."""
     shardcore.install(strategy)
     device_mesh = keras.distribution.DeviceMesh(mesh, AXES)

@@ -18,11 +18,11 @@ from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.testing import run_ranks
 
 
-def python(program, **env):
+def python(program, *arguments, **env):
     """Runs a program in a fresh interpreter, with nothing of this one's choices."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("KERAS_BACKEND", "SHARDCORE_LOG")}
     return subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, *arguments],
         env=inherited | env,
         capture_output=True,
         text=True,
@@ -278,6 +278,48 @@ def test_without_dtensor_auto_takes_what_there_is_and_says_why():
         f"[shardcore rank 0] strategy 'manual' chosen (not 'dtensor': {reason}; "
         "not 'single': 'manual' has precedence.)\n"
     )
+
+
+# A torch that was built without torch.distributed lacks these functions.
+WITHOUT_DISTRIBUTED = """
+import sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.distributed":
+            sys.meta_path.remove(self)
+            import torch._C
+            del torch._C._c10d_init, torch._C._rpc_init, torch._C._dist_autograd_init
+
+sys.meta_path.insert(0, Without())
+import shardcore
+status = shardcore.install()
+import keras, numpy as np, torch
+assert not torch.distributed.is_available()
+mesh = keras.distribution.DeviceMesh((1, 1), ("data", "model"))
+rules = keras.distribution.LayoutMap(mesh)
+rules["hidden/kernel"] = (None, "model")
+keras.distribution.set_distribution(
+    keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="data")
+)
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="hidden")])
+model.compile("adam", "mse")
+x, y = np.ones((10, 4)), np.ones((10, 3))
+model.fit(x, y, batch_size=4, epochs=4, verbose=0)
+model.save_weights(sys.argv[1] + "/trained.weights.h5")
+assert shardcore.verify(model, (x, y)).ok
+assert not shardcore.explain(model, (x, y)).collectives
+shardcore.uninstall()
+print(status.strategy, *sorted(set(status.passed_over.values())))
+"""
+
+
+def test_a_torch_without_distributed_gives_single_and_the_reason(tmp_path):
+    done = python(WITHOUT_DISTRIBUTED, str(tmp_path))
+    reason = "This torch was built without torch.distributed: install one that has it."
+    assert done.stdout == f"single {reason}\n", done.stderr
+    assert f"strategy 'single' chosen (not 'dtensor': {reason}; not 'manual': " in done.stderr
 
 
 @pytest.fixture

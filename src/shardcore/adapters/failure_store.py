@@ -4,9 +4,12 @@ It is a few keys, which any number of ranks reads by a constant number of reques
 """
 
 import json
+from typing import TYPE_CHECKING
 
 from attrs import asdict, frozen
-from torch.distributed.distributed_c10d import Store
+
+if TYPE_CHECKING:  # a torch without torch.distributed has no stores
+    from torch.distributed.distributed_c10d import Store
 
 
 @frozen
@@ -23,7 +26,7 @@ class FailureStore:
     """The store for one thread of one rank. Every method may raise if the store is closed."""
 
     # A connection for this thread alone; a wait on a shared one would block all others.
-    store: Store
+    store: "Store"
     rank: int
 
     def claim(self, failure: Failure) -> Failure:

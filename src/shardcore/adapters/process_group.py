@@ -10,14 +10,16 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.domain.job import Job
+
+if TYPE_CHECKING:  # a torch without torch.distributed has no stores
+    from torch.distributed.distributed_c10d import Store
 
 TIMEOUT_VARIABLE = "SHARDCORE_TIMEOUT"
 DEFAULT_TIMEOUT = 600.0
@@ -131,12 +133,14 @@ def gather(value: _T) -> list[_T]:
     return values  # type: ignore[return-value]
 
 
-def store_for_thread(prefix: str) -> Store:
+def store_for_thread(prefix: str) -> "Store":
     """Returns a separate connection to the store of the default group, with keys under `prefix`.
 
     Another store would need a second address. A wait on a shared connection blocks every other
     thread, so `clone` opens a new one.
     """
+    from torch.distributed.distributed_c10d import PrefixStore
+
     group: Any = dist.group.WORLD  # the stubs of torch lack the store and `clone`
     return PrefixStore(prefix, group.get_group_store().clone())
 

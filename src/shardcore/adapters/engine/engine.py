@@ -36,7 +36,7 @@ class Engine:
     """The state of the operators on sharded tensors over one mesh."""
 
     world: World  # the mesh and the processes under it
-    groups: Mapping[str, dist.ProcessGroup]  # by mesh axis, the group of this process
+    groups: "Mapping[str, dist.ProcessGroup]"  # by mesh axis, the group of this process
     classes: TensorClasses
     gathers: bool = False  # whether sharded weights are all-gathered for each use
     costs: Costs = attrs.field(factory=Costs)  # the costs of collectives along each mesh axis
@@ -116,7 +116,7 @@ class Engine:
             self.plans.popitem(last=False)
 
 
-def process_groups(world: World) -> dict[str, dist.ProcessGroup]:
+def process_groups(world: World) -> "dict[str, dist.ProcessGroup]":
     """Returns the process group of this process for each mesh axis.
 
     An axis over all processes has the group of the job. Only its own processes create any other

@@ -61,3 +61,4 @@ from shardcore.adapters.torch_compat.unnamed_operators import SOFTMAX as SOFTMAX
 from shardcore.adapters.torch_compat.unnamed_operators import SOFTMAX_BACKWARD as SOFTMAX_BACKWARD
 from shardcore.adapters.torch_compat.unnamed_operators import TO_COPY as TO_COPY
 from shardcore.adapters.torch_compat.unnamed_operators import UNSAFE_VIEW as UNSAFE_VIEW
+from shardcore.adapters.torch_compat.without_dtensor import find_dtensor as find_dtensor

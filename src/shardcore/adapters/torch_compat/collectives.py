@@ -11,22 +11,18 @@ from typing import Any
 import attrs
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from shardcore.adapters.torch_compat.operators import Operator
 from shardcore.adapters.torch_compat.trees import Args, tree_leaves
 
-# The stubs of torch do not export it.
-_group_named: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
 
-
-def all_reduce(value: torch.Tensor, op: str, group: dist.ProcessGroup) -> torch.Tensor:
+def all_reduce(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torch.Tensor:
     """Returns the reduction of `value`; `op` is "sum", "max", "min" or "product"."""
     found: torch.Tensor = torch.ops._c10d_functional.all_reduce(value, op, group.group_name)
     return found
 
 
-def all_gather(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def all_gather(value: torch.Tensor, group: "dist.ProcessGroup") -> torch.Tensor:
     """Returns the values of all ranks of `group`, of one shape, joined along their first dim."""
     found: torch.Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
         value.contiguous(), group.size(), group.group_name
@@ -34,7 +30,7 @@ def all_gather(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return found
 
 
-def reduce_scatter(value: torch.Tensor, op: str, group: dist.ProcessGroup) -> torch.Tensor:
+def reduce_scatter(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torch.Tensor:
     """Returns this rank's part, along the first dim, of the reduction of `value`."""
     found: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
         value.contiguous(), op, group.size(), group.group_name
@@ -43,7 +39,7 @@ def reduce_scatter(value: torch.Tensor, op: str, group: dist.ProcessGroup) -> to
 
 
 def all_to_all(
-    value: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
+    value: torch.Tensor, received: list[int], sent: list[int], group: "dist.ProcessGroup"
 ) -> torch.Tensor:
     """Returns the rows that all ranks send to this one, joined along the first dim.
 
@@ -110,6 +106,13 @@ def collective_name(operator: object) -> str:
     """Returns the name of the collective that `operator` starts; empty without one."""
     name = _name(operator)
     return _moving(name) if name.startswith("_c10d_functional::") else ""
+
+
+def _group_named(name: str) -> Any:
+    from torch.distributed import distributed_c10d  # a torch may be without
+
+    named: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    return named(name)
 
 
 def runs_on_gloo(group: str, device: torch.device) -> bool:

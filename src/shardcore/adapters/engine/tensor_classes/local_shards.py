@@ -48,8 +48,11 @@ class LocalShardTensor(ShardedTensor, torch.Tensor):
 class LocalShards:
     """The tensor classes of strategy `manual`."""
 
+    def __init__(self) -> None:
+        torch_compat.find_dtensor()
+
     @classmethod
-    def over(cls, _world: World, _groups: Mapping[str, dist.ProcessGroup]) -> "LocalShards":
+    def over(cls, _world: World, _groups: "Mapping[str, dist.ProcessGroup]") -> "LocalShards":
         """Returns the classes, which are the same over every mesh."""
         return cls()
 
