@@ -59,8 +59,8 @@ def install(strategy: str = "auto", **options: object) -> Status:
         The same as `status()`.
 
     Raises:
-        EnvironmentProblem: If Keras runs on another backend, or the version of Keras or torch is
-            missing or unsupported.
+        EnvironmentProblem: If Keras runs on another backend, or Keras or torch is missing, too
+            old, or newer and does not pass the self-check.
         StrategyError: If the strategy does not exist, cannot be used here or has no such option,
             or if another one is installed.
 

@@ -1,6 +1,6 @@
 """All private torch names that shardcore uses, each with its versions and a reason.
 
-Known for torch 2.13. What is private to DTensor stands in `torch_compat.dtensor`.
+Known for torch 2.11 to 2.15. What is private to DTensor stands in `torch_compat.dtensor`.
 """
 
 from shardcore.adapters.torch_compat import collectives as collectives

@@ -45,7 +45,7 @@ def _is_there(seam: Seam) -> bool:
         holder, name = _holder(seam)
     except (ImportError, AttributeError):
         return False
-    return name in vars(holder)
+    return hasattr(holder, name)
 
 
 def _holder(seam: Seam) -> tuple[Any, str]:
