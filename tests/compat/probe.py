@@ -27,7 +27,7 @@ def main() -> None:
     try:
         status = shardcore.install()
         found |= {"strategy": status.strategy, "passed_over": status.passed_over}
-    except shardcore.ShardcoreError as error:
+    except (shardcore.ShardcoreError, ImportError) as error:
         found |= {"error": str(error)}
     sys.stdout.write(f"\n{json.dumps(found)}\n")
 

@@ -72,10 +72,13 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def package_version(package: str) -> str | None:
-    """Returns the version of a package or of its nightly build, None if neither is installed."""
-    for name in (package, NIGHTLY.get(package)):
+    """Returns the version of a package or of its nightly build, None if neither is installed.
+
+    Both install into one folder: if both are there, the release may be overwritten.
+    """
+    for name in (NIGHTLY.get(package, package), package):
         with suppress(PackageNotFoundError):
-            return version(name) if name else None
+            return version(name)
     return None
 
 

@@ -67,3 +67,11 @@ def test_a_nightly_build_of_keras_is_found_under_its_other_name(installed, monke
     installed("library", "3.16.0.dev1", "library-nightly")
     assert environment.package_version("library") == "3.16.0.dev1"
     assert environment.package_version("another") is None
+
+
+def test_a_nightly_build_counts_where_both_are_installed(installed, monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "NIGHTLY", {"library": "library-nightly"})
+    installed("library", "3.16.0.dev1", "library-nightly")
+    (tmp_path / "library").rename(tmp_path / "overwritten")
+    installed("library", "3.15.1")
+    assert environment.package_version("library") == "3.16.0.dev1"
