@@ -8,6 +8,7 @@ from keras import ops
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.models import mlp
 from tests.distributed.moved import DATA, assert_same, compiled, distribute, numbers
+from tests.distributed.programs import STRATEGY
 
 METRICS = ["mae", "cosine_similarity"]
 
@@ -71,7 +72,7 @@ def counted(rank, strategy):
 
 
 def test_a_step_of_evaluation_reduces_once_and_leaves_nothing_pending():
-    for found in run_ranks(counted, 2, "dtensor"):
+    for found in run_ranks(counted, 2, STRATEGY):
         assert found == ({"all_reduce": 1}, {"all_reduce": 4 * 3}, [])
 
 

@@ -5,10 +5,11 @@ import numpy as np
 
 import shardcore
 from shardcore.testing import run_ranks
+from tests.matrix import strategies
 
 
 def train(rank):
-    shardcore.install("dtensor")
+    shardcore.install(strategies.name())
     keras.distribution.set_distribution(keras.distribution.DataParallel())
     inputs = keras.Input((3, 4))
     model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Masking()(inputs)))
