@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from shardcore.binding.seams.lines import LINE
 from shardcore.testing import run_ranks
 from tests.distributed.programs import assert_close, distribute, local_shapes
 
@@ -204,7 +205,8 @@ def weigh(rank, mesh):
 
 def test_weights_under_a_mask_count_as_on_one_device():
     (reference,) = run_ranks(weigh, 1, None)
-    assert abs(reference["array train"][1] - reference["tensor train"][1]) > 1e-3  # it shows
+    shows = abs(reference["array train"][1] - reference["tensor train"][1]) > 1e-3
+    assert shows == (LINE < (3, 16))  # Keras 3.16 makes a tensor of an array before the step
     for mesh in [(2, 1), (1, 2)]:
         assert_close(run_ranks(weigh, 2, mesh), reference)
 

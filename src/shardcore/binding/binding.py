@@ -62,10 +62,10 @@ class Binding:
     def put(self) -> None:
         """Replaces every name of the seam table; all or none."""
         replacements = self._replacements()
-        assert replacements.keys() == table.SEAMS.keys()
+        assert replacements.keys() == {seam.key for seam in table.ALL}
         with ExitStack() as undo:
-            for name, make in replacements.items():
-                seams.replace(table.SEAMS[name], make, undo)
+            for key, seam in table.SEAMS.items():
+                seams.replace(seam, replacements[key], undo)
             self.follow_distribution()
             self._undo.push(undo.pop_all())
 
@@ -86,7 +86,13 @@ class Binding:
             "backend.distribution_lib": lambda _: self.library,
             "distribution_lib.distribution_lib": lambda _: self.library,
             "layer.distribution_lib": lambda _: layers.LayerEdges(sessions),
-            "data_adapters.distribution_lib": lambda _: SimpleNamespace(distribution=lambda: None),
+            **{
+                f"{module}.distribution_lib": lambda _: SimpleNamespace(distribution=lambda: None)
+                for module in ("data_adapters", *table.ADAPTERS)
+            },
+            "trainer.distribution": lambda _: lambda: None,
+            "Variable._initialize_distributed": lambda _: lambda variable, value: None,
+            "TorchTrainer._initialize_ddp": lambda _: lambda trainer: None,
             "torch_nadam.core": lambda core: operations.NumbersOfNadam(core, capture),
             "TensorBoard.summary": partial(callback_files.one_summary, sessions),
             **{
@@ -118,7 +124,7 @@ class Binding:
             },
             "Trainer._resolve_auto_jit_compile": lambda original, trainer: seams.AUTO,
             "Trainer._get_metrics_result_or_logs": results_of_epoch,
-            "Trainer.get_metrics_result": sessions.sums.results,
+            "TorchTrainer.get_metrics_result": sessions.sums.results,
             "TorchTrainer._should_torch_compile": steps.compilation,
             "random.torch_seed_generator": partial(operations.generator, sessions, capture),
             **{
@@ -138,7 +144,7 @@ class Binding:
         # Likewise, with the session first; without a session the replaced function runs.
         in_session: dict[str, Callable[..., Any]] = {
             "Variable._initialize": variable.initialize,
-            "EinsumDense._int4_build": layers.int4_build,
+            "EinsumDense.quantized_build": layers.quantized_build,
             "ArrayDataAdapter.get_torch_dataloader": array_loader,
             "EpochIterator.__iter__": steps.begin,
             "TorchEpochIterator._get_iterator": steps.epoch,

@@ -93,24 +93,25 @@ def _split(state: torch.Tensor, session: Session) -> Any:
     return session.strategy.activation(state, session.batch_layout(state.ndim))
 
 
-def int4_build(
+def quantized_build(
     session: Session,
     original: Original,
     layer: EinsumDense,
     kernel_shape: Sequence[int],
+    mode: str,
     config: object = None,
 ) -> None:
-    """Replaces `EinsumDense._int4_build`, which packs a kernel of many dims into a matrix.
+    """Replaces `EinsumDense.quantized_build`, which packs an int4 kernel into a matrix.
 
-    The matrix is split as the rule for the kernel says.
+    The kernel has many dims. The matrix is split as the rule for the kernel says.
     """
     path = f"{layer.path}/kernel"
-    rule = session.distribution.get_tensor_layout(path)
+    rule = session.distribution.get_tensor_layout(path) if mode == "int4" else None
     if rule is not None and len(rule.axes) == len(kernel_shape):
         layer._set_quantization_info()
         session.packed[path] = as_matrix(rule.backend_layout, layer._kernel_reduced_axes)
     try:
-        original(layer, kernel_shape, config)
+        original(layer, kernel_shape, mode, config)
     finally:
         session.packed.pop(path, None)
 

@@ -176,12 +176,13 @@ class MetricSums:
         """Returns whether the sum of `variable` is deferred to the next step."""
         return self._run is not None and any(each is variable for each in self._run.deferred)
 
-    def results(self, original: Original, trainer: Model) -> Any:
-        """Replaces `Trainer.get_metrics_result`, which computes the result of every metric."""
+    def results(self, _original: Original, trainer: Model) -> Any:
+        """Replaces `TorchTrainer.get_metrics_result`, which computes the result of every metric."""
         if self._run is not None and self._run.trainer is trainer:
             return DeferredLogs()
         self.reduce()
-        return original(trainer)
+        results = seams.results_of(trainer)
+        return results if self._steps else seams.as_logs(results)
 
 
 def _is_sum(value: torch.Tensor, strategy: TorchStrategy) -> bool:

@@ -25,11 +25,11 @@ def save_model(
     original: Original,
     model: Model,
     filepath: FilePath,
-    weights_format: str = "h5",
     zipped: bool = True,
+    **options: Any,
 ) -> None:
     """Replaces `saving_lib.save_model`, called on every rank."""
-    write = partial(original, model, weights_format=weights_format, zipped=zipped)
+    write = partial(original, model, zipped=zipped, **options)
     _save(sessions, model, filepath, write, partial(seams.gather_model, model), zipped)
 
 

@@ -95,7 +95,8 @@ class _Step:
             return self.function(data)
         with self.sessions.scope_of(self.trainer):  # a sharded model may outlive its scope
             session = self.sessions.current()
-            return self._on_one_device(data) if session is None else self._run(data, session)
+            done = self._on_one_device(data) if session is None else self._run(data, session)
+            return done if self.captured.name == "predict_step" else seams.as_logs(done)
 
     def _run(self, data: list[object], session: Session) -> Any:
         """Runs the step in the distribution of `session`."""
@@ -135,4 +136,9 @@ class _Step:
         if not self.sessions.entry.serves_one_device:
             return self.function(data)
         batch = seams.map_leaves(batches.as_tensor, data)
-        return self.captured(lambda: self.function(batch), batch, None)
+
+        def step() -> Any:
+            with self.sessions.sums.step():
+                return self.function(batch)
+
+        return self.captured(step, batch, None)

@@ -63,11 +63,11 @@ def _check_thread(variable: Variable, sessions: Sessions) -> None:
         )
 
 
-def represent(original: Callable[..., str], variable: Variable) -> str:
+def represent(_original: Callable[..., str], variable: Variable) -> str:
     """Replaces `Variable.__repr__`: prints the layout instead of a value that is sharded."""
     layout = storage_layout(variable)
     if layout is None or layout.is_replicated or layout.mesh.size == 1:
-        return original(variable)
+        return seams.repr_with_value(variable)
     return (
         f"<Variable path={variable.path}, shape={tuple(variable.shape)}, "
         f"dtype={variable.dtype}, layout={layout} on mesh {layout.mesh}>"

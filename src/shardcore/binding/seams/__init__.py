@@ -1,7 +1,8 @@
 """All private Keras names that shardcore replaces or reads. `binding` imports it.
 
-They are those of Keras 3.15 on torch. `table` has the replaced ones, each with a reason; `models`
-reads the objects of a user; here is the state of the process: distribution, seeds, files.
+`lines` finds a name in the Keras that is installed; `table` has the replaced ones, each with a
+reason; `models` reads the objects of a user; here is the state of the process: distribution,
+seeds, files.
 """
 
 import random
@@ -10,12 +11,12 @@ from contextlib import closing, contextmanager
 from copy import copy
 from typing import Any
 
+import keras
 import numpy
 import torch
 from keras import Model
-from keras.src import backend, optimizers
+from keras.src import optimizers
 from keras.src.backend.common import global_state
-from keras.src.backend.torch import core as torch_core
 from keras.src.callbacks import remote_monitor
 from keras.src.distribution import distribution_lib
 from keras.src.random import seed_generator
@@ -24,12 +25,14 @@ from keras.src.saving import saving_lib
 from keras.src.utils import file_utils, io_utils
 from keras.src.utils.rng_utils import get_random_seed as get_random_seed
 
+from shardcore.binding.seams.lines import find
 from shardcore.binding.seams.models import AUTO as AUTO
 from shardcore.binding.seams.models import RUNS_NOTED as RUNS_NOTED
 from shardcore.binding.seams.models import Auto as Auto
 from shardcore.binding.seams.models import DataAdapter as DataAdapter
 from shardcore.binding.seams.models import EpochIterator as EpochIterator
 from shardcore.binding.seams.models import arrays_of as arrays_of
+from shardcore.binding.seams.models import as_logs as as_logs
 from shardcore.binding.seams.models import copy_mask as copy_mask
 from shardcore.binding.seams.models import gives_own_logs as gives_own_logs
 from shardcore.binding.seams.models import hook_of as hook_of
@@ -43,6 +46,8 @@ from shardcore.binding.seams.models import modules_of as modules_of
 from shardcore.binding.seams.models import moments_of as moments_of
 from shardcore.binding.seams.models import parts_of as parts_of
 from shardcore.binding.seams.models import read_steps as read_steps
+from shardcore.binding.seams.models import repr_with_value as repr_with_value
+from shardcore.binding.seams.models import results_of as results_of
 from shardcore.binding.seams.models import weights_by_moment as weights_by_moment
 from shardcore.binding.seams.rebinding import around as around
 from shardcore.binding.seams.rebinding import missing as missing
@@ -50,6 +55,7 @@ from shardcore.binding.seams.rebinding import replace as replace
 from shardcore.binding.seams.table import SEAMS as SEAMS
 from shardcore.binding.seams.table import STEPS as STEPS
 
+_get_device = find("keras.src.backend.torch.core:get_device")
 CURRENT_DISTRIBUTION: str = distribution_lib.GLOBAL_ATTRIBUTE_NAME
 
 
@@ -66,12 +72,12 @@ def without_distribution() -> Iterator[None]:
 
 def torch_device() -> Any:
     """Returns the device on which Keras creates tensors."""
-    return torch_core.get_device()
+    return _get_device()
 
 
 def is_symbolic() -> bool:
     """Returns whether Keras is inferring shapes, on the meta device."""
-    return str(torch_core.get_device()) == "meta"
+    return str(_get_device()) == "meta"
 
 
 def is_made_by_optimizer() -> bool:
@@ -83,7 +89,8 @@ def is_made_by_optimizer() -> bool:
 def settings() -> tuple[Any, ...]:
     """Returns the settings of `keras.config` that layers and losses read in their calls."""
     attention = global_state.get_global_attribute("flash_attention")
-    return backend.epsilon(), backend.floatx(), backend.image_data_format(), attention
+    settings = keras.config
+    return settings.epsilon(), settings.floatx(), settings.image_data_format(), attention
 
 
 def global_seed() -> Any:
@@ -135,7 +142,7 @@ class _NoFile(saving_lib.H5IOStore):  # type: ignore[misc]
         return self
 
     def __setitem__(self, key: str, value: object) -> None:
-        backend.convert_to_numpy(value)
+        keras.ops.convert_to_numpy(value)
 
     def close(self) -> None:
         pass

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import keras
 import torch
 from keras import Model, Variable
 from keras.optimizers import Adam, Optimizer
-from keras.src import backend, tree
-from keras.src.backend.torch import trainer as torch_trainer
+from keras.src import tree
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+from keras.src.backend.common.variables import Variable as VariableOfAnyBackend
 from keras.src.backend.torch.optimizers import torch_adam
 from keras.src.callbacks import (
     BackupAndRestore,
@@ -20,7 +22,9 @@ from keras.src.ops.node import Node
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
-from keras.src.utils.python_utils import is_default
+from keras.src.utils.python_utils import is_default, pythonify_logs
+
+from shardcore.binding.seams.lines import LINE, find
 
 ADAM = torch_adam.__name__  # imported above, since Keras imports it only with the first Adam
 
@@ -54,6 +58,8 @@ def hook_of(trainer: Model, hooks_of: Callable[[Any], Iterable[Any]]) -> str:
     return ""
 
 
+TRAINER = find("keras.src.backend.torch.trainer:TorchTrainer")
+
 # Attributes of a trainer on its runs, which no step reads.
 RUNS_NOTED = {
     "_eval_epoch_iterator",
@@ -70,7 +76,7 @@ RUNS_NOTED = {
 
 def is_bookkeeping(value: object) -> bool:
     """Returns whether `value` is bookkeeping on a model or its runs, which no step reads."""
-    of_keras = backend.KerasTensor | Node | Callback | CallbackList | EpochIterator | DataAdapter
+    of_keras = keras.KerasTensor | Node | Callback | CallbackList | EpochIterator | DataAdapter
     return isinstance(value, of_keras | torch.nn.ParameterDict | torch.nn.ParameterList)
 
 
@@ -120,9 +126,29 @@ class Auto(str):
 AUTO = Auto("auto")
 
 
+def repr_with_value(variable: Variable) -> str:
+    """Returns what Keras prints for a variable; Keras 3.16 leaves out the value of a DTensor."""
+    return str(VariableOfAnyBackend.__repr__(variable))
+
+
+def results_of(trainer: Model) -> dict[str, Any]:
+    """Returns the results of the metrics of a model by name, as tensors."""
+    found: dict[str, Any] = {}
+    for metric in trainer.metrics:
+        result = metric.result()
+        found |= result if isinstance(result, dict) else {metric.name: result}
+    return found
+
+
+def as_logs(results: object) -> Any:
+    """Returns the results of metrics as Keras has them after a step: in Keras 3.13 as numbers."""
+    is_old = LINE < (3, 14) and isinstance(results, dict)
+    return pythonify_logs(results) if is_old and results else results
+
+
 def is_own_step(trainer: Model, name: str) -> bool:
     """Returns whether the user has overridden the method `name`, such as `train_step`."""
-    return getattr(type(trainer), name) is not getattr(torch_trainer.TorchTrainer, name)
+    return getattr(type(trainer), name) is not getattr(TRAINER, name)
 
 
 def gives_own_logs(trainer: Model, step: str) -> bool:
@@ -160,7 +186,7 @@ def arrays_of(adapter: DataAdapter) -> Any:
 def map_tensors(function: Callable[[Any], Any], structure: object) -> Any:
     """Returns `structure` with `function` applied to its tensors; the rest stays."""
     return tree.map_structure(
-        lambda leaf: function(leaf) if backend.is_tensor(leaf) else leaf, structure
+        lambda leaf: function(leaf) if keras.ops.is_tensor(leaf) else leaf, structure
     )
 
 
@@ -177,6 +203,6 @@ def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
 
 def copy_mask(source: torch.Tensor, target: torch.Tensor) -> None:
     """Gives `target` the Keras mask of `source`, if it has one."""
-    mask = backend.get_keras_mask(source)
+    mask = get_keras_mask(source)
     if mask is not None:
-        backend.set_keras_mask(target, mask)
+        set_keras_mask(target, mask)

@@ -28,16 +28,19 @@ def around(replacement: Callable[..., Any]) -> Callable[[Callable[..., Any]], Ca
 def replace(seam: Seam, make: Callable[[Any], Any], undo: ExitStack) -> None:
     """Gives `seam` the value `make(original)`, until `undo` is closed."""
     holder, name = _holder(seam)
-    original = vars(holder)[name]
+    original = getattr(holder, name)
     value = make(original)
     for place in _importers(original) if seam.everywhere else [holder]:
-        undo.callback(setattr, place, name, vars(place)[name])
+        if name in vars(place):
+            undo.callback(setattr, place, name, vars(place)[name])
+        else:  # a class that inherits it
+            undo.callback(delattr, place, name)
         setattr(place, name, value)
 
 
 def missing() -> list[str]:
     """Returns the names of the seam table that this Keras does not have."""
-    return [seam.name for seam in SEAMS.values() if not _is_there(seam)]
+    return [seam.place for seam in SEAMS.values() if not _is_there(seam)]
 
 
 def _is_there(seam: Seam) -> bool:
@@ -49,8 +52,8 @@ def _is_there(seam: Seam) -> bool:
 
 
 def _holder(seam: Seam) -> tuple[Any, str]:
-    """Returns the module or class that holds the name, and the name in it."""
-    module, _, path = seam.name.partition(":")
+    """Returns the module or class that has the name, and the name in it."""
+    module, _, path = seam.place.partition(":")
     within, _, name = path.rpartition(".")
     return pkgutil.resolve_name(f"{module}:{within}"), name
 

@@ -1,8 +1,9 @@
-"""All Keras names that shardcore replaces, each with its reason, for Keras 3.15 on torch."""
+"""All Keras names that shardcore replaces, each with its reason and the lines that have it."""
 
 import attrs
 from keras.src.backend.torch.optimizers import torch_nadam
 
+from shardcore.binding.seams.lines import LINE, here
 from shardcore.binding.seams.models import ADAM
 
 
@@ -11,20 +12,28 @@ class Seam:
     """A Keras name that is replaced while shardcore is installed.
 
     Args:
-        name: The module that defines it, a colon, and the name in it, dotted for a class member.
+        name: The module that defines it, a colon, and the name in it, dotted for a class member, as
+            in Keras 3.15.
         reason: Why it is replaced.
         everywhere: Whether modules that have imported the name get the new value too.
+        since: The first line of Keras in which it is replaced.
     """
 
     name: str
     reason: str
     everywhere: bool = False
+    since: tuple[int, int] = (3, 13)
 
     @property
     def key(self) -> str:
         """The class and its member, or the last module and the name in it."""
         module, _, name = self.name.partition(":")
         return name if name[0].isupper() else f"{module.rpartition('.')[2]}.{name}"
+
+    @property
+    def place(self) -> str:
+        """The name in the Keras that is installed."""
+        return here(self.name)
 
 
 # The steps of a trainer, and the methods that a user calls.
@@ -34,10 +43,12 @@ RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predic
 PHASES = ("train", "test")
 # The functions that set torch's generator.
 DRAWS = ("beta", "binomial", "gamma")
+# The modules of data adapters that read the distribution.
+ADAPTERS = ("array_data_adapter", "py_dataset_adapter", "torch_data_loader_adapter")
 # The modules of the callbacks that write files.
 CALLBACKS_WITH_FILES = ("backup_and_restore", "csv_logger", "model_checkpoint", "tensorboard")
 
-_SEAMS = (
+ALL = (
     Seam("keras.src.backend:distribution_lib", "None on torch: keras.distribution calls it."),
     Seam(
         "keras.src.distribution.distribution_lib:distribution_lib",
@@ -74,7 +85,12 @@ _SEAMS = (
         "The value is redistributed to the variable's layout.",
     ),
     Seam(
-        "keras.src.backend.common.variables:Variable.__repr__",
+        "keras.src.backend.torch.core:Variable._initialize_distributed",
+        "Lays out the variable as a DTensor of Keras.",
+        since=(3, 16),
+    ),
+    Seam(
+        "keras.src.backend.torch.core:Variable.__repr__",
         "Prints the value: a collective, though one rank prints.",
     ),
     Seam(
@@ -99,12 +115,20 @@ _SEAMS = (
         "Pickles the module, which holds shards.",
     ),
     Seam(
-        "keras.src.layers.core.einsum_dense:EinsumDense._int4_build",
+        "keras.src.layers.core.einsum_dense:EinsumDense.quantized_build",
         "Its int4 kernel has other dims than the kernel that a rule was written for.",
     ),
     Seam(
         "keras.src.trainers.data_adapters:distribution_lib",
         "Refuses everything but tf.data in several processes; shardcore takes the rows itself.",
+    ),
+    *(
+        Seam(
+            f"keras.src.trainers.data_adapters.{module}:distribution_lib",
+            "Gives each process other batches; shardcore splits every batch.",
+            since=(3, 16),
+        )
+        for module in ADAPTERS
     ),
     Seam(
         "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter.get_torch_dataloader",
@@ -166,7 +190,17 @@ _SEAMS = (
         "Moves the classes of sequences to dim 1: all logits are copied, and their gradient.",
     ),
     Seam(
-        "keras.src.trainers.trainer:Trainer.get_metrics_result",
+        "keras.src.backend.torch.trainer:distribution",
+        "Lays out batches, outputs and metrics as DTensors of Keras.",
+        since=(3, 16),
+    ),
+    Seam(
+        "keras.src.backend.torch.trainer:TorchTrainer._initialize_ddp",
+        "Wraps the model in DDP if there is a process group.",
+        since=(3, 16),
+    ),
+    Seam(
+        "keras.src.backend.torch.trainer:TorchTrainer.get_metrics_result",
         "The states of all metrics are reduced together, before the first is read.",
     ),
     Seam(
@@ -227,5 +261,6 @@ _SEAMS = (
     Seam("keras.src.utils.io_utils:print_msg", "One rank prints.", everywhere=True),
     Seam("keras.src.callbacks.progbar_logger:ProgbarLogger.set_params", "One rank shows progress."),
 )
-SEAMS = {seam.key: seam for seam in _SEAMS}
-assert len(SEAMS) == len(_SEAMS), "two seams have one key"
+assert len({seam.key for seam in ALL}) == len(ALL), "two seams have one key"
+# Those of the Keras that is installed, by their keys.
+SEAMS = {seam.key: seam for seam in ALL if seam.since <= LINE}
