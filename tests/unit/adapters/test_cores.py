@@ -62,14 +62,14 @@ def torchrun():
 
     def start(**variables):
         environment = {n: v for n, v in os.environ.items() if n != "OMP_NUM_THREADS"} | variables
-        started.append(
-            subprocess.Popen([sys.executable, "-c", "input()"], env=environment, stdin=-1)
-        )
+        command = [sys.executable, "-c", "print(flush=True); input()"]
+        started.append(subprocess.Popen(command, env=environment, stdin=-1, stdout=-1))
+        started[-1].stdout.readline()  # Linux may show no environment before the process runs
         return started[-1].pid
 
     yield start
     for each in started:
-        each.communicate()
+        each.communicate(b"\n")
 
 
 def test_one_thread_is_the_users_if_torchrun_was_started_with_it(monkeypatch, torchrun):
