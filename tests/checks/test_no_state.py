@@ -55,6 +55,7 @@ DISPLAYS = ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.Set
 # What is called for a value that does not change, or that Python keeps for us.
 CONSTANTS = {
     *("frozenset", "tuple", "compile", "MappingProxyType", "get_args", "object"),
+    "find",  # a name of the Keras that is installed
     *("TypeVar", "ParamSpec", "getLogger", "HookspecMarker", "HookimplMarker"),
 }
 CHANGING = {
