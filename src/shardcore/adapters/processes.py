@@ -3,13 +3,14 @@
 import atexit
 import os
 import time
+from contextlib import suppress
 from typing import Any
 
 import attrs
 
 from shardcore.adapters import cores, process_group
 from shardcore.adapters.failure import FailureWatch
-from shardcore.domain.errors import RankMismatchError
+from shardcore.domain.errors import EnvironmentProblem, RankMismatchError
 from shardcore.domain.job import resolve_job
 
 PATIENCE_SECONDS = 60.0
@@ -46,13 +47,15 @@ class TorchProcesses:
                 existing group, or the other processes did not join.
         """
         given = (job_addresses, num_processes, process_id)
-        if self._has_joined and given == (None, None, None):
+        has_arguments = given != (None, None, None)
+        if self._has_joined and not has_arguments:
             return False
-        job = resolve_job(*given, environ=os.environ)
         is_started = process_group.is_started()
+        # The user's group is asked first: a program that starts it may leave the variables unset.
+        job = resolve_job(*given, environ=os.environ) if has_arguments or not is_started else None
         if job is None and not is_started:
             return False
-        ours = process_group.start(None if is_started and given == (None,) * 3 else job)
+        ours = process_group.start(job)
         if self._has_joined:
             return False
         self._has_joined = True
@@ -76,6 +79,16 @@ class TorchProcesses:
     def world_size(self) -> int:
         """The number of processes."""
         return process_group.world_size()
+
+    @property
+    def launched(self) -> int:
+        """The number of processes that the launcher started, also before they join the job."""
+        if process_group.is_started():
+            return self.world_size
+        with suppress(EnvironmentProblem):  # which joining shows; a process alone needs no job
+            job = resolve_job(environ=os.environ)
+            return 1 if job is None else job.world_size
+        return 1
 
     @property
     def has_others(self) -> bool:

@@ -18,6 +18,7 @@ from shardcore.binding import (
     callback_files,
     layers,
     layout_map,
+    loops,
     operations,
     saving,
     seams,
@@ -67,6 +68,7 @@ class Binding:
             for key, seam in table.SEAMS.items():
                 seams.replace(seam, replacements[key], undo)
             self.follow_distribution()
+            loops.follow_torch_optimizers(self.sessions, undo)
             self._undo.push(undo.pop_all())
 
     def remove(self) -> None:
@@ -134,6 +136,8 @@ class Binding:
             "Adam._parallel_update_step": partial(operations.fused_update, sessions),
             "core.scatter": operations.scatter,
             "nn.sparse_categorical_crossentropy": partial(operations.sparse_crossentropy, sessions),
+            "BaseOptimizer.apply": partial(loops.keras_update, sessions),
+            "Loss.__call__": partial(loops.loss, sessions),
             "Model.export": partial(saving.export, sessions),
             "saving_lib.save_model": partial(saving.save_model, sessions),
             "saving_lib.save_weights_only": partial(saving.save_weights, sessions),

@@ -9,7 +9,7 @@ import torch
 from keras import Layer
 from keras.layers import RNN, EinsumDense
 
-from shardcore.binding import seams
+from shardcore.binding import loops, seams
 from shardcore.binding.adoption import adopt_once
 from shardcore.binding.session import Session, Sessions
 from shardcore.binding.types import Original
@@ -26,12 +26,24 @@ def layer_call(
     """
     if not (sessions.are_open() or sessions.entry.serves_one_device):
         return original(layer, *args, **kwargs)
-    if not layer_scope.now() and (session := sessions.current()) is not None:
+    session = None if layer_scope.now() else sessions.current()
+    if session is not None:
         adopt_once(layer, session)
+        if loops.is_in_loop(session, sessions):
+            return _loop_call(session, original, layer, (args, kwargs))
     strategy = sessions.visited()
     visit = nullcontext() if strategy is None else strategy.scope(visiting=True)
     with visit, layer_scope(layer.path or layer.name):
         return original(layer, *args, **kwargs)
+
+
+def _loop_call(session: Session, original: Original, layer: Layer, call: loops.Call) -> Any:
+    """Calls an outermost layer in a loop of the user's own."""
+    args, kwargs = loops.join_rows(layer, call, session)
+    with layer_scope(layer.path or layer.name):
+        outputs = original(layer, *args, **kwargs)
+    loops.note_inputs(layer, (args, kwargs), outputs, session)
+    return outputs
 
 
 @attrs.frozen

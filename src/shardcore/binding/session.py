@@ -36,6 +36,8 @@ class Session:
         adopted: The layers whose variables of before the distribution are laid out.
         warnings: The one-time warnings that were given.
         arrays: The memory of the tensors of sample-weight arrays.
+        inputs: The plain inputs of a loop outside `fit` since its last update, described.
+        compared: How many calls of a layer, and updates of an optimizer, were compared in a loop.
     """
 
     distribution: Distribution = attrs.field(repr=False)
@@ -49,6 +51,10 @@ class Session:
     adopted: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
     warnings: set[str] = attrs.field(factory=set, init=False, repr=False)
     arrays: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
+    inputs: dict[str, str] = attrs.field(factory=dict, init=False, repr=False)
+    compared: "weakref.WeakKeyDictionary[Any, int]" = attrs.field(
+        factory=weakref.WeakKeyDictionary, init=False, repr=False
+    )
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Session":
         """Returns itself: a copy of a variable is in the same session."""
@@ -87,6 +93,7 @@ class Sessions:
     Attributes:
         runs: The running fits, evaluates, predicts and steps, the innermost last.
         is_closed: Whether shardcore was uninstalled.
+        has_warned: Whether a step has warned that the ranks of this job have no distribution.
         sums: The deferred sums of metrics.
         edges: The edges of torch modules.
         shared_work: The collective work that runs now, None without any.
@@ -96,6 +103,7 @@ class Sessions:
     processes: Processes
     runs: list[TrainerRun] = attrs.field(factory=list, init=False)
     is_closed: bool = attrs.field(default=False, init=False)
+    has_warned: bool = attrs.field(default=False, init=False)
     sums: MetricSums = attrs.field(factory=MetricSums, init=False)
     edges: "weakref.WeakKeyDictionary[Any, Any]" = attrs.field(
         factory=weakref.WeakKeyDictionary, init=False
@@ -137,6 +145,17 @@ class Sessions:
     def are_served(self) -> bool:
         """Returns whether a strategy serves models now, with or without a distribution."""
         return self.current() is not None or self.entry.serves_one_device
+
+    def warn_without_distribution(self) -> None:
+        """Warns once if the processes of a job each run a model by themselves."""
+        if not self.has_warned and self.processes.launched > 1:
+            self.has_warned = True
+            logger.warning(
+                "No distribution is set: each of the %d processes runs the whole model by itself. "
+                "To share the work: keras.distribution.set_distribution("
+                "keras.distribution.DataParallel()).",
+                self.processes.launched,
+            )
 
     def strategy(self, world: World) -> TorchStrategy:
         """Returns the strategy on `world`, opened at the first call."""

@@ -133,6 +133,7 @@ class _Step:
 
     def _on_one_device(self, data: list[object]) -> Any:
         """Runs the step of a model without sharding; a strategy for one device captures it."""
+        self.sessions.warn_without_distribution()
         if not self.sessions.entry.serves_one_device:
             return self.function(data)
         batch = seams.map_leaves(batches.as_tensor, data)

@@ -72,6 +72,10 @@ class Processes(Protocol):
         """The number of processes, 1 without a launcher."""
 
     @property
+    def launched(self) -> int:
+        """The number of processes that the launcher started, also before they join the job."""
+
+    @property
     def device_type(self) -> str:
         """The type of the device that holds the tensors: "cpu", "cuda", "mps" or "xpu"."""
 

@@ -190,6 +190,14 @@ ALL = (
         "Moves the classes of sequences to dim 1: all logits are copied, and their gradient.",
     ),
     Seam(
+        "keras.src.optimizers.base_optimizer:BaseOptimizer.apply",
+        "Ranks with different inputs would train different weights in a loop outside fit.",
+    ),
+    Seam(
+        "keras.src.losses.loss:Loss.__call__",
+        "In a loop outside fit the targets may be the rows of one rank.",
+    ),
+    Seam(
         "keras.src.backend.torch.trainer:distribution",
         "Lays out batches, outputs and metrics as DTensors of Keras.",
         since=(3, 16),
