@@ -78,7 +78,15 @@ def plain_mlp():
     return keras.Model(x, keras.layers.Dense(4, name="head")(h))
 
 
-SHAPES = {mlp: (6,), plain_mlp: (6,), cnn: (6, 6, 2), decoder: (5,), lstm: (4, 3)}
+def scaled():
+    """Tensors are constants of its graph, as Gemma and T5 of keras-hub have them."""
+    x = keras.Input((6,))
+    h = Spy()(x) * keras.ops.cast(keras.ops.sqrt(64.0), "float32")
+    h = keras.ops.clip(keras.layers.Dense(8, name="first")(h), -1.0, x_max=torch.tensor(3.0))
+    return keras.Model(x, keras.layers.Dense(4, name="head")(h))
+
+
+SHAPES = {mlp: (6,), scaled: (6,), plain_mlp: (6,), cnn: (6, 6, 2), decoder: (5,), lstm: (4, 3)}
 RULES = {
     "first/kernel": (None, "model"),
     "first/bias": ("model",),
@@ -132,7 +140,15 @@ def begin(shape):
         distribute(shape, RULES)
 
 
-CASES = [(mlp, None), (mlp, (2, 1)), (mlp, (1, 2)), (cnn, (2, 1)), (decoder, (1, 2)), (lstm, None)]
+CASES = [
+    (mlp, None),
+    (mlp, (2, 1)),
+    (mlp, (1, 2)),
+    (scaled, (2, 1)),
+    (cnn, (2, 1)),
+    (decoder, (1, 2)),
+    (lstm, None),
+]
 
 
 @pytest.mark.parametrize(("build", "shape"), CASES)

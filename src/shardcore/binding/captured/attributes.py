@@ -77,6 +77,10 @@ class _Walk:
             for holder in _tensor_dicts(module):
                 for key in holder:
                     yield GuardedAttribute(holder, key, f"{key!r} of torch module {name!r}")
+        for called, holder, tensors in seams.graph_tensors(trainer):
+            name = f"an argument of {called!r} in a functional graph"
+            yield from (GuardedAttribute(holder, key, name) for key in ("args", "kwargs"))
+            yield from (GuardedAttribute({"": each}, "", name) for each in tensors)
         torch_modules = [each for _, each in modules if not isinstance(each, _OF_KERAS)]
         roots = [*seams.parts_of(trainer), *torch_modules]
         for root in roots:  # each by itself, however deep the others hold it

@@ -35,6 +35,7 @@ from shardcore.binding.seams.models import arrays_of as arrays_of
 from shardcore.binding.seams.models import as_logs as as_logs
 from shardcore.binding.seams.models import copy_mask as copy_mask
 from shardcore.binding.seams.models import gives_own_logs as gives_own_logs
+from shardcore.binding.seams.models import graph_tensors as graph_tensors
 from shardcore.binding.seams.models import hook_of as hook_of
 from shardcore.binding.seams.models import is_bookkeeping as is_bookkeeping
 from shardcore.binding.seams.models import is_own_step as is_own_step

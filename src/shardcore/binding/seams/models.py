@@ -1,6 +1,6 @@
 """Keras objects: parts of models and optimizers, steps and callbacks of trainers, nests."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -47,6 +47,21 @@ def modules_of(trainer: Model) -> list[tuple[str, Any]]:
         for name, module in layer.named_modules():
             found.setdefault(id(module), (f"{layer.name}.{name}".rstrip("."), module))
     return list(found.values())
+
+
+def graph_tensors(trainer: Model) -> Iterator[tuple[str, dict[str, Any], list[torch.Tensor]]]:
+    """Yields the calls in functional graphs that have tensors as constant arguments.
+
+    Each is the name of the called layer or operation, the attributes `args` and `kwargs` of the
+    call, and the tensors.
+    """
+    for layer in trainer._flatten_layers():
+        graph = getattr(layer, "_nodes_by_depth", {})
+        for node in (each for nodes in graph.values() for each in nodes):
+            arguments = tree.flatten((node.arguments.args, node.arguments.kwargs))
+            tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+            if tensors:
+                yield node.operation.name, vars(node.arguments), tensors
 
 
 def hook_of(trainer: Model, hooks_of: Callable[[Any], Iterable[Any]]) -> str:
