@@ -148,7 +148,8 @@ def after_a_failure(rank, mesh=None):
 
 
 def test_a_pass_that_failed_leaves_no_gradients_in_the_buckets():
-    ((expected, _, _),) = run_ranks(after_a_failure, 1)
+    # Without a group: Keras 3.16 wraps a model in DDP, which does not survive a failure.
+    ((expected, _, _),) = run_ranks(after_a_failure, 1, init=False)
     for found, before, after in run_ranks(after_a_failure, 2, (2, 1)):
         assert_same(found, expected, "after a failure")
         assert after == {"all_reduce": before}

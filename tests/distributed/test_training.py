@@ -151,8 +151,9 @@ def test_the_numbers_are_those_of_one_device_on_every_rank(build, mesh):
     results = run_ranks(train, mesh[0] * mesh[1], build, optimizer, mesh, timeout=60)
     assert_close([values for values, _ in results], reference)
     for _, stored in results:
+        found = {path.lower(): shape for path, shape in stored.items()}  # "SGD" in Keras 3.13
         for path, whole in split.items():
-            assert math.prod(stored[path]) * mesh[1] == math.prod(whole), path
+            assert math.prod(found[path]) * mesh[1] == math.prod(whole), path
 
 
 def masked(activation="sigmoid"):

@@ -93,6 +93,7 @@ class Binding:
                 for module in ("data_adapters", *table.ADAPTERS)
             },
             "trainer.distribution": lambda _: lambda: None,
+            "DTensor": lambda _: SimpleNamespace,  # of which no tensor is an instance
             "Variable._initialize_distributed": lambda _: lambda variable, value: None,
             "TorchTrainer._initialize_ddp": lambda _: lambda trainer: None,
             "torch_nadam.core": lambda core: operations.NumbersOfNadam(core, capture),
@@ -109,6 +110,7 @@ class Binding:
             "TensorLayout._validate_axes": layout_map.validate_axes,
             "LayoutMap.__getitem__": layout_map.lookup,
             "LayoutMap.__setitem__": layout_map.add_rule,
+            "Variable.__init__": variable.keep_layout,
             "Variable._direct_assign": partial(adoption.assign, sessions),
             "Variable.__repr__": variable.represent,
             "core.convert_to_numpy": partial(variable.to_numpy, sessions),

@@ -20,6 +20,18 @@ from shardcore.ports.strategy import NewVariable
 logger = logging.getLogger("shardcore.variables")
 
 
+def keep_layout(
+    original: Callable[..., None],
+    variable: Variable,
+    *args: object,
+    layout: object = None,
+    **kwargs: object,
+) -> None:
+    """Replaces `Variable.__init__` of Keras 3.13 and 3.14, which drops the layout."""
+    variable._layout = layout
+    original(variable, *args, **kwargs)
+
+
 def initialize(session: Session, original: Original, variable: Variable, value: object) -> None:
     """Replaces `Variable._initialize`, the only place with the full value."""
     if isinstance(value, torch.nn.Parameter) and session.mesh.size > 1:

@@ -14,7 +14,7 @@ from shardcore.domain.errors import EnvironmentProblem
 logger = logging.getLogger("shardcore.install")
 
 # The oldest and the newest release of each package with which the tests were run.
-TESTED = {"keras": ("3.13", "3.15"), "torch": ("2.11", "2.15")}
+TESTED = {"keras": ("3.13", "3.16"), "torch": ("2.11", "2.15")}
 # The names under which the index of packages has nightly builds.
 NIGHTLY = {"keras": "keras-nightly"}
 

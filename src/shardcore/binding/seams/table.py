@@ -17,12 +17,14 @@ class Seam:
         reason: Why it is replaced.
         everywhere: Whether modules that have imported the name get the new value too.
         since: The first line of Keras in which it is replaced.
+        until: The last one.
     """
 
     name: str
     reason: str
     everywhere: bool = False
-    since: tuple[int, int] = (3, 13)
+    since: tuple[int, ...] = (3, 13)
+    until: tuple[int, ...] = LINE
 
     @property
     def key(self) -> str:
@@ -75,6 +77,11 @@ ALL = (
     Seam(
         "keras.src.distribution.distribution_lib:LayoutMap.__setitem__",
         "A malformed rule raises at once.",
+    ),
+    Seam(
+        "keras.src.backend.common.variables:Variable.__init__",
+        "Drops the layout that an optimizer gives its variables.",
+        until=(3, 14),
     ),
     Seam(
         "keras.src.backend.torch.core:Variable._initialize",
@@ -198,6 +205,11 @@ ALL = (
         "In a loop outside fit the targets may be the rows of one rank.",
     ),
     Seam(
+        "keras.src.backend.torch.nn:DTensor",
+        "Attention computes on the local shards of a DTensor, and makes a plain DTensor of them.",
+        since=(3, 16),
+    ),
+    Seam(
         "keras.src.backend.torch.trainer:distribution",
         "Lays out batches, outputs and metrics as DTensors of Keras.",
         since=(3, 16),
@@ -271,4 +283,4 @@ ALL = (
 )
 assert len({seam.key for seam in ALL}) == len(ALL), "two seams have one key"
 # Those of the Keras that is installed, by their keys.
-SEAMS = {seam.key: seam for seam in ALL if seam.since <= LINE}
+SEAMS = {seam.key: seam for seam in ALL if seam.since <= LINE <= seam.until}
