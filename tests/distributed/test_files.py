@@ -100,6 +100,35 @@ def test_plain_keras_reads_what_a_mesh_saved_and_another_mesh_resumes(shape, tmp
         assert other[1] == 1 or "(None, 'model')" in shown
 
 
+@pytest.mark.parametrize("name", ["own.keras", "own.weights.h5"])
+def test_each_rank_may_save_to_its_own_path(tmp_path, name):
+    def save(rank):
+        distribute((1, 3))
+        model = build()
+        losses(model, 1)
+        path = tmp_path / f"host{rank // 2}" / name  # of which ranks 0 and 1 share one
+        path.parent.mkdir(exist_ok=True)
+        model.save(path) if name.endswith("keras") else model.save_weights(path)
+        return model.get_weights(), sorted(os.listdir(path.parent))
+
+    def load(rank):
+        read = []
+        for host in range(2):
+            path = tmp_path / f"host{host}" / name
+            model = keras.saving.load_model(path) if name.endswith("keras") else build()
+            if not name.endswith("keras"):
+                model.optimizer.build(model.trainable_variables)
+                model.load_weights(path)
+            read.append(model.get_weights())
+        return read
+
+    saved = run_ranks(save, 3)
+    assert [files for _, files in saved] == [[name]] * 3
+    for weights in run_ranks(load, 1)[0]:
+        for found, expected in zip(weights, saved[0][0], strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
 def test_saving_on_one_rank_only_is_an_error_within_the_timeout(tmp_path, monkeypatch):
     monkeypatch.setattr("shardcore.adapters.processes.PATIENCE_SECONDS", 2.0)
 

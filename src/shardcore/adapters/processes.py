@@ -111,21 +111,23 @@ class TorchProcesses:
         that rank. The store of the job distinguishes the two.
 
         Raises:
-            RankMismatchError: If a process did not within a minute, or gave another `what`.
+            RankMismatchError: If a process did not within a minute, or `SHARDCORE_TIMEOUT` if that
+                is shorter, or gave another `what`.
         """
         if not self._has_joined or self.world_size == 1:
             return
         self._meetings += 1
         store = process_group.store_for_thread(f"shardcore/meeting/{self._meetings}")
         store.set(str(self.rank), what)
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        patience = min(PATIENCE_SECONDS, process_group.seconds(None))
+        deadline = time.monotonic() + patience
         others = [str(rank) for rank in range(self.world_size)]
         while not store.check(others):
             if time.monotonic() > deadline:
                 missing = ", ".join(rank for rank in others if not store.check([rank]))
                 raise RankMismatchError(
                     f"Rank {self.rank} came to {what}, but rank {missing} did not within "
-                    f"{PATIENCE_SECONDS:.0f} seconds. Sharded values are gathered from all ranks, "
+                    f"{patience:.0f} seconds. Sharded values are gathered from all ranks, "
                     "so call it on every rank, not on one: rank 0 writes the file."
                 )
             time.sleep(_POLL_SECONDS)

@@ -62,7 +62,7 @@ def _save(
     attend: Callable[[], None],
     one_file: bool,
 ) -> None:
-    """Writes on rank 0 while the others attend; returns when the file exists, or fails together.
+    """Writes each file on one rank while the others attend; returns when all exist, or fails.
 
     Each rank writes if nothing is sharded, or into its own buffer.
     """
@@ -70,18 +70,25 @@ def _save(
     if session is None or isinstance(filepath, io.IOBase):
         write(filepath)
         return
-    path, rank = str(filepath), session.processes.rank
+    path = str(filepath)
+    session.processes.meet("saving a model")
+    is_writer = _is_writer(path, session)
 
     def work() -> None:
-        if rank != 0:
+        if not is_writer:
             attend()
         elif one_file and not seams.is_remote(path):
             _write_then_rename(path, write)
         else:
             write(path)
 
-    session.processes.meet(f"saving {path!r}")
     raise_on_all_ranks(work, f"save {path!r}", session, sessions)
+
+
+def _is_writer(path: str, session: Session) -> bool:
+    """Returns whether this rank is the first of those that save to `path`. A collective."""
+    own = path if seams.is_remote(path) else os.path.abspath(path)
+    return session.processes.gather(own).index(own) == session.processes.rank
 
 
 def export(

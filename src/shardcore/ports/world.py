@@ -83,7 +83,9 @@ class Processes(Protocol):
         """Returns the `fact` of every process, in rank order. All call it, on the main thread."""
 
     def meet(self, what: str) -> None:
-        """Waits, for a minute at most, until every process has called it for the same place.
+        """Waits until every process has called it for the same place.
+
+        It waits for a minute at most, or for `SHARDCORE_TIMEOUT` if that is shorter.
 
         Args:
             what: The place, for the error: "model.save('a.keras')".
