@@ -36,9 +36,9 @@ from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
 
 if TYPE_CHECKING:
+    from shardcore.binding.context.session import Sessions
     from shardcore.binding.functions import Functions, Tensor
-    from shardcore.binding.plan import Plan
-    from shardcore.binding.session import Sessions
+    from shardcore.binding.planning.plan import Plan
 
 
 def install(strategy: str = "auto", **options: object) -> Status:
@@ -121,7 +121,7 @@ def verify(model: KerasModel, batch: object = None) -> Verification:
         >>> shardcore.verify(model, (x, y)).ok
         True
     """
-    from shardcore.binding.verification import verify_model
+    from shardcore.binding.inspection.verify import verify_model
 
     return verify_model(model, batch, _sessions())
 
@@ -152,7 +152,7 @@ def explain(model: KerasModel, batch: object, step: str = "train") -> Explanatio
         'Nothing is moved between ranks: the mesh is of one device.'
     """
     from shardcore.adapters.traffic import StepTracer
-    from shardcore.binding.explaining import explain_model
+    from shardcore.binding.inspection.explain import explain_model
 
     return explain_model(model, batch, step, _sessions(), StepTracer)
 
@@ -196,7 +196,7 @@ def plan(
         ('data', None)
     """
     environment.choose_backend()
-    from shardcore.binding.planning import make_plan
+    from shardcore.binding.planning.make_plan import make_plan
 
     return make_plan(
         model, mesh, policy, lambda facts, shape: planning.plan(policy, facts, shape, options)
@@ -217,9 +217,9 @@ def rules_report(model: KerasModel) -> RulesReport | None:
         >>> shardcore.rules_report(model).unused_rules
         ()
     """
-    from shardcore.binding import rules
+    from shardcore.binding.planning import rules_report
 
-    return rules.rules_report(model, _sessions().required())
+    return rules_report.rules_report(model, _sessions().required())
 
 
 def distribute_variable(
@@ -407,7 +407,7 @@ def parallelize_torch_module(
         >>> shardcore.parallelize_torch_module(module, mesh, rules) is module
         True
     """
-    from shardcore.binding import parallelize
+    from shardcore.binding.torch_modules import parallelize
 
     parallelize.parallelize(module, mesh, rules, _sessions())
     return module

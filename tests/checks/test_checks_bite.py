@@ -35,8 +35,8 @@ BANNED_NAMES = [
 ]
 
 ALLOWED_NAMES = [
-    ("binding/seams/planted.py", "import keras.src.backend"),
-    ("adapters/torch_compat/tensors.py", "from torch.distributed.tensor._utils import x as x"),
+    ("binding/keras_private/planted.py", "import keras.src.backend"),
+    ("adapters/torch_private/tensors.py", "from torch.distributed.tensor._utils import x as x"),
     ("adapters/planted.py", "import torch.distributed.tensor as x"),
     ("binding/planted.py", "import keras"),
 ]

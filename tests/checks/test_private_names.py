@@ -19,8 +19,8 @@ from tests.checks.private_torch import own_names, uses
 from tests.checks.tree import ROOT
 
 PACKAGE = ROOT / "src" / "shardcore"
-MAY_NAME_PRIVATE_TORCH = "adapters/torch_compat/"
-MAY_NAME_PRIVATE_KERAS = "binding/seams/"
+MAY_NAME_PRIVATE_TORCH = "adapters/torch_private/"
+MAY_NAME_PRIVATE_KERAS = "binding/keras_private/"
 FILE = PACKAGE / MAY_NAME_PRIVATE_TORCH / "private_names.toml"
 ENTRY = {"why", "known", "until"}
 # Of all private names, and of those of torch.distributed.tensor.

@@ -17,7 +17,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 import shardcore
 from shardcore.bootstrap import environment, self_check
 
-SEAMS = Path(shardcore.__file__).parent / "binding" / "seams"
+PRIVATE = Path(shardcore.__file__).parent / "binding" / "keras_private"
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
 
 def moved_names_of_keras() -> Iterator[str]:
     """The private names of Keras that the patches import, and that are not there."""
-    for file in sorted(SEAMS.glob("*.py")):
+    for file in sorted(PRIVATE.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             module = (node.module if isinstance(node, ast.ImportFrom) else None) or ""
             if module.startswith("keras.src"):

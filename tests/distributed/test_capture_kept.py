@@ -10,7 +10,7 @@ from shardcore.adapters.capture.passes.communication.sums import in_buckets
 from shardcore.adapters.capture.passes.memory.kept_buckets import Memories, with_kept_buckets
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.recorder import Recorder
-from shardcore.adapters.torch_compat import collectives
+from shardcore.adapters.torch_private import collectives
 from shardcore.testing import run_ranks
 
 

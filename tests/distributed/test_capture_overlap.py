@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.analyses import live_bytes
 from shardcore.testing import run_ranks
@@ -69,12 +69,12 @@ def under_way(tape, kind):
     calls = tape.calls
     found = []
     for place, call in enumerate(calls):
-        if torch_compat.collective_name(call.operator) == kind:
+        if torch_private.collective_name(call.operator) == kind:
             made = tape.writes_of(call)
             wait = next(
                 n
                 for n in range(place, len(calls))
-                if torch_compat.is_wait(calls[n].operator) and tape.reads_of(calls[n]) == made
+                if torch_private.is_wait(calls[n].operator) and tape.reads_of(calls[n]) == made
             )
             names = [each.operator.__name__ for each in calls[place:wait]]
             found.append(sum(name in PRODUCTS for name in names))

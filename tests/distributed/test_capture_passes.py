@@ -16,7 +16,7 @@ from shardcore.adapters.capture.passes.communication.sums import in_buckets, wit
 from shardcore.adapters.capture.passes.memory.kept_buckets import Memories
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.tape import Call
-from shardcore.adapters.torch_compat import collectives
+from shardcore.adapters.torch_private import collectives
 from shardcore.testing import run_ranks
 from tests.tapes import changed, names, recorded, results
 

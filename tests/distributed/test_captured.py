@@ -14,7 +14,7 @@ import shardcore
 from shardcore.adapters import processes
 from shardcore.adapters.capture import program as capture_program
 from shardcore.adapters.capture.program import started
-from shardcore.adapters.torch_compat import inductor, is_all_reduce
+from shardcore.adapters.torch_private import inductor, is_all_reduce
 from shardcore.testing import RankFailed, count_collectives, run_ranks
 from tests.distributed.programs import distribute, needs_compiler
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from shardcore.adapters.capture import checks
 from shardcore.adapters.capture.checks import with_checks
 from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
-from shardcore.adapters.torch_compat import collectives
+from shardcore.adapters.torch_private import collectives
 from shardcore.binding.captured import cache
 from shardcore.testing import run_ranks
 from tests.distributed.test_captured import (

@@ -8,12 +8,12 @@ import torch.distributed as dist
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.generated import graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
 from shardcore.adapters.capture.passes.inductor import with_reshapes
 from shardcore.adapters.capture.recorder import Recorder
-from shardcore.adapters.torch_compat import inductor
+from shardcore.adapters.torch_private import inductor
 from shardcore.testing import run_ranks
 from tests.distributed.moved import TOKENS, compiled, distribute, numbers, transformer
 from tests.distributed.programs import needs_compiler
@@ -201,7 +201,7 @@ def test_operators_that_inductor_miscompiles_are_rewritten_and_compiled(which):
     def program(rank):
         recorder = Recorder(operands)
         expected = recorder.run(lambda: step(*operands))
-        tape = improved_for_compiler(recorder.tape, torch_compat.OneDnn())
+        tape = improved_for_compiler(recorder.tape, torch_private.OneDnn())
         run = inductor.compiled(graph_of(tape, {}), operands)
         torch.testing.assert_close(run(*operands)[0], expected)
 

@@ -14,7 +14,7 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.decomposition import decompositions
 
 import shardcore
-from shardcore.adapters.torch_compat import inductor
+from shardcore.adapters.torch_private import inductor
 from shardcore.testing import run_ranks
 from tests.distributed.programs import distribute, needs_compiler
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.binding.loops import COMPARED
+from shardcore.binding.training.loops import COMPARED
 from shardcore.testing import count_collectives, run_ranks
 
 X = np.random.default_rng(0).standard_normal((32, 8)).astype("float32")
@@ -64,7 +64,7 @@ def test_it_gives_what_keras_gives(layout):
 
 def updated(_rank, strategy, transposed):
     """A variable after an update, and the operators on lists that made it."""
-    from shardcore.adapters.torch_compat import OperatorListener
+    from shardcore.adapters.torch_private import OperatorListener
 
     if strategy:
         shardcore.install(strategy)

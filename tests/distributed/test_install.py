@@ -14,8 +14,8 @@ import pytest
 from torch.distributed.tensor import DTensor
 
 import shardcore
-from shardcore.binding.seams import SEAMS
-from shardcore.binding.seams.lines import LINE
+from shardcore.binding.keras_private import PATCHES
+from shardcore.binding.keras_private.lines import LINE
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.testing import run_ranks
 
@@ -104,18 +104,18 @@ def keras_names():
     return found
 
 
-def holder_of(seam):
-    """The module or class that has the name of a seam, and the name in it."""
-    module, _, path = seam.place.partition(":")
+def holder_of(patch):
+    """The module or class that has the name of a patch, and the name in it."""
+    module, _, path = patch.place.partition(":")
     within, _, name = path.rpartition(".")
     return pkgutil.resolve_name(f"{module}:{within}"), name
 
 
-def name_of(seam):
-    """The name of a seam as in `keras_names`: Keras gives some classes another module."""
-    holder, name = holder_of(seam)
+def name_of(patch):
+    """The name of a patch as in `keras_names`: Keras gives some classes another module."""
+    holder, name = holder_of(patch)
     is_class = isinstance(holder, type)
-    return f"{holder.__module__}:{holder.__name__}.{name}" if is_class else seam.place
+    return f"{holder.__module__}:{holder.__name__}.{name}" if is_class else patch.place
 
 
 def importers(module, name):
@@ -130,10 +130,10 @@ def importers(module, name):
 
 def test_install_replaces_the_names_of_the_table_and_uninstall_restores_every_one():
     def program():
-        expected, importing = {name_of(seam) for seam in SEAMS.values()}, set()
-        for seam in SEAMS.values():
-            if seam.everywhere:
-                importing |= importers(*seam.place.split(":"))
+        expected, importing = {name_of(patch) for patch in PATCHES.values()}, set()
+        for patch in PATCHES.values():
+            if patch.everywhere:
+                importing |= importers(*patch.place.split(":"))
         assert importing - expected
         before = keras_names()
         shardcore.install()
@@ -149,12 +149,12 @@ def test_install_replaces_the_names_of_the_table_and_uninstall_restores_every_on
     assert left == set()
 
 
-@pytest.mark.parametrize("seam", SEAMS)
-def test_uninstall_restores(seam):
+@pytest.mark.parametrize("patch", PATCHES)
+def test_uninstall_restores(patch):
     """Name by name, so that the report names the one that is wrong."""
 
     def program():
-        holder, name = holder_of(SEAMS[seam])
+        holder, name = holder_of(PATCHES[patch])
         before = vars(holder).get(name)  # None: a class inherits it
         shardcore.install()
         during = vars(holder)[name]
@@ -367,7 +367,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 import keras, torch, shardcore
 from keras.src.utils import io_utils
 from tests.distributed.test_install import keras_names
-import shardcore.binding.binding
+import shardcore.binding.install
 
 del torch._C._current_graph_task_id, io_utils.print_msg
 before = keras_names()

@@ -12,7 +12,7 @@ import torch
 
 import shardcore
 from shardcore import bootstrap
-from shardcore.binding.callback_files import OneWriter
+from shardcore.binding.files.callbacks import OneWriter
 from shardcore.domain.errors import RankMismatchError, StrategyError
 from shardcore.testing import run_ranks
 from tests.distributed.programs import assert_fails_everywhere, distribute

@@ -15,7 +15,7 @@ from keras import layers
 
 import shardcore
 from shardcore import builtin_plugins, cli
-from shardcore.binding.planning import describe
+from shardcore.binding.planning.make_plan import describe
 from shardcore.domain.errors import LayoutError, PolicyError, RuleError
 from shardcore.domain.mesh import Mesh
 from shardcore.ports.policy import PolicyEntry

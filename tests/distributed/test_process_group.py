@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters import process_group
-from shardcore.adapters.torch_compat import runs_on_gloo
+from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job, resolve_job
 from shardcore.testing import run_ranks
@@ -131,7 +131,7 @@ BUSY_AT_THE_END = """
 import ctypes, hashlib, os, time
 import torch, torch.distributed as dist
 from shardcore.adapters import process_group
-from shardcore.adapters.torch_compat import runs_on_gloo
+from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.job import resolve_job
 
 def put_away(_):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import shardcore
-from shardcore.binding.loops import COMPARED
+from shardcore.binding.training.loops import COMPARED
 from shardcore.domain.errors import LayoutError, MeshError, RuleError, StrategyError
 from shardcore.domain.mesh import Mesh
 from shardcore.testing import count_collectives, run_ranks

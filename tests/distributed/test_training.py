@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from shardcore.binding.seams.lines import LINE
+from shardcore.binding.keras_private.lines import LINE
 from shardcore.testing import run_ranks
 from tests.distributed.programs import assert_close, distribute, local_shapes
 

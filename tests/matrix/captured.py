@@ -213,12 +213,12 @@ def run_own(
 
     `compile` captures such a step for Inductor alone, which rounds.
     """
-    asked = captured_step.seams.is_own_step
-    captured_step.seams.is_own_step = lambda trainer, name: False
+    asked = captured_step.keras_private.is_own_step
+    captured_step.keras_private.is_own_step = lambda trainer, name: False
     try:
         return run(case, observed, jit_compile, numbers)
     finally:
-        captured_step.seams.is_own_step = asked
+        captured_step.keras_private.is_own_step = asked
 
 
 def apply_jit_compile(model: Any, jit_compile: JitCompile, observed: Observed) -> None:

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.ports.trace_context import layer_scope
 
 logger = logging.getLogger("shardcore.operators")
@@ -38,4 +38,4 @@ def count(args: object) -> int:
 
 def sharded(args: object) -> list[Any]:
     """Returns the sharded tensors in any nest of operands."""
-    return [leaf for leaf in torch_compat.tree_leaves(args) if hasattr(leaf, "mesh_layout")]
+    return [leaf for leaf in torch_private.tree_leaves(args) if hasattr(leaf, "mesh_layout")]

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shardcore.adapters import fallback, torch_compat
+from shardcore.adapters import fallback, torch_private
 from shardcore.domain.explanation.reasons import Facts
 from shardcore.ports.trace_context import layer_scope, redistribution_scope, reduction_scope
 
@@ -24,7 +24,7 @@ class Traffic:
     # The total bytes of this rank's operands.
     operand_bytes: Counter[str] = attrs.field(factory=Counter)
 
-    def add(self, started: torch_compat.Started) -> None:
+    def add(self, started: torch_private.Started) -> None:
         """Counts one collective."""
         self.calls[started.name] += 1
         self.operand_bytes[started.name] += started.operand_bytes
@@ -38,7 +38,7 @@ def count_collectives() -> Iterator[Traffic]:
         The counts, which grow.
     """
     traffic = Traffic()
-    with torch_compat.CollectiveListener(traffic.add):
+    with torch_private.CollectiveListener(traffic.add):
         yield traffic
 
 
@@ -73,24 +73,24 @@ class StepTracer:
 
     def tracing(self) -> AbstractContextManager[Any]:
         """Opens a context in which collectives are seen."""
-        return torch_compat.CollectiveListener(self._saw, self._around)
+        return torch_private.CollectiveListener(self._saw, self._around)
 
     @contextmanager
     def layer(self, layer: str) -> Iterator[None]:
         """Opens the call of the layer at the path `layer`, which owns its backward pass."""
         before = self._turns[-1][1] if self._turns else ""
-        self._turns.append((torch_compat.nodes_made(), layer))
+        self._turns.append((torch_private.nodes_made(), layer))
         try:
             yield
         finally:
-            self._turns.append((torch_compat.nodes_made(), before))
+            self._turns.append((torch_private.nodes_made(), before))
 
-    def _saw(self, started: torch_compat.Started) -> None:
+    def _saw(self, started: torch_private.Started) -> None:
         move, running = redistribution_scope.now(), self._running
         self._listen(
             Facts(
                 started.name,
-                "backward" if torch_compat.backward_pass() >= 0 else "forward",
+                "backward" if torch_private.backward_pass() >= 0 else "forward",
                 processes=started.processes,
                 operand_bytes=started.operand_bytes,
                 layer=self._layer(),
@@ -106,14 +106,14 @@ class StepTracer:
 
     def _layer(self) -> str:
         """Returns the path of the layer: the called one, or that of the backward node."""
-        node = torch_compat.current_node()
+        node = torch_private.current_node()
         if layer_scope.now() or node is None:
             return layer_scope.now()
         at = bisect_right(self._turns, node, key=lambda turn: turn[0])
         return self._turns[at - 1][1] if at else ""
 
     def _reduced(self) -> tuple[str, ...]:
-        leaf = torch_compat.accumulated()
+        leaf = torch_private.accumulated()
         parameters = reduction_scope.now() or (() if leaf is None else (leaf,))
         return tuple(self._paths[id(each)] for each in parameters if id(each) in self._paths)
 
@@ -144,7 +144,7 @@ class StepTracer:
 
 
 def _tensors(structure: object) -> list[torch.Tensor]:
-    leaves = torch_compat.tree_leaves(structure)
+    leaves = torch_private.tree_leaves(structure)
     return [each for each in leaves if isinstance(each, torch.Tensor)]
 
 

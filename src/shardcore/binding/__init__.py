@@ -1,1 +1,1 @@
-"""The code that Keras calls, by seam; `seams` has the private Keras names. `api` imports it."""
+"""The code that Keras calls, in folders by subject. `api` and `bootstrap` import it."""

@@ -1,4 +1,4 @@
-"""Seam: the backend's `distribution_lib`, which `keras.distribution` calls; JAX has these names."""
+"""Patches: the backend's `distribution_lib`, which `keras.distribution` calls, as on JAX."""
 
 import random
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import attrs
 import keras
 
-from shardcore.binding import seams
-from shardcore.binding.session import Sessions
+from shardcore.binding import keras_private
+from shardcore.binding.context.session import Sessions
 from shardcore.domain.errors import LayoutError, MeshError
 from shardcore.domain.layout import Layout
 from shardcore.ports.types import Array
@@ -36,7 +36,7 @@ class BackendLibrary:
             return
         # Not the generator that the user may have seeded: each rank draws, rank 0's draw is used.
         drawn = random.SystemRandom().randint(1, 10**9)
-        seeds = self.processes.gather((seams.get_random_seed(), drawn))
+        seeds = self.processes.gather((keras_private.get_random_seed(), drawn))
         if all(user is None for user, _ in seeds):
             keras.utils.set_random_seed(seeds[0][1])
 
@@ -77,7 +77,7 @@ class BackendLibrary:
 
     def distribute_tensor(self, tensor: Array, layout: keras.distribution.TensorLayout) -> Any:
         """Returns `tensor` in `layout`, a Keras `TensorLayout`."""
-        if seams.is_symbolic():
+        if keras_private.is_symbolic():
             return tensor
         target: Layout = layout.backend_layout.fitting(tensor.shape, "A tensor")
         world: World = layout.device_mesh.backend_mesh

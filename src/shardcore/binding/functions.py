@@ -6,9 +6,12 @@ import attrs
 import keras
 import torch
 
-from shardcore.binding import adoption, agreement, batches, torch_modules
-from shardcore.binding.session import Session, Sessions
-from shardcore.binding.variable import place, strategy_of
+from shardcore.binding.context import rank_consistency
+from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.data import batches
+from shardcore.binding.torch_modules import wrapper
+from shardcore.binding.variables import adoption
+from shardcore.binding.variables.variable import place, strategy_of
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
@@ -32,11 +35,11 @@ class Functions:
         variable._layout = None
         variable._value = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)
         place(variable, session, None if layout is None else _layout(layout, value, session))
-        torch_modules.follow(variable, before)
+        wrapper.follow(variable, before)
 
     def distribute_model(self, model: Any) -> None:
         """Lays a model out again by the rules of the distribution that is set."""
-        adoption.lay_out(agreement.variables_of(model), self.sessions.required(), model)
+        adoption.lay_out(rank_consistency.variables_of(model), self.sessions.required(), model)
 
     def distribute_tensor(self, tensor: Array, layout: LayoutLike) -> Tensor:
         """Returns `tensor` in `layout`."""

@@ -1,4 +1,4 @@
-"""Seams: `LayoutMap` and `TensorLayout`, whose rules `domain.paths` matches."""
+"""Patches: `LayoutMap` and `TensorLayout`, whose rules `domain.paths` matches."""
 
 from typing import Any
 

@@ -12,7 +12,7 @@ import torch
 from keras import Model, Variable
 from keras.callbacks import CallbackList
 
-from shardcore.binding import seams
+from shardcore.binding import keras_private
 from shardcore.binding.types import Original, TorchStrategy
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.ports.trace_context import reduction_scope
@@ -37,8 +37,8 @@ class TrainerRun:
         """Returns whether a callback on this rank may read the model between two steps."""
         return (
             self.callbacks is None
-            or seams.gives_own_logs(self.trainer, f"{self.phase}_step")
-            or seams.read_steps(self.callbacks, self.phase)
+            or keras_private.gives_own_logs(self.trainer, f"{self.phase}_step")
+            or keras_private.read_steps(self.callbacks, self.phase)
         )
 
     def agree(self, is_read: bool) -> None:
@@ -181,8 +181,8 @@ class MetricSums:
         if self._run is not None and self._run.trainer is trainer:
             return DeferredLogs()
         self.reduce()
-        results = seams.results_of(trainer)
-        return results if self._steps else seams.as_logs(results)
+        results = keras_private.results_of(trainer)
+        return results if self._steps else keras_private.as_logs(results)
 
 
 def _is_sum(value: torch.Tensor, strategy: TorchStrategy) -> bool:

@@ -1,4 +1,4 @@
-"""Types that several seams use."""
+"""Types that several patches use."""
 
 import io
 import os
@@ -10,7 +10,7 @@ import torch
 
 from shardcore.ports.strategy import Strategy
 
-# A function of Keras, which a seam replaces.
+# A function of Keras, which a patch replaces.
 Original = Callable[..., Any]
 
 TorchStrategy = Strategy[torch.Tensor]

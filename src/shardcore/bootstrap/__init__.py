@@ -25,7 +25,7 @@ class Installation:
         entry: The strategy that was chosen.
         options: The options of the strategy.
         passed_over: The reasons against the other strategies, by name.
-        binding: The `shardcore.binding.binding.Binding`.
+        binding: The `shardcore.binding.install.Binding`.
         processes: The job of this process.
         undo: Restores what is not of Keras: the log, `KERAS_BACKEND`, torch, the watch of other
             ranks.
@@ -77,7 +77,7 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
         entry = plugins.with_options(entry, options)
         from shardcore.adapters.capture.program import TapeCapture
         from shardcore.adapters.processes import TorchProcesses
-        from shardcore.binding.binding import Binding
+        from shardcore.binding.install import Binding
 
         processes = TorchProcesses()
         capture = TapeCapture()

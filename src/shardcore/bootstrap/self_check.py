@@ -14,7 +14,7 @@ from shardcore.builtin_plugins import why_no_distributed, why_no_dtensor
 from shardcore.domain.errors import EnvironmentProblem
 
 # The file has, by kind and name, where each private name of torch is.
-_NAMES = files("shardcore") / "adapters" / "torch_compat" / "private_names.toml"
+_NAMES = files("shardcore") / "adapters" / "torch_private" / "private_names.toml"
 Kinds = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
@@ -93,11 +93,11 @@ def _left_out() -> Iterator[str]:
 
 def _of_keras() -> list[str]:
     try:
-        from shardcore.binding import binding as binding
-        from shardcore.binding import seams
+        from shardcore.binding import install as install  # imports all that it patches
+        from shardcore.binding import keras_private
     except (ImportError, AttributeError) as error:
         return [f"Keras: {error}"]
-    return [f"Keras has no {name}" for name in seams.missing()]
+    return [f"Keras has no {name}" for name in keras_private.missing()]
 
 
 def _of_operators() -> list[str]:

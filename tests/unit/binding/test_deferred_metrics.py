@@ -2,7 +2,7 @@
 
 import keras
 
-from shardcore.binding.seams import read_steps
+from shardcore.binding.keras_private import read_steps
 
 CALLBACKS = keras.callbacks
 

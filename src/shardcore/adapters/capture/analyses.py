@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable
 from itertools import accumulate
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.tape import Call, Tape, Value, values
 
 
@@ -21,7 +21,7 @@ def gathering_ranks(call: Call, tape: Tape) -> str:
     if not gathers(call):
         return ""
     group, device = str(call.args[-1]), tape.form(call.args[0]).device
-    return group if torch_compat.runs_on_gloo(group, device) else ""
+    return group if torch_private.runs_on_gloo(group, device) else ""
 
 
 def is_view(call: Call, tape: Tape) -> bool:

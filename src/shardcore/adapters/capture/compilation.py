@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import needs_of, with_needs
 from shardcore.adapters.capture.generated import function_of, graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
@@ -19,7 +19,7 @@ logger = logging.getLogger("shardcore.capture")
 
 
 def compiled(
-    tape: Tape, kept: Sequence[Any], literals: Literals, onednn: torch_compat.OneDnn
+    tape: Tape, kept: Sequence[Any], literals: Literals, onednn: torch_private.OneDnn
 ) -> Callable[..., Any]:
     """Returns the function of `tape`, compiled except for calls that Inductor cannot take.
 
@@ -35,7 +35,7 @@ def compiled(
     inputs = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in forms]
     module = graph_of(improved_for_compiler(rest, onednn), literals)
     try:
-        second = torch_compat.inductor.compiled(module, [*inputs, *map(_detached, kept)])
+        second = torch_private.inductor.compiled(module, [*inputs, *map(_detached, kept)])
     finally:
         logger.info("Inductor has ended after %.1f s", time.perf_counter() - began)
     count = len(tape.inputs)

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.tape import Tape, numbered, values
 from shardcore.domain.capture import NotCaptured, RecordingsDiffer
 
@@ -79,7 +79,7 @@ def _calls(tape: Tape) -> tuple[Any, ...]:
 def _is_same(before: object, now: object) -> bool:
     """Returns whether both runs read the same tensor or the same generator."""
     if isinstance(before, torch.Generator) and isinstance(now, torch.Generator):
-        return torch_compat.identity_of(before) == torch_compat.identity_of(now)
+        return torch_private.identity_of(before) == torch_private.identity_of(now)
     return before is now
 
 

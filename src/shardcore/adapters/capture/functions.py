@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch.overrides import TorchFunctionMode
 
-from shardcore.adapters.torch_compat import Args, Kwargs
+from shardcore.adapters.torch_private import Args, Kwargs
 from shardcore.ports.capture import Observer
 
 # Named operands that are numbers: torch reads them from tensors.

@@ -7,7 +7,7 @@ import attrs
 import torch
 from torch import fx
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.tape import Call, Literals, Number, Tape, Value, numbered, values
 from shardcore.domain.capture import GuardFailed
 
@@ -18,7 +18,7 @@ def function_of(tape: Tape, literals: Literals) -> Callable[..., tuple[torch.Ten
     It takes the inputs, then the tensors from outside that are no literals. It drops each value
     after the last call that reads it. The error of an operator gets a note with the recorded line.
     """
-    writer = _Writer(tape, literals, torch_compat.direct)
+    writer = _Writer(tape, literals, torch_private.direct)
     generated = writer.function()
     recorded = [call.line for call in tape.calls]
 
@@ -110,7 +110,7 @@ class _Writer:
         return lines
 
     def _end(self) -> str:
-        leaves = torch_compat.tree_leaves(self.tape.outputs)
+        leaves = torch_private.tree_leaves(self.tape.outputs)
         return (
             f"return ({''.join(f'{_name(each)}, ' for each in leaves if isinstance(each, Value))})"
         )

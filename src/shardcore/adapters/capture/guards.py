@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.constants import varying_memories
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.rewriting import renamed_call
@@ -104,5 +104,5 @@ def _way_to(read: Read, tape: Tape, literals: Literals) -> Tape | None:
 
 
 def _may_be_ahead(call: Call) -> bool:
-    sends, draws = torch_compat.is_of_collectives, torch_compat.draws
+    sends, draws = torch_private.is_of_collectives, torch_private.draws
     return isinstance(call.result, Value) and not (draws(call.operator) or sends(call.operator))

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture import compilation, constants, passes
 from shardcore.adapters.capture.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.functions import seeded_by_tensor, seeded_generator
@@ -58,7 +58,7 @@ class RecordedProgram:
             made = self.run(*inputs, *self.kept)
         with torch.no_grad():
             results = iter([each.clone() for each in made])
-        return torch_compat.tree_map(
+        return torch_private.tree_map(
             lambda leaf: next(results) if isinstance(leaf, Value) else leaf, self.outputs
         )
 
@@ -68,7 +68,7 @@ class TapeCapture:
 
     def __init__(self) -> None:
         self._memories = Memories()
-        self._onednn = torch_compat.OneDnn()
+        self._onednn = torch_private.OneDnn()
 
     def close(self) -> None:
         """Removes our operators from torch; existing programs run no more."""
@@ -135,7 +135,7 @@ class TapeCapture:
     def hooks_of(self, module: object) -> list[Any]:
         """Returns the hooks of a torch module, of its forward and backward pass."""
         assert isinstance(module, torch.nn.Module), f"{type(module).__name__} is no torch module"
-        return torch_compat.hooks_of(module)
+        return torch_private.hooks_of(module)
 
     def generator(self, seed: torch.Tensor) -> torch.Generator:
         """Returns a generator with the value of `seed`; a recording notes it as one call."""

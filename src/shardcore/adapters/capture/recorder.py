@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.functions import NUMBERS, FunctionListener, Unobserved
 from shardcore.adapters.capture.tape import Call, Form, Number, Read, Tape, Value, numbered
-from shardcore.adapters.torch_compat import Args, Kwargs
+from shardcore.adapters.torch_private import Args, Kwargs
 from shardcore.ports.capture import Observer
 from shardcore.ports.trace_context import layer_scope
 
@@ -56,7 +56,7 @@ class Recorder:
         try:
             unobserved = Unobserved(self._observer)
             functions = FunctionListener(self.read, self.numbers, self.at_once, unobserved)
-            listener = torch_compat.OperatorListener(self._begin, self._end, unobserved)
+            listener = torch_private.OperatorListener(self._begin, self._end, unobserved)
             with listener, functions:
                 self._observer.enable()
                 outputs = step()
@@ -109,7 +109,7 @@ class Recorder:
         """
         if self._busy or self.tape.refusal:
             return None
-        if torch_compat.draws(operator):
+        if torch_private.draws(operator):
             self._check_generator()
             if kwargs.get("generator") is not None and self._known(kwargs["generator"]) is None:
                 self.refuse("it draws from a torch.Generator that it created", _DRAW)
@@ -118,16 +118,16 @@ class Recorder:
 
     def _end(self, operator: Any, args: Args, kwargs: Kwargs, references: Any, result: Any) -> None:
         """Notes an operator that has run."""
-        if torch_compat.draws(operator):
+        if torch_private.draws(operator):
             self._drawn = torch.get_rng_state()
-        if operator is torch_compat.ITEM and self._taken is not None:
+        if operator is torch_private.ITEM and self._taken is not None:
             self._taken[repr(result)] = args[0], result
             return
-        if torch_compat.reads_values(operator, args):
-            for each in filter(torch.is_tensor, torch_compat.tree_leaves((args, kwargs))):
-                number = result if operator is torch_compat.ITEM else None
+        if torch_private.reads_values(operator, args):
+            for each in filter(torch.is_tensor, torch_private.tree_leaves((args, kwargs))):
+                number = result if operator is torch_private.ITEM else None
                 self.read(each, str(operator), number)
-            if not any(map(torch.is_tensor, torch_compat.tree_leaves(result))):
+            if not any(map(torch.is_tensor, torch_private.tree_leaves(result))):
                 return
         self._append(operator, args, kwargs, references, result)
 
@@ -140,14 +140,14 @@ class Recorder:
             if text in taken:
                 self._used.add(text)
                 references[1][name] = Number(self._value(taken[text][0]))
-        writes = tuple(map(self._value, torch_compat.written_operands(operator, args, kwargs)))
+        writes = tuple(map(self._value, torch_private.written_operands(operator, args, kwargs)))
         memories: dict[int | None, int] = {
-            torch_compat.memory_of(leaf): self.tape.memory[self._value(leaf).number]
-            for leaf in torch_compat.tree_leaves((args, kwargs))
+            torch_private.memory_of(leaf): self.tape.memory[self._value(leaf).number]
+            for leaf in torch_private.tree_leaves((args, kwargs))
             if isinstance(leaf, torch.Tensor)
         }
-        made = torch_compat.tree_map(lambda leaf: self._made(leaf, memories), result)
-        backward = torch_compat.backward_pass() >= 0
+        made = torch_private.tree_map(lambda leaf: self._made(leaf, memories), result)
+        backward = torch_private.backward_pass() >= 0
         self.tape.calls.append(Call(operator, *references, made, writes, _line(), backward))
 
     def at_once(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -170,7 +170,7 @@ class Recorder:
             self._busy = False
 
     def _referred(self, nest: Any) -> Any:
-        return torch_compat.tree_map(self._reference, nest)
+        return torch_private.tree_map(self._reference, nest)
 
     def _reference(self, leaf: Any) -> Any:
         return self._value(leaf) if _is_value(leaf.__class__) else leaf
@@ -193,7 +193,7 @@ class Recorder:
         if found is not None:
             return found[1]
         if type(thing) is torch.Generator:
-            return self._generators.get(torch_compat.identity_of(thing), (None,))[0]
+            return self._generators.get(torch_private.identity_of(thing), (None,))[0]
         return None
 
     def _made(self, leaf: Any, memories: Mapping[int | None, int]) -> Any:
@@ -222,7 +222,7 @@ class Recorder:
         if thing.layout is not torch.strided:
             self.refuse("it computes with a sparse tensor", "make it dense: tensor.to_dense()")
             return None
-        return torch_compat.memory_of(thing)
+        return torch_private.memory_of(thing)
 
     def _new(self, thing: Any, owner: int | None) -> Value:
         value = numbered(len(self.tape.memory))
@@ -234,7 +234,7 @@ class Recorder:
             forget = weakref.ref(thing, lambda _: self._values.pop(key, None))
             self._values[key] = forget, value
         else:
-            self._generators[torch_compat.identity_of(thing)] = value, thing
+            self._generators[torch_private.identity_of(thing)] = value, thing
         return value
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.tape import Call, Number, Tape, Value
 
 
@@ -17,7 +17,7 @@ def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
             return Number(names.get(leaf.value, leaf.value))
         return names.get(leaf, leaf) if isinstance(leaf, Value) else leaf
 
-    return torch_compat.tree_map(name, nest)
+    return torch_private.tree_map(name, nest)
 
 
 def rewritten(tape: Tape, rewrite: Callable[[Call, Tape], Call | Value]) -> Tape:

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 
 
 @attrs.frozen(eq=False)
@@ -125,22 +125,22 @@ class Call:
     @cached_property
     def collective(self) -> str:
         """The name of the collective that it starts; empty without one."""
-        return torch_compat.collective_name(self.operator)
+        return torch_private.collective_name(self.operator)
 
     @cached_property
     def is_all_reduce(self) -> bool:
         """Whether it starts an all-reduce that is not in place."""
-        return torch_compat.is_all_reduce(self.operator)
+        return torch_private.is_all_reduce(self.operator)
 
     @cached_property
     def is_wait(self) -> bool:
         """Whether it waits for a collective."""
-        return torch_compat.is_wait(self.operator)
+        return torch_private.is_wait(self.operator)
 
     @cached_property
     def draws(self) -> bool:
         """Whether it draws from a random generator."""
-        return torch_compat.draws(self.operator)
+        return torch_private.draws(self.operator)
 
 
 @attrs.frozen
@@ -271,7 +271,7 @@ class Tape:
 
 def values(nest: Any) -> tuple[Value, ...]:
     """Returns the values in `nest`, those of its numbers among them."""
-    leaves = torch_compat.tree_leaves(nest)
+    leaves = torch_private.tree_leaves(nest)
     return tuple(
         [
             leaf.value if isinstance(leaf, Number) else leaf
@@ -296,6 +296,6 @@ def difference(first: Tape, second: Tape) -> str:
 
 
 def _shown(call: Call) -> str:
-    leaves = torch_compat.tree_leaves((call.args, call.kwargs))
+    leaves = torch_private.tree_leaves((call.args, call.kwargs))
     plain = [each for each in leaves if isinstance(each, bool | int | float | complex)]
     return f"{call.operator} with {plain}" if plain else str(call.operator)

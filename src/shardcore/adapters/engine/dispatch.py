@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.operators import HANDLERS, PLANNERS, foreach, pointwise
 from shardcore.adapters.engine.plans.plan import Plan, with_tensors
@@ -63,22 +63,22 @@ def run(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 def _route(operator: Operator) -> _Route | Handler:
     if operator in _ALIASES:
         return _alias
-    is_elementwise = torch_compat.is_elementwise(operator)
+    is_elementwise = torch_private.is_elementwise(operator)
     planner, handler = PLANNERS.get(operator), HANDLERS.get(operator, run_full)
     if planner is None and handler is run_full:
-        if torch_compat.is_list_operator(operator):
+        if torch_private.is_list_operator(operator):
             handler = foreach.on_list
-        elif torch_compat.writes_others(operator):
+        elif torch_private.writes_others(operator):
             handler = run_full_and_store
-        elif torch_compat.writes_first(operator):
+        elif torch_private.writes_first(operator):
             handler = write
         elif is_elementwise:
             planner = pointwise.plan
-        elif torch_compat.is_composite(operator):
+        elif torch_private.is_composite(operator):
             handler = _decomposed
     if planner is None:
         return partial(_handled, handler)
-    return _Route(planner, not is_elementwise, torch_compat.kind_of_results(operator))
+    return _Route(planner, not is_elementwise, torch_private.kind_of_results(operator))
 
 
 def _alias(_operator: Operator, tensor: ShardedTensor) -> Any:
@@ -104,7 +104,7 @@ def _handled(handler: Handler, operator: Operator, *args: object, **kwargs: obje
         adopted = engine.adopt(tensor)
         return tensor if adopted is None else adopted
 
-    args, kwargs = torch_compat.tree_map_only(torch.Tensor, own, (args, kwargs))
+    args, kwargs = torch_private.tree_map_only(torch.Tensor, own, (args, kwargs))
     with torch.no_grad():
         return handler(operator, *args, **kwargs)
 
@@ -113,7 +113,7 @@ def _engine(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
     """Returns the engine of a sharded tensor: the first argument that is one, or in a list."""
     found = next((each for each in args if isinstance(each, ShardedTensor)), None)
     if found is None:
-        leaves = torch_compat.tree_leaves((args, kwargs))
+        leaves = torch_private.tree_leaves((args, kwargs))
         found = next(each for each in leaves if isinstance(each, ShardedTensor))
     engine: Engine = found.engine
     return engine

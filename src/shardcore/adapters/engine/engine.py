@@ -9,7 +9,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters import process_group, torch_compat
+from shardcore.adapters import process_group, torch_private
 from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor, contiguous_strides
 from shardcore.domain.cost import Costs
@@ -75,7 +75,7 @@ class Engine:
 
     def wrap(self, part: torch.Tensor, form: Form, memory: Memory | None = None) -> ShardedTensor:
         """Returns the sharded tensor of `form` with the local shard `part`."""
-        tensor: ShardedTensor = torch_compat.wrapper(
+        tensor: ShardedTensor = torch_private.wrapper(
             self.classes.kind(form), form.shape, form.strides, form.dtype, form.device
         )
         tensor.part, tensor.form, tensor.engine = part, form, self

@@ -6,14 +6,14 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.recorder import recording
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.redistribution import in_layout
 from shardcore.adapters.engine.redistributed import BUCKET_BYTES
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.threads import check_thread
-from shardcore.adapters.torch_compat import collectives
+from shardcore.adapters.torch_private import collectives
 from shardcore.domain.layout import Layout
 from shardcore.domain.spec import DimSpec, entry_axes
 from shardcore.ports.trace_context import reduction_scope
@@ -36,11 +36,11 @@ class Buckets:
     def add(self, parameter: torch.Tensor, gradient: ShardedTensor) -> None:
         """Reduces `gradient`, that of `parameter`, by the end of the backward pass."""
         check_thread()
-        if self._pass != torch_compat.backward_pass():
+        if self._pass != torch_private.backward_pass():
             # A pass that failed has left its gradients behind.
             self._open, self._bytes, self._sent = {}, {}, []
-            self._pass = torch_compat.backward_pass()
-            torch_compat.after_backward(self._finish)
+            self._pass = torch_private.backward_pass()
+            torch_private.after_backward(self._finish)
         pending = gradient.form.layout.partial
         alike = pending, gradient.dtype
         self._open.setdefault(alike, []).append(parameter)

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.engine.tensor import Memory, ShardedTensor
 from shardcore.domain.placements import Replicate
 
@@ -77,9 +77,9 @@ def _stamp(tensor: ShardedTensor, found: ShardedTensor) -> Hashable:
     return (
         tensor.engine.steps,
         tensor.memory.writes,
-        torch_compat.version_of(tensor.part),
+        torch_private.version_of(tensor.part),
         found.memory.writes,
-        torch_compat.version_of(found.part),
+        torch_private.version_of(found.part),
     )
 
 
@@ -106,7 +106,7 @@ class UnshardedWeights:
         """Returns the local shard of a weight after `move`; `part` is its stored shard."""
         stored = move.as_in_memory(part)
         place = (part.data_ptr(), tuple(stored.shape), stored.stride(), part.dtype)
-        writes = (memory.writes, torch_compat.version_of(part))
+        writes = (memory.writes, torch_private.version_of(part))
         key = (id(memory), writes, place, move.target)
         found = self._entries.get(key)
         if found is not None:

@@ -9,7 +9,7 @@ from torch.nn import functional
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.tensor_classes.local_shards import LocalShards
-from shardcore.adapters.torch_compat import tree_leaves
+from shardcore.adapters.torch_private import tree_leaves
 from shardcore.domain.mesh import Mesh
 from shardcore.ports.world import World
 

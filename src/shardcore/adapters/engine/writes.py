@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import fallback, torch_compat
+from shardcore.adapters import fallback, torch_private
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard, reduced
 from shardcore.adapters.engine.tensor import Copied, ShardedTensor
-from shardcore.adapters.torch_compat import is_view, tree_leaves, tree_map_only, written_operands
-from shardcore.adapters.torch_compat.operators import Operator
+from shardcore.adapters.torch_private import is_view, tree_leaves, tree_map_only, written_operands
+from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 
@@ -30,7 +30,7 @@ def write(operator: Operator, target: Any, *others: object, **kwargs: object) ->
     is_own = is_sharded and target.copied is None
     if is_own and target.form.is_pending and not _adds_alike(operator, others, target):
         reduce_in_place(target)
-    if is_own and torch_compat.is_elementwise(operator):
+    if is_own and torch_private.is_elementwise(operator):
         plain, named = tree_map_only(
             torch.Tensor, lambda each: shard_beside(each, target), (others, kwargs)
         )
@@ -70,16 +70,16 @@ def is_alike(one: ShardedTensor, other: ShardedTensor) -> bool:
 def reshape(operator: Operator, target: ShardedTensor, *args: object) -> Any:
     """Runs `squeeze_` and similar operators: the tensor becomes the result of `squeeze`."""
     if target.form.is_pending and target.copied is None and target.memory.is_viewed:
-        name = torch_compat.aten_name(operator)
+        name = torch_private.aten_name(operator)
         raise StrategyError(
             f"{name}_() cannot change the shape of a partial sum in place once there are views of "
             f"it: take {name}(), which returns another tensor."
         )
-    changed = torch_compat.out_of_place(operator)(target, *args)
+    changed = torch_private.out_of_place(operator)(target, *args)
     target.part, target.form = changed.part, changed.form
     if target.copied is not None:
         target.copied = changed.copied
-    return torch_compat.reshaped_in_place(operator, target, *args)
+    return torch_private.reshaped_in_place(operator, target, *args)
 
 
 def shard_beside(value: torch.Tensor, target: ShardedTensor) -> torch.Tensor:

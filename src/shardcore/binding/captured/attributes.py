@@ -19,10 +19,10 @@ import attrs
 import keras
 import torch
 
-from shardcore.binding import seams
-from shardcore.binding.agreement import variables_of
+from shardcore.binding import keras_private
 from shardcore.binding.captured.contents import GuardedAttribute, Holder, Referent
 from shardcore.binding.captured.functions import UNGUARDED, CalledFunctions, Names, is_users
+from shardcore.binding.context.rank_consistency import variables_of
 from shardcore.domain.capture import NotCaptured
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -69,20 +69,20 @@ class _Walk:
 
     def model(self, trainer: Any) -> Found:
         """Yields the attributes of the layers, optimizer, metrics and losses of a model."""
-        seed = seams.global_seed()
+        seed = keras_private.global_seed()
         for variable in [*variables_of(trainer), *([] if seed is None else [seed])]:
             yield from self._variable(variable)
-        modules = seams.modules_of(trainer)
+        modules = keras_private.modules_of(trainer)
         for name, module in modules:
             for holder in _tensor_dicts(module):
                 for key in holder:
                     yield GuardedAttribute(holder, key, f"{key!r} of torch module {name!r}")
-        for called, holder, tensors in seams.graph_tensors(trainer):
+        for called, holder, tensors in keras_private.graph_tensors(trainer):
             name = f"an argument of {called!r} in a functional graph"
             yield from (GuardedAttribute(holder, key, name) for key in ("args", "kwargs"))
             yield from (GuardedAttribute({"": each}, "", name) for each in tensors)
         torch_modules = [each for _, each in modules if not isinstance(each, _OF_KERAS)]
-        roots = [*seams.parts_of(trainer), *torch_modules]
+        roots = [*keras_private.parts_of(trainer), *torch_modules]
         for root in roots:  # each by itself, however deep the others hold it
             self.visited |= {id(each) for each in roots}
             self.visited.discard(id(root))
@@ -268,7 +268,7 @@ def _tensor_dicts(module: Any) -> Iterator[dict[Any, Any]]:
 def _entries(owner: Any) -> Iterable[tuple[Holder, str, Any]]:
     """Yields the attributes and slots of an object, with their names."""
     for key, value in list(getattr(owner, "__dict__", {}).items()):
-        if key not in seams.RUNS_NOTED:
+        if key not in keras_private.RUNS_NOTED:
             yield vars(owner), key, value
     for kind in type(owner).__mro__:
         for key in vars(kind).get("__slots__", ()) if is_users(kind.__module__) else ():
@@ -285,5 +285,5 @@ def _is_entered(value: Any) -> bool:
     return (
         (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
         and not isinstance(value, (*PLAIN, *_NOT_ENTERED))
-        and not seams.is_bookkeeping(value)
+        and not keras_private.is_bookkeeping(value)
     )

@@ -5,10 +5,10 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding import seams
+from shardcore.binding import keras_private
 from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.guard import PythonGuard
-from shardcore.binding.session import Session
+from shardcore.binding.context.session import Session
 from shardcore.domain.capture import Event, Progress, State
 from shardcore.ports.capture import Program, Recording
 
@@ -49,9 +49,9 @@ class Signature:
             seen.append(leaf)
             return f"{leaf.ndim} {leaf.dtype} {leaf.device} {leaf.requires_grad} {same}"
 
-        nest = seams.map_leaves(kind_of, data)
+        nest = keras_private.map_leaves(kind_of, data)
         mesh = None if session is None else session.mesh
-        modes = torch_modes.current(), seams.settings(), mode
+        modes = torch_modes.current(), keras_private.settings(), mode
         return cls(f"{nest} {modes} {mesh}", tuple(sizes))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding import seams
+from shardcore.binding import keras_private
 from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.attributes import CONTAINERS, PLAIN, guarded_attributes, members
 from shardcore.binding.captured.contents import GuardedAttribute, content_of, why_not_comparable
@@ -72,7 +72,7 @@ class PythonGuard:
             members=contents,
             buffers=[(name, copy, copy()) for name, copy in changeable.values() if copy],
             memories=_memories((value for _, value in named), local),
-            seed=seams.global_seed(),
+            seed=keras_private.global_seed(),
         )
 
     def check_holds(self, tensors: Iterable[Any]) -> None:
@@ -101,7 +101,7 @@ class PythonGuard:
 
         It runs before every step, over thousands of attributes: identity is compared first.
         """
-        if seams.global_seed() is not self.seed:
+        if keras_private.global_seed() is not self.seed:
             return "Keras' global seed generator"
         return "" if self._is_identical() else next(self._changes(), "")
 

@@ -14,14 +14,14 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding import seams
-from shardcore.binding.agreement import meet_changed
+from shardcore.binding import keras_private
 from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.agreement import Outcome, agreed, gathered
 from shardcore.binding.captured.cache import CacheEntry, Signature
 from shardcore.binding.captured.functions import CalledFunctions, is_profiled
 from shardcore.binding.captured.guard import PythonGuard
-from shardcore.binding.session import Session
+from shardcore.binding.context.rank_consistency import meet_changed
+from shardcore.binding.context.session import Session
 from shardcore.domain.capture import (
     Event,
     GuardFailed,
@@ -92,11 +92,12 @@ class CapturedStep:
             return False
         if self.capture.is_recording():  # a step within a step is part of it
             return False
-        tensors = (each for each in seams.leaves(data) if isinstance(each, torch.Tensor))
+        tensors = (each for each in keras_private.leaves(data) if isinstance(each, torch.Tensor))
         if any(each.requires_grad or each.layout is not torch.strided for each in tensors):
             return False
         return asked is True or (
-            isinstance(asked, seams.Auto) and not seams.is_own_step(self.trainer, self.name)
+            isinstance(asked, keras_private.Auto)
+            and not keras_private.is_own_step(self.trainer, self.name)
         )
 
     def _entry(self, data: Any, session: Session | None, mode: str) -> CacheEntry | None:
@@ -191,7 +192,7 @@ class CapturedStep:
             entry.guard = PythonGuard.of(self.trainer, self._called, local)
         except NotCaptured as refusal:
             return str(refusal)
-        if hook := seams.hook_of(self.trainer, self.capture.hooks_of):
+        if hook := keras_private.hook_of(self.trainer, self.capture.hooks_of):
             return f"{hook} has a hook, which a captured step would not call: call it in the layer"
         known = len(entry.recordings) + len(entry.programs)
         if recording.numbers not in entry.recordings and known == _MOST_SPECIALIZATIONS:
@@ -282,7 +283,7 @@ def _without_collection() -> Iterator[None]:
 
 def _local_tensors(data: Any, session: Session | None) -> list[Any]:
     """Returns this rank's plain tensors of a batch, in order."""
-    tensors = [leaf for leaf in seams.leaves(data) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in keras_private.leaves(data) if isinstance(leaf, torch.Tensor)]
     if session is None:
         return tensors
     with torch.no_grad():

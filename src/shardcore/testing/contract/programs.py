@@ -8,7 +8,7 @@ import numpy as np
 
 import shardcore
 from shardcore import bootstrap
-from shardcore.binding.session import Session
+from shardcore.binding.context.session import Session
 from shardcore.domain.layout import Layout
 from shardcore.testing.contract.meshes import AXES, Shape
 

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.passes.cleanup import (
     with_direct_views,
     with_plain_ones,
@@ -89,7 +89,7 @@ def improved(tape: Tape, memories: Memories | None = None, *, alike: bool = Fals
     return Pipeline(passes)(tape)
 
 
-def improved_for_compiler(tape: Tape, onednn: torch_compat.OneDnn) -> Tape:
+def improved_for_compiler(tape: Tape, onednn: torch_private.OneDnn) -> Tape:
     """Returns the part of an improved tape that Inductor compiles, after its passes."""
     products = Pass(partial(with_onednn_products, onednn=onednn))
     return Pipeline((*PASSES_FOR_COMPILER, products))(tape)

@@ -5,7 +5,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import is_view
 from shardcore.adapters.capture.guards import check
 from shardcore.adapters.capture.rewriting import rewritten
@@ -22,7 +22,7 @@ _ALIASES = {
 # Views that begin at the first element of their base; `reshape` may be a copy.
 _VIEWS: set[Any] = {
     VIEW,
-    torch_compat.UNSAFE_VIEW,
+    torch_private.UNSAFE_VIEW,
     _RESHAPE,
     torch.ops.aten.expand.default,
     torch.ops.aten.permute.default,
@@ -115,5 +115,5 @@ def without_dead_code(tape: Tape) -> Tape:
 
 
 def _has_effect(operator: Any) -> bool:
-    draws, sends = torch_compat.draws(operator), torch_compat.is_of_collectives(operator)
+    draws, sends = torch_private.draws(operator), torch_private.is_of_collectives(operator)
     return draws or sends or operator is check

@@ -5,7 +5,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.rewriting import rewritten
 from shardcore.adapters.capture.tape import Call, Form, Number, Tape, values
 
@@ -100,9 +100,9 @@ def _is_taken(call: Call, factor: Any, tape: Tape) -> bool:
     Of operands of two dtypes the product would be rounded to that of the second; Inductor makes no
     `addmm` of them.
     """
-    name = torch_compat.aten_name(call.operator)
+    name = torch_private.aten_name(call.operator)
     if isinstance(factor, Number):
-        is_scaling = torch_compat.is_list_operator(call.operator) or name in _SCALING
+        is_scaling = torch_private.is_list_operator(call.operator) or name in _SCALING
     else:
         is_scaling = name == "add"
     if not is_scaling:
@@ -125,20 +125,20 @@ def _scaled(call: Call, factor: Any, tape: Tape) -> Any:
         tape.calls.append(Call(operator, (value, by), {}, result, (), call.line))
         return result
 
-    return torch_compat.tree_map(times, call.args[1])
+    return torch_private.tree_map(times, call.args[1])
 
 
 # Multiplications. Of fewer, a product takes little more than its call.
 LARGE = 2**24
 
 
-def with_onednn_products(tape: Tape, onednn: torch_compat.OneDnn) -> Tape:
+def with_onednn_products(tape: Tape, onednn: torch_private.OneDnn) -> Tape:
     """Returns `tape` with its large float32 matrix products on a CPU computed by oneDNN.
 
     Measured on an AMD EPYC with AVX-512, one thread: 80 to 105 billion operations a second, where
     MKL does 64 to 95. On an Intel Xeon MKL is faster, with 139 to 186, by up to a fifth.
     """
-    if not torch_compat.has_onednn() or torch_compat.is_intel():
+    if not torch_private.has_onednn() or torch_private.is_intel():
         return tape
     return tape.with_calls(
         attrs.evolve(call, operator=onednn.product()) if _is_faster(call, tape) else call

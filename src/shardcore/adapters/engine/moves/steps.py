@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.torch_compat import collectives
+from shardcore.adapters.torch_private import collectives
 from shardcore.domain.redistribution import Step
 from shardcore.domain.segments import Exchange
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.engine.moves.redistribution import full
 from shardcore.adapters.engine.operators import (
     layers,
@@ -34,7 +34,7 @@ def _recurrent(operator: Operator, *args: object, **kwargs: object) -> Any:
 
 
 _OTHERS: dict[Any, Handler] = {
-    torch_compat.ITEM: _item,
+    torch_private.ITEM: _item,
     **by_operator(
         {
             "mkldnn_rnn_layer": _recurrent,

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.engine.moves.redistribution import full, reduced
 from shardcore.adapters.engine.operators.reduce.reductions import squares
 from shardcore.adapters.engine.tensor import ShardedTensor
@@ -15,15 +15,15 @@ from shardcore.adapters.engine.writes import (
     shard_beside,
     write_through,
 )
-from shardcore.adapters.torch_compat import is_fused, tree_map_only, writes_first, written_operands
-from shardcore.adapters.torch_compat.operators import Operator
+from shardcore.adapters.torch_private import is_fused, tree_map_only, writes_first, written_operands
+from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 
 
 def on_list(operator: Operator, *args: Any, **kwargs: Any) -> Any:
     """Runs `_foreach_add(tensors, ...)` and similar on the tensors at each place of the lists."""
-    if operator == torch_compat.LIST_NORM:
+    if operator == torch_private.LIST_NORM:
         return _norms(*args, **kwargs)
     if not writes_first(operator):
         return _made(operator, args, kwargs)

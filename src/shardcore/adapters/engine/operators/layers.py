@@ -11,8 +11,8 @@ import torch
 from shardcore.adapters.engine.operators import shifts
 from shardcore.adapters.engine.operators.views import along
 from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
-from shardcore.adapters.torch_compat import unnamed_operators
-from shardcore.adapters.torch_compat.operators import Operator
+from shardcore.adapters.torch_private import unnamed_operators
+from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.rules import basic, layers, lookups
 
 aten = torch.ops.aten

@@ -23,7 +23,7 @@ from shardcore.adapters.engine.plans.task import (
     order_of,
 )
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.torch_compat.operators import Operator
+from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.rules import basic, lookups
 
 # torch's numbers for `reduction=`.

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.engine.plans.task import (
     Handler,
     Operand,
@@ -19,7 +19,7 @@ from shardcore.adapters.engine.plans.task import (
     order_of,
 )
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.torch_compat import Args
+from shardcore.adapters.torch_private import Args
 from shardcore.domain.planner.choice import Split
 from shardcore.domain.rules import basic
 from shardcore.domain.rules.rule import letters
@@ -37,7 +37,7 @@ def plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
     if any(isinstance(each, list) for each in args):
         return None
     operands = [each for each in (*args, *kwargs.values()) if isinstance(each, Operand)]
-    results = torch_compat.number_of_results(operator)
+    results = torch_private.number_of_results(operator)
     split = _alike(operands, results)
     return Task(
         basic.elementwise([each.shape for each in operands], results),
@@ -46,7 +46,7 @@ def plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
         adds=_adds(operator, operands),
         of_weights=len(operands) == 1
         or (split is not None and all(each.ndim for each in operands)),
-        scales=torch_compat.aten_name(operator) == "mul" and not any(map(_is_expanded, operands)),
+        scales=torch_private.aten_name(operator) == "mul" and not any(map(_is_expanded, operands)),
         orders=_orders(operator, operands, **kwargs),
         layouts=split,
     )
@@ -95,7 +95,7 @@ def _orders(
         order = order_of(max(operands, key=lambda each: (each.numel(), each.ndim)))
     else:
         order = _ORDERS.get(memory_format)
-    return [order] * torch_compat.number_of_results(operator)
+    return [order] * torch_private.number_of_results(operator)
 
 
 _ORDERS = {torch.channels_last: (0, 2, 3, 1), torch.channels_last_3d: (0, 2, 3, 4, 1)}
@@ -162,7 +162,7 @@ def _new(operator: Operator, tensor: ShardedTensor, *numbers: object, **kwargs: 
 
 
 PLANNERS: dict[Any, Planner] = {
-    torch_compat.TO_COPY: _converted,
+    torch_private.TO_COPY: _converted,
     **by_operator({"zeros_like ones_like empty_like full_like": _like}),
 }
 HANDLERS: dict[Any, Handler] = by_operator(

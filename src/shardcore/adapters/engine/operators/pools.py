@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.engine.plans.planning import run_rule
 from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
-from shardcore.adapters.torch_compat import Args, Operator
+from shardcore.adapters.torch_private import Args, Operator
 from shardcore.domain.rules import layers
 
 aten = torch.ops.aten
@@ -75,7 +75,7 @@ def _split(
     operator: Operator, args: Args, windows: tuple[int | None, ...], pooled: Sequence[int]
 ) -> Task:
     operands = [each for each in args if isinstance(each, Operand)]
-    results = torch_compat.number_of_results(operator)
+    results = torch_private.number_of_results(operator)
     kinds = tuple(place in pooled for place in range(len(operands)))
     rule = layers.pool(operands[0].ndim, windows, kinds, results)
     return Task(rule, operands, orders=[order_of(operands[0])] * results)

@@ -8,7 +8,7 @@ from shardcore.adapters.engine.moves.redistribution import full, in_layout, loca
 from shardcore.adapters.engine.plans.task import Handler, Operator, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import write
-from shardcore.adapters.torch_compat import tree_map_only
+from shardcore.adapters.torch_private import tree_map_only
 from shardcore.domain.layout import Layout
 
 aten = torch.ops.aten

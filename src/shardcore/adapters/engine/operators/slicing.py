@@ -11,7 +11,7 @@ from shardcore.adapters.engine.operators.views import one_result, several_result
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view
-from shardcore.adapters.torch_compat import Operator
+from shardcore.adapters.torch_private import Operator
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.planner.choice import Split
 from shardcore.domain.rules import basic, movement

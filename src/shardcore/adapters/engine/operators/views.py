@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.engine.plans.task import Operand, Operator, Planner, Task, by_operator
 from shardcore.domain.rules import basic, movement
 from shardcore.domain.rules.rule import OperatorRule
@@ -29,7 +29,7 @@ def several_results(
 def along(operator: Operator, args: Sequence[Any], full: frozenset[int]) -> Task:
     """Plans an operator along the dims in `full`; all its tensors have the same dims."""
     operands = [each for each in args if isinstance(each, Operand)]
-    results = torch_compat.number_of_results(operator)
+    results = torch_private.number_of_results(operator)
     return Task(basic.along(operands[0].ndim, full, len(operands), results), operands)
 
 
@@ -42,7 +42,7 @@ def _permute(operator: Operator, tensor: Operand, *rest: object) -> Task:
 
 def _squeeze(_operator: Operator, tensor: Operand, *dims: int | list[int]) -> Task:
     """Plans `squeeze` by the global sizes: a local shard may have size 1 in further dims."""
-    given = torch_compat.as_tuple(dims[0]) if dims else range(tensor.ndim)
+    given = torch_private.as_tuple(dims[0]) if dims else range(tensor.ndim)
     gone = {dim % tensor.ndim for dim in given if tensor.ndim and tensor.shape[dim] == 1}
     rule = movement.permute(tensor.ndim, [dim for dim in range(tensor.ndim) if dim not in gone])
 
@@ -88,7 +88,7 @@ def _flipped(_operator: Operator, tensor: Operand, dims: Sequence[int]) -> Task:
 
 
 PLANNERS: dict[Any, Planner] = {
-    torch_compat.UNSAFE_VIEW: _reshaped,
+    torch_private.UNSAFE_VIEW: _reshaped,
     **by_operator(
         {
             "view reshape": _reshaped,

@@ -15,7 +15,7 @@ from shardcore.adapters.engine.plans.task import Compute, Order, Task, in_order,
 from shardcore.adapters.engine.redistributed import Redistributed
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.engine.writes import note_view
-from shardcore.adapters.torch_compat import Kwargs, is_view
+from shardcore.adapters.torch_private import Kwargs, is_view
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.planner.choice import Split
 

@@ -8,8 +8,8 @@ import torch
 
 from shardcore.adapters.engine.redistributed import Redistributed
 from shardcore.adapters.engine.tensor import Form, contiguous_strides
-from shardcore.adapters.torch_compat import Operator as Operator
-from shardcore.adapters.torch_compat import is_view
+from shardcore.adapters.torch_private import Operator as Operator
+from shardcore.adapters.torch_private import is_view
 from shardcore.domain.planner.call import Shapes
 from shardcore.domain.planner.choice import Split
 from shardcore.domain.rules.rule import OperatorRule

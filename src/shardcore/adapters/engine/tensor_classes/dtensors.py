@@ -14,7 +14,7 @@ from shardcore.adapters.engine import differentiable
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.engine.tensor_classes.local_shards import LocalShardTensor
-from shardcore.adapters.torch_compat.dtensor import DTensorSpec, GivenDTensor, TensorMeta
+from shardcore.adapters.torch_private.dtensor import DTensorSpec, GivenDTensor, TensorMeta
 from shardcore.domain import placements as domain
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.engine import dispatch
 from shardcore.adapters.engine.differentiable import full_tensor, to_local
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
-from shardcore.adapters.torch_compat import Args, Kwargs, Operator
+from shardcore.adapters.torch_private import Args, Kwargs, Operator
 from shardcore.domain.placements import Placement
 from shardcore.ports.world import World
 
@@ -19,7 +19,7 @@ from shardcore.ports.world import World
 class LocalShardTensor(ShardedTensor, torch.Tensor):
     """A sharded tensor that is no DTensor: its layout may be finer than placements allow."""
 
-    __torch_function__ = torch_compat.NO_TORCH_FUNCTION
+    __torch_function__ = torch_private.NO_TORCH_FUNCTION
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         shape, content = tuple(self.shape), tensor_contents or self.part
@@ -49,7 +49,7 @@ class LocalShards:
     """The tensor classes of strategy `manual`."""
 
     def __init__(self) -> None:
-        torch_compat.find_dtensor()
+        torch_private.find_dtensor()
 
     @classmethod
     def over(cls, _world: World, _groups: "Mapping[str, dist.ProcessGroup]") -> "LocalShards":

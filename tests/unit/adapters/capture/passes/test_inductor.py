@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.generated import graph_of
 from shardcore.adapters.capture.passes.inductor import with_onednn_products
 from shardcore.adapters.capture.recorder import Recorder
@@ -26,15 +26,15 @@ OPERANDS = {
 }
 
 
-@pytest.mark.skipif(not torch_compat.has_onednn(), reason="oneDNN is not there")
+@pytest.mark.skipif(not torch_private.has_onednn(), reason="oneDNN is not there")
 @pytest.mark.parametrize("which", OPERANDS)
 @pytest.mark.parametrize("is_intel", [False, True])
 def test_large_products_go_to_onednn_except_on_intel(which, is_intel, monkeypatch):
-    monkeypatch.setattr(torch_compat, "is_intel", lambda: is_intel)
+    monkeypatch.setattr(torch_private, "is_intel", lambda: is_intel)
     left, right, is_taken = OPERANDS[which]
     recorder = Recorder([left, right])
     recorder.run(lambda: (left @ right) if left.dim() == 2 else torch.bmm(left, right))
-    onednn = torch_compat.OneDnn()
+    onednn = torch_private.OneDnn()
     tape = with_onednn_products(recorder.tape, onednn)
     (call,) = tape.calls
     assert (call.operator is onednn.product()) == (is_taken and not is_intel)

@@ -2,7 +2,7 @@
 
 import attrs
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import (
     gathering_ranks,
     gathers,
@@ -68,7 +68,7 @@ def _first_readers(tape: Tape) -> dict[int, int]:
 def _is_fixed(call: Call, tape: Tape) -> bool:
     """Returns whether all ranks run `call` in one order: a collective, or an effect on the host."""
     operator = call.operator
-    starts = torch_compat.is_of_collectives(operator) and not torch_compat.is_wait(operator)
+    starts = torch_private.is_of_collectives(operator) and not torch_private.is_wait(operator)
     return starts or not tape.writes_of(call)
 
 
@@ -119,7 +119,7 @@ def with_late_waits(tape: Tape) -> Tape:
         calls.append(call)
         if call.collective:
             starts[place] = place
-            waits = [Call(torch_compat.wait_for(), (made,), {}, made) for made in call.results]
+            waits = [Call(torch_private.wait_for(), (made,), {}, made) for made in call.results]
             ranks = gathering_ranks(call, tape)
             flight[place] = _InFlight(waits, sent_bytes(call, tape), ranks)
     return tape.with_calls([*calls, *(wait for each in flight.values() for wait in each.waits)])

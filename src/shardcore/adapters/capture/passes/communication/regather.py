@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import gathers, is_view, makers_of, with_needs
 from shardcore.adapters.capture.rewriting import renamed
 from shardcore.adapters.capture.tape import Call, Tape, Value, numbered
@@ -90,7 +90,7 @@ def _repeated(calls: Iterable[Call], found: Tape) -> tuple[dict[Value, Value], l
         result = renamed(call.result, names)
         repeated.append(attrs.evolve(call, args=args, kwargs=kwargs, result=result, backward=True))
         if gathers(call):
-            repeated.append(Call(torch_compat.wait_for(), (result,), {}, result))
+            repeated.append(Call(torch_private.wait_for(), (result,), {}, result))
     return names, repeated
 
 
@@ -101,7 +101,7 @@ def _moves(call: Call) -> bool:
 
 
 _MOVES = {
-    torch_compat.TO_COPY,
+    torch_private.TO_COPY,
     torch.ops.aten.cat.default,
     torch.ops.aten.chunk.default,
     torch.ops.aten.clone.default,

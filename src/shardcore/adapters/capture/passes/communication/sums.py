@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import needs_of
 from shardcore.adapters.capture.guards import check
 from shardcore.adapters.capture.passes.cleanup import VIEW
@@ -45,7 +45,7 @@ def _is_small(tape: Tape, call: Call) -> bool:
     touched = (*call.operands, *call.results)
     forms = [tape.forms[value.number] for value in touched]
     return all(form is not None and form.elements <= SMALL for form in forms) and (
-        call.is_all_reduce or call.is_wait or not torch_compat.is_of_collectives(call.operator)
+        call.is_all_reduce or call.is_wait or not torch_private.is_of_collectives(call.operator)
     )
 
 
@@ -147,7 +147,7 @@ class _Bucket:
             self.place += _together(self.calls, tape)
             return
         (only,) = self.calls
-        self.place += [only, Call(torch_compat.wait_for(), (only.result,), {}, only.result)]
+        self.place += [only, Call(torch_private.wait_for(), (only.result,), {}, only.result)]
 
 
 def _together(bucket: list[Call], tape: Tape) -> list[Call]:
@@ -168,7 +168,7 @@ def _together(bucket: list[Call], tape: Tape) -> list[Call]:
     return [
         Call(FLATTEN, ([call.args[0] for call in bucket],), {}, sent),
         attrs.evolve(first, args=(sent, *first.args[1:]), result=reduced),
-        Call(torch_compat.wait_for(), (reduced,), {}, reduced),
+        Call(torch_private.wait_for(), (reduced,), {}, reduced),
         Call(SPLIT, (reduced, [each.elements for each in forms]), {}, parts),
         *(
             Call(VIEW, (part, list(each.shape)), {}, call.result)

@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import makers_of
 from shardcore.adapters.capture.passes.cleanup import VIEW
 from shardcore.adapters.capture.passes.communication.sums import FLATTEN, SPLIT
@@ -64,7 +64,7 @@ def with_kept_buckets(tape: Tape, memories: Memories) -> Tape:
             if not made:
                 copied[_window(part, operand, call.result, found)] = operand
         args = list(copied), list(copied.values())
-        copy = Call(torch_compat.LIST_COPY, args, {}, None, tuple(copied), call.line)
+        copy = Call(torch_private.LIST_COPY, args, {}, None, tuple(copied), call.line)
         instead[makers[call.result]] = copy if copied else None
     kept = ((place, call) for place, call in enumerate(found.calls) if not _is_part(call, found))
     replaced = (instead.get(place, call) for place, call in kept)
@@ -124,4 +124,4 @@ _INTO = {
     torch.ops.aten.mm.default: torch.ops.aten.mm.out,
     torch.ops.aten.bmm.default: torch.ops.aten.bmm.out,
 }
-_VIEWS = (VIEW, torch_compat.UNSAFE_VIEW)
+_VIEWS = (VIEW, torch_private.UNSAFE_VIEW)

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import last_uses
 from shardcore.adapters.capture.passes.cleanup import without_dead_code
 from shardcore.adapters.capture.rewriting import renamed, rewritten
@@ -128,11 +128,11 @@ def with_operands_reused(tape: Tape) -> Tape:
             operand = recorded.args[0]
             if not tape.form(operand).is_dense or uses.get(tape.memory[operand.number]) != place:
                 return call
-            return _writing(call, torch_compat.all_reduce_in_place(), call.args[0], {})
+            return _writing(call, torch_private.all_reduce_in_place(), call.args[0], {})
         ended = {each for each in tape.reads_of(recorded) if uses_and_sends.get(each) == place}
         targets = zip(_overwritable(recorded), _overwritable(call), strict=True)
         target = next((new for old, new in targets if _fits(old, recorded, ended, tape)), None)
-        variant = None if target is None else torch_compat.writing_into(call.operator)
+        variant = None if target is None else torch_private.writing_into(call.operator)
         if variant is None:
             return call
         return _writing(call, variant[0], target, {variant[1]: target})
@@ -150,7 +150,7 @@ def _overwritable(call: Call) -> tuple[Value, ...]:
     """Returns the operands of which `call` reads no element after it has written there."""
     if call.writes or not isinstance(call.result, Value):
         return ()
-    if call.operator in torch_compat.SOFTMAX_BACKWARD:
+    if call.operator in torch_private.SOFTMAX_BACKWARD:
         return call.args[:1]  # a row is summed first, then read once more element by element
     is_pointwise = torch.Tag.pointwise in getattr(call.operator, "tags", ())
     draws = is_pointwise and call.draws

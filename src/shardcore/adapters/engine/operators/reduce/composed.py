@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.engine.moves.redistribution import reduced
 from shardcore.adapters.engine.plans.task import Handler, Operand, Operator, Planner, by_operator
 
@@ -158,8 +158,8 @@ def _shifted(x: torch.Tensor, dim: int) -> Any:
     return values - reduced(values.amax(dim, keepdim=True))
 
 
-_SOFTMAX, _LOG_SOFTMAX = torch_compat.SOFTMAX
-_SOFTMAX_BACKWARD, _LOG_SOFTMAX_BACKWARD = torch_compat.SOFTMAX_BACKWARD
+_SOFTMAX, _LOG_SOFTMAX = torch_private.SOFTMAX
+_SOFTMAX_BACKWARD, _LOG_SOFTMAX_BACKWARD = torch_private.SOFTMAX_BACKWARD
 _BY_OPERATOR: dict[Any, Callable[..., Any]] = {
     _SOFTMAX: softmax,
     _LOG_SOFTMAX: log_softmax,

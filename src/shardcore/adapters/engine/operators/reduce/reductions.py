@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters import torch_compat
+from shardcore.adapters import torch_private
 from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
 from shardcore.adapters.engine.operators.reduce.composed import run_softmax
 from shardcore.adapters.engine.operators.views import along
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.torch_compat import Operator
+from shardcore.adapters.torch_private import Operator
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
 from shardcore.domain.rules import basic
@@ -96,7 +96,7 @@ def _dims_of(
 def _reduced(operator: Operator, *args: Any, **kwargs: Any) -> Task:
     """Plans `argmax(tensor, dims, keepdim)` and similar; some have partial results."""
     tensor, dims, keep = _dims_of(*args, **kwargs)
-    results = torch_compat.number_of_results(operator)
+    results = torch_private.number_of_results(operator)
     rule = basic.reduction(tensor.ndim, dims, keep, _EXTREMES.get(operator), results)
     return Task(rule, [tensor])
 
@@ -114,7 +114,7 @@ def _any(operator: Operator, *args: Any) -> Task | Handler | None:
 def _any_of_split(operator: Operator, *args: Any) -> Any:
     tensor, dims, keep = _dims_of(*args)
     found = reduced(tensor).ne(0).to(torch.uint8)
-    of_ranks = found.amin if torch_compat.aten_name(operator) == "all" else found.amax
+    of_ranks = found.amin if torch_private.aten_name(operator) == "all" else found.amax
     dtype = torch.uint8 if tensor.dtype is torch.uint8 else torch.bool
     return reduced(of_ranks(sorted(dims), keep)).to(dtype)
 
@@ -229,6 +229,6 @@ PLANNERS: dict[Any, Planner] = {
         }
     ),
     **dict.fromkeys(_EXTREMES, _reduced),
-    **dict.fromkeys((*torch_compat.SOFTMAX, *torch_compat.SOFTMAX_BACKWARD), _softmax),
+    **dict.fromkeys((*torch_private.SOFTMAX, *torch_private.SOFTMAX_BACKWARD), _softmax),
 }
 HANDLERS: dict[Any, Handler] = by_operator({"mean mean.dim": _mean})

@@ -1,0 +1,167 @@
+"""Collectives: the operators that start them and wait for them.
+
+torch 2.13: `torch.distributed` has operators for collectives, which a recording of a step contains
+like any other, but no public names for them. Its public functions keep a `Work` object, which no
+recording contains. `wait` must be called for each result.
+"""
+
+from functools import cache
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from shardcore.adapters.torch_private.operators import Operator
+from shardcore.adapters.torch_private.trees import Args, tree_leaves
+
+
+def all_reduce(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torch.Tensor:
+    """Returns the reduction of `value`; `op` is "sum", "max", "min" or "product"."""
+    found: torch.Tensor = torch.ops._c10d_functional.all_reduce(value, op, group.group_name)
+    return found
+
+
+def all_gather(value: torch.Tensor, group: "dist.ProcessGroup") -> torch.Tensor:
+    """Returns the values of all ranks of `group`, of one shape, joined along their first dim."""
+    found: torch.Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
+        value.contiguous(), group.size(), group.group_name
+    )
+    return found
+
+
+def reduce_scatter(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torch.Tensor:
+    """Returns this rank's part, along the first dim, of the reduction of `value`."""
+    found: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
+        value.contiguous(), op, group.size(), group.group_name
+    )
+    return found
+
+
+def all_to_all(
+    value: torch.Tensor, received: list[int], sent: list[int], group: "dist.ProcessGroup"
+) -> torch.Tensor:
+    """Returns the rows that all ranks send to this one, joined along the first dim.
+
+    `value` has the rows that this rank sends, those for the first rank first; `received` and `sent`
+    have the numbers of rows from and for each rank.
+    """
+    found: torch.Tensor = torch.ops._c10d_functional.all_to_all_single(
+        value.contiguous(), received, sent, group.group_name
+    )
+    return found
+
+
+def wait(value: torch.Tensor) -> torch.Tensor:
+    """Returns `value` after the collective that computes it has finished."""
+    found: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
+    return found
+
+
+@attrs.frozen(eq=False)
+class Started:
+    """A collective that this rank is about to start."""
+
+    name: str  # its name: "all_reduce"
+    operands: tuple[torch.Tensor, ...]  # this rank's operands
+    group: Any  # the process group, in any form in which torch passes it
+
+    @property
+    def operand_bytes(self) -> int:
+        """The bytes of the operands."""
+        return sum(each.nbytes for each in self.operands)
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The processes that take part, in the order of the group.
+
+        torch 2.13: operators take a group by its name, which has no public look-up, or boxed.
+        """
+        group = self.group
+        if isinstance(group, str):
+            group = _group_named(group)
+        elif isinstance(group, torch.ScriptObject):
+            group = dist.ProcessGroup.unbox(group)
+        return tuple(dist.get_process_group_ranks(group))
+
+
+def started_by(operator: Operator, args: Args) -> Started | None:
+    """Returns the collective that `operator` starts, None if it starts none."""
+    name = _moving(operator._schema.name)
+    names = [argument.name for argument in operator._schema.arguments] if name else []
+    groups = [args[at] for at, each in enumerate(names) if each in _GROUPS]
+    if not groups:
+        return None
+    operands = args[next(at for at, each in enumerate(names) if each in _OPERANDS)]
+    tensors = (each for each in tree_leaves(operands) if isinstance(each, torch.Tensor))
+    return Started(name, tuple(tensors), groups[0])
+
+
+def is_collective(operator: object) -> bool:
+    """Returns whether `operator` starts a collective of tensors."""
+    return bool(collective_name(operator))
+
+
+def collective_name(operator: object) -> str:
+    """Returns the name of the collective that `operator` starts; empty without one."""
+    name = _name(operator)
+    return _moving(name) if name.startswith("_c10d_functional::") else ""
+
+
+def _group_named(name: str) -> Any:
+    from torch.distributed import distributed_c10d  # a torch may be without
+
+    named: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    return named(name)
+
+
+def runs_on_gloo(group: str, device: torch.device) -> bool:
+    """Returns whether gloo moves tensors on `device` over the group of this name."""
+    is_cpu = device.type == "cpu"
+    return is_cpu or f"{device.type}:gloo" in str(dist.get_backend_config(_group_named(group)))
+
+
+def wait_for() -> Any:
+    """Returns the operator that waits for the collective that computes a tensor."""
+    return torch.ops._c10d_functional.wait_tensor.default
+
+
+def all_reduce_in_place() -> Any:
+    """Returns the operator that starts an all-reduce in place."""
+    return torch.ops._c10d_functional.all_reduce_.default
+
+
+def is_all_reduce(operator: object) -> bool:
+    """Returns whether `operator` starts an all-reduce that is not in place."""
+    return _name(operator) == "_c10d_functional::all_reduce"
+
+
+def is_wait(operator: object) -> bool:
+    """Returns whether `operator` waits for a collective."""
+    return _name(operator) == "_c10d_functional::wait_tensor"
+
+
+def _name(operator: object) -> str:
+    # By name, since a torch without torch.distributed has no such operators.
+    schema = getattr(operator, "_schema", None)
+    return "" if schema is None else str(schema.name)
+
+
+def is_of_collectives(operator: object) -> bool:
+    """Returns whether `operator` starts a collective, or waits for one."""
+    return getattr(operator, "namespace", "") in ("_c10d_functional", "c10d")
+
+
+@cache
+def _moving(name: str) -> str:
+    """Returns the collective of the operator `name`, such as "c10d::allreduce_"; else ""."""
+    plain = name.partition("::")[2].replace("_", "")
+    return next((each for each in _COLLECTIVES if each.replace("_", "") in plain), "")
+
+
+# torch 2.13: the first parts of the names of operators that move tensors.
+_COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter")
+
+# torch 2.13: the names of the operands, and of the group, in the operators' schemas.
+_OPERANDS = {"input", "inputs", "input_list", "input_tensor", "input_tensors", "tensor", "tensors"}
+_GROUPS = {"group_name", "process_group"}

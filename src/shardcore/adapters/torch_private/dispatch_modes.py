@@ -1,0 +1,113 @@
+"""Dispatch modes that see every operator, or every collective, that this thread runs."""
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardcore.adapters.torch_private.collectives import Started, started_by
+from shardcore.adapters.torch_private.operators import Operator
+from shardcore.adapters.torch_private.trees import Args, Kwargs, tree_leaves
+
+# torch 2.13: wraps the result of a collective for autograd; the result was seen before.
+WRAPPING = "_c10d_functional::_wrap_tensor_autograd"
+
+# Marks a part of a step for the profiler, as torch's optimizers do; it computes nothing.
+PROFILER = "profiler::"
+
+
+class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operator on plain tensors that this thread runs, before and after.
+
+    It does not see operators on sharded tensors, but the operators that they run on local shards.
+
+    torch 2.13: `TorchDispatchMode` has no public name. `CommDebugMode` of DTensor, which has one,
+    counts collectives, but its module hooks fail on Keras layers, which call each other outside
+    `torch.nn.Module.__call__`.
+
+    Args:
+        before: Called with the operator and its operands; returns None to skip `after`.
+        after: Called with the operator, its operands, what `before` returned, and the result.
+        context: Entered while an operator is seen and runs.
+    """
+
+    def __init__(
+        self,
+        before: Callable[[Any, Args, Kwargs], Any],
+        after: Callable[[Any, Args, Kwargs, Any, Any], None] | None = None,
+        context: AbstractContextManager[None] | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._before, self._after, self._context = before, after, context or nullcontext()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would wrap the method below in two functions of Python
+
+    def __torch_dispatch__(
+        self, func: Operator, types: Collection[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        if not _PLAIN.issuperset(types):
+            return NotImplemented  # sharded tensors first: their shards' operators come here
+        kwargs = kwargs or {}
+        name = func._schema.name
+        with self._context:
+            if name == WRAPPING or name.startswith(PROFILER) or _is_without_values((args, kwargs)):
+                return func(*args, **kwargs)
+            found = self._before(func, args, kwargs)
+            result = func(*args, **kwargs)
+            if found is not None and self._after is not None and not _is_without_values(result):
+                self._after(func, args, kwargs, found, result)
+            return result
+
+
+# FakeTensor: a library infers shapes, and computes nothing.
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
+
+
+def _is_without_values(nest: object) -> bool:
+    for leaf in tree_leaves(nest):
+        if isinstance(leaf, torch.Tensor) and (leaf.is_meta or isinstance(leaf, FakeTensor)):
+            return True
+    return False
+
+
+class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]
+    """Sees every collective of tensors that this thread starts.
+
+    Args:
+        listen: Called with each collective.
+        around: Returns, for an operator on sharded tensors and its operands, the context in
+            which it runs. The value of the context is called with the result.
+    """
+
+    def __init__(
+        self,
+        listen: Callable[[Started], None],
+        around: Callable[[Any, Any], AbstractContextManager[Callable[[Any], None]]] | None = None,
+    ) -> None:
+        def before(operator: Operator, args: Args, kwargs: Kwargs) -> None:
+            started = started_by(operator, args)
+            if started is not None:
+                listen(started)
+
+        super().__init__(before)
+        self._around = around
+        self._handed_on = False
+
+    def __torch_dispatch__(
+        self, func: Operator, types: Collection[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        if self._around is None or not any(hasattr(kind, "placements") for kind in types):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if self._handed_on:
+            self._handed_on = False
+            return NotImplemented
+        with self._around(func, (args, kwargs)) as returned, self:
+            self._handed_on = True
+            result = func(*args, **(kwargs or {}))
+        returned(result)
+        return result

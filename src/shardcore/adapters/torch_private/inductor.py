@@ -1,0 +1,152 @@
+"""Inductor, torch's compiler of graphs."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+from torch import fx
+
+from shardcore.adapters.torch_private import collectives, pooling
+from shardcore.adapters.torch_private.collectives import collective_name, is_wait, runs_on_gloo
+from shardcore.domain.capture import NotCaptured
+
+
+def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    """Returns `module` compiled for operands like `examples`, with eager random values.
+
+    The code is in torch's cache on disk, from which any process loads an equal step.
+
+    torch 2.13: `torch.compile` would trace the graph again and guard what needs no guards;
+    `torch._inductor.compile` takes no settings for one graph alone. `reorder_for_locality` would
+    start each collective just before its wait. `layout_optimization` would store the operands of a
+    convolution with the second dim innermost, as for torch's images. Keras' images usually have
+    their channels innermost already, and would get another order.
+    """
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.decomposition import decompositions
+    from torch._inductor.scheduler import SchedulerNode
+
+    settings = {
+        "fallback_random": True,
+        "reorder_for_locality": False,
+        "layout_optimization": False,
+        "post_grad_custom_post_pass": _one_gather_at_a_time(),
+    }
+    with (
+        torch.no_grad(),
+        patch.dict(decompositions, pooling.by_tiles(decompositions)),
+        # Two methods that, in torch 2.13, give wrong numbers without an error.
+        _wrapped(PythonWrapperCodegen, "can_reuse", _unless_part),
+        _wrapped(SchedulerNode, "recompute_size_and_body", _with_renames),
+        _cacheable(examples) as forms,
+    ):
+        made: Any = compile_fx(module, forms, config_patches=settings)
+    return cast(Callable[..., Any], made)
+
+
+@contextmanager
+def _cacheable(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yields fake tensors for `examples`, in a context in which torch caches the code on disk.
+
+    torch 2.13 does so if shapes may be symbols, of which there are none here, and if the table of
+    decompositions is the default. The key consists of the decomposed graph, the settings, torch's
+    files, and the `uuid` of passes (see `_one_gather_at_a_time`). The cache of autograd is left
+    out: its key ignores which operands share memory.
+    """
+    from torch._functorch import config
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
+    with config.patch(enable_autograd_cache=False):
+        yield [mode.from_tensor(each, static_shapes=True) for each in examples]
+
+
+def _wrapped(owner: object, name: str, wrap: Callable[[Any], Any]) -> AbstractContextManager[Any]:
+    return patch.object(owner, name, wrap(getattr(owner, name)))
+
+
+def _unless_part(can_reuse: Callable[..., bool]) -> Callable[..., bool]:
+    """Prevents in-place writes into a tensor in the memory of a `stack` or `cat`.
+
+    `SchedulerNode.decide_inplace_update` treats such a part as a tensor with separate memory. The
+    memory is reused after the last read of the parts, but the `stack` is still read: wrong
+    gradients of a `SimpleRNN` that goes backwards.
+    """
+
+    def can_reuse_unless_part(codegen: object, buffer: Any, overwriting: object = None) -> bool:
+        if overwriting is not None and buffer.node.get_inputs_that_alias_output():
+            return False
+        return can_reuse(codegen, buffer, overwriting)
+
+    return can_reuse_unless_part
+
+
+def _with_renames(recompute: Callable[..., None]) -> Callable[..., None]:
+    """Keeps the dependencies on in-place writes of loops that are recomputed for fusion.
+
+    They read a sum after its in-place all-reduce, by another name. torch keeps that name in some
+    cases only; without it they run before the all-reduce, to save memory.
+    """
+
+    def recompute_with_renames(node: Any, *args: object, **kwargs: object) -> None:
+        recompute(node, *args, **kwargs)
+        node.set_read_writes(node.read_writes.rename(node.mutation_renames))
+
+    return recompute_with_renames
+
+
+def _one_gather_at_a_time() -> Any:
+    """Returns a pass over Inductor's graph that starts a gloo all-gather after the previous wait.
+
+    Two at once corrupt memory there (see `capture.analyses.gathering_ranks`). The recording has
+    them in turns, and Inductor keeps the order of collectives; but it may move a wait.
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class OneGatherAtATime(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+
+            after: dict[Any, Any] = {node: [wait] for node, wait in _gathers_after_waits(graph)}
+            preserve_node_ordering(graph, after)
+
+        def uuid(self) -> Any:
+            # In the key of the cache this stands for all changes to Inductor here, and for the
+            # instructions of this processor, whose widths the code contains.
+            asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
+            key = hashlib.sha256(f"{torch.backends.cpu.get_cpu_capability()} {asked}".encode())
+            for file in (__file__, collectives.__file__, pooling.__file__):
+                key.update(Path(file).read_bytes())
+            return key.digest()
+
+    return OneGatherAtATime()
+
+
+def _gathers_after_waits(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
+    """Returns the all-gathers of gloo but the first of each group, and the wait before each."""
+    last: dict[Any, fx.Node] = {}
+    found = []
+    for node in graph.nodes:
+        if collective_name(node.target) != "all_gather":
+            continue
+        group = node.args[-1]
+        if runs_on_gloo(group, node.meta["val"].device):
+            if group in last:
+                found.append((node, _wait_for(last[group])))
+            last[group] = node
+    return found
+
+
+def _wait_for(gather: fx.Node) -> fx.Node:
+    for user in gather.users:
+        if is_wait(user.target):
+            return user
+    raise NotCaptured(f"nothing waits for {gather}, and another gather would start beside it")

@@ -1,0 +1,51 @@
+"""Operators without public names that public functions of torch run.
+
+They are found by one run of the function. The gradient of an operator is found by a call of its
+autograd node: a backward pass would start the threads of autograd, after which a fork of this
+process could run none.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from shardcore.adapters.torch_private.dispatch_modes import OperatorListener
+
+
+def _reached(function: Callable[[Any], Any], *shape: int) -> tuple[Any, ...]:
+    """Returns the operators that `function` runs on a tensor of `shape`, and of its gradient."""
+    operators: list[Any] = []
+    # For any mode in which torch is imported.
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        operand = torch.zeros(shape, device="cpu", dtype=torch.float32, requires_grad=True)
+        with OperatorListener(lambda operator, *_: operators.append(operator)):
+            result = function(operand)
+            node: Any = getattr(result, "grad_fn", None)  # the stubs of torch forbid this call
+            if node is not None:
+                node(result.detach())
+    return tuple(each for each in operators if each is not torch.ops.aten.detach.default)
+
+
+def _attention(x: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return functional.scaled_dot_product_attention(x, x, x)
+
+
+CPU_ATTENTION, CPU_ATTENTION_BACKWARD = _reached(_attention, 1, 1, 1, 1)
+# By the number of averaged dims: the operator and its gradient.
+ADAPTIVE_AVERAGES = {
+    2: _reached(lambda x: functional.adaptive_avg_pool2d(x, 2), 1, 1, 4, 4),
+    3: _reached(lambda x: functional.adaptive_avg_pool3d(x, 2), 1, 1, 4, 4, 4),
+}
+_OF_SOFTMAX = _reached(lambda x: x.softmax(0), 1)
+_OF_LOG_SOFTMAX = _reached(lambda x: x.log_softmax(0), 1)
+SOFTMAX, SOFTMAX_BACKWARD = zip(_OF_SOFTMAX, _OF_LOG_SOFTMAX, strict=True)
+ITEM = _reached(lambda x: x.item())[0]
+TO_COPY = _reached(lambda x: x.to(torch.float64), 1)[0]
+# The last of three: a transpose, a copy and this.
+UNSAFE_VIEW = _reached(lambda x: x.detach().t().reshape(4), 2, 2)[-1]
+# The norms of a list of tensors.
+LIST_NORM = _reached(lambda x: torch.nn.utils.get_total_norm([x.detach()], foreach=True), 1)[0]

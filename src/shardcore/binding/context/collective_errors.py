@@ -1,0 +1,76 @@
+"""Collective work: if it fails on one rank, all ranks raise the same error.
+
+A rank that continued after a failure of another would wait for ever in its next collective.
+"""
+
+import pickle
+from collections.abc import Callable
+
+import attrs
+
+from shardcore.binding.context.session import Session, Sessions
+from shardcore.domain.errors import StrategyError
+
+
+@attrs.define(eq=False)
+class _SharedWork:
+    """Work that all ranks do together, with the error of each rank after a failure."""
+
+    session: Session
+    failures: list[Exception | None] | None = None
+
+
+def raise_on_all_ranks(
+    work: Callable[[], None], what: str, session: Session, sessions: Sessions
+) -> None:
+    """Does this rank's part of `work`; if a rank's fails, raises the first such error on all.
+
+    All ranks start its collectives in the same order. Messages name it `what`: "save 'a.keras'". A
+    StrategyError replaces an error that cannot be sent to other processes.
+    """
+    own: Exception | None = None
+    before = sessions.shared_work
+    sessions.shared_work = shared = _SharedWork(session)
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - raised again, below, when all have it
+        if shared.failures is None:
+            own = _picklable(error, what, session)
+    finally:
+        sessions.shared_work = before
+    if shared.failures is None:
+        shared.failures = session.processes.gather(own)
+    for rank, failure in enumerate(shared.failures):
+        if failure is not None:
+            raise own if own is not None and rank == session.processes.rank else failure
+
+
+def check_other_ranks(is_collective: Callable[[], bool], sessions: Sessions) -> None:
+    """Raises the first error of a rank that has failed, before a collective of such work.
+
+    If Keras handles that error, it is raised again here, and by `raise_on_all_ranks` at the end:
+    the failed ranks join no further collective. `is_collective` returns whether the next
+    operation is one; it is called only inside such work.
+    """
+    shared: _SharedWork | None = sessions.shared_work
+    if shared is None or not is_collective():
+        return
+    if shared.failures is None:
+        failures: list[Exception | None] = shared.session.processes.gather(None)
+        if all(failure is None for failure in failures):
+            return
+        shared.failures = failures
+    raise next(failure for failure in shared.failures if failure is not None)
+
+
+def _picklable(error: Exception, what: str, session: Session) -> Exception:
+    """Returns `error`, or one in its place that another process can read."""
+    rank = session.processes.rank
+    error.add_note(f"Rank {rank} could not {what}: every rank raises this error.")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - a third party's error may fail in any way
+        substitute = StrategyError(f"Rank {rank} could not {what}: {error!r}")
+        substitute.__cause__ = error
+        return substitute
+    return error

@@ -1,0 +1,1 @@
+"""Batches: the rows of this rank, from arrays, loaders and generators."""

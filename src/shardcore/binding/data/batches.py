@@ -1,0 +1,237 @@
+"""Global batches, split over the batch axis, from the arrays of each process.
+
+The patch here is the mask of a loss, by which Keras multiplies sample weights in place. On one
+device this changes a tensor of weights: the metrics of the step see the product. It does not change
+an array, of which Keras makes a new tensor at each use. shardcore keeps both, but copies the user's
+tensor first, since a rank would change its own rows only.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import attrs
+import numpy as np
+import torch
+
+from shardcore.binding import keras_private
+from shardcore.binding.context.session import Session
+from shardcore.binding.types import Original
+from shardcore.domain.errors import LayoutError, RankMismatchError
+from shardcore.domain.layout import Layout
+
+logger = logging.getLogger("shardcore.batches")
+
+
+def distribute(data: object, session: Session) -> Any:
+    """Returns a batch, any nest of arrays and tensors, as the global batch.
+
+    With `auto_shard_dataset=True` every process has the same global batch and keeps its rows.
+    Otherwise each has its own rows, which form the global batch in the order of the batch axis.
+    Only row counts are communicated, unless the processes have other numbers of rows than
+    `torch.chunk` would give them.
+    """
+    tensors = keras_private.map_leaves(as_tensor, data)
+    if session.distribution.auto_shard_dataset:
+        return keras_private.map_leaves(lambda leaf: _take_rows(leaf, session), tensors)
+    return _join_all_rows(tensors, session)
+
+
+def as_tensor(leaf: object) -> Any:
+    """Returns arrays of NumPy, pandas, ... as tensors, and other objects as they are."""
+    if isinstance(leaf, torch.Tensor) or not hasattr(leaf, "__array__"):
+        return leaf
+    array = np.asarray(leaf)
+    if array.dtype.kind not in "biufc":
+        return leaf
+    # A copy: Keras multiplies sample weights by the mask in place.
+    return torch.tensor(array, device=keras_private.torch_device())
+
+
+def own_rows(count: int, session: Session) -> slice | None:
+    """Returns the part of `count` rows that this rank keeps; None if it keeps all."""
+    layout = _rows_layout((count,), session)
+    return None if layout.is_replicated else layout.slices((count,), session.world.position)[0]
+
+
+def join_rows(rows: torch.Tensor, count: int, session: Session) -> Any:
+    """Returns this rank's `rows` as a part of a batch of `count`."""
+    return session.strategy.join(rows, session.batch_layout(rows.ndim), (count, *rows.shape[1:]))
+
+
+def _take_rows(batch: object, session: Session) -> Any:
+    if not isinstance(batch, torch.Tensor) or batch.ndim == 0:
+        return batch
+    if session.strategy.owns(batch):  # read so, or computed by a layer in the user's pipeline
+        return session.strategy.activation(batch, _rows_layout(tuple(batch.shape), session))
+    shape = tuple(batch.shape)
+    layout = _rows_layout(shape, session)
+    rows = batch[layout.slices(shape, session.world.position)]
+    return session.strategy.join(rows, layout, shape)
+
+
+def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:
+    """Returns the layout of rows: split over the batch axis, replicated if there are too few.
+
+    A rank without a row cannot run every operator, and a few rows cost little.
+    """
+    if shape[0] < session.mesh.axis_size(session.batch_axis):
+        return Layout.replicated(session.mesh, len(shape))
+    return session.batch_layout(len(shape))
+
+
+@attrs.frozen
+class _Rows:
+    """The rows of one process."""
+
+    position: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _join_all_rows(batch: object, session: Session) -> Any:
+    """Joins the rows of all processes, which exchange the shapes of all arrays at once."""
+    leaves = [leaf for leaf in keras_private.leaves(batch) if leaf is not None]
+    everyone = session.processes.gather([_rows_of(leaf, session) for leaf in leaves])
+    for process, theirs in enumerate(everyone):
+        if len(theirs) != len(everyone[0]):
+            raise RankMismatchError(
+                f"Process {process} gave a batch of {len(theirs)} arrays, process 0 of "
+                f"{len(everyone[0])}: inputs, targets and sample weights, each on all or on none."
+            )
+    given = zip(*everyone, strict=True)
+    return keras_private.map_leaves(lambda rows: _join_rows(rows, next(given), session), batch)
+
+
+def _rows_of(rows: Any, session: Session) -> _Rows:
+    """Describes one leaf of a batch; a scalar, or another object, has no shape."""
+    if session.strategy.owns(rows):
+        raise LayoutError(
+            "With auto_shard_dataset=False each process gives its own rows, but a batch came as a "
+            f"sharded tensor of shape {tuple(rows.shape)}, which is one of all processes: compute "
+            "it without the model's layers or variables, or set auto_shard_dataset=True."
+        )
+    if isinstance(rows, torch.Tensor):
+        return _Rows(session.world.position, tuple(rows.shape), str(rows.dtype))
+    if len(getattr(rows, "shape", ())) > 0:
+        raise LayoutError(
+            "With auto_shard_dataset=False each process gives its own rows, but torch has no "
+            f"tensor for those of shape {tuple(rows.shape)} and dtype "
+            f"{getattr(rows, 'dtype', type(rows))}: give numbers, or set auto_shard_dataset=True."
+        )
+    return _Rows(session.world.position, (), type(rows).__name__)
+
+
+def _join_rows(rows: Any, given: tuple[_Rows, ...], session: Session) -> Any:
+    _check_alike(given)
+    if not given[0].shape:
+        return rows
+    counts = _row_counts(given, session)
+    shape = (sum(counts), *rows.shape[1:])
+    layout = session.batch_layout(rows.ndim)
+    if 0 not in counts and layout.chunk_sizes(0, shape[0]) == counts:
+        return session.strategy.join(rows, layout, shape)
+    return _take_rows(_gather_rows(rows, counts, session), session)
+
+
+def _check_alike(given: tuple[_Rows, ...]) -> None:
+    """Refuses rows of a process that differ in more than their number, or are missing."""
+    for process, rows in enumerate(given):
+        kinds = [(len(each.shape), each.shape[1:], each.dtype) for each in (rows, given[0])]
+        if kinds[0] != kinds[1]:
+            raise RankMismatchError(
+                f"Process {process} gave rows of shape {rows.shape} and {rows.dtype}, process 0 "
+                f"of shape {given[0].shape} and {given[0].dtype}: all but the number of rows must "
+                "be equal."
+            )
+
+
+def _row_counts(given: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
+    """Returns the number of rows of each coordinate of the batch axis; its processes must agree."""
+    axis = session.mesh.axis_index(session.batch_axis)
+    counts: dict[int, int] = {}
+    for process, rows in enumerate(given):
+        at = session.mesh.coordinate(rows.position)[axis]
+        if counts.setdefault(at, rows.shape[0]) != rows.shape[0]:
+            raise RankMismatchError(
+                f"Process {process} gave {rows.shape[0]} rows, another at the same place {at} of "
+                f"axis {session.batch_axis!r} gave {counts[at]}. Processes that differ only in "
+                "other axes compute on the same rows: with auto_shard_dataset=False, give those "
+                "of distribution.data_shard_id."
+            )
+    return tuple(counts[at] for at in range(session.mesh.axis_size(session.batch_axis)))
+
+
+def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) -> torch.Tensor:
+    """Gathers all rows on every process, since ranks have unequal numbers of them."""
+    if "unequal rows" not in session.warnings:
+        session.warnings.add("unequal rows")
+        logger.warning(
+            "The processes gave %s rows along axis %r: the batch is gathered to be split evenly, "
+            "at every such step. Give equal numbers of rows to avoid it.",
+            list(counts),
+            session.batch_axis,
+        )
+    most = max(counts)
+    padded = rows.new_zeros((most, *rows.shape[1:]))
+    padded[: rows.shape[0]] = rows
+    shape = (most * len(counts), *rows.shape[1:])
+    gathered = session.strategy.full_tensor(
+        session.strategy.join(padded, session.batch_layout(rows.ndim), shape)
+    )
+    parts = gathered.reshape(len(counts), most, *rows.shape[1:])
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+
+def distribute_step(data: list[object], session: Session) -> list[Any]:
+    """Returns the batches of a step as global batches, with sample weights that it may write to."""
+    distributed: list[Any] = distribute([_own(batch) for batch in data], session)
+    for before, after in zip(data, distributed, strict=True):
+        if _has_weights(before):
+            weights = zip(
+                keras_private.leaves(before[2]), keras_private.leaves(after[2]), strict=True
+            )
+            for array, tensor in weights:
+                if isinstance(tensor, torch.Tensor) and not isinstance(array, torch.Tensor):
+                    session.arrays.add(_memory(tensor))
+    return distributed
+
+
+def _own(batch: object) -> Any:
+    if not _has_weights(batch):
+        return batch
+    x, y, weights = batch
+    return x, y, keras_private.map_tensors(torch.clone, weights)
+
+
+def _has_weights(batch: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(batch, tuple | list) and len(batch) == 3
+
+
+def mask(
+    session: Session, original: Original, sample_weight: Any, *args: object, **kwargs: object
+) -> Any:
+    """Replaces `apply_mask`, so that it does not change weights that were an array."""
+    if _was_array(sample_weight, session):
+        sample_weight = sample_weight.clone()
+    return original(sample_weight, *args, **kwargs)
+
+
+def _was_array(weights: object, session: Session) -> bool:
+    """Returns whether `weights` are, or are a view of, the tensor of a user's array.
+
+    Keras passes that tensor, or a copy in another dtype, which may be written to. A custom loss may
+    pass a view, which has separate memory if a split dim is viewed.
+    """
+    copied = getattr(weights, "copied", None)
+    tensors = (weights, getattr(copied, "base", None))
+    return any(
+        isinstance(each, torch.Tensor) and _memory(each) in session.arrays for each in tensors
+    )
+
+
+def _memory(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Returns the address of a tensor's memory; of a sharded one, of this rank's part."""
+    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    memory: torch.UntypedStorage = part.untyped_storage()
+    return memory

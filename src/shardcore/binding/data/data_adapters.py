@@ -1,0 +1,108 @@
+"""Patches: the data adapters, which read only this rank's rows of arrays.
+
+Keras refuses NumPy arrays, generators and loaders in several processes, and splits a
+`tf.data.Dataset` itself. shardcore splits every batch at the step instead, so the adapters see no
+distribution.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import chain, count
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.binding import keras_private
+from shardcore.binding.context import rank_consistency
+from shardcore.binding.context.session import Session
+from shardcore.binding.data import batches
+from shardcore.binding.types import Original
+
+
+def array_loader(session: Session, original: Original, adapter: keras_private.DataAdapter) -> Any:
+    """Replaces `ArrayDataAdapter.get_torch_dataloader` to read this rank's rows of each batch.
+
+    Every rank draws the order of all rows, from one seed.
+    """
+    loader = original(adapter)
+    ranks = session.mesh.axis_size(session.batch_axis)
+    if ranks == 1 or not session.distribution.auto_shard_dataset:
+        return loader
+    return torch.utils.data.DataLoader(
+        _OwnRows(loader.dataset, session),
+        batch_sampler=loader.batch_sampler,
+        collate_fn=loader.collate_fn,
+    )
+
+
+@attrs.frozen
+class _OwnRows(torch.utils.data.Dataset[Any]):
+    """A dataset of arrays that reads this rank's rows of a batch, as a part of the global batch."""
+
+    source: Any
+    session: Session
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        rows = batches.own_rows(len(indices), self.session)
+        if rows is None:
+            return self.source.__getitems__(indices)
+
+        @cache
+        def whole() -> list[Any]:
+            return keras_private.leaves(self.source.__getitems__(indices))
+
+        numbers = count()
+
+        def join(part: torch.Tensor) -> Any:
+            number = next(numbers)
+            joined = batches.join_rows(part, len(indices), self.session)
+            # The first step compares the full batch of all ranks, so it is read once.
+            joined._shardcore_content = lambda: whole()[number]
+            return joined
+
+        return keras_private.map_leaves(join, self.source.__getitems__(indices[rows]))
+
+
+def epoch_facts(adapter: keras_private.DataAdapter, session: Session) -> rank_consistency.Facts:
+    """Returns the facts on arrays that must be equal on all ranks before an epoch."""
+    arrays = keras_private.arrays_of(adapter)
+    if arrays is None or not session.distribution.auto_shard_dataset:
+        return {}
+    return {"batch size": str(adapter.batch_size), "batch arrays": rank_consistency.shapes(arrays)}
+
+
+def together(
+    adapter: keras_private.DataAdapter, batches_of_process: Iterable[object], session: Session
+) -> Any:
+    """Returns the batches of a data adapter, compared between ranks if no step would."""
+    shared = bool(session.distribution.auto_shard_dataset)
+    known = keras_private.arrays_of(adapter) is not None or (
+        adapter.num_batches is not None and not shared
+    )
+    if known or session.mesh.size == 1:
+        return batches_of_process
+    return _compared(batches_of_process, session, shared)
+
+
+_END = object()
+
+
+def _compared(source: Iterable[object], session: Session, shared: bool) -> Iterator[Any]:
+    """Yields the batches, after a check that all ranks have one; shared ones of equal shapes.
+
+    Without it, a further step of a rank or another shape would block a collective of the step.
+    """
+    for number, batch in enumerate(chain(source, [_END])):
+        is_end = batch is _END
+        facts = {"steps per epoch": f"{'' if is_end else 'more than '}{number}"}
+        if shared and not is_end:
+            facts[f"batch {number}"] = rank_consistency.shapes(batch)
+            if number == 0:  # content too: rows in another order have one shape
+                facts |= rank_consistency.batch_facts(batch, session)
+        rank_consistency.compare(facts, session)
+        if not is_end:
+            yield batch

@@ -1,0 +1,1 @@
+"""Files that Keras writes: models, weights, exports, and those of callbacks."""

@@ -1,0 +1,110 @@
+"""Patches: the callbacks. Every rank reads files; rank 0 alone writes, sends and prints."""
+
+import io
+import os
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import attrs
+from keras import Model
+from keras.callbacks import Callback, ProgbarLogger
+
+from shardcore.binding import keras_private
+from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.types import Original
+from shardcore.domain.errors import StrategyError
+
+# The functions of `keras.src.utils.file_utils` by which callbacks change a file system.
+WRITES = ("copy", "makedirs", "remove", "rmtree")
+
+
+@attrs.frozen
+class OneWriter:
+    """Replaces the module `file_utils` in the callbacks that write files."""
+
+    sessions: Sessions
+    file_utils: Any
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self.file_utils, name)
+        if name not in WRITES:
+            return function
+        return lambda *args: None if _is_other_rank(self.sessions) else function(*args)
+
+    def File(self, path: str, mode: str = "r") -> Any:  # noqa: N802 - Keras' name
+        """Returns an open file; the writes of other ranks than 0 are discarded."""
+        if not _is_other_rank(self.sessions) or not set(mode) & set("wax+"):
+            return self.file_utils.File(path, mode)
+        if "r" not in mode:
+            return open(os.devnull, mode)
+        with self.file_utils.File(path, mode.replace("+", "")) as there:  # read, then written
+            content = there.read()
+        return io.BytesIO(content) if isinstance(content, bytes) else io.StringIO(content)
+
+
+def one_summary(sessions: Sessions, original: property) -> property:
+    """Replaces `TensorBoard.summary`, TensorFlow's module: only rank 0 keeps its files."""
+
+    def summary(callback: Callback) -> Any:
+        module = original.__get__(callback)
+        return _DiscardedSummary(module) if _is_other_rank(sessions) else module
+
+    return property(summary)
+
+
+@attrs.frozen
+class _DiscardedSummary:
+    """A replacement of the module `tensorflow.summary` that deletes its files with their writer.
+
+    A writer that writes nothing would read nothing either, and rank 0 would be alone in
+    gathering the weights of a histogram.
+    """
+
+    module: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+    def create_file_writer(self, logdir: str) -> Any:
+        """Returns a writer to a temporary folder instead of `logdir`."""
+        folder = TemporaryDirectory(prefix="shardcore-discarded-")
+        writer = self.module.create_file_writer(folder.name)
+        writer._shardcore_folder = folder
+        return writer
+
+
+def send_once(sessions: Sessions, original: Original, *args: object, **logs: object) -> None:
+    """Replaces `RemoteMonitor.on_epoch_end`: rank 0 sends; all ranks raise if none can."""
+    if not (keras_private.can_send() and _is_other_rank(sessions)):
+        original(*args, **logs)
+
+
+def refuse_orbax(session: Session, original: Original, callback: Callback, model: Model) -> None:
+    """Replaces `OrbaxCheckpoint.set_model`: all ranks would write full values into one folder."""
+    if session.mesh.size > 1:
+        raise StrategyError(
+            f"OrbaxCheckpoint would write the same folder from each of {session.mesh.size} "
+            "ranks: Keras knows how to share it on JAX only. Use ModelCheckpoint, whose file "
+            "one rank writes."
+        )
+    original(callback, model)
+
+
+def print_once(sessions: Sessions, original: Original, *args: object, **line: object) -> None:
+    """Replaces `print_msg`: rank 0 prints."""
+    if not _is_other_rank(sessions):
+        original(*args, **line)
+
+
+def show_once(
+    sessions: Sessions, original: Original, bar: ProgbarLogger, params: dict[str, object]
+) -> None:
+    """Replaces `ProgbarLogger.set_params`: rank 0 shows progress."""
+    original(bar, params)
+    if _is_other_rank(sessions):
+        bar.verbose = 0
+
+
+def _is_other_rank(sessions: Sessions) -> bool:
+    session = sessions.current()
+    return session is not None and session.processes.rank != 0

@@ -1,0 +1,161 @@
+"""Patches: files. One rank writes; all ranks gather their shards, one variable at a time."""
+
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from keras import Model, Variable
+
+from shardcore.binding import keras_private
+from shardcore.binding.context.collective_errors import raise_on_all_ranks
+from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.types import FilePath, Original
+from shardcore.binding.variables import torch_state
+
+# Formats of one file, which can be renamed when it is complete.
+_ONE_FILE = ("litert", "onnx", "torch")
+
+
+def save_model(
+    sessions: Sessions,
+    original: Original,
+    model: Model,
+    filepath: FilePath,
+    zipped: bool = True,
+    **options: Any,
+) -> None:
+    """Replaces `saving_lib.save_model`, called on every rank."""
+    write = partial(original, model, zipped=zipped, **options)
+    _save(sessions, model, filepath, write, partial(keras_private.gather_model, model), zipped)
+
+
+def save_weights(
+    sessions: Sessions,
+    original: Original,
+    model: Model,
+    filepath: FilePath,
+    max_shard_size: float | None = None,
+    objects_to_skip: Iterable[object] | None = None,
+) -> None:
+    """Replaces `saving_lib.save_weights_only`, called on every rank."""
+    write = partial(original, model, max_shard_size=max_shard_size, objects_to_skip=objects_to_skip)
+    attend = partial(keras_private.gather_state, model, objects_to_skip)
+    _save(sessions, model, filepath, write, attend, one_file=max_shard_size is None)
+
+
+def ask(session: Session, original: Callable[..., bool], filepath: str | os.PathLike[str]) -> bool:
+    """Replaces `ask_to_proceed_with_overwrite`: rank 0 asks, its answer counts on all ranks."""
+    session.processes.meet(f"the question whether to overwrite {filepath}")
+    answer = original(filepath) if session.processes.rank == 0 else None
+    return bool(session.processes.gather(answer)[0])
+
+
+def _save(
+    sessions: Sessions,
+    model: Model,
+    filepath: FilePath,
+    write: Callable[..., None],
+    attend: Callable[[], None],
+    one_file: bool,
+) -> None:
+    """Writes each file on one rank while the others attend; returns when all exist, or fails.
+
+    Each rank writes if nothing is sharded, or into its own buffer.
+    """
+    session = _sharding(model, sessions)
+    if session is None or isinstance(filepath, io.IOBase):
+        write(filepath)
+        return
+    path = str(filepath)
+    session.processes.meet("saving a model")
+    is_writer = _is_writer(path, session)
+
+    def work() -> None:
+        if not is_writer:
+            attend()
+        elif one_file and not keras_private.is_remote(path):
+            _write_then_rename(path, write)
+        else:
+            write(path)
+
+    raise_on_all_ranks(work, f"save {path!r}", session, sessions)
+
+
+def _is_writer(path: str, session: Session) -> bool:
+    """Returns whether this rank is the first of those that save to `path`. A collective."""
+    own = path if keras_private.is_remote(path) else os.path.abspath(path)
+    return session.processes.gather(own).index(own) == session.processes.rank
+
+
+def export(
+    sessions: Sessions,
+    original: Original,
+    model: Model,
+    filepath: FilePath,
+    format: str = "tf_saved_model",
+    verbose: bool | None = None,
+    **options: object,
+) -> None:
+    """Replaces `Model.export`, called on every rank: rank 0 writes, from a full model."""
+    write = partial(original, model, format=format, verbose=verbose, **options)
+    session = _sharding(model, sessions)
+    if session is None:
+        write(filepath)
+        return
+    path, rank = str(filepath), session.processes.rank
+
+    def work() -> None:
+        if rank != 0:
+            return
+        if format not in _ONE_FILE or keras_private.is_remote(path):
+            write(path)
+            return
+        _write_then_rename(path, lambda unfinished: write(unfinished, verbose=False))
+        if verbose is None or verbose:
+            keras_private.print_message(f"Saved the exported model at '{path}'.")
+
+    session.processes.meet(f"exporting {path!r}")
+    with _whole(model, session):
+        raise_on_all_ranks(work, f"export {path!r}", session, sessions)
+
+
+def _sharding(model: Model, sessions: Sessions) -> Session | None:
+    """Returns the session in which `model` is sharded, None if it is replicated."""
+    session = sessions.current() or sessions.keeping(model)
+    return None if session is None or session.mesh.size == 1 else session
+
+
+def _write_then_rename(path: str, write: Callable[[Any], None]) -> None:
+    """Writes a file so that a reader finds the old file or the new one, never a part."""
+    target = Path(path)
+    # The ending stays: it selects the format.
+    unfinished = target.with_name(f".unfinished-{target.name}")
+    try:
+        write(str(unfinished))
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def _whole(model: Model, session: Session) -> Iterator[None]:
+    """Opens a context in which rank 0 has the full `model`, unsharded. A collective."""
+    sharded: list[tuple[Variable, torch.Tensor]] = []
+    for variable in model.variables:
+        value = session.strategy.full_tensor(variable._value)
+        if session.processes.rank == 0:
+            sharded.append((variable, variable._value))
+            plain = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)
+            variable._value = plain
+    swapped = [(value, variable._value) for variable, value in sharded]
+    try:
+        with torch_state.holding(model, swapped), keras_private.without_distribution():
+            yield
+    finally:
+        for variable, value in sharded:
+            variable._value = value

@@ -1,0 +1,1 @@
+"""The functions behind `shardcore.explain()` and `shardcore.verify()`."""

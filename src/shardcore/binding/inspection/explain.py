@@ -1,0 +1,143 @@
+"""The function behind `shardcore.explain()`: runs one step of a model, and restores its state."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from keras import Model
+
+from shardcore.binding import keras_private
+from shardcore.binding.context import rank_consistency
+from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.inspection.explained_step import ExplainedStep
+from shardcore.binding.planning.plan import Plan
+from shardcore.binding.torch_modules import wrapper
+from shardcore.binding.variables import adoption
+from shardcore.domain.errors import StrategyError
+from shardcore.domain.explanation.advice import advise
+from shardcore.domain.explanation.collectives import counted
+from shardcore.domain.paths.rules import PathRules
+from shardcore.domain.variable_size import VariableSize
+from shardcore.ports.trace_context import TracerFactory
+from shardcore.reporting.explanation import Explanation
+from shardcore.reporting.plan import PlanReport, plan_report
+
+
+def explain_model(
+    model: Model, batch: object, step: str, sessions: Sessions, trace: TracerFactory
+) -> Explanation:
+    """Returns the collectives of one step of `model`. A collective; the model is unchanged."""
+    data = _checked(model, batch, step)
+    # A sharded model may outlive the scope in which it was built.
+    with sessions.scope_of(model), ExitStack() as scope:
+        session = sessions.current()
+        if session is not None:
+            scope.enter_context(session.strategy.scope())
+        if step != "predict":
+            model._symbolic_build(data_batch=data)
+        if session is not None:
+            adoption.adopt(model, session)
+        if session is not None and session.mesh.size > 1:
+            rank_consistency.check_model(model, [data], session)
+        run = ExplainedStep(model, step, session)
+        with _as_before(model, session), sessions.working(model):
+            run.run(data, trace, sessions.sums)
+        layers = run.layers()
+    return Explanation(
+        model=model.name,
+        step=step,
+        mesh=None if session is None else session.mesh,
+        strategy=sessions.entry.name if session else "",
+        rank=session.world.position if session else 0,
+        layers=layers,
+        collectives=counted(each.collective() for each in run.facts),
+        avoidable=advise(run.facts, layers),
+        layouts=None if session is None else _layouts(model, session),
+    )
+
+
+def _layouts(model: Model, session: Session) -> PlanReport:
+    layout_map = getattr(session.distribution, "_layout_map", None)
+    if isinstance(layout_map, Plan):
+        return layout_map.report()
+    specs = {} if layout_map is None else layout_map._layout_map
+    rules = PathRules({key: layout.axes for key, layout in specs.items()})
+    variables = [
+        VariableSize(each.path, tuple(each.shape), each._value.element_size())
+        for each in model.variables
+    ]
+    outputs, reasons = sorted(session.output_paths), dict.fromkeys(rules, "a rule of the program")
+    return plan_report("", session.mesh, variables, outputs, rules, reasons)
+
+
+def _checked(model: Model, batch: object, step: str) -> Any:
+    """Returns the batch as the step takes it: `(x, y, sample_weight)`, or `(x,)`."""
+    if step not in keras_private.STEPS:
+        raise StrategyError(f"explain() has the steps {keras_private.STEPS}, got {step!r}.")
+    if not hasattr(model, "train_step"):
+        raise StrategyError(f"explain() takes a Keras model, got {type(model).__name__}.")
+    if step != "predict" and not model.compiled:
+        raise StrategyError(
+            f"A {step} step of model {model.name!r} was to be explained, but it is not compiled: "
+            'call model.compile(optimizer, loss) first, or explain(model, x, step="predict").'
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise StrategyError(
+            "explain() runs a step, whose collectives all ranks start in one order, and was called "
+            f"on thread {threading.current_thread().name!r}: call it on the main thread."
+        )
+    if step == "predict":
+        data = batch if isinstance(batch, tuple) else (batch,)
+        return _same_rows(data[:1], "x")
+    if not isinstance(batch, tuple) or len(batch) not in (2, 3):
+        raise StrategyError(
+            f"A {step} step takes (x, y) or (x, y, sample_weight), the global batch, got "
+            f"{_described(batch)}."
+        )
+    return _same_rows((*batch, None)[:3], "(x, y, sample_weight)")
+
+
+def _same_rows(data: tuple[Any, ...], expected: str) -> tuple[Any, ...]:
+    leaves = [leaf for leaf in keras_private.leaves(data) if leaf is not None]
+    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in leaves]
+    rows = {shape[0] for shape in shapes if shape}
+    if not leaves or data[0] is None or any(not shape for shape in shapes) or len(rows) != 1:
+        raise StrategyError(
+            f"explain() takes one batch, {expected}, of arrays or tensors with as many rows each, "
+            f"got {_described(data)}."
+        )
+    return data
+
+
+def _described(batch: object) -> str:
+    if isinstance(batch, Iterable) and not hasattr(batch, "shape"):
+        return rank_consistency.shapes(batch)
+    return f"{type(batch).__name__} of shape {tuple(getattr(batch, 'shape', ()))}"
+
+
+@contextmanager
+def _as_before(model: Model, session: Session | None) -> Iterator[None]:
+    """Restores variables, gradients, buffers and generators at the end, bitwise."""
+    variables = list(rank_consistency.variables_of(model))
+    seed = keras_private.global_seed()
+    tensors = [each._value for each in [*variables, *([] if seed is None else [seed])]]
+    tensors += wrapper.buffers(model)
+    kept = [each.detach().clone() for each in tensors]
+    gradients = [(each, each.grad) for each in tensors if each.requires_grad]
+    for tensor, _ in gradients:
+        tensor.grad = None
+    devices = sorted({each.device.index or 0 for each in tensors if each.device.type == "cuda"})
+    try:
+        with keras_private.generators_kept(devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, kept, strict=True):
+                if session is not None and session.strategy.owns(tensor):
+                    session.strategy.assign(tensor, value)
+                else:
+                    tensor.copy_(value)
+        for tensor, gradient in gradients:
+            tensor.grad = gradient

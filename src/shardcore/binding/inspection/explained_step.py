@@ -1,0 +1,204 @@
+"""The explained step: notes the layers that it calls and the collectives that it starts."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import torch
+from keras import Layer, Model, Variable
+
+from shardcore.binding import keras_private
+from shardcore.binding.context import rank_consistency
+from shardcore.binding.context.session import Session, stored_layout
+from shardcore.binding.data import batches
+from shardcore.binding.metric_sums import MetricSums
+from shardcore.binding.types import Original
+from shardcore.domain.errors import LayoutError
+from shardcore.domain.explanation.collectives import (
+    ExplainedLayer,
+    ExplainedVariable,
+    Phase,
+    axes_of,
+)
+from shardcore.domain.explanation.reasons import Facts
+from shardcore.ports.trace_context import CollectiveTracer, TracerFactory
+
+
+@attrs.define(eq=False)
+class _Called:
+    """A layer that was called."""
+
+    layer: Layer
+    depth: int
+    inner: list["_Called"] = attrs.field(factory=list)
+    calls: int = 0
+    output: Any = None
+
+
+@attrs.define(eq=False)
+class ExplainedStep:
+    """Runs a step, and notes the layers that it calls and the collectives that it starts."""
+
+    model: Model
+    step: str
+    session: Session | None
+    facts: list[Facts] = attrs.field(factory=list, init=False)
+    _in_batch: bool = attrs.field(default=True, init=False)
+    # The current reason in Keras for a collective, and the rule behind it.
+    _cause: tuple[str, str] = attrs.field(default=("", ""), init=False)
+    _called: dict[int, _Called] = attrs.field(factory=dict, init=False)
+    _open: list[_Called] = attrs.field(factory=list, init=False)
+    _owners: dict[str, str] = attrs.field(factory=dict, init=False)
+
+    def run(self, data: object, trace: TracerFactory, sums: MetricSums) -> None:
+        """Runs the step eagerly, as `train_on_batch` and the like do."""
+        session = self.session
+        tracer = trace(
+            self._saw, {v.path: v._value for v in rank_consistency.variables_of(self.model)}
+        )
+        with tracer.tracing(), self._followed(tracer):
+            if session is not None:
+                (data,) = batches.distribute_step([data], session)
+            self._in_batch = False
+            if self.step != "predict":
+                self.model.reset_metrics()
+            with sums.step():
+                outputs = getattr(self.model, f"{self.step}_step")(data)
+            if session is not None:
+                with self._because("what the step returns:"):
+                    keras_private.map_tensors(session.strategy.full_tensor, outputs)
+
+    def layers(self) -> tuple[ExplainedLayer, ...]:
+        """Returns what is known of each layer, in the order of the first calls."""
+        return tuple(map(_explained, self._called.values()))
+
+    def _saw(self, facts: Facts) -> None:
+        session = self.session  # without one, an overridden step may still communicate
+        self.facts.append(
+            attrs.evolve(
+                facts,
+                phase=self._phase(facts),
+                axes=axes_of(session.mesh, session.world.processes, facts.processes)
+                if session
+                else (),
+                layer=facts.layer or self._owner(facts.reduced),
+                cause=self._cause[0],
+                rule=self._cause[1],
+                batch_axis=session.batch_axis if session else "",
+            )
+        )
+
+    def _phase(self, facts: Facts) -> Phase:
+        if self._in_batch:
+            return "batch"
+        if facts.phase == "backward":
+            return "backward"
+        if keras_private.is_made_by_optimizer():
+            return "update"
+        return "forward" if facts.layer else "loss and metrics"
+
+    def _owner(self, paths: Sequence[str]) -> str:
+        """Returns the layer that has the one variable of `paths`; empty if there are several."""
+        if not self._owners:  # in the backward pass every layer has been called
+            self._owners = {v.path: each.path for each in self.layers() for v in each.variables}
+        return self._owners.get(paths[0], "") if len(paths) == 1 else ""
+
+    @contextmanager
+    def _followed(self, tracer: CollectiveTracer) -> Iterator[None]:
+        """Follows calls, outputs, assignments and reads in the context."""
+
+        def layer_call(original: Original, layer: Layer, *args: object, **kwargs: object) -> Any:
+            if keras_private.is_symbolic():
+                return original(layer, *args, **kwargs)
+            called = self._called.setdefault(id(layer), _Called(layer, len(self._open)))
+            if not called.calls and self._open:
+                self._open[-1].inner.append(called)
+            called.calls += 1
+            self._open.append(called)
+            try:
+                with tracer.layer(_path(layer)):
+                    outputs = original(layer, *args, **kwargs)
+                    called.output = self._output(outputs)
+                    return outputs
+            finally:
+                self._open.pop()
+
+        def edges(original: Any) -> Any:
+            """Replaces `LayerEdges`: notes the output that is laid out, and its rule."""
+
+            def distribute_tensor(outputs: object, path: str) -> Any:
+                rule = self.session.rule(path) if self.session else None
+                asks = f" rule {rule.key!r} asks for it," if rule else ""
+                with self._because(f"the layer's output:{asks}", rule.key if rule else ""):
+                    return original.distribute_tensor(outputs, path)
+
+            return SimpleNamespace(
+                distribution=original.distribution, distribute_tensor=distribute_tensor
+            )
+
+        def assign(original: Original, variable: Variable, value: torch.Tensor) -> None:
+            with self._because(f"the new value of {variable.path}:"):
+                original(variable, value)
+
+        def to_numpy(original: Original, x: object) -> Any:
+            with self._because("a value that NumPy reads:"):
+                return original(x)
+
+        with ExitStack() as undo:
+            keras_private.replace(
+                keras_private.PATCHES["Layer.__call__"], keras_private.around(layer_call), undo
+            )
+            keras_private.replace(keras_private.PATCHES["layer.distribution_lib"], edges, undo)
+            keras_private.replace(
+                keras_private.PATCHES["Variable._direct_assign"], keras_private.around(assign), undo
+            )
+            keras_private.replace(
+                keras_private.PATCHES["core.convert_to_numpy"], keras_private.around(to_numpy), undo
+            )
+            yield
+
+    @contextmanager
+    def _because(self, cause: str, rule: str = "") -> Iterator[None]:
+        before, self._cause = self._cause, (cause, rule)
+        try:
+            yield
+        finally:
+            self._cause = before
+
+    def _output(self, outputs: object) -> Any:
+        """Returns shape, spec (None if unknown) and bytes of an element of the first output."""
+        found: list[Any] = []
+        keras_private.map_tensors(found.append, outputs)
+        if not found:
+            return None
+        try:
+            layout = self.session and self.session.strategy.layout(found[0])
+        except LayoutError:  # a strided shard, as after a reshape
+            layout = None
+        return tuple(found[0].shape), layout and layout.spec, found[0].element_size()
+
+
+def _path(layer: Layer) -> str:
+    return str(layer.path or layer.name)
+
+
+def _explained(called: _Called) -> ExplainedLayer:
+    inner = {id(v) for each in called.inner for v in each.layer.variables}
+    own = [v for v in called.layer.variables if id(v) not in inner and not keras_private.is_seed(v)]
+    variables = []
+    for each in own:
+        if each._value is not None:
+            layout, shape = stored_layout(each), tuple(each.shape)
+            spec = (None,) * len(shape) if layout is None else layout.spec
+            itemsize = each._value.element_size()
+            variables.append(ExplainedVariable(each.path, shape, itemsize, spec=spec))
+    return ExplainedLayer(
+        _path(called.layer),
+        type(called.layer).__name__,
+        called.depth,
+        called.calls,
+        tuple(variables),
+        *(called.output or (None, None)),
+    )

@@ -1,0 +1,78 @@
+"""The function behind `shardcore.verify()`: compares stored shards with the layouts."""
+
+import keras
+import torch
+
+from shardcore.binding.context import rank_consistency
+from shardcore.binding.context.session import Session, Sessions, stored_layout
+from shardcore.binding.data import batches
+from shardcore.binding.planning import rules_report
+from shardcore.binding.torch_modules import wrapper
+from shardcore.binding.variables import adoption
+from shardcore.domain.layout import Layout
+from shardcore.reporting.verification import VariableCheck, Verification
+
+
+def verify_model(model: keras.Model, batch: object, sessions: Sessions) -> Verification:
+    """Returns the report on the variables of a model and its optimizer. A collective."""
+    session = sessions.required()
+    adoption.adopt(model, session)
+    if batch is not None:
+        with session.strategy.scope():
+            _backward(model, batch, session)
+    report = rules_report.rules_report(model, session)
+    checks = tuple(_check(variable, session) for variable in rank_consistency.variables_of(model))
+    return Verification(
+        mesh=str(session.mesh),
+        strategy=sessions.entry.name,
+        rank=session.processes.rank,
+        variables=checks,
+        unused_rules=report.unused_rules if report else (),
+    )
+
+
+def _backward(model: keras.Model, batch: object, session: Session) -> None:
+    """Computes the gradients of one batch, and restores the state that a forward pass updates."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batches.distribute(batch, session))
+    state = [(v, v._value.detach().clone()) for v in model.non_trainable_variables]
+    buffers = [(buffer, buffer.clone()) for buffer in wrapper.buffers(model)]
+    model.zero_grad()
+    predictions = model(x, training=True)
+    loss = model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
+    loss.backward()
+    for variable, value in state:
+        variable.assign(value)
+    for buffer, value in buffers:
+        buffer.copy_(value)
+
+
+def _check(variable: keras.Variable, session: Session) -> VariableCheck:
+    """Returns the check of one variable: this rank's shard, and whether all ranks store theirs."""
+    layout, strategy = stored_layout(variable), session.strategy
+    assert layout is not None, f"{variable.path} was adopted"
+    with torch.no_grad():
+        local, whole = strategy.local(variable._value), strategy.full_tensor(variable._value)
+        own = layout.slices(whole.shape, session.world.position)
+        bytes_here = local.untyped_storage().nbytes()
+        stored = torch.equal(local, whole[own]) and bytes_here <= local.nbytes
+        gradient, fits = variable._value.grad, None
+        if gradient is not None:
+            gradient = strategy.layout(gradient) or Layout.replicated(session.mesh, gradient.ndim)
+            same_part = gradient.slices(whole.shape, session.world.position) == own
+            fits = same_part and not gradient.partial
+        value = rank_consistency.digest(whole)
+    everyone = session.processes.gather((stored, value, fits))
+    all_fit = [each_fits for _, _, each_fits in everyone]
+    return VariableCheck(
+        path=variable.path,
+        rule=variable._shardcore_rule.key if variable._shardcore_rule else None,
+        spec=str(layout),
+        shape=tuple(variable.shape),
+        local_shape=tuple(local.shape),
+        bytes_here=bytes_here,
+        bytes_whole=whole.nbytes,
+        stored=all(each[:2] == (True, value) for each in everyone),
+        gradient=None if gradient is None else str(gradient),
+        gradient_fits=None if None in all_fit else all(all_fit),
+        stale=rules_report.stale_rule(variable, session),
+    )

@@ -1,0 +1,64 @@
+"""Replacement of names in Keras, and their restoration."""
+
+import pkgutil
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+from shardcore.binding.keras_private.table import PATCHES, Patch
+from shardcore.binding.types import Original
+
+
+def around(replacement: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns a decorator by which a Keras function calls `replacement`, with itself first."""
+
+    def decorate(original: Original) -> Callable[..., Any]:
+        @wraps(original)
+        def call(*args: object, **kwargs: object) -> Any:
+            return replacement(original, *args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def replace(patch: Patch, make: Callable[[Any], Any], undo: ExitStack) -> None:
+    """Gives `patch` the value `make(original)`, until `undo` is closed."""
+    holder, name = _holder(patch)
+    original = getattr(holder, name)
+    value = make(original)
+    for place in _importers(original) if patch.everywhere else [holder]:
+        if name in vars(place):
+            undo.callback(setattr, place, name, vars(place)[name])
+        else:  # a class that inherits it
+            undo.callback(delattr, place, name)
+        setattr(place, name, value)
+
+
+def missing() -> list[str]:
+    """Returns the names of the patch table that this Keras does not have."""
+    return [patch.place for patch in PATCHES.values() if not _is_there(patch)]
+
+
+def _is_there(patch: Patch) -> bool:
+    try:
+        holder, name = _holder(patch)
+    except (ImportError, AttributeError):
+        return False
+    return hasattr(holder, name)
+
+
+def _holder(patch: Patch) -> tuple[Any, str]:
+    """Returns the module or class that has the name, and the name in it."""
+    module, _, path = patch.place.partition(":")
+    within, _, name = path.rpartition(".")
+    return pkgutil.resolve_name(f"{module}:{within}"), name
+
+
+def _importers(original: Original) -> list[ModuleType]:
+    """Returns the loaded Keras modules that hold `original` under its own name."""
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "keras"]
+    return [m for m in modules if vars(m).get(original.__name__) is original]

@@ -1,0 +1,288 @@
+"""All Keras names that shardcore replaces, each with its reason and the lines that have it."""
+
+import attrs
+from keras.src.backend.torch.optimizers import torch_nadam
+
+from shardcore.binding.keras_private.lines import LINE, here
+from shardcore.binding.keras_private.models import ADAM
+
+
+@attrs.frozen
+class Patch:
+    """A Keras name that is replaced while shardcore is installed.
+
+    Args:
+        name: The module that defines it, a colon, and the name in it, dotted for a class member, as
+            in Keras 3.15.
+        reason: Why it is replaced.
+        everywhere: Whether modules that have imported the name get the new value too.
+        since: The first line of Keras in which it is replaced.
+        until: The last one.
+    """
+
+    name: str
+    reason: str
+    everywhere: bool = False
+    since: tuple[int, ...] = (3, 13)
+    until: tuple[int, ...] = LINE
+
+    @property
+    def key(self) -> str:
+        """The class and its member, or the last module and the name in it."""
+        module, _, name = self.name.partition(":")
+        return name if name[0].isupper() else f"{module.rpartition('.')[2]}.{name}"
+
+    @property
+    def place(self) -> str:
+        """The name in the Keras that is installed."""
+        return here(self.name)
+
+
+# The steps of a trainer, and the methods that a user calls.
+STEPS = ("train", "test", "predict")
+RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+# The steps that callbacks see.
+PHASES = ("train", "test")
+# The functions that set torch's generator.
+DRAWS = ("beta", "binomial", "gamma")
+# The modules of data adapters that read the distribution.
+ADAPTERS = ("array_data_adapter", "py_dataset_adapter", "torch_data_loader_adapter")
+# The modules of the callbacks that write files.
+CALLBACKS_WITH_FILES = ("backup_and_restore", "csv_logger", "model_checkpoint", "tensorboard")
+
+ALL = (
+    Patch("keras.src.backend:distribution_lib", "None on torch: keras.distribution calls it."),
+    Patch(
+        "keras.src.distribution.distribution_lib:distribution_lib",
+        "Keeps its own reference to the backend library.",
+    ),
+    Patch(
+        "keras.src.backend.common.global_state:set_global_attribute",
+        "set_distribution() and scope() end here, under whatever name they were imported: plain "
+        "tensors mix with sharded ones from here on; the mesh is made here.",
+    ),
+    Patch(
+        "keras.src.backend.common.global_state:clear_session",
+        "Drops the distribution silently.",
+        everywhere=True,
+    ),
+    Patch(
+        "keras.src.distribution.distribution_lib:TensorLayout._validate_axes",
+        "Refuses several axes on one dim; an axis used twice passes.",
+    ),
+    Patch(
+        "keras.src.distribution.distribution_lib:LayoutMap.__getitem__",
+        "`domain.paths` matches rules, the same for Keras and PyTorch names.",
+    ),
+    Patch(
+        "keras.src.distribution.distribution_lib:LayoutMap.__setitem__",
+        "A malformed rule raises at once.",
+    ),
+    Patch(
+        "keras.src.backend.common.variables:Variable.__init__",
+        "Drops the layout that an optimizer gives its variables.",
+        until=(3, 14),
+    ),
+    Patch(
+        "keras.src.backend.torch.core:Variable._initialize",
+        "The torch variable ignores its layout.",
+    ),
+    Patch(
+        "keras.src.backend.torch.core:Variable._direct_assign",
+        "The value is redistributed to the variable's layout.",
+    ),
+    Patch(
+        "keras.src.backend.torch.core:Variable._initialize_distributed",
+        "Lays out the variable as a DTensor of Keras.",
+        since=(3, 16),
+    ),
+    Patch(
+        "keras.src.backend.torch.core:Variable.__repr__",
+        "Prints the value: a collective, though one rank prints.",
+    ),
+    Patch(
+        "keras.src.backend.torch.core:convert_to_numpy",
+        "NumPy gets the whole value.",
+        everywhere=True,
+    ),
+    Patch(
+        "keras.src.layers.layer:Layer.__call__",
+        "Plain tensors mix with sharded ones in it on threads that have no distribution.",
+    ),
+    Patch(
+        "keras.src.layers.layer:distribution_lib",
+        "Layer.__call__ lays out the output of a layer by it.",
+    ),
+    Patch(
+        "keras.src.utils.torch_utils:TorchModuleWrapper._track_module_parameters",
+        "The module and Keras hold the same parameters: both get the sharded ones.",
+    ),
+    Patch(
+        "keras.src.utils.torch_utils:TorchModuleWrapper.get_config",
+        "Pickles the module, which holds shards.",
+    ),
+    Patch(
+        "keras.src.layers.core.einsum_dense:EinsumDense.quantized_build",
+        "Its int4 kernel has other dims than the kernel that a rule was written for.",
+    ),
+    Patch(
+        "keras.src.trainers.data_adapters:distribution_lib",
+        "Refuses everything but tf.data in several processes; shardcore takes the rows itself.",
+    ),
+    *(
+        Patch(
+            f"keras.src.trainers.data_adapters.{module}:distribution_lib",
+            "Gives each process other batches; shardcore splits every batch.",
+            since=(3, 16),
+        )
+        for module in ADAPTERS
+    ),
+    Patch(
+        "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter.get_torch_dataloader",
+        "Reads every row of a batch; a rank needs its own.",
+    ),
+    *(
+        Patch(
+            f"keras.src.backend.torch.trainer:TorchTrainer.{name}",
+            "Of a sharded model outside its scope, data, callbacks and files find no distribution.",
+        )
+        for name in RUNS
+    ),
+    Patch(
+        "keras.src.trainers.epoch_iterator:EpochIterator.__iter__",
+        "Generators and replicated variables are compared between ranks there.",
+    ),
+    Patch(
+        "keras.src.backend.torch.trainer:TorchEpochIterator._get_iterator",
+        "Ranks with other numbers of steps are found before the first step.",
+    ),
+    *(
+        Patch(
+            f"keras.src.backend.torch.trainer:TorchTrainer.make_{kind}_function",
+            "A batch is split before the step, and its logs are gathered after it.",
+        )
+        for kind in STEPS
+    ),
+    Patch(
+        "keras.src.trainers.trainer:Trainer._resolve_auto_jit_compile",
+        'On torch jit_compile="auto" becomes False, which a user may ask for too: both stay known.',
+    ),
+    Patch(
+        "keras.src.backend.torch.random:torch_seed_generator",
+        "Reads the seed on the host, where a recording of the step does not see it.",
+        everywhere=True,
+    ),
+    *(
+        Patch(
+            f"keras.src.backend.torch.random:{name}",
+            "Sets torch's own generator by a number, where a recording does not see it.",
+        )
+        for name in DRAWS
+    ),
+    Patch(
+        f"{ADAM}:Adam._parallel_update_step",
+        "Runs ten operators over all variables: torch has one.",
+    ),
+    Patch(
+        # Imported above, since Keras imports it only with the first Nadam.
+        f"{torch_nadam.__name__}:core",
+        "Reads a product of its state on the host at each step, where a recording does not see it.",
+    ),
+    Patch(
+        "keras.src.backend.torch.core:scatter",
+        "Adds value by value, each at an index that is read on the host.",
+    ),
+    Patch(
+        "keras.src.backend.torch.nn:sparse_categorical_crossentropy",
+        "Moves the classes of sequences to dim 1: all logits are copied, and their gradient.",
+    ),
+    Patch(
+        "keras.src.optimizers.base_optimizer:BaseOptimizer.apply",
+        "Ranks with different inputs would train different weights in a loop outside fit.",
+    ),
+    Patch(
+        "keras.src.losses.loss:Loss.__call__",
+        "In a loop outside fit the targets may be the rows of one rank.",
+    ),
+    Patch(
+        "keras.src.backend.torch.nn:DTensor",
+        "Attention computes on the local shards of a DTensor, and makes a plain DTensor of them.",
+        since=(3, 16),
+    ),
+    Patch(
+        "keras.src.backend.torch.trainer:distribution",
+        "Lays out batches, outputs and metrics as DTensors of Keras.",
+        since=(3, 16),
+    ),
+    Patch(
+        "keras.src.backend.torch.trainer:TorchTrainer._initialize_ddp",
+        "Wraps the model in DDP if there is a process group.",
+        since=(3, 16),
+    ),
+    Patch(
+        "keras.src.backend.torch.trainer:TorchTrainer.get_metrics_result",
+        "The states of all metrics are reduced together, before the first is read.",
+    ),
+    Patch(
+        "keras.src.trainers.trainer:Trainer._get_metrics_result_or_logs",
+        "Steps whose results no callback reads have not computed them.",
+    ),
+    *(
+        Patch(
+            f"keras.src.callbacks.callback_list:CallbackList.on_{phase}_begin",
+            "Only this list has the callbacks, which may read the results of each step.",
+        )
+        for phase in PHASES
+    ),
+    Patch(
+        "keras.src.backend.torch.trainer:TorchTrainer._should_torch_compile",
+        "torch.compile dies on Keras' own Python over sharded tensors: recordings are compiled.",
+    ),
+    Patch(
+        "keras.src.layers.rnn.rnn:RNN.get_initial_state",
+        "Replicated, while the rows of the sequences are split.",
+    ),
+    Patch(
+        "keras.src.losses.loss:apply_mask",
+        "Multiplies sample weights in place, which an array on one device does not see.",
+    ),
+    Patch(
+        "keras.src.models.model:Model.export",
+        "One rank exports full values; the others gather their shards.",
+    ),
+    Patch(
+        "keras.src.saving.saving_lib:save_model",
+        "Every rank would write the file; one does, the others gather their shards.",
+    ),
+    Patch("keras.src.saving.saving_lib:save_weights_only", "As for the whole model."),
+    Patch(
+        "keras.src.utils.io_utils:ask_to_proceed_with_overwrite",
+        "One rank asks, and all use its answer.",
+    ),
+    *(
+        Patch(
+            f"keras.src.callbacks.{module}:file_utils",
+            "Every rank would write the callback's files; one does.",
+        )
+        for module in CALLBACKS_WITH_FILES
+    ),
+    Patch(
+        "keras.src.callbacks.tensorboard:TensorBoard.summary",
+        "Every rank would write into one folder; one does.",
+    ),
+    Patch(
+        "keras.src.callbacks.remote_monitor:RemoteMonitor.on_epoch_end",
+        "Every rank would send; one does.",
+    ),
+    Patch(
+        "keras.src.callbacks.orbax_checkpoint:OrbaxCheckpoint.set_model",
+        "On torch every rank would write the same folder.",
+    ),
+    Patch("keras.src.utils.io_utils:print_msg", "One rank prints.", everywhere=True),
+    Patch(
+        "keras.src.callbacks.progbar_logger:ProgbarLogger.set_params", "One rank shows progress."
+    ),
+)
+assert len({patch.key for patch in ALL}) == len(ALL), "two patches have one key"
+# Those of the Keras that is installed, by their keys.
+PATCHES = {patch.key: patch for patch in ALL if patch.since <= LINE <= patch.until}

@@ -1,0 +1,1 @@
+"""The calls of layers and the operations that shardcore replaces."""

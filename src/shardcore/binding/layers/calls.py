@@ -1,0 +1,148 @@
+"""Patches: the call and the outputs of layers, initial states of RNNs, the packed int4 kernel."""
+
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import attrs
+import torch
+from keras import Layer
+from keras.layers import RNN, EinsumDense
+
+from shardcore.binding import keras_private
+from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.training import loops
+from shardcore.binding.types import Original
+from shardcore.binding.variables.adoption import adopt_once
+from shardcore.domain.layout import Layout
+from shardcore.ports.trace_context import layer_scope
+
+
+def layer_call(
+    sessions: Sessions, original: Original, layer: Layer, *args: object, **kwargs: object
+) -> Any:
+    """Replaces `Layer.__call__`, in which plain tensors mix with sharded ones, on every thread.
+
+    Keras has one distribution per thread: a thread without one uses the strategy as a visitor.
+    """
+    if not (sessions.are_open() or sessions.entry.serves_one_device):
+        return original(layer, *args, **kwargs)
+    session = None if layer_scope.now() else sessions.current()
+    if session is not None:
+        adopt_once(layer, session)
+        if loops.is_in_loop(session, sessions):
+            return _loop_call(session, original, layer, (args, kwargs))
+    strategy = sessions.visited()
+    visit = nullcontext() if strategy is None else strategy.scope(visiting=True)
+    with visit, layer_scope(layer.path or layer.name):
+        return original(layer, *args, **kwargs)
+
+
+def _loop_call(session: Session, original: Original, layer: Layer, call: loops.Call) -> Any:
+    """Calls an outermost layer in a loop of the user's own."""
+    args, kwargs = loops.join_rows(layer, call, session)
+    with layer_scope(layer.path or layer.name):
+        outputs = original(layer, *args, **kwargs)
+    loops.note_inputs(layer, (args, kwargs), outputs, session)
+    return outputs
+
+
+@attrs.frozen
+class LayerEdges:
+    """Replaces the module `distribution_lib` and the distribution in `Layer.__call__`.
+
+    Every output passes here. One that a rule names is redistributed. Any other is reduced, so that
+    no later operator reduces it again.
+    """
+
+    sessions: Sessions
+
+    def distribution(self) -> "LayerEdges | None":
+        """Returns itself; None if nothing is distributed."""
+        session = self.sessions.current()
+        return None if session is None or keras_private.is_symbolic() else self
+
+    def get_tensor_layout(self, path: str) -> str:
+        """Returns `path`: the layout of an output is looked up later, with the output."""
+        return path
+
+    def distribute_tensor(self, outputs: object, path: str) -> Any:
+        """Returns the outputs of a layer, each in its layout."""
+        session = self.sessions.required()
+        session.output_paths.add(path)
+        ruled = session.distribution.get_tensor_layout(path)
+        layout: Layout | None = None if ruled is None else ruled.backend_layout
+        what = f"The output {path!r}"
+        return keras_private.map_tensors(lambda each: lay_out(each, layout, what, session), outputs)
+
+
+def lay_out(tensor: torch.Tensor, layout: Layout | None, what: str, session: Session) -> Any:
+    """Returns `tensor` in `layout`, or reduced if that is None."""
+    if layout is not None:
+        layout.fitting(tensor.shape, what)
+    laid_out = session.strategy.activation(tensor, layout)
+    if laid_out is not tensor:
+        keras_private.copy_mask(tensor, laid_out)
+    return laid_out
+
+
+def initial_states(session: Session, original: Original, layer: RNN, batch_size: int | None) -> Any:
+    """Replaces `RNN.get_initial_state`: splits plain states over the batch axis, as sequences are.
+
+    The product of a replicated state and a split recurrent kernel would be split like the kernel,
+    and would be redistributed, as well as the kernel.
+    """
+    states = original(layer, batch_size)
+    if (
+        keras_private.is_symbolic() or layer.stateful
+    ):  # a stateful layer creates variables from them
+        return states
+    return keras_private.map_tensors(lambda state: _split(state, session), states)
+
+
+def _split(state: torch.Tensor, session: Session) -> Any:
+    """Returns this rank's rows of a state; all rows if there are fewer than ranks."""
+    ranks = session.mesh.axis_size(session.batch_axis)
+    if session.strategy.owns(state) or state.requires_grad or not 1 < ranks <= len(state):
+        return state
+    return session.strategy.activation(state, session.batch_layout(state.ndim))
+
+
+def quantized_build(
+    session: Session,
+    original: Original,
+    layer: EinsumDense,
+    kernel_shape: Sequence[int],
+    mode: str,
+    config: object = None,
+) -> None:
+    """Replaces `EinsumDense.quantized_build`, which packs an int4 kernel into a matrix.
+
+    The kernel has many dims. The matrix is split as the rule for the kernel says.
+    """
+    path = f"{layer.path}/kernel"
+    rule = session.distribution.get_tensor_layout(path) if mode == "int4" else None
+    if rule is not None and len(rule.axes) == len(kernel_shape):
+        layer._set_quantization_info()
+        session.packed[path] = as_matrix(rule.backend_layout, layer._kernel_reduced_axes)
+    try:
+        original(layer, kernel_shape, mode, config)
+    finally:
+        session.packed.pop(path, None)
+
+
+def as_matrix(layout: Layout, reduced: Collection[int]) -> Layout:
+    """Returns the layout of a kernel whose `reduced` dims become rows, the others columns.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> heads = Layout(Mesh((2, 2), ("data", "model")), ("model", "data", None))
+        >>> as_matrix(heads, reduced=(0, 1)).spec, as_matrix(heads, reduced=(0,)).spec
+        ((('data', 'model'), None), ('model', 'data'))
+    """
+    axes: dict[bool, list[str]] = {True: [], False: []}
+    for axis in layout.mesh.axis_names:
+        for dim in range(layout.ndim):
+            if axis in layout.dim_axes(dim):
+                axes[dim in reduced].append(axis)
+    return Layout(layout.mesh, (axes[True], axes[False]))

@@ -1,0 +1,208 @@
+"""Patches: random draws, `scatter`, sparse cross entropy, the updates of Adam and Nadam."""
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import keras
+import torch
+from torch.optim.adam import adam
+
+from shardcore.binding import keras_private
+from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.types import Original, Seed
+from shardcore.domain.layout import Layout
+from shardcore.ports.capture import StepCapture
+from shardcore.ports.types import Array
+
+# The operands of a recorded draw: no sharded tensor, and no array of NumPy.
+_RECORDABLE = (torch.Tensor, torch.Size, torch.dtype, bool, int, float, str, type(None))
+
+
+def generator(
+    sessions: Sessions, capture: StepCapture[torch.Tensor], original: Original, seed: Seed
+) -> Any:
+    """Replaces `torch_seed_generator` in a step that is being recorded."""
+    if not capture.is_recording() or keras_private.is_symbolic():
+        return original(seed)
+    return capture.generator(_next_seed(seed, sessions))
+
+
+def draw(
+    sessions: Sessions,
+    capture: StepCapture[torch.Tensor],
+    original: Original,
+    *args: object,
+    **kwargs: object,
+) -> Any:
+    """Replaces `beta`, `binomial` and `gamma` in a step that is being recorded.
+
+    They set the generators of all devices, and restore that of the CPU.
+    """
+    operands = inspect.signature(original).bind(*args, **kwargs).arguments
+    seed = operands.pop("seed", None)
+    recordable = all(type(each) in _RECORDABLE for each in keras_private.leaves(operands))
+    alone = not torch.cuda.is_available() and recordable
+    if not capture.is_recording() or keras_private.is_symbolic() or not alone:
+        return original(*args, **kwargs)
+    return capture.drawn(original, _next_seed(seed, sessions), operands)
+
+
+def _next_seed(seed: Seed, sessions: Sessions) -> Any:
+    """Returns the next seed of `seed`, as a plain tensor of one number."""
+    first, second = keras_private.draw_seed(seed)
+    total = first + second
+    strategy = sessions.keeper(total)
+    return total if strategy is None else strategy.full_tensor(total)
+
+
+def scatter(original: Original, indices: Any, values: Array, shape: Sequence[int]) -> Any:
+    """Replaces `scatter` by one call: Keras adds each value by an index from the host."""
+    indices = keras.ops.convert_to_tensor(indices)
+    if indices.is_floating_point() or indices.dtype is torch.bool:
+        return original(indices, values, shape)
+    return _added(indices.long(), keras.ops.convert_to_tensor(values), tuple(shape))
+
+
+def _added(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Returns the sum of `values` at each of `indices`, zero elsewhere.
+
+    torch 2.13 adds `float32` on a CPU in several threads, in any order: ranks would differ in the
+    last bits. In `float64` it does not.
+    """
+    length = indices.shape[-1]
+    numbers = indices.reshape(-1, length).unbind(-1)
+    rows = values.reshape(-1, *shape[length:])
+    is_unordered = values.dtype is torch.float32 and values.device.type == "cpu"
+    in_turn = torch.float64 if is_unordered else values.dtype
+    zeros = torch.zeros(shape, dtype=in_turn, device=keras_private.torch_device())
+    return torch.index_put(zeros, numbers, rows.to(in_turn), accumulate=True).to(values.dtype)
+
+
+def sparse_crossentropy(
+    sessions: Sessions,
+    original: Original,
+    target: Any,
+    output: Any,
+    from_logits: bool = False,
+    axis: int = -1,
+) -> Any:
+    """Replaces `sparse_categorical_crossentropy`: flattens (batch, time) to one dim.
+
+    Keras moves the classes to dim 1, as `torch.nn.functional.cross_entropy` has them: torch copies
+    all logits and their gradient, and sums over a dim that is not the last. Flattened logits are
+    not copied. The sum is rounded differently.
+    """
+    if sessions.are_served():
+        target, output = map(keras.ops.convert_to_tensor, (target, output))
+        if _can_be_rows(target, output, axis, sessions.current()):
+            rows = output.reshape(-1, output.shape[-1])
+            losses = original(target.reshape(-1), rows, from_logits=from_logits)
+            return losses.reshape(output.shape[:-1])
+    return original(target, output, from_logits=from_logits, axis=axis)
+
+
+def _can_be_rows(
+    target: torch.Tensor, output: torch.Tensor, axis: int, session: Session | None
+) -> bool:
+    samples = output.shape[:-1]
+    return (
+        len(samples) > 1
+        and axis in (-1, len(samples))
+        and tuple(target.shape) in (tuple(samples), (*samples, 1))
+        and all(_has_whole_rows(each, session) for each in (target, output))
+    )
+
+
+def _has_whole_rows(tensor: torch.Tensor, session: Session | None) -> bool:
+    """Returns whether ranks have equal numbers of rows of `tensor`, and no other dim is split."""
+    layout = None if session is None else session.strategy.layout(tensor)
+    if layout is None:
+        return True
+    of_rows = Layout(layout.mesh, (layout.spec[0], *[None] * (tensor.ndim - 1)))
+    ranks = math.prod(map(layout.mesh.axis_size, layout.dim_axes(0)))
+    return layout == of_rows and tensor.shape[0] % ranks == 0
+
+
+def fused_update(
+    sessions: Sessions,
+    original: Original,
+    optimizer: keras.optimizers.Adam,
+    grads: list[torch.Tensor],
+    variables: list[keras.Variable],
+    learning_rate: torch.Tensor | float,
+) -> None:
+    """Replaces `Adam._parallel_update_step` by torch's fused update, one pass over all tensors.
+
+    It ignores strides, so all must be contiguous. The moments of a variable must have its layout; a
+    strategy may shard them further. A compiled step keeps the operators of Keras, which Inductor
+    fuses; it has no code for the fused update.
+    """
+    values = [each.value for each in variables]
+    moments = keras_private.moments_of(optimizer, variables)
+    run, fits = sessions.run(), _have_one_layout(sessions, values, moments)
+    is_compiled = run is not None and run.trainer.jit_compile is True
+    if not sessions.are_served() or is_compiled or not fits:
+        original(optimizer, grads, variables, learning_rate)
+        return
+    # At an infinite step torch applies no bias correction: Keras has it in the learning rate.
+    endless = torch.full((), torch.inf, device=values[0].device)
+    first, second, largest = moments
+    adam(
+        values,
+        [each if each.is_contiguous() else each.contiguous() for each in grads],
+        first,
+        second,
+        largest,
+        [endless] * len(values),
+        fused=True,
+        amsgrad=optimizer.amsgrad,
+        beta1=optimizer.beta_1,
+        beta2=optimizer.beta_2,
+        lr=_corrected_rate(optimizer, learning_rate, values[0].dtype),
+        weight_decay=0.0,
+        eps=optimizer.epsilon,
+        maximize=False,
+    )
+
+
+def _have_one_layout(
+    sessions: Sessions, values: list[torch.Tensor], moments: tuple[list[torch.Tensor], ...]
+) -> bool:
+    """Returns whether all are contiguous, and the moments of each variable have its layout."""
+    if not all(each.is_contiguous() for kept in (values, *moments) for each in kept):
+        return False
+    session = sessions.current()
+    if session is None:
+        return True
+    layouts = [list(map(session.strategy.layout, each)) for each in (values, *moments) if each]
+    return all(each == layouts[0] for each in layouts)
+
+
+def _corrected_rate(
+    optimizer: keras.optimizers.Adam, learning_rate: torch.Tensor | float, dtype: torch.dtype
+) -> Any:
+    """Returns the learning rate with the bias correction of both moments, computed as in Keras."""
+    step = keras.ops.cast(optimizer.iterations + 1, dtype)
+    first, second = (
+        1 - keras.ops.power(keras.ops.cast(each, dtype), step)
+        for each in (optimizer.beta_1, optimizer.beta_2)
+    )
+    return keras.ops.cast(learning_rate, dtype) * keras.ops.sqrt(second) / first
+
+
+@attrs.frozen
+class NumbersOfNadam:
+    """Replaces Keras' module `core` for Nadam: in a recording a number stays a tensor."""
+
+    core: Any
+    capture: StepCapture[torch.Tensor]
+
+    def convert_to_numpy(self, number: torch.Tensor) -> Any:
+        """Returns `number`, a divisor: as a tensor it gives bitwise equal results."""
+        return number if self.capture.is_recording() else self.core.convert_to_numpy(number)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.core, name)

@@ -1,0 +1,1 @@
+"""Layout maps: made by a policy, and reports of what their rules matched."""

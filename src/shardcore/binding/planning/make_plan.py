@@ -1,0 +1,165 @@
+"""Plans for Keras models: the facts of a model, which a policy gets, and the layout map."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+
+from shardcore.binding import keras_private
+from shardcore.binding.planning.plan import Plan
+from shardcore.domain.errors import PolicyError
+from shardcore.domain.mesh import Mesh
+from shardcore.policies.rules import Rule
+from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.ports.types import MeshLike
+
+Choose = Callable[[LayerFacts, Mesh], tuple[Rule, ...]]
+
+
+def make_plan(model: object, mesh: MeshLike, policy: str, choose: Choose) -> Plan:
+    """Returns the plan of a policy for `model`, a built model or a function that builds one."""
+    device_mesh = _device_mesh(mesh)
+    facts = _facts(model)
+    rules = choose(facts, Mesh(device_mesh.shape, device_mesh.axis_names))
+    outputs = [layer.output_path for layer in facts.layers() if layer.output_path]
+    return Plan(device_mesh, policy, facts.all_variables(), outputs, rules)
+
+
+def _device_mesh(mesh: MeshLike) -> Any:
+    """Returns the Keras mesh; for a `Mesh`, which has no devices, one with placeholder names."""
+    if isinstance(mesh, Mesh):
+        devices = [f"device:{rank}" for rank in range(mesh.size)]
+        return keras.distribution.DeviceMesh(mesh.shape, mesh.axis_names, devices)
+    if isinstance(mesh, keras.distribution.DeviceMesh):
+        return mesh
+    raise PolicyError(
+        f"A plan is for a keras.distribution.DeviceMesh, or, where the devices are not at hand, a "
+        f"shardcore.domain.mesh.Mesh((2, 4), ('data', 'model')); got {mesh!r}."
+    )
+
+
+def _facts(model: object) -> LayerFacts:
+    if isinstance(model, keras.layers.Layer):
+        return _described(model, "the model")
+    if not callable(model):
+        raise PolicyError(
+            f"A plan is for a built Keras model or a function that builds one, got {model!r}."
+        )
+    name = f"{getattr(model, '__name__', repr(model))}()"
+    # The meta device has shapes, and no values.
+    with keras_private.without_distribution(), keras_private.unnoticed(), keras.device("meta"):
+        try:
+            built = model()
+        except (NotImplementedError, RuntimeError) as error:
+            if "meta" not in str(error):
+                raise
+            raise PolicyError(
+                f"{name} was called to see the model's shapes only, on the meta device, and reads "
+                f"values ({error}): load weights and the like outside it, or give the built model "
+                "itself, and name the model and its layers: "
+                f"shardcore.plan({name}, mesh)."
+            ) from error
+        if keras.distribution.distribution() is not None:
+            raise PolicyError(
+                f"{name} sets a distribution, and a plan is what one is made of: take "
+                "set_distribution(...) out of it, and call it after the plan is made."
+            )
+        return _described(built, f"what {name} returned")
+
+
+def _described(model: object, what: str) -> LayerFacts:
+    if not isinstance(model, keras.layers.Layer):
+        raise PolicyError(f"{what} is {type(model).__name__}, expected a Keras model.")
+    if not model.built or not model.variables:
+        raise PolicyError(
+            f"{what}, {model.name!r}, is not built, so it has no variables yet: give it an Input, "
+            "call it on a batch, or call model.build(shape)."
+        )
+    return describe(model)
+
+
+# Keys in the configuration of a layer.
+CONFIG = ("activation", "axis", "data_format", "groups", "equation")
+
+
+def describe(model: keras.Layer) -> LayerFacts:
+    """Returns the facts of a built model: every layer and variable once, at its first place."""
+    seen: set[int] = set()
+
+    def unseen(found: Iterable[Any]) -> list[Any]:
+        return [each for each in found if id(each) not in seen]
+
+    def facts_of(layer: keras.Operation) -> LayerFacts:
+        if id(layer) in seen:
+            return LayerFacts(layer.name, ("SharedLayer",))
+        seen.add(id(layer))
+        graph = _graph(layer)
+        children = [] if graph is None else list(graph.operations)
+        children += [each for each in unseen(getattr(layer, "_layers", ())) if each is not graph]
+        below = tuple(map(facts_of, {id(each): each for each in children}.values()))
+        variables = unseen(getattr(layer, "variables", ()))  # those of children are seen
+        seen.update(map(id, variables))
+        outputs = () if graph is None else graph.outputs
+        return LayerFacts(
+            layer.name,
+            _kinds(layer),
+            _config(layer),
+            tuple(map(_variable, variables)),
+            below,
+            None if graph is None else _feeds(graph),
+            tuple(each._keras_history.operation.name for each in outputs),
+            getattr(layer, "path", None) or "",
+            _input_shape(layer),
+        )
+
+    return facts_of(model)
+
+
+def _variable(variable: keras.Variable) -> VariableFacts:
+    shape, itemsize = tuple(variable.shape), variable._value.element_size()
+    return VariableFacts(variable.path, shape, itemsize, bool(variable.trainable))
+
+
+def _input_shape(layer: keras.Operation) -> tuple[int | None, ...] | None:
+    """Returns the only shape with which `layer` was built, None if that is unknown."""
+    built = layer.get_build_config() if isinstance(layer, keras.layers.Layer) else None
+    shape = (built or {}).get("input_shape")
+    is_shape = isinstance(shape, tuple) and all(size is None or type(size) is int for size in shape)
+    return shape if is_shape else None
+
+
+def _graph(layer: keras.Operation) -> Any:
+    """Returns the functional model with the graph of the layers in `layer`, None without one."""
+    if isinstance(layer, keras.Sequential):
+        return layer._functional
+    return layer if isinstance(layer, keras.Function) else None
+
+
+def _feeds(graph: keras.Function) -> tuple[tuple[str, str], ...]:
+    inside = set(map(id, graph.operations))
+    pairs = (
+        (parent.operation.name, node.operation.name)
+        for depth in sorted(graph._nodes_by_depth)
+        for node in graph._nodes_by_depth[depth]
+        for parent in node.parent_nodes
+        if id(parent.operation) in inside
+    )
+    return tuple(dict.fromkeys(pairs))
+
+
+def _kinds(layer: keras.Operation) -> tuple[str, ...]:
+    """Returns the names of its classes below Keras' `Layer`, or `Operation`."""
+    bases = set(keras.layers.Layer.__mro__)
+    return tuple(each.__name__ for each in type(layer).__mro__ if each not in bases) or ("Layer",)
+
+
+def _config(layer: keras.Operation) -> dict[str, Any]:
+    found = {name: getattr(layer, name) for name in CONFIG if hasattr(layer, name)}
+    if callable(found.get("activation")):
+        activation = found["activation"]
+        found["activation"] = getattr(activation, "__name__", type(activation).__name__)
+    ndim = getattr(getattr(layer, "input_spec", None), "ndim", None)
+    axis = found.get("axis")
+    if isinstance(axis, int) and axis >= 0 and ndim is not None:
+        found["axis"] = axis - ndim
+    return {name: value for name, value in found.items() if value is not None}

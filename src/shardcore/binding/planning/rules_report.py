@@ -1,0 +1,103 @@
+"""Reports and warnings about the rules of the layout map that variables and outputs got."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from keras import Model, Variable
+
+from shardcore.binding.context.session import Session
+from shardcore.binding.layout_map import rules_of
+from shardcore.binding.planning.plan import Plan
+from shardcore.domain.layout import Layout
+from shardcore.domain.paths.report import RulesReport
+from shardcore.domain.paths.rules import Match
+
+logger = logging.getLogger("shardcore.rules")
+
+
+def rules_report(model: Model, session: Session) -> RulesReport | None:
+    """Returns the report on variables, outputs and rules; None without a layout map."""
+    layout_map = getattr(session.distribution, "_layout_map", None)
+    if layout_map is None:
+        return None
+    rules = rules_of(layout_map)
+    paths = [variable.path for variable in model.variables]
+    outputs = [path for path in session.output_paths if rules.match(path)]
+    report = rules.report([*paths, *sorted(outputs)])
+    stale = [variable for variable in model.variables if stale_rule(variable, session)]
+    decided = {v.path: v._shardcore_rule and v._shardcore_rule.key for v in stale}
+    return _as_decided(report, decided)
+
+
+def stale_rule(variable: Variable, session: Session) -> str | None:
+    """Returns a message if the rules for a variable have changed since it was built, else None."""
+    if not getattr(variable, "_shardcore_ruled", False):
+        return None
+    built, now = variable._shardcore_rule, session.rule(variable.path)
+    if _layout(built) == _layout(now):
+        return None
+    what = (
+        "after the variable was built: it changed nothing; build the model again, or "
+        "shardcore.distribute_variable(variable, layout)"
+    )
+    if now is None:
+        return f"rule {built.key!r} was taken away {what}"
+    changed = built is not None and built.key == now.key
+    return f"rule {now.key!r} was {'changed' if changed else 'added'} {what}"
+
+
+def _layout(rule: Match[Any] | None) -> Layout | None:
+    """Returns the layout of a rule; None if it splits nothing, as without a rule."""
+    layout: Layout | None = None if rule is None else rule.value.backend_layout
+    return None if layout is None or layout.is_replicated else layout
+
+
+def _as_decided(report: RulesReport, decided: Mapping[str, str | None]) -> RulesReport:
+    """Returns `report` with the rules that decided instead of those that came too late."""
+    if not decided:
+        return report
+    kept = {path: key for path, key in report.matched.items() if path not in decided}
+    matched = kept | {path: key for path, key in decided.items() if key is not None}
+    late = [report.matched[path] for path in decided if path in report.matched]
+    idle = [key for key in dict.fromkeys(late) if key not in matched.values()]
+    return attrs.evolve(
+        report,
+        matched=matched,
+        unused_rules=(*report.unused_rules, *idle),
+        unmatched_paths=tuple(
+            path for path in [*report.matched, *report.unmatched_paths] if path not in matched
+        ),
+        hints={**report.hints, **dict.fromkeys(idle, "it came after the variables were built")},
+    )
+
+
+def check_plan(model: Model, session: Session) -> None:
+    """Refuses a plan that was made for other variables than those of `model`."""
+    layout_map = getattr(session.distribution, "_layout_map", None)
+    if isinstance(layout_map, Plan):
+        layout_map.check(model.name, [variable.path for variable in model.variables])
+
+
+def warn_of_rules(model: Model, session: Session) -> None:
+    """Warns once about rules that match nothing and variables without a rule."""
+    report = rules_report(model, session)
+    if report is None:
+        return
+    for rule in report.unused_rules:
+        logger.warning(
+            "Layout map: rule %r matches no variable and no output of the model%s",
+            rule,
+            ": " + report.hints[rule] if rule in report.hints else "",
+        )
+    unmatched = report.unmatched_paths
+    if unmatched:
+        logger.warning(
+            "Layout map: %d of %d variables match no rule and are replicated: %s%s. "
+            "shardcore.rules_report(model) lists all.",
+            len(unmatched),
+            len(model.variables),
+            ", ".join(unmatched[:4]),
+            ", ..." if len(unmatched) > 4 else "",
+        )

@@ -1,0 +1,1 @@
+"""Torch modules: laid out alone, and wrapped in a Keras layer."""

@@ -1,0 +1,1 @@
+"""Train, test and predict steps, and loops outside `fit`."""

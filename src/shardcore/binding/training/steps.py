@@ -1,0 +1,153 @@
+"""Patch: the trainer. Batches are split before a step, and its results are gathered after it."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from keras import Model
+from keras.callbacks import CallbackList
+
+from shardcore.binding import keras_private
+from shardcore.binding.captured.step import CapturedStep
+from shardcore.binding.context import rank_consistency
+from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.data import batches
+from shardcore.binding.data.data_adapters import epoch_facts, together
+from shardcore.binding.metric_sums import TrainerRun
+from shardcore.binding.planning import rules_report
+from shardcore.binding.types import Original
+from shardcore.binding.variables import adoption
+from shardcore.ports.capture import StepCapture
+
+
+@attrs.frozen
+class Steps:
+    """The members of `TorchTrainer` and its helpers that shardcore replaces."""
+
+    sessions: Sessions
+    capture: StepCapture[torch.Tensor]
+
+    def make(self, kind: str, original: Original, trainer: Model, force: bool = False) -> Any:
+        """Replaces `make_train_function`, `make_test_function` and `make_predict_function`."""
+        function_name = f"{kind}_function"  # the attribute for the result
+        kept = getattr(trainer, function_name)
+        is_old = isinstance(kept, _Step) and kept.sessions is not self.sessions
+        result = original(trainer, force=force or is_old)
+        made = getattr(trainer, function_name)
+        if made is not kept:
+            captured = CapturedStep(trainer, f"{kind}_step", self.capture)
+            setattr(trainer, function_name, _Step(self.sessions, trainer, made, captured))
+        return result
+
+    def within_scope(
+        self, original: Original, trainer: Model, *args: object, **kwargs: object
+    ) -> Any:
+        """Replaces `fit` and the like: runs a sharded model in its scope, also after its end.
+
+        Data, callbacks and files read the distribution, not only the steps.
+        """
+        with self.sessions.scope_of(trainer), self.sessions.working(trainer):
+            return original(trainer, *args, **kwargs)
+
+    def compilation(self, original: Original, trainer: Model) -> Any:
+        """Replaces `_should_torch_compile`: a captured step is compiled from its recording."""
+        return False if self.sessions.are_served() else original(trainer)
+
+    def begin(
+        self, session: Session, original: Original, iterator: keras_private.EpochIterator
+    ) -> Any:
+        """Replaces `EpochIterator.__iter__`: compares generators and copies of the ranks."""
+        if session.mesh.size > 1:
+            facts = rank_consistency.generators(session)
+            run = self.sessions.run()
+            if run is not None and run.trainer in session.checked:
+                # its first step compares more
+                facts |= rank_consistency.copies(run.trainer, session)
+            readers = rank_consistency.compare(facts, session, run is None or run.is_read())
+            if run is not None:
+                run.agree(any(readers))
+        return original(iterator)
+
+    def epoch(
+        self, session: Session, original: Original, iterator: keras_private.EpochIterator
+    ) -> Any:
+        """Replaces `TorchEpochIterator._get_iterator`: every process runs the same steps."""
+        facts = {"steps per epoch": str(iterator.num_batches)}
+        rank_consistency.compare(facts | epoch_facts(iterator.data_adapter, session), session)
+        return together(iterator.data_adapter, original(iterator), session)
+
+    def callbacks(
+        self, phase: str, original: Original, callbacks: CallbackList, logs: object = None
+    ) -> None:
+        """Replaces `CallbackList.on_train_begin` and `on_test_begin`, at which a run begins."""
+        run = self.sessions.run()
+        if run is not None:
+            run.callbacks, run.phase = callbacks, phase
+        original(callbacks, logs)
+
+
+@attrs.frozen(eq=False)
+class _Step:
+    """A train, test or predict function over the global batch."""
+
+    sessions: Sessions
+    trainer: Model
+    function: Callable[[Any], Any]
+    captured: CapturedStep
+    checked: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
+
+    def __call__(self, data: list[object]) -> Any:
+        if self.sessions.is_closed:  # the trainer has this step also after an uninstall
+            return self.function(data)
+        with self.sessions.scope_of(self.trainer):  # a sharded model may outlive its scope
+            session = self.sessions.current()
+            done = self._on_one_device(data) if session is None else self._run(data, session)
+            return done if self.captured.name == "predict_step" else keras_private.as_logs(done)
+
+    def _run(self, data: list[object], session: Session) -> Any:
+        """Runs the step in the distribution of `session`."""
+        first = session not in self.checked
+        run = self._deferring_run()
+        with session.strategy.scope(), self.sessions.working(self.trainer):
+            if first:
+                adoption.adopt(self.trainer, session)
+                rank_consistency.check_model(self.trainer, data, session)
+                rules_report.check_plan(self.trainer, session)
+            batch = batches.distribute_step(data, session)
+            mode = self.sessions.sums.resume(run)
+
+            def step() -> Any:
+                with self.sessions.sums.step(run):
+                    outputs = self.function(batch)
+                # Callbacks may read logs on another thread, which must start no collective.
+                return keras_private.map_tensors(session.strategy.full_tensor, outputs)
+
+            outputs = self.captured(step, batch, session, mode)
+            if first:
+                self.checked.add(session)
+            if self.trainer not in session.checked:
+                session.checked.add(self.trainer)
+                rules_report.warn_of_rules(self.trainer, session)
+            return outputs
+
+    def _deferring_run(self) -> TrainerRun | None:
+        """Returns the run in which no callback reads the metrics of this step, None without one."""
+        run = self.sessions.run()
+        if run is None or run.trainer is not self.trainer or not run.deferred:
+            return None
+        return run if self.captured.name == f"{run.phase}_step" else None
+
+    def _on_one_device(self, data: list[object]) -> Any:
+        """Runs the step of a model without sharding; a strategy for one device captures it."""
+        self.sessions.warn_without_distribution()
+        if not self.sessions.entry.serves_one_device:
+            return self.function(data)
+        batch = keras_private.map_leaves(batches.as_tensor, data)
+
+        def step() -> Any:
+            with self.sessions.sums.step():
+                return self.function(batch)
+
+        return self.captured(step, batch, None)

@@ -1,0 +1,1 @@
+"""Variables of Keras and parameters of torch modules: how they are stored and adopted."""

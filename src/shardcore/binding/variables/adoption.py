@@ -1,0 +1,92 @@
+"""Lays out models, optimizers and metrics that were made before the distribution was set."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from keras import Variable
+from keras.layers import Layer, TorchModuleWrapper
+
+from shardcore.binding import keras_private
+from shardcore.binding.context import rank_consistency
+from shardcore.binding.context.session import Session, Sessions, stored_layout
+from shardcore.binding.variables import torch_state, variable
+
+
+def assign(
+    sessions: Sessions, original: Callable[..., None], target: Variable, value: torch.Tensor
+) -> None:
+    """Replaces `Variable._direct_assign`; lays out the variable for the value of a step.
+
+    A metric or a seed generator that was made before the distribution meets it there.
+    """
+    if sessions.are_open() and stored_layout(target) is None:
+        session = sessions.current()
+        if session is not None and session.strategy.owns(value):
+            lay_out([target], session)
+    variable.assign(sessions, original, target, value)
+
+
+def adopt_once(layer: Layer, session: Session) -> None:
+    """Lays out what `layer` holds since before the distribution, at its first call under it."""
+    if layer not in session.adopted:
+        session.adopted.add(layer)
+        adopt(layer, session)
+
+
+def adopt(owner: Layer, session: Session) -> None:
+    """Lays out the variables of `owner` that were made before the distribution, by their rules.
+
+    Args:
+        owner: A layer, or a model with its optimizer and metrics.
+        session: The session of the distribution.
+
+    Raises:
+        RankMismatchError: If the ranks have other values.
+    """
+    made_before = [v for v in rank_consistency.variables_of(owner) if stored_layout(v) is None]
+    if made_before:
+        lay_out(made_before, session, owner)
+
+
+def lay_out(variables: Iterable[Variable], session: Session, owner: Layer | None = None) -> None:
+    """Lays `variables` out by the rules of the distribution, also if they are laid out already.
+
+    Args:
+        variables: Keras variables.
+        session: The session of the distribution.
+        owner: The layer or model that holds them. A moment of its optimizer gets the layout of the
+            weight that it belongs to, and its torch modules get the new tensors.
+
+    Raises:
+        RankMismatchError: If the ranks have other values of a variable without a layout.
+    """
+    variables = list(variables)
+    rank_consistency.compare_values([v for v in variables if stored_layout(v) is None], session)
+    optimizer = getattr(owner, "optimizer", None)
+    weights = {} if optimizer is None else keras_private.weights_by_moment(optimizer, owner)
+    of_optimizer = {id(v) for v in getattr(optimizer, "variables", ())}
+    replaced: dict[int, torch.Tensor] = {}
+    for each in sorted(variables, key=lambda each: id(each) in weights):  # weights first
+        before = each._value
+        if (was := getattr(each, "_shardcore_session", None)) is not None:
+            value = was.strategy.full_tensor(before).detach()
+            each._value = torch.nn.Parameter(value, requires_grad=before.requires_grad)
+        weight = weights.get(id(each))
+        each._layout = None if weight is None else weight._layout
+        variable.place(each, session, of_optimizer=id(each) in of_optimizer)
+        replaced[id(before)] = each._value
+    if owner is not None:
+        _replace(owner, replaced, session)
+
+
+def _replace(owner: Layer, replaced: dict[int, torch.Tensor], session: Session) -> None:
+    """Replaces tensors in the torch modules of `owner`, whose buffers are replicated."""
+    modules = [each for _, each in keras_private.modules_of(owner)]
+    for wrapper in modules:
+        if isinstance(wrapper, TorchModuleWrapper):
+            for buffer in wrapper.module.buffers():
+                if not session.strategy.owns(buffer):
+                    replaced[id(buffer)] = torch_state.stored(buffer, None, session)
+    for module in modules:
+        if not isinstance(module, Layer):
+            torch_state.replace_tensors(module, replaced)

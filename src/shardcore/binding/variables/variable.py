@@ -1,0 +1,176 @@
+"""Patches: the torch `Variable`, whose tensor the strategy stores, and its conversion to NumPy."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from keras import Variable
+
+from shardcore.binding import keras_private
+from shardcore.binding.context.collective_errors import check_other_ranks
+from shardcore.binding.context.session import Session, Sessions, stored_layout
+from shardcore.binding.types import Original
+from shardcore.domain.errors import StrategyError
+from shardcore.domain.layout import Layout
+from shardcore.ports import contract
+from shardcore.ports.strategy import NewVariable
+
+logger = logging.getLogger("shardcore.variables")
+
+
+def keep_layout(
+    original: Callable[..., None],
+    variable: Variable,
+    *args: object,
+    layout: object = None,
+    **kwargs: object,
+) -> None:
+    """Replaces `Variable.__init__` of Keras 3.13 and 3.14, which drops the layout."""
+    variable._layout = layout
+    original(variable, *args, **kwargs)
+
+
+def initialize(session: Session, original: Original, variable: Variable, value: object) -> None:
+    """Replaces `Variable._initialize`, the only place with the full value."""
+    if isinstance(value, torch.nn.Parameter) and session.mesh.size > 1:
+        raise StrategyError(
+            f"Variable {variable.path!r} was given a torch Parameter, which is kept elsewhere too, "
+            f"so it cannot be laid over mesh {session.mesh}. Give its module to "
+            "keras.layers.TorchModuleWrapper, or the variable a copy: parameter.detach()."
+        )
+    original(variable, value)
+    place(variable, session)
+
+
+def assign(sessions: Sessions, original: Original, variable: Variable, value: torch.Tensor) -> None:
+    """Replaces `Variable._direct_assign`: redistributes the value to the variable's layout."""
+    strategy = strategy_of(variable, sessions)
+    if strategy is None:
+        original(variable, value)
+        return
+    _check_thread(variable, sessions)
+    if sessions.sums.defer(variable, value, strategy):
+        return
+    with torch.no_grad():
+        strategy.assign(variable._value, value)
+
+
+def _check_thread(variable: Variable, sessions: Sessions) -> None:
+    """Refuses a write on a thread whose order among the steps may differ between ranks.
+
+    The state of a random generator may be written there: it counts the draws, whose number is
+    equal on all ranks.
+    """
+    if threading.current_thread() is threading.main_thread() or keras_private.is_seed(variable):
+        return
+    if variable._shardcore_world.mesh.size > 1 and sessions.current() is None:
+        raise StrategyError(
+            f"Variable {variable.path!r}, which all ranks keep, was assigned on thread "
+            f"{threading.current_thread().name!r}, which has no distribution: each rank would take "
+            "the value at another step. Assign it on the main thread (for a callback: set "
+            "`async_safe = False`); or, if the main thread waits meanwhile, inside `with "
+            "distribution.scope():` on this thread."
+        )
+
+
+def represent(_original: Callable[..., str], variable: Variable) -> str:
+    """Replaces `Variable.__repr__`: prints the layout instead of a value that is sharded."""
+    layout = stored_layout(variable)
+    if layout is None or layout.is_replicated or layout.mesh.size == 1:
+        return keras_private.repr_with_value(variable)
+    return (
+        f"<Variable path={variable.path}, shape={tuple(variable.shape)}, "
+        f"dtype={variable.dtype}, layout={layout} on mesh {layout.mesh}>"
+    )
+
+
+def to_numpy(sessions: Sessions, original: Original, x: object) -> Any:
+    """Replaces `convert_to_numpy`: gathers sharded tensors, alone or in a list, first."""
+    value = getattr(x, "value", x)  # a Keras variable
+    if isinstance(value, list | tuple):
+        return original([full_tensor(getattr(each, "value", each), sessions) for each in value])
+    return original(full_tensor(value, sessions))
+
+
+def full_tensor(tensor: Any, sessions: Sessions) -> Any:
+    """Returns the full tensor of `tensor`, gathered if it is sharded."""
+    strategy = sessions.keeper(tensor) if isinstance(tensor, torch.Tensor) else None
+    if strategy is None:
+        return tensor
+    layout = strategy.layout(tensor)
+    check_other_ranks(lambda: layout is not None and not layout.is_replicated, sessions)
+    return strategy.full_tensor(tensor)
+
+
+def strategy_of(variable: Variable, sessions: Sessions) -> Any:
+    """Returns the strategy of `variable`, None without one."""
+    world = getattr(variable, "_shardcore_world", None)
+    return None if world is None else sessions.strategy(world)
+
+
+def place(
+    variable: Variable,
+    session: Session,
+    layout: Layout | None = None,
+    *,
+    of_optimizer: bool = False,
+) -> None:
+    """Stores the full value of `variable`, equal on all ranks, by the session's strategy.
+
+    Its default storage layout is the one that the strategy derives from that of the distribution.
+    """
+    variable._shape = variable._validate_shape(variable._value.shape)
+    ruled = layout is None and getattr(variable, "_layout", None) is None
+    rule = session.rule(variable.path) if ruled else None
+    if layout is None:
+        layout = _ruled_layout(variable, session, of_optimizer)
+    stored = torch.nn.Parameter(
+        _created(variable, layout, session), requires_grad=variable._value.requires_grad
+    )
+    if stored.requires_grad:
+        session.strategy.track(stored, layout)
+    variable._value = stored
+    variable._layout = session.keras_layout(layout)
+    variable._shardcore_layout = layout
+    variable._shardcore_world = session.world
+    variable._shardcore_session = session
+    variable._shardcore_ruled = ruled
+    variable._shardcore_rule = rule
+    logger.debug(
+        "variable %s: shape %s, rule %r, spec %s, placements %s, local shape %s",
+        variable.path,
+        tuple(variable.shape),
+        rule.key if rule else None,
+        layout,
+        "[" + ", ".join(map(str, layout.placements)) + "]",
+        layout.local_shape(variable.shape, session.world.position),
+    )
+
+
+def _ruled_layout(variable: Variable, session: Session, of_optimizer: bool) -> Layout:
+    """Returns the layout in which the strategy stores `variable`, by its rule, if it has one."""
+    path, shape = variable.path, tuple(variable.shape)
+    layout = session.packed.get(path)
+    if layout is None:
+        found: Layout = session.distribution.get_variable_layout(variable).backend_layout
+        layout = found.fitting(shape, f"Variable {path!r}")
+    of_optimizer = of_optimizer or keras_private.is_made_by_optimizer()
+    new = NewVariable(path, shape, layout, session.batch_axis, of_optimizer)
+    return contract.check_storage(session.entry, new, session.strategy.storage(new))
+
+
+def _created(variable: Variable, layout: Layout, session: Session) -> torch.Tensor:
+    """Returns the strategy's tensor for the full value of `variable`, with checked shapes."""
+    shape = tuple(variable.shape)
+    created: torch.Tensor = session.strategy.create(variable._value.detach(), layout)
+    contract.check_created(
+        session.entry,
+        variable.path,
+        created,
+        shape,
+        session.strategy.local,
+        layout.local_shape(shape, session.world.position),
+    )
+    return created
