@@ -136,7 +136,7 @@ def test_explain_lays_a_model_out_by_a_policy_over_simulated_ranks(target):
     assert max(map(len, out.splitlines())) <= 80
     assert "policy tensor_parallel, mesh (data=2, model=4)" in out
     assert "strategy dtensor, mesh (data=2, model=4), rank 0" in " ".join(out.split())
-    assert "whole: its output is one of" in out
+    assert "replicated: its output is one of" in out
     assert "summed together over axis 'data'" in out
 
 
@@ -148,7 +148,7 @@ def test_explain_takes_the_distribution_of_the_script(target):
     assert data["calls"] == {"all_reduce": 2}
     (layouts,) = data["layouts"]["rules"]
     assert (layouts["rule"], layouts["reason"]) == ("", "no rule matches: replicated")
-    assert layouts["bytes_whole"] == (3 * 2 + 2) * 4
+    assert layouts["bytes_full"] == (3 * 2 + 2) * 4
 
 
 def test_explain_names_the_rules_of_the_script(target):
@@ -158,7 +158,7 @@ def test_explain_names_the_rules_of_the_script(target):
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
     assert [".*kernel", "(None, 'y')", "1", "12 B"] in rows
     assert ["a rule of the program", "", "", ""] in rows
-    assert ["(no rule)", "whole", "1", "8 B"] in rows
+    assert ["(no rule)", "replicated", "1", "8 B"] in rows
 
 
 def test_explain_saves_the_picture(target, tmp_path):

@@ -28,4 +28,4 @@ def test_it_names_operator_layer_and_cost():
         (warning,) = warnings
         assert warning.startswith("Operator aten.histc.default in layer 'sequential/counting' ")
         assert "(6,) as [S(0), R]" in warning
-        assert "(24 bytes whole)" in warning
+        assert "(24 bytes)" in warning

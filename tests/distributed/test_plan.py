@@ -81,7 +81,7 @@ def test_nothing_is_allocated_and_the_distribution_stays():
             return keras.Sequential([keras.Input((2**20,)), layers.Dense(2**20, name="petabyte")])
 
         report = plan(large, policy="fully_sharded").report()
-        return report.bytes_whole, keras.distribution.distribution() is distribution
+        return report.bytes_full, keras.distribution.distribution() is distribution
 
     assert in_a_process(program) == (2**42 + 2**22, True)
 

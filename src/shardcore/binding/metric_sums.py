@@ -233,9 +233,9 @@ def _write(
         layout = strategy.layout(pending)
         assert layout is not None, "a plain tensor is no partial sum"
         if strategy.layout(value) != layout:
-            whole = strategy.full_tensor(value)
-            part = _share(whole, (), layout.partial, variable._shardcore_world)
-            value = strategy.join(part, layout, tuple(whole.shape))
+            full = strategy.full_tensor(value)
+            part = _share(full, (), layout.partial, variable._shardcore_world)
+            value = strategy.join(part, layout, tuple(full.shape))
         strategy.assign(pending, value)
 
 

@@ -141,7 +141,7 @@ class Layout:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every rank holds the whole tensor."""
+        """Whether every rank holds the full tensor."""
         return not any(self.spec) and not self.partial
 
     def fitting(self, shape: Iterable[int], what: str) -> "Layout":

@@ -27,11 +27,11 @@ def plan(
 def _choice(variable: VariableFacts, mesh: Mesh, axis: str, small: int) -> Choice:
     dim = _best_dim(variable.shape, mesh.axis_size(axis))
     if dim is None:
-        return Choice(replicated(variable), f"whole: no dim to split over {axis!r}")
+        return Choice(replicated(variable), f"replicated: no dim to split over {axis!r}")
     spec = split(variable, dim, axis)
     spared = saves(variable, spec, mesh)
     if spared < max(small, 1):
-        return Choice(replicated(variable), f"whole: a split would spare {spared} bytes only")
+        return Choice(replicated(variable), f"replicated: a split would spare {spared} bytes only")
     parts = mesh.axis_size(axis)
     even = variable.shape[dim] % parts == 0
     return Choice(spec, f"dim {dim} split" if even else f"dim {dim} split, unevenly")

@@ -52,7 +52,7 @@ def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> di
             )
         if len(shapes.get(path, ())) < 2:
             _check(path, known.get(path), choice, mesh)
-    left_out = "whole: left out by the policy"
+    left_out = "replicated: left out by the policy"
     return {
         path: choices.get(path, Choice(replicated(each), left_out))
         for path, each in known.items()

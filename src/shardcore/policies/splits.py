@@ -24,7 +24,7 @@ def replicated(variable: VariableFacts) -> Spec:
 
 def all_replicated(variables: Iterable[VariableFacts], why: str) -> dict[str, Choice]:
     """Returns the choices that split none of `variables`."""
-    return {each.path: Choice(replicated(each), f"whole: {why}") for each in variables}
+    return {each.path: Choice(replicated(each), f"replicated: {why}") for each in variables}
 
 
 def split(variable: VariableFacts, dim: int, axis: str) -> Spec:

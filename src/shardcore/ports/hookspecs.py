@@ -51,5 +51,5 @@ def shardcore_policies() -> Iterable[PolicyEntry]:  # type: ignore[empty-body]
     Example:
         >>> @hookimpl
         ... def shardcore_policies():
-        ...     return [PolicyEntry("mine", "Everything whole.", plan=lambda model, mesh: {})]
+        ...     return [PolicyEntry("mine", "Everything replicated.", plan=lambda model, mesh: {})]
     """

@@ -42,7 +42,7 @@ class PolicyEntry:
         package: The package that offers it, for messages; shardcore sets it.
 
     Example:
-        >>> entry = PolicyEntry("mine", "Everything whole.", plan=lambda model, mesh: {})
+        >>> entry = PolicyEntry("mine", "Everything replicated.", plan=lambda model, mesh: {})
         >>> entry.name
         'mine'
     """

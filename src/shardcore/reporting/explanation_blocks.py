@@ -50,7 +50,7 @@ def colour(axis: str, mesh: Mesh | None) -> str:
         'axis1'
     """
     known = mesh is not None and axis in mesh.axis_names
-    return f"axis{mesh.axis_index(axis) % 4}" if mesh and known else "whole"
+    return f"axis{mesh.axis_index(axis) % 4}" if mesh and known else "replicated"
 
 
 def block(
@@ -68,7 +68,7 @@ def block(
         rank: The rank whose part is coloured.
     """
     if mesh is None or not _axes(spec, mesh):
-        return _rect(x, y, *sides, "part whole")
+        return _rect(x, y, *sides, "part replicated")
     (columns, column), (rows, row) = (_parts(dims, mesh, rank) for dims in (spec[-1:], spec[:-1]))
     width, height = sides[0] / columns, sides[1] / rows
     left, top = x + column * width, y + row * height
@@ -112,7 +112,7 @@ COLOURS = {
     ".soft": ("fill", "#57606a", "#9198a1"),
     ".bad": ("fill", "#cf222e", "#ff7b72"),
     ".page": ("fill", "#ffffff", "#0d1117"),
-    ".whole": ("fill", "#c9d1d9", "#4b535d"),
+    ".replicated": ("fill", "#c9d1d9", "#4b535d"),
     ".part, .rule": ("stroke", "#d0d7de", "#3d444d"),
     ".others, .cut": ("stroke", "#57606a", "#9198a1"),
     ".axis0": ("fill", "#2f6fde", "#6ea0f5"),

@@ -111,7 +111,7 @@ def _head(explained: Explained, title: str, summary: str) -> tuple[float, list[s
         shapes.append(_text(LAYERS, y, line, "title"))
         y += 22
     shapes.append(_text(LAYERS, y, summary))
-    names = [("part whole", "replicated")]
+    names = [("part replicated", "replicated")]
     for axis, count in zip(mesh.axis_names, mesh.shape, strict=True) if mesh else ():
         names.append((f"part {colour(axis, mesh)}", f"sharded over {axis!r} ({count} ranks)"))
     y, x = y + LINE + GAP, LAYERS

@@ -32,7 +32,7 @@ class PlannedRule:
         variables: The number of variables.
         outputs: The number of layer outputs that it lays out.
         bytes_here: The bytes of the variables on the fullest rank.
-        bytes_whole: The bytes of the full variables.
+        bytes_full: The bytes of the full variables.
         reason: Why the policy chose it.
     """
 
@@ -42,7 +42,7 @@ class PlannedRule:
     variables: int
     outputs: int
     bytes_here: int
-    bytes_whole: int
+    bytes_full: int
     reason: str
 
     def row(self) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class PlannedRule:
         return (
             self.rule or "(no rule)", self.spec, " ".join(map(str, self.shapes)),
             str(self.variables), str(self.outputs), human_bytes(self.bytes_here),
-            human_bytes(self.bytes_whole), self.reason,
+            human_bytes(self.bytes_full), self.reason,
         )  # fmt: skip
 
 
@@ -74,13 +74,13 @@ class PlanReport(Shown):
         return sum(each.bytes_here for each in self.rules)
 
     @property
-    def bytes_whole(self) -> int:
+    def bytes_full(self) -> int:
         """The bytes of all variables."""
-        return sum(each.bytes_whole for each in self.rules)
+        return sum(each.bytes_full for each in self.rules)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the same as plain data, fit for JSON."""
-        sums = {"bytes_here": self.bytes_here, "bytes_whole": self.bytes_whole}
+        sums = {"bytes_here": self.bytes_here, "bytes_full": self.bytes_full}
         return {**super().to_dict(), **sums}
 
     def table(self, width: int | None = None) -> Table:
@@ -90,7 +90,7 @@ class PlanReport(Shown):
             str(sum(getattr(each, name) for each in self.rules))
             for name in ("variables", "outputs")
         )
-        sums = (variables, outputs, human_bytes(self.bytes_here), human_bytes(self.bytes_whole))
+        sums = (variables, outputs, human_bytes(self.bytes_here), human_bytes(self.bytes_full))
         rows += [(), (f"{len(self.rules)} rules", "", "", *sums, "")]
         made_by = f"policy {self.policy}" if self.policy else "layouts of the program"
         return build(f"{made_by}, mesh {self.mesh}", COLUMNS, rows, width)
@@ -127,7 +127,7 @@ def plan_report(
         tuple(
             PlannedRule(
                 key,
-                str(rules[key]) if key else "whole",
+                str(rules[key]) if key else "replicated",
                 tuple(dict.fromkeys(each.shape for each in found)),
                 len(found),
                 laid_out[key],

@@ -26,7 +26,7 @@ class VariableCheck:
         shape: The global shape.
         local_shape: The shape of this rank's shard.
         bytes_here: The bytes of this rank's storage.
-        bytes_whole: The bytes of the full tensor.
+        bytes_full: The bytes of the full tensor.
         stored: Whether every rank stores its shard of the full tensor, and nothing else.
         gradient: The layout of its gradient as text, None without a gradient.
         gradient_fits: Whether that is the variable's layout on every rank; None without one.
@@ -39,7 +39,7 @@ class VariableCheck:
     shape: tuple[int, ...]
     local_shape: tuple[int, ...]
     bytes_here: int
-    bytes_whole: int
+    bytes_full: int
     stored: bool
     gradient: str | None
     gradient_fits: bool | None
@@ -80,9 +80,9 @@ class Verification(Shown):
         return sum(check.bytes_here for check in self.variables)
 
     @property
-    def bytes_whole(self) -> int:
+    def bytes_full(self) -> int:
         """The bytes of all variables."""
-        return sum(check.bytes_whole for check in self.variables)
+        return sum(check.bytes_full for check in self.variables)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the same as plain data, fit for JSON."""
@@ -92,7 +92,7 @@ class Verification(Shown):
         """Returns a table with a row per variable, and the sums."""
         verdict = "all as it should be" if self.ok else "WRONG, see below"
         title = f"strategy {self.strategy}, mesh {self.mesh}, rank {self.rank}: {verdict}"
-        sums = (human_bytes(self.bytes_here), human_bytes(self.bytes_whole))
+        sums = (human_bytes(self.bytes_here), human_bytes(self.bytes_full))
         last = (f"{len(self.variables)} variables", "", "", "", "", *sums, "", "")
         table = build(title, COLUMNS, [*map(_row, self.variables), (), last], width)
         notes = [f"WRONG: {check.path}: {check.stale}" for check in self.variables if check.stale]
@@ -111,7 +111,7 @@ def _row(check: VariableCheck) -> tuple[str, ...]:
         str(check.shape),
         str(check.local_shape),
         human_bytes(check.bytes_here),
-        human_bytes(check.bytes_whole),
+        human_bytes(check.bytes_full),
         "ok" if check.stored else "WRONG",
         gradient,
     )

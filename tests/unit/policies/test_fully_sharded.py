@@ -64,7 +64,7 @@ def test_small_variables_are_replicated_by_default_with_a_reason():
     chosen = fully_sharded.plan(holding(kernel, bias), MESH)
     assert chosen["v_0"].spec == ("data", None)
     assert chosen["v_1"].spec == (None,)
-    assert chosen["v_1"].reason == "whole: a split would spare 1536 bytes only"
+    assert chosen["v_1"].reason == "replicated: a split would spare 1536 bytes only"
     fits = -(-SMALL // 12) * 4  # elements of 4 bytes, of which three quarters are spared
     assert spec((fits,), small=SMALL) == ("data",)
     assert spec((fits - 4,), small=SMALL) == (None,)

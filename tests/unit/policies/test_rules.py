@@ -75,7 +75,7 @@ def model(*variables):
 
 def test_a_variable_that_the_policy_leaves_out_is_replicated():
     found = complete({"b": SPLIT}, model(), MESH)
-    assert found == {"k": Choice((None, None), "whole: left out by the policy"), "b": SPLIT}
+    assert found == {"k": Choice((None, None), "replicated: left out by the policy"), "b": SPLIT}
 
 
 def test_a_path_of_several_shapes_gets_no_rule():

@@ -48,7 +48,7 @@ def test_columns_then_rows():
         "up/kernel": "columns: down sums up (by graph)",
         "up/bias": "columns: down sums up (by graph)",
         "down/kernel": "rows: sums up up (by graph)",
-        "down/bias": "whole: added to the sum",
+        "down/bias": "replicated: added to the sum",
     }
 
 
@@ -68,20 +68,20 @@ def test_elementwise_layers_may_stand_between_a_pair():
 @pytest.mark.parametrize(
     ("between", "why"),
     [
-        (norm("ln", 32), "'ln' (LayerNormalization) needs its output whole"),
-        (plain("flat", "Flatten"), "'flat' (Flatten) needs its output whole"),
-        (plain("soft", "Softmax"), "'soft' (Softmax) needs its output whole"),
+        (norm("ln", 32), "'ln' (LayerNormalization) needs its full output"),
+        (plain("flat", "Flatten"), "'flat' (Flatten) needs its full output"),
+        (plain("soft", "Softmax"), "'soft' (Softmax) needs its full output"),
         (
             LayerFacts("act", ("Activation",), {"activation": "softmax"}),
-            "'act' (Activation) needs its output whole",
+            "'act' (Activation) needs its full output",
         ),
         (
             LayerFacts("pool", ("MaxPooling2D",), {"data_format": "channels_first"}),
-            "'pool' (MaxPooling2D) needs its output whole",
+            "'pool' (MaxPooling2D) needs its full output",
         ),
         (
             attrs.evolve(norm("bn", 32, "BatchNormalization"), config={"axis": 1}),
-            "'bn' (BatchNormalization) needs its output whole",
+            "'bn' (BatchNormalization) needs its full output",
         ),
     ],
     ids=lambda each: getattr(each, "name", ""),
@@ -89,13 +89,13 @@ def test_elementwise_layers_may_stand_between_a_pair():
 def test_layers_that_need_all_channels_may_not_stand_between_a_pair(between, why):
     model = chain(dense("up", 8, 32), between, dense("down", 32, 8))
     assert specs(plan(model)) == {}
-    assert reasons(model)["up/kernel"] == f"whole: {why}"
-    assert reasons(model)["down/kernel"] == "whole: its output is one of the model's"
+    assert reasons(model)["up/kernel"] == f"replicated: {why}"
+    assert reasons(model)["down/kernel"] == "replicated: its output is one of the model's"
 
 
 def test_an_activation_that_needs_all_channels():
     model = chain(dense("up", 8, 32, "softmax"), dense("down", 32, 8))
-    assert reasons(model)["up/kernel"] == "whole: softmax needs all its channels"
+    assert reasons(model)["up/kernel"] == "replicated: softmax needs all its channels"
 
 
 def test_a_gate_is_split_with_what_it_gates():
@@ -126,7 +126,7 @@ def test_a_layer_that_is_called_on_other_inputs_too_is_no_row():
     model = functional(layers, feeds)
     assert specs(plan(model)) == {}
     assert reasons(model)["up/kernel"] == (
-        "whole: 'down', which follows, is called on other inputs too"
+        "replicated: 'down', which follows, is called on other inputs too"
     )
 
 
@@ -138,19 +138,19 @@ def test_a_layer_is_part_of_one_pair_and_those_that_save_most_go_first():
         "c/kernel": ("model", None),
     }
     assert reasons(model)["a/kernel"] == (
-        "whole: a layer that it would pair with is in another pair"
+        "replicated: a layer that it would pair with is in another pair"
     )
 
 
 def test_a_width_that_does_not_divide_and_a_pair_that_is_small_stay_whole():
     odd = chain(dense("up", 8, 30), dense("down", 30, 8))
     assert specs(plan(odd)) == {}
-    assert reasons(odd)["up/kernel"] == "whole: width 30 does not divide by 4"
+    assert reasons(odd)["up/kernel"] == "replicated: width 30 does not divide by 4"
     pair = chain(dense("up", 8, 32), dense("down", 32, 8))
     assert specs(plan(pair, small=2048)) != {}
     assert specs(plan(pair, small=2049)) == {}
     assert reasons(pair, small=2049)["up/bias"] == (
-        "whole: the pair has 2048 bytes, fewer than small=2049"
+        "replicated: the pair has 2048 bytes, fewer than small=2049"
     )
 
 
@@ -244,7 +244,7 @@ def test_pairs_by_order_and_shapes():
 def test_ambiguous_shapes_are_replicated(children, why):
     model = block("block", *children)
     assert specs(plan(model)) == {}
-    assert reasons(model)["a/kernel"].startswith(f"whole: no graph, and {why}")
+    assert reasons(model)["a/kernel"].startswith(f"replicated: no graph, and {why}")
 
 
 # --- attention ------------------------------------------------------------------------------------
@@ -275,11 +275,11 @@ def test_a_head_is_never_cut(key_heads, groups, parts):
 def test_grouped_heads_that_do_not_divide_say_so():
     found = reasons(block("block", attention("att", 16, 12, 3, 2)))
     assert found["att/query/kernel"] == "columns: 12 query heads"
-    assert found["att/key/kernel"] == "whole: 3 key heads do not divide by 4"
+    assert found["att/key/kernel"] == "replicated: 3 key heads do not divide by 4"
     assert found["att/attention_output/kernel"] == "rows: sums up 12 heads over 'model'"
-    assert found["att/attention_output/bias"] == "whole: added to the sum"
+    assert found["att/attention_output/bias"] == "replicated: added to the sum"
     found = reasons(block("block", attention("att", 16, 6, 3, 2)))
-    assert set(found.values()) == {"whole: 6 heads do not divide by 4"}
+    assert set(found.values()) == {"replicated: 6 heads do not divide by 4"}
 
 
 def test_heads_that_stand_first_in_the_kernel():
@@ -297,7 +297,7 @@ def test_projections_without_heads_in_their_shapes_stay_whole():
     children = [dense(f"att/{name}", 16, 16) for name in names]
     model = block("block", LayerFacts("att", ("Attention",), children=tuple(children)))
     assert specs(plan(model)) == {}
-    assert reasons(model)["att/query/kernel"] == "whole: its kernels do not show its heads"
+    assert reasons(model)["att/query/kernel"] == "replicated: its kernels do not show its heads"
 
 
 # --- embeddings, norms, and the rest --------------------------------------------------------------
@@ -315,15 +315,15 @@ def test_an_embedding_is_split_by_rows(rows, small, spec):
     chosen = plan(block("model", table(rows)), small=small)
     assert specs(chosen) == ({"emb/embeddings": spec} if spec else {})
     why = {1: "it has one row", 32: "the table has 2048 bytes, fewer than small=2049"}
-    assert bool(spec) or chosen["emb/embeddings"].reason == f"whole: {why[rows]}"
+    assert bool(spec) or chosen["emb/embeddings"].reason == f"replicated: {why[rows]}"
 
 
 def test_the_rest_stays_whole_and_says_why():
     model = block("model", norm("ln", 8), layer("rnn", "GRUCell", {"kernel": (8, 24)}))
     assert reasons(model) == {
-        "ln/gamma": "whole: a norm sees all channels",
-        "ln/beta": "whole: a norm sees all channels",
-        "rnn/kernel": "whole: GRUCell is not split",
+        "ln/gamma": "replicated: a norm sees all channels",
+        "ln/beta": "replicated: a norm sees all channels",
+        "rnn/kernel": "replicated: GRUCell is not split",
     }
 
 
@@ -341,6 +341,6 @@ def test_the_axis_is_the_last_or_the_one_that_is_asked_for():
     assert specs(plan(model, axis="data"))["up/bias"] == ("data",)
     one = plan(model, Mesh((4, 1), ("data", "model")))
     assert specs(one) == {}
-    assert one["up/kernel"].reason == "whole: axis 'model' has one rank"
+    assert one["up/kernel"].reason == "replicated: axis 'model' has one rank"
     with pytest.raises(PolicyError, match=r"has one axis: make it DeviceMesh\(\(1, 8\), \('d', 'm"):
         plan(model, Mesh((8,), ("d",)))

@@ -130,7 +130,7 @@ def blocks(*variables, shape=None, itemsize=4):
     picture = svg(explanation(layers=(layer,), collectives=(), avoidable=()), "", "")
     found = re.findall(
         r'<rect x="200" y="[\d.]+" width="([\d.]+)" height="([\d.]+)" '
-        r'class="part (?:others|whole)"/>',
+        r'class="part (?:others|replicated)"/>',
         picture,
     )
     return [(float(width), float(height)) for width, height in found]

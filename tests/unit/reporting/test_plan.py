@@ -30,8 +30,8 @@ def test_a_row_per_rule_with_the_bytes_of_the_fullest_rank():
     assert (first.rule, first.spec, first.variables) == (r"b_\d+/kernel", "(None, 'model')", 2)
     assert first.shapes == ((8, 30), (8, 16))
     assert first.bytes_here == 8 * 8 * 4 + 8 * 4 * 4  # 30 columns over 4 ranks: 8, 8, 8, 6
-    assert (first.bytes_whole, first.reason) == (8 * 46 * 4, "columns")
-    assert (rest.rule, rest.bytes_here, rest.bytes_whole) == ("", 60, 60)
+    assert (first.bytes_full, first.reason) == (8 * 46 * 4, "columns")
+    assert (rest.rule, rest.bytes_here, rest.bytes_full) == ("", 60, 60)
     assert rest.reason == "no rule matches: replicated"
     assert made.bytes_here == first.bytes_here + 60
 
@@ -68,7 +68,7 @@ def test_it_prints_as_a_table_and_is_data():
     assert r"b_\d+/kernel" in str(made)
     assert "(no rule)" in str(made)
     assert "policy mine, mesh (data=2, model=4)" in str(made)
-    assert json.loads(json.dumps(made.to_dict()))["bytes_whole"] == made.bytes_whole
+    assert json.loads(json.dumps(made.to_dict()))["bytes_full"] == made.bytes_full
 
 
 def test_a_rule_that_does_not_fit_names_rule_and_variable():

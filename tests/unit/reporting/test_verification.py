@@ -6,7 +6,7 @@ from shardcore.reporting.verification import VariableCheck, Verification
 
 KERNEL = {
     "path": "dense/kernel", "rule": ".*kernel", "spec": "(None, 'model')", "shape": (4, 8),
-    "local_shape": (4, 4), "bytes_here": 64, "bytes_whole": 128, "stored": True,
+    "local_shape": (4, 4), "bytes_here": 64, "bytes_full": 128, "stored": True,
     "gradient": "(None, 'model')", "gradient_fits": True,
 }  # fmt: skip
 
@@ -42,7 +42,7 @@ def test_rules_that_matched_nothing_are_shown():
 
 def test_bytes_are_summed():
     found = report()
-    assert (found.bytes_here, found.bytes_whole) == (64, 128)
+    assert (found.bytes_here, found.bytes_full) == (64, 128)
     assert "64 B" in found.text(200)
     assert "128 B" in found.text(200)
 

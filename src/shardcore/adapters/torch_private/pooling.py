@@ -60,9 +60,9 @@ def _gradient(gradient: torch.Tensor, image: torch.Tensor, tile: tuple[int, int]
     number = torch.arange(tile[0] * tile[1], dtype=place.dtype, device=place.device)
     is_largest = _spread(place) == number.view(tile[0], 1, tile[1])
     tiles = torch.where(is_largest, _spread(gradient), 0.0)
-    whole = tiles.flatten(4, 5).flatten(2, 3)
-    left = [0, image.shape[3] - whole.shape[3], 0, image.shape[2] - whole.shape[2]]
-    return torch.nn.functional.pad(whole, left)
+    full = tiles.flatten(4, 5).flatten(2, 3)
+    left = [0, image.shape[3] - full.shape[3], 0, image.shape[2] - full.shape[2]]
+    return torch.nn.functional.pad(full, left)
 
 
 def _tile(

@@ -128,7 +128,7 @@ _REMEDIES = {
     "torch's": "The order of rows, and dropout without a seed, are drawn from it: all ranks must "
     "draw from it alike, with one seed (keras.utils.set_random_seed). For draws of one rank, use "
     "another torch.Generator.",
-    "copy": "All ranks keep it whole: every rank must assign it (set_weights, load_weights and a "
+    "copy": "It is replicated: every rank must assign it (set_weights, load_weights and a "
     "learning rate too), with the same value, before the same step.",
 }
 
@@ -172,8 +172,8 @@ def _local(variable: Variable, session: Session) -> torch.Tensor:
 def copies(model: Model, session: Session) -> Facts:
     """Returns facts on the values of replicated variables, without those of metrics."""
     metrics = {id(each) for each in getattr(model, "metrics_variables", None) or []}
-    whole = [v for v in variables_of(model) if id(v) not in metrics and _is_whole(v, session)]
-    parts = [(v.path, _local(v, session)) for v in whole]
+    full = [v for v in variables_of(model) if id(v) not in metrics and _is_replicated(v, session)]
+    parts = [(v.path, _local(v, session)) for v in full]
     copied = [(path, local) for path, local in parts if _is_equal_everywhere(local)]
     if not copied:
         return {}
@@ -184,7 +184,7 @@ def copies(model: Model, session: Session) -> Facts:
     }
 
 
-def _is_whole(variable: Variable, session: Session) -> bool:
+def _is_replicated(variable: Variable, session: Session) -> bool:
     """Returns whether `variable` is replicated."""
     layout = stored_layout(variable)
     is_whole = layout is not None and layout.is_replicated

@@ -52,7 +52,7 @@ class _OwnRows(torch.utils.data.Dataset[Any]):
             return self.source.__getitems__(indices)
 
         @cache
-        def whole() -> list[Any]:
+        def full_batches() -> list[Any]:
             return keras_private.leaves(self.source.__getitems__(indices))
 
         numbers = count()
@@ -61,7 +61,7 @@ class _OwnRows(torch.utils.data.Dataset[Any]):
             number = next(numbers)
             joined = batches.join_rows(part, len(indices), self.session)
             # The first step compares the full batch of all ranks, so it is read once.
-            joined._shardcore_content = lambda: whole()[number]
+            joined._shardcore_content = lambda: full_batches()[number]
             return joined
 
         return keras_private.map_leaves(join, self.source.__getitems__(indices[rows]))

@@ -51,16 +51,16 @@ def _check(variable: keras.Variable, session: Session) -> VariableCheck:
     layout, strategy = stored_layout(variable), session.strategy
     assert layout is not None, f"{variable.path} was adopted"
     with torch.no_grad():
-        local, whole = strategy.local(variable._value), strategy.full_tensor(variable._value)
-        own = layout.slices(whole.shape, session.world.position)
+        local, full = strategy.local(variable._value), strategy.full_tensor(variable._value)
+        own = layout.slices(full.shape, session.world.position)
         bytes_here = local.untyped_storage().nbytes()
-        stored = torch.equal(local, whole[own]) and bytes_here <= local.nbytes
+        stored = torch.equal(local, full[own]) and bytes_here <= local.nbytes
         gradient, fits = variable._value.grad, None
         if gradient is not None:
             gradient = strategy.layout(gradient) or Layout.replicated(session.mesh, gradient.ndim)
-            same_part = gradient.slices(whole.shape, session.world.position) == own
+            same_part = gradient.slices(full.shape, session.world.position) == own
             fits = same_part and not gradient.partial
-        value = rank_consistency.digest(whole)
+        value = rank_consistency.digest(full)
     everyone = session.processes.gather((stored, value, fits))
     all_fit = [each_fits for _, _, each_fits in everyone]
     return VariableCheck(
@@ -70,7 +70,7 @@ def _check(variable: keras.Variable, session: Session) -> VariableCheck:
         shape=tuple(variable.shape),
         local_shape=tuple(local.shape),
         bytes_here=bytes_here,
-        bytes_whole=whole.nbytes,
+        bytes_full=full.nbytes,
         stored=all(each[:2] == (True, value) for each in everyone),
         gradient=None if gradient is None else str(gradient),
         gradient_fits=None if None in all_fit else all(all_fit),

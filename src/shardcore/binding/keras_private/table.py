@@ -102,7 +102,7 @@ ALL = (
     ),
     Patch(
         "keras.src.backend.torch.core:convert_to_numpy",
-        "NumPy gets the whole value.",
+        "NumPy gets the full value.",
         everywhere=True,
     ),
     Patch(

@@ -27,14 +27,14 @@ def elementwise(shapes: Sequence[Shape], results: int = 1) -> OperatorRule:
     return rule_of(operands, [letters(ndim)] * results)
 
 
-def along(ndim: int, whole: frozenset[int], operands: int = 1, results: int = 1) -> OperatorRule:
-    """Returns the rule of an operator that mixes elements along the dims in `whole` only: a pad.
+def along(ndim: int, mixed: frozenset[int], operands: int = 1, results: int = 1) -> OperatorRule:
+    """Returns the rule of an operator that mixes elements along the dims in `mixed` only: a pad.
 
     Example:
         >>> str(along(3, frozenset({1})))
         'a - c -> a - c'
     """
-    dims = ["-" if dim in whole else name for dim, name in enumerate(letters(ndim))]
+    dims = ["-" if dim in mixed else name for dim, name in enumerate(letters(ndim))]
     return rule_of([dims] * operands, [dims] * results)
 
 

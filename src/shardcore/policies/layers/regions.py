@@ -101,7 +101,7 @@ class Graph:
     def _checked(self, split: dict[str, None], rows: dict[str, None]) -> Region:
         for name in rows:
             if as_linear(self.nodes[name]) is None:
-                raise NoRegionError(f"{name!r} ({self.nodes[name].kind}) needs its output whole")
+                raise NoRegionError(f"{name!r} ({self.nodes[name].kind}) needs its full output")
             if not split.keys() >= set(self.producers[name]):
                 raise NoRegionError(f"{name!r}, which follows, is called on other inputs too")
         if not rows:

@@ -32,26 +32,26 @@ class Case:
 
     strategy: Strategy[torch.Tensor]
     world: World  # the mesh as this rank sees it
-    whole: torch.Tensor  # the initial value
+    full: torch.Tensor  # the initial value
     layout: Layout  # the storage layout
 
     def stored(self) -> torch.nn.Parameter:
-        """Returns the value of the variable, created as Keras does, from a copy of `whole`."""
-        return torch.nn.Parameter(self.strategy.create(self.whole.clone(), self.layout))
+        """Returns the value of the variable, created as Keras does, from a copy of `full`."""
+        return torch.nn.Parameter(self.strategy.create(self.full.clone(), self.layout))
 
-    def part(self, whole: torch.Tensor) -> torch.Tensor:
+    def part(self, full: torch.Tensor) -> torch.Tensor:
         """Returns the part of a full tensor that this rank must store."""
-        return whole[self.layout.slices(whole.shape, self.world.position)]
+        return full[self.layout.slices(full.shape, self.world.position)]
 
-    def check(self, tensor: torch.Tensor, whole: torch.Tensor) -> None:
-        """Checks that `tensor` has the value `whole`, and this rank only its part."""
-        assert tuple(tensor.shape) == tuple(whole.shape), (
-            f"{self.layout}: a tensor has its global shape {tuple(whole.shape)}, got "
+    def check(self, tensor: torch.Tensor, full: torch.Tensor) -> None:
+        """Checks that `tensor` has the value `full`, and this rank only its part."""
+        assert tuple(tensor.shape) == tuple(full.shape), (
+            f"{self.layout}: a tensor has its global shape {tuple(full.shape)}, got "
             f"{tuple(tensor.shape)}"
         )
         local = self.strategy.local(tensor.detach())
-        self._equal(local, self.part(whole), "what this rank stores")
-        self._equal(self.strategy.full_tensor(tensor), whole, "the whole value")
+        self._equal(local, self.part(full), "what this rank stores")
+        self._equal(self.strategy.full_tensor(tensor), full, "the full value")
 
     def _equal(self, found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
         _equal(found, expected, f"{what} of a tensor kept as {self.layout}")
@@ -61,19 +61,21 @@ def _equal(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     np.testing.assert_array_equal(found.cpu(), expected.cpu(), what)
 
 
-def cases(strategy: Strategy[torch.Tensor], world: World, *wholes: torch.Tensor) -> Iterator[Case]:
+def cases(
+    strategy: Strategy[torch.Tensor], world: World, *full_values: torch.Tensor
+) -> Iterator[Case]:
     """Yields every value in every layout, on the device of the ranks."""
-    for whole in wholes:
+    for full in full_values:
         for spec in SPECS:
-            yield Case(strategy, world, whole.to(world.device_type), Layout(world.mesh, spec))
+            yield Case(strategy, world, full.to(world.device_type), Layout(world.mesh, spec))
 
 
 def is_created(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Checks that `create` keeps dtype and value; each rank has its part."""
     for case in cases(strategy, world, EVEN, EVEN.to(torch.int64), EVEN > 40):
-        created = strategy.create(case.whole.clone(), case.layout)
-        assert created.dtype == case.whole.dtype, f"{created.dtype} is not {case.whole.dtype}"
-        case.check(created, case.whole)
+        created = strategy.create(case.full.clone(), case.layout)
+        assert created.dtype == case.full.dtype, f"{created.dtype} is not {case.full.dtype}"
+        case.check(created, case.full)
     scalar = torch.tensor(3.0, device=world.device_type)
     Case(strategy, world, scalar, Layout(world.mesh, ())).check(
         strategy.create(scalar.clone(), Layout(world.mesh, ())), scalar
@@ -84,9 +86,9 @@ def stores_its_part(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Checks that the storage of a value that `create` gives is no larger than the part."""
     for case in cases(strategy, world, EVEN, *UNEVEN):
         local = strategy.local(case.stored().detach())
-        stored, part = local.untyped_storage().nbytes(), case.part(case.whole)
+        stored, part = local.untyped_storage().nbytes(), case.part(case.full)
         assert stored <= part.nbytes, (
-            f"a rank stores {part.nbytes} bytes of shape {tuple(case.whole.shape)} kept as "
+            f"a rank stores {part.nbytes} bytes of shape {tuple(case.full.shape)} kept as "
             f"{case.layout}, got a storage of {stored}"
         )
 
@@ -107,13 +109,13 @@ def is_read(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Checks that `full_tensor` gathers, `local` shares the memory, and plain tensors mix in."""
     for case in cases(strategy, world, EVEN):
         stored = case.stored()
-        whole = strategy.full_tensor(stored)
-        assert not strategy.owns(whole), "full_tensor() gives a plain tensor"
-        assert not whole.requires_grad, "full_tensor() gives a detached tensor"
-        result = strategy.full_tensor(stored * 2 + torch.ones_like(case.whole[0]))
-        _equal(result, case.whole * 2 + 1, f"computed with {case.layout}")
+        full = strategy.full_tensor(stored)
+        assert not strategy.owns(full), "full_tensor() gives a plain tensor"
+        assert not full.requires_grad, "full_tensor() gives a detached tensor"
+        result = strategy.full_tensor(stored * 2 + torch.ones_like(case.full[0]))
+        _equal(result, case.full * 2 + 1, f"computed with {case.layout}")
         strategy.local(stored.detach()).zero_()
-        case.check(stored, torch.zeros_like(case.whole))
+        case.check(stored, torch.zeros_like(case.full))
     _equal(strategy.full_tensor(EVEN), EVEN, "full_tensor() of a plain tensor")
 
 
@@ -122,23 +124,23 @@ def is_assigned(strategy: Strategy[torch.Tensor], world: World) -> None:
     for case in cases(strategy, world, EVEN, *UNEVEN):
         stored = case.stored()
         memory = strategy.local(stored.detach()).data_ptr()
-        values = [case.whole + 1]
+        values = [case.full + 1]
         values += [
-            strategy.create(case.whole + number, Layout(world.mesh, spec))
+            strategy.create(case.full + number, Layout(world.mesh, spec))
             for number, spec in enumerate(SPECS, 2)
         ]
         for number, value in enumerate(values, 1):
             with torch.no_grad():
                 strategy.assign(stored, value)
-            case.check(stored, case.whole + number)
+            case.check(stored, case.full + number)
         assert strategy.local(stored.detach()).data_ptr() == memory, "assign() is in place"
 
 
 def joins_parts(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Checks that `join` makes one tensor of the ranks' parts, with uneven rows too."""
     for case in cases(strategy, world, EVEN, UNEVEN[0]):
-        joined = strategy.join(case.part(case.whole).clone(), case.layout, tuple(case.whole.shape))
-        case.check(joined, case.whole)
+        joined = strategy.join(case.part(case.full).clone(), case.layout, tuple(case.full.shape))
+        case.check(joined, case.full)
 
 
 def moves_activations(strategy: Strategy[torch.Tensor], world: World) -> None:
@@ -166,17 +168,17 @@ def moves_nothing(strategy: Strategy[torch.Tensor], world: World) -> None:
     with count_collectives() as traffic:
         for case in cases(strategy, world, EVEN):
             stored = case.stored()
-            strategy.join(case.part(case.whole), case.layout, tuple(case.whole.shape))
+            strategy.join(case.part(case.full), case.layout, tuple(case.full.shape))
             strategy.local(stored), strategy.owns(stored), strategy.layout(stored)
             with torch.no_grad():
-                strategy.assign(stored, case.whole)
+                strategy.assign(stored, case.full)
     assert not traffic.calls, f"these need no other rank, but moved {dict(traffic.calls)}"
 
 
 def splits_unevenly(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Checks that a rank may hold fewer rows than another, or none."""
     for case in cases(strategy, world, *UNEVEN):
-        case.check(case.stored(), case.whole)
+        case.check(case.stored(), case.full)
 
 
 EVERY = (
