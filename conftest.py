@@ -1,4 +1,7 @@
-"""The model that the examples in `shardcore.api` use, on a mesh of one device."""
+"""The model that the examples in `shardcore.api` use, on a mesh of one device.
+
+Those in `shardcore.checkpoint_api` use a checkpoint of it too.
+"""
 
 import importlib
 import inspect
@@ -12,16 +15,17 @@ import pytest
 def example_of_api(
     request: pytest.FixtureRequest, doctest_namespace: dict[str, object]
 ) -> Iterator[None]:
-    """Sets up what the docstring of `shardcore.api` shows, for the doctests of that module only."""
+    """Sets up what the docstrings of these modules show, for the doctests of them only."""
     test = getattr(request.node, "dtest", None)
-    if test is None or not test.name.startswith("shardcore.api."):
+    module = "" if test is None else test.name.rpartition(".")[0]
+    if module not in ("shardcore.api", "shardcore.checkpoint_api"):
         yield
         return
     import shardcore
 
-    documented = inspect.getdoc(importlib.import_module("shardcore.api")) or ""
-    setup = textwrap.dedent(documented.partition("::")[2])
-    exec(setup, doctest_namespace)
+    for each in dict.fromkeys(("shardcore.api", module)):
+        documented = inspect.getdoc(importlib.import_module(each)) or ""
+        exec(textwrap.dedent(documented.partition("::")[2]), doctest_namespace)
     try:
         yield
     finally:

@@ -35,3 +35,7 @@ class PluginError(ShardcoreError, TypeError):
 
 class PolicyError(ShardcoreError, ValueError):
     """A policy that does not exist, or that cannot plan this model on this mesh."""
+
+
+class CheckpointError(ShardcoreError, ValueError):
+    """A checkpoint that is missing, incomplete or damaged, or that does not fit the model."""

@@ -39,6 +39,9 @@ from shardcore.binding.keras_private.models import graph_tensors as graph_tensor
 from shardcore.binding.keras_private.models import hook_of as hook_of
 from shardcore.binding.keras_private.models import is_bookkeeping as is_bookkeeping
 from shardcore.binding.keras_private.models import is_own_step as is_own_step
+from shardcore.binding.keras_private.models import (
+    is_saved_in_another_form as is_saved_in_another_form,
+)
 from shardcore.binding.keras_private.models import is_seed as is_seed
 from shardcore.binding.keras_private.models import leaves as leaves
 from shardcore.binding.keras_private.models import map_leaves as map_leaves
@@ -98,6 +101,11 @@ def global_seed() -> Any:
     """Returns the state of the generator of random layers without a seed; None before its use."""
     generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
     return None if generator is None else generator.state
+
+
+def make_global_seed() -> None:
+    """Makes the generator of random layers without a seed, if there is none."""
+    seed_generator.global_seed_generator()
 
 
 @contextmanager
@@ -165,6 +173,48 @@ def gather_state(model: Model, objects_to_skip: Iterable[object] | None = None) 
             inner_path="",
             visited_saveables={id(each) for each in objects_to_skip or ()},
         )
+
+
+class _Keys(saving_lib.H5IOStore):  # type: ignore[misc]
+    """A store that notes the keys of variables, and stores nothing."""
+
+    def __init__(self) -> None:
+        self.archive = None
+        self.found: dict[int, str] = {}
+        self._group = ""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def make(self, path: str, metadata: object = None) -> "_Keys":
+        self._group = path
+        return self
+
+    def __setitem__(self, key: str, value: object) -> None:
+        if isinstance(value, keras.Variable):
+            self.found[id(value)] = "/".join(filter(None, (self._group, "vars", key)))
+
+    def close(self) -> None:
+        pass
+
+
+def weight_keys(model: Model) -> dict[int, str]:
+    """Returns the keys in weight files, by the `id` of each variable that is stored as it is.
+
+    A layer with LoRA, a quantized layer and a torch module store other values.
+    """
+    store = _Keys()
+    optimizer = getattr(model, "optimizer", None)
+    others = [each for each in model._flatten_layers() if is_saved_in_another_form(each)]
+    saving_lib._save_state(
+        model,
+        weights_store=store,
+        assets_store=None,
+        inner_path="",
+        visited_saveables={id(each) for each in (*others, optimizer)},
+    )
+    moments = enumerate(getattr(optimizer, "variables", ()))
+    return store.found | {id(each): f"optimizer/vars/{number}" for number, each in moments}
 
 
 def can_send() -> bool:

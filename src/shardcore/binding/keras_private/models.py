@@ -100,6 +100,15 @@ def is_seed(variable: Variable) -> bool:
     return bool(variable.name == "seed_generator_state")
 
 
+def is_saved_in_another_form(layer: Any) -> bool:
+    """Returns whether weight files have other values than the variables of `layer`."""
+    return (
+        isinstance(layer, keras.layers.TorchModuleWrapper)
+        or getattr(layer, "lora_enabled", False)
+        or getattr(layer, "quantization_mode", None) is not None
+    )
+
+
 def weights_by_moment(optimizer: Optimizer, model: Model) -> dict[int, Variable]:
     """Returns, by the `id` of each moment of an optimizer, the weight of `model` it belongs to.
 

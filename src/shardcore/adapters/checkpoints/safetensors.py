@@ -1,0 +1,197 @@
+"""Files of the format safetensors: written piece by piece with a checksum, read slice by slice.
+
+The package `safetensors` writes a whole file from memory, and maps a whole file to read a slice.
+Its tests read what this module writes, and the reverse.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from shardcore.domain.checkpoints.dtypes import DTYPES
+from shardcore.domain.checkpoints.grid import Box, runs
+from shardcore.domain.checkpoints.index import StoredFile
+from shardcore.domain.errors import CheckpointError
+
+_HEADER_LIMIT = 100 * 2**20  # bytes, that of the package
+_READ_AT_ONCE = 2**22  # bytes
+_NAMES = {code: name for name, (code, _) in DTYPES.items()}
+
+
+@attrs.frozen
+class Entry:
+    """A tensor in a file: its dtype, its shape, and where its bytes begin in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        return math.prod(self.shape) * DTYPES[self.dtype][1]
+
+
+def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
+    """Returns the beginning of a file of tensors, each a key, a dtype and a shape.
+
+    Example:
+        >>> header_of([("a", "int8", (2,))])[8:]
+        b'{"a":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}}   '
+    """
+    entries, end = {}, 0
+    for key, dtype, shape in tensors:
+        code, width = DTYPES[dtype]
+        begin, end = end, end + math.prod(shape) * width
+        entries[key] = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write(path: Path, header: bytes, contents: Iterable[memoryview]) -> StoredFile:
+    """Writes a file of `contents` in the order of its header, down to the disk.
+
+    Returns:
+        Its name, size and checksum.
+    """
+    checksum, size = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        for part in (memoryview(header), *contents):
+            file.write(part)
+            checksum.update(part)
+            size += part.nbytes
+        file.flush()
+        os.fsync(file.fileno())
+    return StoredFile(path.name, size, checksum.hexdigest())
+
+
+def checksum_of(path: Path) -> str:
+    """Returns the SHA-256 of a file, which it reads in parts."""
+    checksum = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while part := file.read(_READ_AT_ONCE):
+            checksum.update(part)
+    return checksum.hexdigest()
+
+
+@attrs.frozen
+class SafetensorsFile:
+    """An open file, of which slices are read.
+
+    Args:
+        path: Its path.
+        entries: Its tensors by key.
+    """
+
+    path: Path
+    entries: Mapping[str, Entry]
+    _descriptor: int
+
+    def entry(self, key: str, dtype: str, shape: tuple[int, ...]) -> Entry:
+        """Returns the tensor `key`, which has this dtype and shape.
+
+        Raises:
+            CheckpointError: If it is missing, or has another dtype or shape.
+        """
+        found = self.entries.get(key)
+        if found is None or (found.dtype, found.shape) != (dtype, shape):
+            other = "nothing" if found is None else f"{found.dtype} of shape {found.shape}"
+            raise CheckpointError(
+                f"File {str(self.path)!r} should have {key!r}, {dtype} of shape {shape}, but has "
+                f"{other}: the checkpoint is damaged, use another one."
+            )
+        return found
+
+    def read(
+        self, entry: Entry, part: Box, target: memoryview, shape: tuple[int, ...], place: Box
+    ) -> int:
+        """Reads a part of a tensor to a place in an array.
+
+        Args:
+            entry: The tensor.
+            part: The part of it.
+            target: The bytes of the array, in row-major order.
+            shape: The shape of the array.
+            place: Where the part goes.
+
+        Returns:
+            The bytes that were read from the file, which are those of the part.
+        """
+        width, done = DTYPES[entry.dtype][1], 0
+        for source, to, count in runs(entry.shape, part, shape, place):
+            size = count * width
+            to_bytes = target[to * width : to * width + size]
+            self._read_at(entry.begin + source * width, to_bytes)
+            done += size
+        return done
+
+    def _read_at(self, offset: int, target: memoryview) -> None:
+        while target.nbytes:
+            count = os.preadv(self._descriptor, [target[:_READ_AT_ONCE]], offset)
+            if count == 0:
+                raise CheckpointError(
+                    f"File {str(self.path)!r} ends at byte {offset}: it is cut, use another "
+                    "checkpoint."
+                )
+            target, offset = target[count:], offset + count
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[SafetensorsFile]:
+    """Opens a file whose header is valid and whose size is that which the header says.
+
+    Raises:
+        CheckpointError: If it is not.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            entries = _entries(descriptor)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise CheckpointError(
+                f"File {str(path)!r} is no safetensors file ({error}): it is damaged, use another "
+                "one."
+            ) from None
+        yield SafetensorsFile(path, entries, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _entries(descriptor: int) -> dict[str, Entry]:
+    """Returns the tensors of a file. Their bytes fill it, without gaps and overlaps."""
+    size = os.fstat(descriptor).st_size
+    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    if length > min(size - 8, _HEADER_LIMIT):
+        raise CheckpointError(f"it has {size} bytes, its header {length}")
+    found = json.loads(os.pread(descriptor, length, 8).decode())
+    if not isinstance(found, dict):
+        raise CheckpointError("its header is no dict")
+    found.pop("__metadata__", None)
+    entries = {key: _entry(each, 8 + length) for key, each in found.items()}
+    at = 8 + length
+    for entry in sorted(entries.values(), key=lambda entry: (entry.begin, entry.nbytes)):
+        if entry.begin != at:
+            raise CheckpointError(f"a tensor begins at byte {entry.begin}, not {at}")
+        at += entry.nbytes
+    if at != size:
+        raise CheckpointError(f"it has {size} bytes, its tensors end at {at}")
+    return entries
+
+
+def _entry(content: Any, data: int) -> Entry:
+    """Returns a tensor of a header; the bytes of tensors begin at `data` in the file."""
+    shape, (begin, end) = tuple(content["shape"]), content["data_offsets"]
+    if not all(type(each) is int and each >= 0 for each in (*shape, begin, end)):
+        raise CheckpointError("a size is no number")
+    entry = Entry(_NAMES[content["dtype"]], shape, data + begin)
+    if entry.nbytes != end - begin:
+        raise CheckpointError(f"{end - begin} bytes for {entry.dtype} of shape {shape}")
+    return entry

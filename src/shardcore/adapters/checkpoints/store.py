@@ -1,0 +1,112 @@
+"""The port `CheckpointStore` by folders of safetensors files."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import attrs
+
+from shardcore.adapters.checkpoints import folders, safetensors, writing
+from shardcore.adapters.checkpoints.safetensors import Entry, SafetensorsFile
+from shardcore.domain.checkpoints.grid import Box, Held
+from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
+from shardcore.domain.errors import CheckpointError
+from shardcore.ports.checkpoints import Commit, Content, PendingSave, Reader
+
+
+@attrs.frozen
+class FolderStore:
+    """Checkpoints in folders, each with one file for each rank that saved it."""
+
+    def begin(self, directory: Path, step: int) -> Path:
+        """Returns a new folder for the files of all ranks."""
+        return folders.begin(directory, step)
+
+    def write(
+        self, folder: Path, rank: int, contents: Sequence[Content], commit: Commit | None
+    ) -> PendingSave:
+        """Begins to write this rank's file on a thread."""
+        return writing.write(folder, rank, contents, commit)
+
+    def path(self, directory: Path, step: int) -> Path:
+        """Returns the folder of a complete checkpoint."""
+        return folders.path(directory, step)
+
+    def latest(self, directory: Path) -> Path | None:
+        """Returns the newest complete checkpoint, None without one."""
+        return folders.latest(directory)
+
+    def find(self, path: Path) -> Path | None:
+        """Returns `path` if it is a folder with an index, else the newest complete one in it."""
+        return path if (path / folders.INDEX).exists() else folders.latest(path)
+
+    def index(self, checkpoint: Path) -> Index:
+        """Returns the index of a complete checkpoint."""
+        return folders.read_index(checkpoint)
+
+    def check(self, checkpoint: Path, files: Iterable[StoredFile]) -> None:
+        """Compares the checksums of `files`."""
+        for file in files:
+            if safetensors.checksum_of(checkpoint / file.name) != file.sha256:
+                raise CheckpointError(
+                    f"File {str(checkpoint / file.name)!r} was changed after it was written: its "
+                    "checksum differs. Nothing was loaded; use another checkpoint."
+                )
+
+    @contextmanager
+    def reading(self, checkpoint: Path, index: Index) -> Iterator[Reader]:
+        """Opens the files of a checkpoint, each when it is needed first."""
+        with ExitStack() as stack:
+            yield FolderReader(checkpoint, index, stack)
+
+
+@attrs.frozen
+class FolderReader:
+    """An open checkpoint. `stack` closes its files."""
+
+    checkpoint: Path
+    index: Index
+    stack: ExitStack
+    _files: dict[int, SafetensorsFile] = attrs.field(factory=dict, init=False)
+
+    def check(self, variable: StoredVariable, parts: Sequence[Held]) -> None:
+        """Compares the headers of the files with the index."""
+        for _ in self._copies(variable, parts):
+            pass
+
+    def read(
+        self,
+        variable: StoredVariable,
+        parts: Sequence[Held],
+        shape: tuple[int, ...],
+        target: memoryview,
+    ) -> int:
+        """Reads parts of a variable, and returns the bytes that were read."""
+        return sum(
+            file.read(entry, part, target, shape, place)
+            for file, entry, part, place in self._copies(variable, parts)
+        )
+
+    def _copies(
+        self, variable: StoredVariable, parts: Sequence[Held]
+    ) -> Iterator[tuple[SafetensorsFile, Entry, Box, Box]]:
+        """Yields the pieces that have elements of `parts`: which of them, and where they go."""
+        boxes = list(variable.grid.boxes())
+        for part in parts:
+            for number, common in variable.grid.overlaps(part.full):
+                file, box = self._file(variable.files[number]), boxes[number]
+                entry = file.entry(variable.key(box), variable.dtype, box.shape)
+                yield file, entry, common.within(box), _moved(common, part)
+
+    def _file(self, number: int) -> SafetensorsFile:
+        if number not in self._files:
+            path = self.checkpoint / self.index.files[number].name
+            self._files[number] = self.stack.enter_context(safetensors.opened(path))
+        return self._files[number]
+
+
+def _moved(common: Box, part: Held) -> Box:
+    """Returns where the elements `common` of the full tensor are in the local shard."""
+    begin = common.within(part.full).start
+    start = (at + base for at, base in zip(begin, part.local.start, strict=True))
+    return Box(tuple(start), common.shape)

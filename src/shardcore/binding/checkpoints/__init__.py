@@ -1,0 +1,1 @@
+"""Sharded checkpoints of Keras models: what is saved and loaded, and when."""

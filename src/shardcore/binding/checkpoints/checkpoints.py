@@ -1,0 +1,66 @@
+"""The functions `save_checkpoint`, `load_checkpoint` and `latest_checkpoint`."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import attrs
+import keras
+
+from shardcore.binding.checkpoints import loading, saving
+from shardcore.binding.checkpoints.state import StateTensor
+from shardcore.binding.context.session import Sessions
+from shardcore.domain.checkpoints.index import Json
+from shardcore.domain.errors import CheckpointError
+from shardcore.ports.checkpoints import CheckpointStore
+
+
+@attrs.frozen(eq=False)
+class Checkpoints:
+    """The checkpoints of this process.
+
+    Args:
+        sessions: The sessions.
+        store: The store of checkpoints.
+        versions: The releases of the packages in use.
+    """
+
+    sessions: Sessions
+    store: CheckpointStore
+    versions: Mapping[str, str]
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        model: keras.Model,
+        step: int,
+        state: Mapping[str, Json],
+        keep: int | None = None,
+        arrays: Iterable[StateTensor] = (),
+    ) -> saving.Saving:
+        """Copies this rank's part of a checkpoint, and begins to write it. A collective."""
+        if keep is not None and keep < 1:
+            raise CheckpointError(f"Expected keep of at least 1, or None for all, got {keep}.")
+        return saving.begin(
+            Path(directory).absolute(),
+            model,
+            step,
+            state,
+            arrays,
+            keep,
+            self.versions,
+            self.sessions,
+            self.store,
+        )
+
+    def load(
+        self, path: str | os.PathLike[str], model: keras.Model, strict: bool = True
+    ) -> loading.Loading:
+        """Loads a checkpoint into a built model. A collective."""
+        return loading.load(Path(path).absolute(), model, strict, self.sessions, self.store)
+
+    def latest(self, directory: str | os.PathLike[str]) -> Path | None:
+        """Returns the newest complete checkpoint, None without one. A collective."""
+        place, session = Path(directory).absolute(), self.sessions.current()
+        what = f"look for checkpoints in {str(place)!r}"
+        return loading.chosen(lambda: self.store.latest(place), what, session, self.sessions)

@@ -1,0 +1,158 @@
+"""The saving of a checkpoint: the main thread copies, other threads write, all ranks agree."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import attrs
+import keras
+
+from shardcore.binding.context import rank_consistency
+from shardcore.binding.variables import adoption
+from shardcore.binding.checkpoints import state
+from shardcore.binding.checkpoints.state import StateTensor
+from shardcore.binding.context.collective_errors import raise_on_all_ranks
+from shardcore.binding.context.session import Session, Sessions
+from shardcore.domain.checkpoints.division import divide, pieces
+from shardcore.domain.checkpoints.index import Index, Json
+from shardcore.domain.errors import StrategyError
+from shardcore.ports.checkpoints import CheckpointStore, Commit, PendingSave
+
+
+@attrs.frozen(eq=False)
+class Saving:
+    """A checkpoint that is being written.
+
+    Args:
+        path: The folder that it gets when it is complete.
+    """
+
+    path: Path
+    pending: PendingSave
+    session: Session | None
+    sessions: Sessions
+
+    def finish(self) -> Path:
+        """Waits until the checkpoint is complete. A collective.
+
+        Returns:
+            Its folder.
+
+        Raises:
+            CheckpointError: If a file does not come.
+            OSError: If a rank cannot write; on all ranks.
+        """
+        what = f"write checkpoint {str(self.path)!r}"
+        try:
+            together(self.pending.wait_for_file, what, self.session, self.sessions)
+            together(self.pending.wait_for_commit, what, self.session, self.sessions)
+        except BaseException:
+            self.pending.cancel()
+            raise
+        return self.path
+
+
+def begin(
+    directory: Path,
+    model: keras.Model,
+    step: int,
+    own_state: Mapping[str, Json],
+    arrays: Iterable[StateTensor],
+    keep: int | None,
+    versions: Mapping[str, str],
+    sessions: Sessions,
+    store: CheckpointStore,
+) -> Saving:
+    """Copies this rank's part of a checkpoint, and begins to write it. A collective.
+
+    Args:
+        directory: The directory of all checkpoints.
+        model: The built model.
+        step: The training step.
+        own_state: What is saved besides tensors and generators, as JSON; equal on all ranks.
+        arrays: Further tensors, equal on all ranks.
+        keep: How many complete checkpoints to keep; None for all.
+        versions: The releases of the packages in use.
+        sessions: The sessions of this process.
+        store: The store of checkpoints.
+    """
+    session = session_of(model, sessions, "save_checkpoint")
+    tensors = [*state.tensors_of(model, session), *arrays]
+    variables = divide(each.to_store() for each in tensors)
+    content = {**own_state, "generators": state.generators()}
+    mesh = state.ONE_DEVICE if session is None else session.mesh
+    index = Index(step, str(mesh), versions, tuple(variables), (), content)
+    if session is not None:
+        facts = {
+            "checkpoint directory": str(directory),
+            "checkpoint step": str(step),
+            "checkpoint content": str(variables),
+            "checkpoint state": str(index.state),
+        }
+        rank_consistency.compare(facts, session)
+    rank = 0 if session is None else session.world.position
+    folder = _folder(directory, step, rank, session, sessions, store)
+    mine = pieces(zip(variables, (each.layout for each in tensors), strict=True), rank)
+    named = {each.name: each for each in tensors}
+    commit = Commit(index, mesh.size, keep) if rank == 0 else None
+    pending = store.write(folder, rank, list(state.contents(named, mine)), commit)
+    return Saving(store.path(directory, step), pending, session, sessions)
+
+
+def session_of(model: keras.Model, sessions: Sessions, what: str) -> Session | None:
+    """Returns the session of a model, all of whose variables are laid out; None without one.
+
+    A collective: the ranks meet, and deferred sums of metrics are reduced.
+
+    Raises:
+        StrategyError: If several ranks have no distribution, or this is another thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise StrategyError(
+            f"{what}() was called on thread {threading.current_thread().name!r}: all ranks take "
+            "part in it, so call it on the main thread."
+        )
+    session = sessions.current() or sessions.keeping(model)
+    if session is None:
+        if sessions.processes.world_size > 1:
+            raise StrategyError(
+                f"{what}() was called by {sessions.processes.world_size} processes without a "
+                "distribution, each of which has a model by itself: set one first, such as "
+                "keras.distribution.set_distribution(keras.distribution.DataParallel())."
+            )
+        return None
+    session.processes.meet(f"{what}()")
+    adoption.adopt(model, session)
+    sessions.sums.reduce()
+    return session
+
+
+def _folder(
+    directory: Path,
+    step: int,
+    rank: int,
+    session: Session | None,
+    sessions: Sessions,
+    store: CheckpointStore,
+) -> Path:
+    """Returns the new folder, which rank 0 makes."""
+    made: list[Path] = []
+
+    def work() -> None:
+        if rank == 0:
+            made.append(store.begin(directory, step))
+
+    together(work, f"begin a checkpoint in {str(directory)!r}", session, sessions)
+    if session is None:
+        return made[0]
+    return next(each[0] for each in session.processes.gather(made) if each)
+
+
+def together(
+    work: Callable[[], None], what: str, session: Session | None, sessions: Sessions
+) -> None:
+    """Does `work` on all ranks; if it fails on one, all raise its error."""
+    if session is None:
+        work()
+    else:
+        raise_on_all_ranks(work, what, session, sessions)

@@ -1,0 +1,172 @@
+"""The tensors of a model that a checkpoint has, and the states of torch's generators."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
+
+import attrs
+import keras
+import torch
+
+from shardcore.binding import keras_private
+from shardcore.binding.context import rank_consistency
+from shardcore.binding.torch_modules import wrapper
+from shardcore.binding.context.session import Session
+from shardcore.binding.variables.variable import storage_layout
+from shardcore.domain.checkpoints.contents import Wanted
+from shardcore.domain.checkpoints.division import Piece, ToStore
+from shardcore.domain.checkpoints.index import Json
+from shardcore.domain.errors import CheckpointError
+from shardcore.domain.layout import Layout
+from shardcore.domain.mesh import Mesh
+from shardcore.ports.checkpoints import Content
+
+# The mesh of a model without a distribution.
+ONE_DEVICE = Mesh((1,), ("data",))
+# The name of the seed of random functions that get none.
+GLOBAL_SEED = "global_seed"
+
+
+@attrs.frozen(eq=False)
+class StateTensor:
+    """A tensor that is saved, and loaded in place.
+
+    Args:
+        name: Its unique name in a checkpoint.
+        path: Its Keras path, for messages.
+        group: What it belongs to, as in the index.
+        shape: Its global shape.
+        layout: Its storage layout.
+        local: Its local shard, a plain tensor that shares its memory.
+    """
+
+    name: str
+    path: str
+    group: str
+    shape: tuple[int, ...]
+    layout: Layout
+    local: torch.Tensor
+
+    @property
+    def dtype(self) -> str:
+        """The name of its dtype."""
+        return str(self.local.dtype).removeprefix("torch.")
+
+    def to_store(self) -> ToStore:
+        """Returns what the division of the writing needs of it."""
+        return ToStore(self.name, self.path, self.group, self.shape, self.dtype, self.layout)
+
+    def wanted(self) -> Wanted:
+        """Returns what the match with a checkpoint needs of it."""
+        return Wanted(self.name, self.path, self.group, self.shape, self.dtype)
+
+
+def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]:
+    """Returns the tensors of a built model: its weights and seeds, its optimizer, its metrics.
+
+    Each has the key that Keras gives it in weight files; a seed, and a variable of a layer that
+    Keras saves in another form, has its number.
+    """
+    if not model.built:
+        raise CheckpointError(
+            f"Model {model.name!r} is not built, so it has no variables: give it an Input, call it "
+            "on a batch, or call model.build(shape)."
+        )
+    keys = keras_private.weight_keys(model)
+    groups = _groups(model)
+    numbers = {group: count() for group in ("model", "seeds", "optimizer", "metrics")}
+    found = []
+    for variable in rank_consistency.variables_of(model):
+        group = groups.get(id(variable), "model")
+        name = keys.get(id(variable)) or f"{group}/{next(numbers[group])}"
+        found.append(_of_variable(name, group, variable, session))
+    seed = keras_private.global_seed()
+    if seed is not None:
+        found.append(_of_variable(GLOBAL_SEED, "global seed", seed, session))
+    for number, buffer in enumerate(wrapper.buffers(model)):
+        found.append(_of_buffer(f"buffers/{number}", buffer, session))
+    return found
+
+
+def replicated(name: str, value: torch.Tensor, mesh: Mesh) -> StateTensor:
+    """Returns the state of a callback, a plain tensor that is equal on all ranks."""
+    layout = Layout.replicated(mesh, value.ndim)
+    return StateTensor(name, name, "callbacks", tuple(value.shape), layout, value)
+
+
+def generators() -> dict[str, str]:
+    """Returns the states of torch's generators, as texts."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return {device: state.numpy().tobytes().hex() for device, state in states.items()}
+
+
+def generators_of(states: Json) -> dict[str, torch.Tensor]:
+    """Returns the states that `generators` has written, for the devices that exist here.
+
+    Raises:
+        CheckpointError: If they are no states of this release of torch.
+    """
+    found = {}
+    try:
+        for device, text in states.items():
+            if device == "cpu" or torch.cuda.is_available():
+                found[device] = torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+                torch.Generator(device).set_state(found[device])
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"The state of torch's generator in the checkpoint does not fit torch "
+            f"{torch.__version__} ({error}): load it with the release that saved it."
+        ) from None
+    return found
+
+
+def set_generators(states: Mapping[str, torch.Tensor]) -> None:
+    """Sets torch's generators."""
+    for device, value in states.items():
+        torch.set_rng_state(value) if device == "cpu" else torch.cuda.set_rng_state(value)
+
+
+def _groups(model: keras.Model) -> dict[int, str]:
+    """Returns the group of each variable that is no weight, by its `id`."""
+    optimizer = getattr(model, "optimizer", None)
+    return {
+        **{id(each): "seeds" for each in model.variables if keras_private.is_seed(each)},
+        **{id(each): "optimizer" for each in getattr(optimizer, "variables", ())},
+        **{id(each): "metrics" for each in getattr(model, "metrics_variables", None) or ()},
+    }
+
+
+def _of_variable(
+    name: str, group: str, variable: keras.Variable, session: Session | None
+) -> StateTensor:
+    shape, layout = tuple(variable.shape), storage_layout(variable)
+    if session is None or layout is None:
+        mesh = ONE_DEVICE if session is None else session.mesh
+        local, layout = variable._value, Layout.replicated(mesh, len(shape))
+    else:
+        local = session.strategy.local(variable._value)
+    return StateTensor(name, variable.path, group, shape, layout, local.detach())
+
+
+def _of_buffer(name: str, buffer: torch.Tensor, session: Session | None) -> StateTensor:
+    layout, local = None, buffer
+    if session is not None and session.strategy.owns(buffer):
+        layout, local = session.strategy.layout(buffer), session.strategy.local(buffer)
+    if layout is None:
+        mesh = ONE_DEVICE if session is None else session.mesh
+        layout = Layout.replicated(mesh, buffer.ndim)
+    return StateTensor(name, name, "model", tuple(buffer.shape), layout, local.detach())
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Returns the bytes of a contiguous tensor on the CPU, whose memory they share."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def contents(tensors: Mapping[str, StateTensor], pieces: Iterable[Piece]) -> Iterator[Content]:
+    """Yields each piece with a copy of its values in the memory of the host."""
+    for piece in pieces:
+        part = tensors[piece.variable].local[piece.local.slices]
+        copied = part.to("cpu", copy=True, memory_format=torch.contiguous_format)
+        yield Content(piece.key, piece.dtype, tuple(part.shape), bytes_of(copied))

@@ -1,0 +1,1 @@
+"""Checkpoints as data: the pieces of each variable, which rank writes them, and the index."""

@@ -1,0 +1,244 @@
+"""The pieces in which a checkpoint stores a variable, and those that a rank wants of it.
+
+Every layout divides each dim at some cuts, so the pieces are the cells of a grid: no element is
+missing, and none is stored twice.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, product
+
+import attrs
+
+from shardcore.domain.errors import CheckpointError, LayoutError
+from shardcore.domain.layout import Layout
+from shardcore.domain.segments import Ranges, ranges_of
+
+
+@attrs.frozen
+class Box:
+    """A part of a tensor: per dim where it begins, and its size.
+
+    Example:
+        >>> Box((0, 4), (2, 3)).slices
+        (slice(0, 2, None), slice(4, 7, None))
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The part as an index."""
+        return tuple(slice(at, at + size) for at, size in zip(self.start, self.shape, strict=True))
+
+    @property
+    def elements(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def within(self, other: "Box") -> "Box":
+        """Returns the same part, counted from the beginning of `other`, which contains it."""
+        begins = (at - base for at, base in zip(self.start, other.start, strict=True))
+        return Box(tuple(begins), self.shape)
+
+
+@attrs.frozen
+class Held:
+    """A part of a tensor that a rank holds, in the full tensor and in its local shard."""
+
+    full: Box
+    local: Box
+
+
+@attrs.frozen
+class Grid:
+    """The pieces of a tensor: each dim is divided at its cuts.
+
+    Args:
+        shape: The global shape.
+        cuts: Per dim where pieces begin: 0 first, then in ascending order.
+
+    Raises:
+        CheckpointError: If a size is negative, or the cuts are not in order within the shape.
+
+    Example:
+        >>> grid = Grid((4, 6), ((0, 2), (0,)))
+        >>> [str(box.slices) for box in grid.boxes()][1]
+        '(slice(2, 4, None), slice(0, 6, None))'
+        >>> [number for number, _ in grid.overlaps(Box((1, 0), (2, 3)))]
+        [0, 1]
+    """
+
+    shape: tuple[int, ...]
+    cuts: tuple[tuple[int, ...], ...]
+
+    def __attrs_post_init__(self) -> None:
+        fits = len(self.cuts) == len(self.shape) and all(
+            size >= 0 and _ascend(begins, size)
+            for size, begins in zip(self.shape, self.cuts, strict=True)
+        )
+        if not fits:
+            raise CheckpointError(
+                f"Expected per dim of shape {self.shape} the ascending beginnings of its pieces, "
+                f"0 first, got {self.cuts}."
+            )
+
+    @classmethod
+    def of(cls, layout: Layout, shape: Iterable[int]) -> "Grid":
+        """Returns the grid whose pieces are those that the ranks of a layout hold.
+
+        Example:
+            >>> from shardcore.domain.mesh import Mesh
+            >>> layout = Layout(Mesh((2,), ("model",)), (None, "model"))
+            >>> Grid.of(layout, (3, 5)).cuts
+            ((0,), (0, 3))
+        """
+        sizes = tuple(shape)
+        cuts = (
+            sorted({0, *(each.start for held in _chunks(layout, dim, size) for each in held)})
+            for dim, size in enumerate(sizes)
+        )
+        return cls(sizes, tuple(map(tuple, cuts)))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of pieces along each dim."""
+        return tuple(map(len, self.cuts))
+
+    def boxes(self) -> Iterator[Box]:
+        """Yields the pieces, those of the last dim first."""
+        for numbers in product(*map(range, self.counts)):
+            yield self._box(numbers)
+
+    def overlaps(self, wanted: Box) -> Iterator[tuple[int, Box]]:
+        """Yields each piece that has elements of `wanted`: its number, and the common part."""
+        if not wanted.elements:
+            return
+        ranges = (
+            range(bisect_right(cuts, start) - 1, bisect_left(cuts, start + size))
+            for cuts, start, size in zip(self.cuts, wanted.start, wanted.shape, strict=True)
+        )
+        for numbers in product(*ranges):
+            yield self.number(numbers), _common(self._box(numbers), wanted)
+
+    def number(self, places: Iterable[int]) -> int:
+        """Returns the number of the piece at `places` along each dim, in the order of `boxes`."""
+        number = 0
+        for place, count in zip(places, self.counts, strict=True):
+            number = number * count + place
+        return number
+
+    def _box(self, numbers: tuple[int, ...]) -> Box:
+        edges = [(*cuts, size) for cuts, size in zip(self.cuts, self.shape, strict=True)]
+        start = tuple(edge[n] for edge, n in zip(edges, numbers, strict=True))
+        return Box(
+            start,
+            tuple(e[n + 1] - at for e, n, at in zip(edges, numbers, start, strict=True)),
+        )
+
+
+def held(layout: Layout, shape: Iterable[int], rank: int) -> list[Held]:
+    """Returns the parts of a tensor that `rank` holds; of a dim in segments, one of each.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> layout = Layout(Mesh((2,), ("model",)), ("model",))
+        >>> [part.full for part in held(layout, (5,), rank=1)]
+        [Box(start=(3,), shape=(2,))]
+    """
+    dims = []
+    for dim, size in enumerate(shape):
+        ranges = _chunks(layout, dim, size)[_place(layout, dim, rank)]
+        begins = accumulate(map(len, ranges), initial=0)
+        dims.append([(each, at) for each, at in zip(ranges, begins, strict=False) if each])
+    return [
+        Held(
+            Box(tuple(each.start for each, _ in parts), tuple(len(each) for each, _ in parts)),
+            Box(tuple(at for _, at in parts), tuple(len(each) for each, _ in parts)),
+        )
+        for parts in product(*dims)
+    ]
+
+
+def holders(layout: Layout, grid: Grid) -> list[list[int]]:
+    """Returns, for each piece of the layout's grid, the ranks that hold it, in ascending order."""
+    found: list[list[int]] = [[] for _ in grid.boxes()]
+    for rank in range(layout.mesh.size):
+        for part in held(layout, grid.shape, rank):
+            for number, _ in grid.overlaps(part.full):
+                found[number].append(rank)
+    return found
+
+
+def runs(
+    shape: tuple[int, ...], part: Box, target: tuple[int, ...], place: Box
+) -> Iterator[tuple[int, int, int]]:
+    """Yields the copies of consecutive elements that bring a part of one array to another.
+
+    Both are in row-major order.
+
+    Args:
+        shape: The shape of the source.
+        part: The part of it.
+        target: The shape of the target.
+        place: Where the part goes.
+
+    Yields:
+        Of each copy the offset in the source, that in the target, and the number of elements.
+
+    Example:
+        >>> list(runs((4, 6), Box((1, 2), (2, 3)), (2, 3), Box((0, 0), (2, 3))))
+        [(8, 0, 3), (14, 3, 3)]
+        >>> list(runs((4, 6), Box((1, 0), (2, 6)), (2, 6), Box((0, 0), (2, 6))))
+        [(6, 0, 12)]
+    """
+    if not part.elements:
+        return
+    inner = len(shape)  # from this dim on, all of both arrays is copied
+    while inner and part.shape[inner - 1] == shape[inner - 1] == target[inner - 1]:
+        inner -= 1
+    outer = max(inner - 1, 0)
+    count = math.prod(part.shape[outer:])
+    sources, targets = _offsets(shape, part, outer), _offsets(target, place, outer)
+    for source, to in zip(sources, targets, strict=True):
+        yield source, to, count
+
+
+def _offsets(shape: tuple[int, ...], part: Box, outer: int) -> Iterator[int]:
+    """Yields where the runs of `part` begin, one for each index of its first `outer` dims."""
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    first = sum(at * stride for at, stride in zip(part.start, strides, strict=True))
+    for numbers in product(*map(range, part.shape[:outer])):
+        yield first + sum(n * stride for n, stride in zip(numbers, strides, strict=False))
+
+
+def _chunks(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:
+    if layout.partial:
+        raise LayoutError(f"Layout {layout} has a pending reduction: reduce before saving.")
+    return tuple(tuple(each for each in ranges if each) for ranges in ranges_of(layout, dim, size))
+
+
+def _place(layout: Layout, dim: int, rank: int) -> int:
+    """Returns the number of the chunk of `dim` that `rank` holds."""
+    at = dict(zip(layout.mesh.axis_names, layout.mesh.coordinate(rank), strict=True))
+    place = 0
+    for axis in layout.dim_axes(dim):
+        place = place * layout.mesh.axis_size(axis) + at[axis]
+    return place
+
+
+def _ascend(begins: tuple[int, ...], size: int) -> bool:
+    """Returns whether pieces of a dim of `size` elements may begin at `begins`."""
+    ends = (*begins[1:], max(size, 1))
+    return begins[:1] == (0,) and all(map(int.__lt__, begins, ends))
+
+
+def _common(one: Box, other: Box) -> Box:
+    start = tuple(map(max, one.start, other.start))
+    ends = (
+        min(a + n, b + m)
+        for a, n, b, m in zip(one.start, one.shape, other.start, other.shape, strict=True)
+    )
+    return Box(start, tuple(end - at for end, at in zip(ends, start, strict=True)))

@@ -1,0 +1,259 @@
+"""The index of a checkpoint: its variables, the files of their pieces, and the state of training.
+
+It is written as JSON, with a checksum of its content. Reading checks everything that it says.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from shardcore.domain.checkpoints.dtypes import DTYPES
+from shardcore.domain.checkpoints.grid import Box, Grid
+from shardcore.domain.errors import CheckpointError
+
+FORMAT = 1
+
+Json = Any  # None, a bool, a number, a text, or a list or dict of them
+
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
+_CHECKSUM = re.compile(r"[0-9a-f]{64}")
+_REMEDY = "use another checkpoint, or save this one again"
+
+
+def _plain(state: Mapping[str, Json]) -> dict[str, Json]:
+    """Returns a copy of `state` as JSON has it: tuples are lists, keys are texts."""
+    try:
+        copied: dict[str, Json] = json.loads(json.dumps(state))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"The state to be saved is no JSON ({error}): give None, bools, numbers, texts, and "
+            "lists and dicts of them."
+        ) from None
+    return copied
+
+
+@attrs.frozen
+class StoredFile:
+    """A file of a checkpoint: its name in the folder, its size in bytes, its SHA-256."""
+
+    name: str
+    size: int
+    sha256: str
+
+    def __attrs_post_init__(self) -> None:
+        if not _FILE.fullmatch(self.name):
+            raise CheckpointError(
+                f"File {self.name!r} of the index is no name of a .safetensors file in the folder."
+            )
+        if self.size < 0 or not _CHECKSUM.fullmatch(self.sha256):
+            raise CheckpointError(f"File {self.name!r} of the index has no size or no checksum.")
+
+
+@attrs.frozen
+class StoredVariable:
+    """A variable of a checkpoint, and the files of its pieces.
+
+    Args:
+        name: Its unique name: the key in Keras' weight files, where it has one.
+        path: Its Keras path when it was saved, empty if unknown.
+        group: What it belongs to: "model", "seeds", "optimizer", "metrics" or "callbacks".
+        dtype: Its dtype: "float32".
+        layout: The layout in which it was saved, for people.
+        grid: Its shape and its pieces.
+        files: For each piece the number of its file in the index.
+
+    Raises:
+        CheckpointError: If the dtype is unknown, or there is not one file for each piece.
+    """
+
+    name: str
+    path: str
+    group: str
+    dtype: str
+    layout: str
+    grid: Grid
+    files: tuple[int, ...]
+
+    def __attrs_post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise CheckpointError(f"Variable {self.name!r} has the unknown dtype {self.dtype!r}.")
+        if len(self.files) != math.prod(self.grid.counts):
+            raise CheckpointError(
+                f"Variable {self.name!r} has {math.prod(self.grid.counts)} pieces, but "
+                f"{len(self.files)} files."
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape."""
+        return self.grid.shape
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all its elements."""
+        return math.prod(self.shape) * DTYPES[self.dtype][1]
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.path})" if self.path else repr(self.name)
+
+    def key(self, box: Box) -> str:
+        """Returns the name of a piece in its file: that of the variable, and its part of it.
+
+        Example:
+            >>> grid = Grid((4, 6), ((0, 2), (0,)))
+            >>> variable = StoredVariable("vars/0", "", "model", "float32", "", grid, (0, 1))
+            >>> [variable.key(box) for box in grid.boxes()]
+            ['vars/0[0:2, 0:6]', 'vars/0[2:4, 0:6]']
+        """
+        if len(self.files) == 1:
+            return self.name
+        return f"{self.name}[{', '.join(f'{s.start}:{s.stop}' for s in box.slices)}]"
+
+
+@attrs.frozen
+class Index:
+    """A checkpoint without its values.
+
+    Args:
+        step: The training step at which it was saved.
+        mesh: The mesh on which it was saved, for people.
+        versions: The releases of shardcore, Keras and torch that saved it.
+        variables: The variables.
+        files: The files; none before they are written.
+        state: What is saved besides variables: of training, of callbacks, of the caller.
+
+    Raises:
+        CheckpointError: If two variables or two files have one name, or the state is no JSON.
+    """
+
+    step: int
+    mesh: str
+    versions: Mapping[str, str]
+    variables: tuple[StoredVariable, ...]
+    files: tuple[StoredFile, ...]
+    state: Mapping[str, Json] = attrs.field(converter=_plain)
+
+    def __attrs_post_init__(self) -> None:
+        if self.step < 0:
+            raise CheckpointError(f"Expected a step of at least 0, got {self.step}.")
+        _refuse_twice("variable", [each.name for each in self.variables])
+        _refuse_twice("file", [each.name for each in self.files])
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all variables."""
+        return sum(each.nbytes for each in self.variables)
+
+    def to_text(self) -> str:
+        """Returns the index as JSON: its checksum, and its content."""
+        content = attrs.asdict(self)
+        content["variables"] = [_flat(each) for each in self.variables]
+        return json.dumps(
+            {"shardcore_checkpoint": FORMAT, "sha256": _digest(content), "content": content},
+            indent=1,
+        )
+
+
+def index_from(text: str) -> Index:
+    """Returns the index that `text` has, after all checks.
+
+    Raises:
+        CheckpointError: If it is no index, one of another format, or was changed.
+
+    Example:
+        >>> index = Index(3, "(data=2)", {}, (), (), {})
+        >>> index_from(index.to_text()) == index
+        True
+    """
+    try:
+        kinds = {"shardcore_checkpoint": int, "sha256": str, "content": dict}
+        fields = _fields(json.loads(text), kinds)
+        checksum = _digest(fields["content"])
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"The index is no JSON ({error}): {_REMEDY}.") from None
+    if fields["shardcore_checkpoint"] != FORMAT:
+        raise CheckpointError(
+            f"The index has format {fields['shardcore_checkpoint']}, but this release of shardcore "
+            f"reads format {FORMAT}: read it with the release that wrote it."
+        )
+    if fields["sha256"] != checksum:
+        raise CheckpointError(
+            f"The index was changed after it was written: its checksum differs; {_REMEDY}."
+        )
+    return _index(fields["content"])
+
+
+def _index(content: Json) -> Index:
+    kinds = {
+        "step": int, "mesh": str, "versions": dict, "variables": list, "files": list, "state": dict,
+    }  # fmt: skip
+    fields = _fields(content, kinds)
+    fields["variables"] = tuple(map(_variable, fields["variables"]))
+    kinds = {"name": str, "size": int, "sha256": str}
+    fields["files"] = tuple(StoredFile(**_fields(each, kinds)) for each in fields["files"])
+    index = Index(**fields)
+    for each in index.variables:
+        if not all(0 <= number < len(index.files) for number in each.files):
+            raise CheckpointError(f"Variable {each} is in a file that the index has not.")
+    if index.nbytes > sum(file.size for file in index.files):
+        raise CheckpointError(f"The variables have more bytes than the files: {_REMEDY}.")
+    return index
+
+
+def _flat(variable: StoredVariable) -> dict[str, Json]:
+    """Returns the fields of a variable, with shape and cuts in the place of the grid."""
+    fields = {
+        name: getattr(variable, name) for name in ("name", "path", "group", "dtype", "layout")
+    }
+    grid = variable.grid
+    return fields | {"shape": grid.shape, "cuts": grid.cuts, "files": variable.files}
+
+
+def _variable(content: Json) -> StoredVariable:
+    kinds = dict.fromkeys(("name", "path", "group", "dtype", "layout"), str)
+    fields: dict[str, Any] = _fields(
+        content, kinds | dict.fromkeys(("shape", "cuts", "files"), list)
+    )
+    name = fields["name"]
+    shape, files = _numbers(fields.pop("shape"), name), _numbers(fields.pop("files"), name)
+    cuts = tuple(_numbers(each, name) for each in fields.pop("cuts"))
+    try:
+        return StoredVariable(**fields, grid=Grid(shape, cuts), files=files)
+    except CheckpointError as error:
+        raise CheckpointError(f"Variable {name!r} of the index: {error}") from None
+
+
+def _refuse_twice(what: str, names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise CheckpointError(f"The index has {what} {twice!r} twice: {_REMEDY}.")
+
+
+def _fields(content: Json, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Returns the fields of `content`, which are exactly those of `kinds`, with their types."""
+    if not isinstance(content, dict) or content.keys() != kinds.keys():
+        raise CheckpointError(f"Expected the fields {', '.join(kinds)} in the index: {_REMEDY}.")
+    for name, kind in kinds.items():
+        if type(content[name]) is not kind:
+            raise CheckpointError(
+                f"Expected {kind.__name__} as {name!r} in the index, got "
+                f"{type(content[name]).__name__}: {_REMEDY}."
+            )
+    return dict(content)
+
+
+def _numbers(content: Json, name: str) -> tuple[int, ...]:
+    if type(content) is not list or not all(type(each) is int for each in content):
+        raise CheckpointError(f"Expected lists of numbers for variable {name!r} in the index.")
+    return tuple(content)
+
+
+def _digest(content: Json) -> str:
+    """Returns the checksum of `content`, however its JSON is laid out."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

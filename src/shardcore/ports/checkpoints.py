@@ -1,0 +1,135 @@
+"""Where checkpoints are kept: what the binding needs of it. It knows bytes, and no tensors."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+
+from shardcore.domain.checkpoints.grid import Held
+from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
+
+
+@attrs.frozen(eq=False)
+class Content:
+    """The bytes of a piece, which a rank writes.
+
+    Args:
+        key: Its name in the file.
+        dtype: The name of its dtype.
+        shape: Its shape.
+        data: Its bytes in row-major order. They do not change while they are written.
+    """
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+@attrs.frozen
+class Commit:
+    """What one rank does when the files of all ranks are written: it writes the index.
+
+    Args:
+        index: The index, without files.
+        ranks: How many ranks write a file.
+        keep: How many complete checkpoints to keep, the newest ones; None for all.
+    """
+
+    index: Index
+    ranks: int
+    keep: int | None
+
+
+class PendingSave(Protocol):
+    """A checkpoint that is being written on another thread, which starts no collective."""
+
+    def wait_for_file(self) -> None:
+        """Waits until this rank's file is written. Raises the error of that, if any."""
+
+    def wait_for_commit(self) -> None:
+        """Waits until the checkpoint is complete, on the rank that commits; else does nothing.
+
+        Raises:
+            CheckpointError: If the file of another rank does not come.
+        """
+
+    def cancel(self) -> None:
+        """Gives up: removes the unfinished folder, on the rank that commits."""
+
+
+class Reader(Protocol):
+    """An open checkpoint."""
+
+    def check(self, variable: StoredVariable, parts: Sequence[Held]) -> None:
+        """Compares what files say of a variable with the index.
+
+        Raises:
+            CheckpointError: If a file has no such piece, or another one.
+        """
+
+    def read(
+        self,
+        variable: StoredVariable,
+        parts: Sequence[Held],
+        shape: tuple[int, ...],
+        target: memoryview,
+    ) -> int:
+        """Reads parts of a variable into an array.
+
+        Args:
+            variable: The variable.
+            parts: The parts of it that are wanted.
+            shape: The shape of the array.
+            target: The bytes of the array, in row-major order.
+
+        Returns:
+            The bytes that were read.
+        """
+
+
+class CheckpointStore(Protocol):
+    """A place for checkpoints: a directory with a folder for each."""
+
+    def begin(self, directory: Path, step: int) -> Path:
+        """Returns a new folder for the files of all ranks. One rank calls it, the others wait."""
+
+    def write(
+        self, folder: Path, rank: int, contents: Sequence[Content], commit: Commit | None
+    ) -> PendingSave:
+        """Begins to write this rank's file into a folder of `begin`.
+
+        Args:
+            folder: The folder.
+            rank: The number of the file.
+            contents: The pieces that this rank writes.
+            commit: What to do when all files are written; None on all ranks but one.
+        """
+
+    def path(self, directory: Path, step: int) -> Path:
+        """Returns the folder of the checkpoint of `step` when it is complete."""
+
+    def latest(self, directory: Path) -> Path | None:
+        """Returns the newest complete checkpoint; logs each newer one that is not complete."""
+
+    def find(self, path: Path) -> Path | None:
+        """Returns `path` if it is a folder with an index, else the newest complete one in it."""
+
+    def index(self, checkpoint: Path) -> Index:
+        """Returns the index of a complete checkpoint.
+
+        Raises:
+            CheckpointError: If it is not complete, or its index is damaged.
+        """
+
+    def check(self, checkpoint: Path, files: Iterable[StoredFile]) -> None:
+        """Compares the checksums of `files`.
+
+        Raises:
+            CheckpointError: If one differs.
+        """
+
+    def reading(self, checkpoint: Path, index: Index) -> AbstractContextManager[Reader]:
+        """Opens a checkpoint, whose index is `index`, for reading."""
