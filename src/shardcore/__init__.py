@@ -6,7 +6,7 @@ Importing shardcore loads neither torch nor Keras; `install()` does.
 from typing import TYPE_CHECKING, Any
 
 from shardcore.domain.cost import Link
-from shardcore.domain.errors import CheckpointError, ShardcoreError
+from shardcore.domain.errors import ShardcoreError
 
 if TYPE_CHECKING:
     from shardcore.api import (
@@ -28,16 +28,21 @@ if TYPE_CHECKING:
         uninstall,
         verify,
     )  # fmt: skip
-    from shardcore.checkpoint_api import latest_checkpoint, load_checkpoint, save_checkpoint
+    from shardcore.checkpoint_api import (
+        ShardedCheckpoint,
+        latest_checkpoint,
+        load_checkpoint,
+        save_checkpoint,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "CheckpointError", "Link", "ShardcoreError", "all_gather", "all_gather_variable", "all_reduce",
-    "distribute_model", "distribute_tensor", "distribute_variable", "ensure_dtensor",
-    "ensure_dtensor_input", "explain", "install", "latest_checkpoint", "load_checkpoint",
-    "mesh_info", "parallelize_torch_module", "plan", "rules_report", "save_checkpoint", "status",
-    "uninstall", "verify",
+    "Link", "ShardcoreError", "ShardedCheckpoint", "all_gather", "all_gather_variable",
+    "all_reduce", "distribute_model", "distribute_tensor", "distribute_variable",
+    "ensure_dtensor", "ensure_dtensor_input", "explain", "install",
+    "latest_checkpoint", "load_checkpoint", "mesh_info", "parallelize_torch_module", "plan",
+    "rules_report", "save_checkpoint", "status", "uninstall", "verify",
 ]  # fmt: skip
 
 

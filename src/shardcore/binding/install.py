@@ -120,6 +120,8 @@ class Binding:
                 f"CallbackList.on_{phase}_begin": partial(steps.callbacks, phase)
                 for phase in table.PHASES
             },
+            "EpochIterator.__iter__": steps.begin,
+            "TorchEpochIterator._get_iterator": steps.epoch,
             "Trainer._resolve_auto_jit_compile": lambda original, trainer: keras_private.AUTO,
             "Trainer._get_metrics_result_or_logs": results_of_epoch,
             "TorchTrainer.get_metrics_result": sessions.sums.results,
@@ -146,8 +148,6 @@ class Binding:
             "Variable._initialize": variable.initialize,
             "EinsumDense.quantized_build": calls.quantized_build,
             "ArrayDataAdapter.get_torch_dataloader": array_loader,
-            "EpochIterator.__iter__": steps.begin,
-            "TorchEpochIterator._get_iterator": steps.epoch,
             "RNN.get_initial_state": calls.initial_states,
             "loss.apply_mask": batches.mask,
             "io_utils.ask_to_proceed_with_overwrite": saving.ask,

@@ -13,6 +13,7 @@ from keras import Model, Variable
 from keras.callbacks import CallbackList
 
 from shardcore.binding import keras_private
+from shardcore.binding.data_position import DataPosition
 from shardcore.binding.types import Original, TorchStrategy
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.ports.trace_context import reduction_scope
@@ -32,6 +33,7 @@ class TrainerRun:
     phase: str = ""  # the steps that the callbacks see: "train" or "test"
     # The variables of its metrics, if no rank reads the results of single steps.
     deferred: tuple[Variable, ...] = ()
+    position: DataPosition | None = None  # in the data of a fit, if a callback saves it
 
     def is_read(self) -> bool:
         """Returns whether a callback on this rank may read the model between two steps."""

@@ -9,10 +9,10 @@ import keras
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.context import rank_consistency
 from shardcore.binding.checkpoints import state
 from shardcore.binding.checkpoints.saving import session_of, together
 from shardcore.binding.checkpoints.state import StateTensor
+from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.domain.checkpoints.contents import Loaded, Matched, match
 from shardcore.domain.checkpoints.grid import Box, Held, held
@@ -137,7 +137,9 @@ def _index(
     )
     if session is not None:
         digest = hashlib.sha256(found[0].to_text().encode()).hexdigest()
-        rank_consistency.compare({f"checkpoint {str(checkpoint)!r}": f"index {digest[:12]}"}, session)
+        rank_consistency.compare(
+            {f"checkpoint {str(checkpoint)!r}": f"index {digest[:12]}"}, session
+        )
     return found[0]
 
 

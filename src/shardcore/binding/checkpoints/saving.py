@@ -7,12 +7,12 @@ from pathlib import Path
 import attrs
 import keras
 
-from shardcore.binding.context import rank_consistency
-from shardcore.binding.variables import adoption
 from shardcore.binding.checkpoints import state
 from shardcore.binding.checkpoints.state import StateTensor
+from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.variables import adoption
 from shardcore.domain.checkpoints.division import divide, pieces
 from shardcore.domain.checkpoints.index import Index, Json
 from shardcore.domain.errors import StrategyError

@@ -9,9 +9,8 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.context import rank_consistency
+from shardcore.binding.context.session import Session, stored_layout
 from shardcore.binding.torch_modules import wrapper
-from shardcore.binding.context.session import Session
-from shardcore.binding.variables.variable import storage_layout
 from shardcore.domain.checkpoints.contents import Wanted
 from shardcore.domain.checkpoints.division import Piece, ToStore
 from shardcore.domain.checkpoints.index import Json
@@ -140,7 +139,7 @@ def _groups(model: keras.Model) -> dict[int, str]:
 def _of_variable(
     name: str, group: str, variable: keras.Variable, session: Session | None
 ) -> StateTensor:
-    shape, layout = tuple(variable.shape), storage_layout(variable)
+    shape, layout = tuple(variable.shape), stored_layout(variable)
     if session is None or layout is None:
         mesh = ONE_DEVICE if session is None else session.mesh
         local, layout = variable._value, Layout.replicated(mesh, len(shape))

@@ -33,6 +33,7 @@ from shardcore.binding.keras_private.models import DataAdapter as DataAdapter
 from shardcore.binding.keras_private.models import EpochIterator as EpochIterator
 from shardcore.binding.keras_private.models import arrays_of as arrays_of
 from shardcore.binding.keras_private.models import as_logs as as_logs
+from shardcore.binding.keras_private.models import begin_later as begin_later
 from shardcore.binding.keras_private.models import copy_mask as copy_mask
 from shardcore.binding.keras_private.models import gives_own_logs as gives_own_logs
 from shardcore.binding.keras_private.models import graph_tensors as graph_tensors
@@ -52,6 +53,7 @@ from shardcore.binding.keras_private.models import parts_of as parts_of
 from shardcore.binding.keras_private.models import read_steps as read_steps
 from shardcore.binding.keras_private.models import repr_with_value as repr_with_value
 from shardcore.binding.keras_private.models import results_of as results_of
+from shardcore.binding.keras_private.models import sort_callbacks as sort_callbacks
 from shardcore.binding.keras_private.models import weights_by_moment as weights_by_moment
 from shardcore.binding.keras_private.rebinding import around as around
 from shardcore.binding.keras_private.rebinding import missing as missing

@@ -193,8 +193,31 @@ def read_steps(callbacks: CallbackList, phase: str) -> bool:
     )
 
 
+def sort_callbacks(callbacks: CallbackList) -> None:
+    """Brings those with the attribute `comes_last` behind the others, whose states they save."""
+    callbacks.callbacks.sort(key=lambda each: getattr(each, "comes_last", False))
+
+
+def begin_later(
+    iterator: EpochIterator, begin: Callable[[EpochIterator], Any], batches: int, steps: int
+) -> None:
+    """Begins an epoch by `begin`, with its first `steps` steps done.
+
+    With `steps_per_epoch`, `iterator` reads the same data from epoch to epoch: `batches` of them
+    were drawn. Without it, each epoch reads from the beginning. `_get_iterator` draws them.
+    """
+    if iterator.steps_per_epoch:
+        iterator._current_iterator = iter(iterator._get_iterator())
+        iterator._steps_seen = batches - steps
+    begin(iterator)
+    for _ in range(0, steps, iterator.steps_per_execution):
+        next(iterator._epoch_iterator)
+
+
 def _rests(callback: Callback, phase: str) -> bool:
-    """Returns whether it is a callback of Keras whose hooks between steps do nothing."""
+    """Returns whether its hooks between steps read no results, or do nothing."""
+    if getattr(callback, "reads_no_results", False):
+        return True
     if type(callback) is ProgbarLogger:
         return bool(callback.verbose != 1 or (phase == "test" and callback._called_in_fit))
     if type(callback) in (ModelCheckpoint, BackupAndRestore):

@@ -150,11 +150,11 @@ ALL = (
     ),
     Patch(
         "keras.src.trainers.epoch_iterator:EpochIterator.__iter__",
-        "Generators and replicated variables are compared between ranks there.",
+        "Generators and replicated variables are compared there, and a resumed fit goes on.",
     ),
     Patch(
         "keras.src.backend.torch.trainer:TorchEpochIterator._get_iterator",
-        "Ranks with other numbers of steps are found before the first step.",
+        "Ranks with other numbers of steps are found there; batches are counted to resume.",
     ),
     *(
         Patch(

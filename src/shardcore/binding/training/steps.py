@@ -15,6 +15,7 @@ from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data import batches
 from shardcore.binding.data.data_adapters import epoch_facts, together
+from shardcore.binding.data_position import Counted
 from shardcore.binding.metric_sums import TrainerRun
 from shardcore.binding.planning import rules_report
 from shardcore.binding.types import Original
@@ -55,28 +56,45 @@ class Steps:
         """Replaces `_should_torch_compile`: a captured step is compiled from its recording."""
         return False if self.sessions.are_served() else original(trainer)
 
-    def begin(
-        self, session: Session, original: Original, iterator: keras_private.EpochIterator
-    ) -> Any:
-        """Replaces `EpochIterator.__iter__`: compares generators and copies of the ranks."""
-        if session.mesh.size > 1:
-            facts = rank_consistency.generators(session)
-            run = self.sessions.run()
-            if run is not None and run.trainer in session.checked:
-                # its first step compares more
-                facts |= rank_consistency.copies(run.trainer, session)
-            readers = rank_consistency.compare(facts, session, run is None or run.is_read())
-            if run is not None:
-                run.agree(any(readers))
-        return original(iterator)
+    def begin(self, original: Original, iterator: keras_private.EpochIterator) -> Any:
+        """Replaces `EpochIterator.__iter__`: compares the ranks, and skips what a fit has seen."""
+        session, run = self.sessions.current(), self.sessions.run()
+        if session is not None and session.mesh.size > 1:
+            self._compare_before_epoch(session, run)
+        position = None if run is None else run.position
+        if position is None or position.ahead is None:
+            return original(iterator)
+        state = torch.get_rng_state()
+        place = position.ahead
+        keras_private.begin_later(iterator, original, place.batches, place.steps)
+        torch.set_rng_state(state)
+        return iterator
 
-    def epoch(
-        self, session: Session, original: Original, iterator: keras_private.EpochIterator
-    ) -> Any:
+    def _compare_before_epoch(self, session: Session, run: TrainerRun | None) -> None:
+        """Compares generators and copies of the ranks, and agrees on who reads the steps."""
+        facts = rank_consistency.generators(session)
+        if run is not None and run.trainer in session.checked:
+            # its first step compares more
+            facts |= rank_consistency.copies(run.trainer, session)
+        readers = rank_consistency.compare(facts, session, run is None or run.is_read())
+        if run is not None:
+            run.agree(any(readers))
+
+    def epoch(self, original: Original, iterator: keras_private.EpochIterator) -> Any:
         """Replaces `TorchEpochIterator._get_iterator`: every process runs the same steps."""
-        facts = {"steps per epoch": str(iterator.num_batches)}
-        rank_consistency.compare(facts | epoch_facts(iterator.data_adapter, session), session)
-        return together(iterator.data_adapter, original(iterator), session)
+        session, run = self.sessions.current(), self.sessions.run()
+        if session is None:
+            batches_of_process = original(iterator)
+        else:
+            facts = {"steps per epoch": str(iterator.num_batches)}
+            facts |= epoch_facts(iterator.data_adapter, session)
+            rank_consistency.compare(facts, session)
+            batches_of_process = together(iterator.data_adapter, original(iterator), session)
+        position = None if run is None else run.position
+        if position is None:
+            return batches_of_process
+        position.goes_on = bool(iterator.steps_per_epoch)
+        return Counted(batches_of_process, position)
 
     def callbacks(
         self, phase: str, original: Original, callbacks: CallbackList, logs: object = None
@@ -85,6 +103,7 @@ class Steps:
         run = self.sessions.run()
         if run is not None:
             run.callbacks, run.phase = callbacks, phase
+            keras_private.sort_callbacks(callbacks)
         original(callbacks, logs)
 
 

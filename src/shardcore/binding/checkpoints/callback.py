@@ -1,0 +1,167 @@
+"""The callback that saves checkpoints while a model is trained, and resumes from the latest."""
+
+import os
+from typing import Any
+
+import attrs
+import keras
+import torch
+
+from shardcore.binding.checkpoints import callback_state, state
+from shardcore.binding.checkpoints.checkpoints import Checkpoints
+from shardcore.binding.checkpoints.due import Due
+from shardcore.binding.checkpoints.loading import Loading
+from shardcore.binding.checkpoints.saving import Saving
+from shardcore.binding.data_position import DataPosition, Place
+from shardcore.domain.errors import CheckpointError
+
+
+@attrs.define(eq=False)
+class _Progress:
+    """How far a fit is: the steps in all, the epoch that runs, the steps of this epoch."""
+
+    step: int = 0
+    epoch: int = 0
+    of_epoch: int = 0
+
+
+class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
+    """Saves sharded checkpoints while `fit` runs, and lets it go on where the latest one ends.
+
+    `shardcore.ShardedCheckpoint` makes it, and has its arguments.
+    """
+
+    comes_last = True  # it saves the states of the other callbacks
+    reads_no_results = True  # between steps it needs no results of metrics
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        directory: str | os.PathLike[str],
+        due: Due,
+        keep: int | None,
+        asynchronous: bool,
+        resume: bool,
+    ) -> None:
+        super().__init__()
+        self.checkpoints = checkpoints
+        self.directory = directory
+        self.due = due
+        self.keep = keep
+        self.asynchronous = asynchronous
+        self.resume = resume
+        self._progress = _Progress()
+        self._position = DataPosition()
+        self._saving: Saving | None = None
+        self._loading: Loading | None = None
+        self._metrics: list[tuple[Any, torch.Tensor]] = []
+        self._is_due = False
+
+    def on_train_begin(self, logs: object = None) -> None:
+        """Loads the latest checkpoint, and lets the fit begin at its epoch."""
+        self._progress, self._position = _Progress(), DataPosition()
+        run = self.checkpoints.sessions.run()
+        if run is None:
+            raise CheckpointError("ShardedCheckpoint belongs into the callbacks of model.fit().")
+        run.position = self._position
+        latest = self.checkpoints.latest(self.directory) if self.resume else None
+        if latest is not None:
+            self._loading = self.checkpoints.load(latest, self.model)
+            self._go_on(self._loading)
+        self.due.start(self._progress.step)
+
+    def _go_on(self, loading: Loading) -> None:
+        """Sets the progress and the position in the data to those of a checkpoint."""
+        training = loading.index.state.get("training")
+        if training is None:
+            raise CheckpointError(
+                f"Checkpoint {str(loading.path)!r} was not saved by ShardedCheckpoint, so it has "
+                "no epoch to go on at: give another directory, or resume=False after "
+                "shardcore.load_checkpoint()."
+            )
+        place = training["place"]
+        self._position.ahead = None if place is None else Place.from_json(place)
+        self._progress = _Progress(loading.index.step, training["epoch"], training["of_epoch"])
+        self.model._initial_epoch = training["epoch"]
+        # Keras resets them when the epoch begins.
+        self._metrics = [(v, v._value.detach().clone()) for v in self.model.metrics_variables]
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        """Restores at the first epoch what Keras has reset."""
+        if self._loading is None:
+            self._progress.of_epoch = 0
+        else:
+            if self._progress.of_epoch:
+                for variable, value in self._metrics:
+                    variable.assign(value)
+            others = self._others()
+            states = self._loading.index.state["training"]["callbacks"]
+            callback_state.restore(others, states, self._loading.arrays)
+        self._loading, self._metrics = None, []
+        self._progress.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        """Saves if it is due; after the last step of an epoch at its end."""
+        before, done = self._progress.step, batch + 1
+        self._progress.step += done - self._progress.of_epoch
+        self._progress.of_epoch = done
+        self._is_due = self.due.after_step(before, self._progress.step) or self._is_due
+        is_last = done >= (self.params.get("steps") or done + 1)
+        if self._is_due and not is_last:
+            self._save()
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        """Saves if it is due."""
+        self._progress.epoch, self._progress.of_epoch = epoch + 1, 0
+        if self.due.after_epoch(epoch + 1) or self._is_due:
+            self._save()
+
+    def on_train_end(self, logs: object = None) -> None:
+        """Waits until the last checkpoint is complete."""
+        self.model._initial_epoch = None
+        self.finish()
+
+    def finish(self) -> None:
+        """Waits until the checkpoint that is being written is complete. A collective.
+
+        Raises:
+            CheckpointError: If it cannot be completed; on all ranks.
+            OSError: If a rank cannot write; on all ranks.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.finish()
+
+    def _save(self) -> None:
+        self.finish()
+        self._is_due = False
+        states, arrays = callback_state.states_of(self._others())
+        place = self._position.place(self._progress.of_epoch)
+        training = {
+            "epoch": self._progress.epoch,
+            "of_epoch": self._progress.of_epoch,
+            "place": None if place is None or self._starts_again() else place.to_json(),
+            "callbacks": states,
+        }
+        session = self.checkpoints.sessions.current()
+        mesh = state.ONE_DEVICE if session is None else session.mesh
+        self._saving = self.checkpoints.save(
+            self.directory,
+            self.model,
+            self._progress.step,
+            {"training": training},
+            self.keep,
+            [state.replicated(name, value, mesh) for name, value in arrays.items()],
+        )
+        if not self.asynchronous:
+            self.finish()
+
+    def _starts_again(self) -> bool:
+        """Returns whether the next epoch makes a new iterator of the data."""
+        return not self._progress.of_epoch and not self._position.goes_on
+
+    def _others(self) -> list[keras.callbacks.Callback]:
+        """Returns the other callbacks of the fit."""
+        run = self.checkpoints.sessions.run()
+        those = [] if run is None or run.callbacks is None else run.callbacks.callbacks
+        return [each for each in those if each is not self]

@@ -1,0 +1,127 @@
+"""The callback ShardedCheckpoint: a fit that was ended goes on as if nothing had happened."""
+
+import os
+
+import keras
+import numpy as np
+import pytest
+from keras import callbacks, layers
+
+import shardcore
+from shardcore.testing import run_ranks
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(24, 6)).astype("float32")
+Y = RNG.integers(0, 4, 24)
+
+
+def distribute(shape, strategy="dtensor"):
+    shardcore.install(strategy)
+    if shape is None:
+        return
+    mesh = keras.distribution.DeviceMesh(shape, ("data", "model"))
+    rules = keras.distribution.LayoutMap(mesh)
+    rules[".*hidden.*kernel"] = (None, "model")
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="data")
+    )
+
+
+def build():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, "relu", name="hidden"),
+            layers.Dropout(0.3),
+            layers.Dense(4, name="digits"),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
+    return model
+
+
+class Stop(callbacks.Callback):
+    """Ends the fit after some steps, as a crash would."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+def generator():
+    """Batches without an end, in an order of its own."""
+    rng = np.random.default_rng(4)
+    while True:
+        rows = rng.integers(0, len(X), 8)
+        yield X[rows], Y[rows]
+
+
+DATA = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": 8},
+    "steps per epoch": lambda: {"x": X, "y": Y, "batch_size": 6, "steps_per_epoch": 2},
+    "generator": lambda: {"x": generator(), "steps_per_epoch": 3, "shuffle": False},
+}
+
+
+def fit(directory, data, stop=None, **options):
+    model = build()
+    plateau = callbacks.ReduceLROnPlateau("loss", 0.5, patience=1, min_delta=10.0)
+    early = callbacks.EarlyStopping("val_loss", patience=9, restore_best_weights=True)
+    backup = shardcore.ShardedCheckpoint(directory, **options)
+    others = [] if stop is None else [Stop(stop)]
+    try:
+        history = model.fit(
+            **DATA[data](),
+            epochs=4,
+            verbose=0,
+            validation_data=(X[:8], Y[:8]),
+            callbacks=[backup, plateau, early, *others],
+        ).history
+    except KeyboardInterrupt:
+        backup.finish()
+        return None
+    state = early.wait, early.best, plateau.wait, float(model.optimizer.learning_rate.numpy())
+    return model.get_weights(), history, state
+
+
+@pytest.mark.parametrize(
+    ("data", "stop", "options", "ended", "resumed"),
+    [
+        ("arrays", 8, {"every_steps": 2}, (2, 2), (1, 2)),
+        ("arrays", 7, {"every_steps": 2, "asynchronous": False}, (1, 2), None),
+        ("arrays", 7, {}, None, (2, 1)),
+        ("steps per epoch", 6, {"every_steps": 5}, (2, 1), (1, 2)),
+        ("generator", 9, {"every_steps": 4}, (1, 2), (2, 1)),
+    ],
+)
+def test_a_fit_that_was_ended_goes_on_at_the_next_step(
+    tmp_path, data, stop, options, ended, resumed
+):
+    def undisturbed(rank):
+        distribute(ended)
+        return fit(tmp_path / "other", data, resume=False, **options)
+
+    def begin(rank):
+        distribute(ended)
+        fit(tmp_path / "here", data, stop, **options)
+        return sorted(os.listdir(tmp_path / "here"))
+
+    def go_on(rank):
+        distribute(resumed, "manual")
+        return fit(tmp_path / "here", data, **options)
+
+    weights, history, state = run_ranks(undisturbed, 1 if ended is None else ended[0] * ended[1])[0]
+    run_ranks(begin, 1 if ended is None else ended[0] * ended[1])
+    for found, following, after in run_ranks(go_on, 1 if resumed is None else 2):
+        np.testing.assert_allclose(after, state, rtol=1e-5)
+        for name, values in following.items():
+            np.testing.assert_allclose(values, history[name][-len(values) :], rtol=1e-5)
+        for one, other in zip(found, weights, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
