@@ -56,7 +56,7 @@ class Stop(callbacks.Callback):
 
 
 def generator():
-    """Batches without an end, in an order of its own."""
+    """Batches without an end, in its own order."""
     rng = np.random.default_rng(4)
     while True:
         rows = rng.integers(0, len(X), 8)

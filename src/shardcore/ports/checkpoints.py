@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: what the binding needs of it. It knows bytes, and no tensors."""
+"""The store of checkpoints, as the binding needs it. It knows bytes, and no tensors."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -30,7 +30,7 @@ class Content:
 
 @attrs.frozen
 class Commit:
-    """What one rank does when the files of all ranks are written: it writes the index.
+    """The end of a save, on one rank: when the files of all ranks are there, it writes the index.
 
     Args:
         index: The index, without files.

@@ -18,7 +18,7 @@ from shardcore.domain.errors import CheckpointError
 
 @attrs.define(eq=False)
 class _Progress:
-    """How far a fit is: the steps in all, the epoch that runs, the steps of this epoch."""
+    """The progress of a fit: the steps in all, the epoch that runs, the steps of this epoch."""
 
     step: int = 0
     epoch: int = 0

@@ -1,4 +1,4 @@
-"""What ranks store of a variable in one layout, other ranks read in another: the same values."""
+"""Resharding: ranks read in one layout what others have stored in another."""
 
 import numpy as np
 from hypothesis import given, settings
