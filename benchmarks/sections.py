@@ -10,7 +10,7 @@ from unittest import mock
 import attrs
 from attrs import field, frozen
 
-from benchmarks import cases, contenders, rounds, rows, worlds
+from benchmarks import building, cases, contenders, rounds, rows, worlds
 from benchmarks.cases import Case
 from benchmarks.contender import CAPTURED, INDUCTOR, KERAS, PEERS, Contender, Goal
 from benchmarks.rows import Row
@@ -189,6 +189,11 @@ def simulated(options: Options) -> Iterator[Row]:
             yield worlds.row(layout, ranks, options.strategy)
 
 
+def build(options: Options) -> Iterator[Row]:
+    """The memory of a rank while a model of 1 GiB is built, loaded or quantized."""
+    yield from building.rows(options.quick, options.strategy)
+
+
 def _cuda(options: Options) -> Iterator[Row]:
     from benchmarks import cuda  # which imports what is above
 
@@ -205,5 +210,6 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "growth": growth,
     "compiling": compiling,
     "worlds": simulated,
+    "build": build,
     "cuda": _cuda,
 }

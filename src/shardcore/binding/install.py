@@ -17,7 +17,7 @@ from shardcore.binding.backend_library import BackendLibrary
 from shardcore.binding.context.session import Sessions
 from shardcore.binding.data import batches
 from shardcore.binding.data.data_adapters import array_loader
-from shardcore.binding.files import callbacks, saving
+from shardcore.binding.files import callbacks, loading, saving
 from shardcore.binding.keras_private import table
 from shardcore.binding.layers import calls, operations
 from shardcore.binding.metric_sums import results_of_epoch
@@ -25,7 +25,7 @@ from shardcore.binding.torch_modules import wrapper
 from shardcore.binding.training import loops
 from shardcore.binding.training.steps import Steps
 from shardcore.binding.types import Original
-from shardcore.binding.variables import adoption, variable
+from shardcore.binding.variables import adoption, initial, variable
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.capture import StepCapture
 from shardcore.ports.strategy import StrategyEntry
@@ -90,6 +90,7 @@ class Binding:
             "DTensor": lambda _: SimpleNamespace,  # of which no tensor is an instance
             "Variable._initialize_distributed": lambda _: lambda variable, value: None,
             "TorchTrainer._initialize_ddp": lambda _: lambda trainer: None,
+            "saving_lib.zipfile": partial(loading.archives, sessions),
             "torch_nadam.core": lambda core: operations.NumbersOfNadam(core, capture),
             "TensorBoard.summary": partial(callbacks.one_summary, sessions),
             **{
@@ -105,7 +106,10 @@ class Binding:
             "LayoutMap.__getitem__": layout_map.lookup,
             "LayoutMap.__setitem__": layout_map.add_rule,
             "Variable.__init__": variable.keep_layout,
+            "Variable._convert_to_tensor": partial(loading.without_copy, sessions),
             "Variable._direct_assign": partial(adoption.assign, sessions),
+            "Variable._initialize_with_initializer": partial(initial.initialize, sessions),
+            **{f"random.{name}": partial(initial.draw, sessions) for name in table.INITIAL_DRAWS},
             "Variable.__repr__": variable.represent,
             "core.convert_to_numpy": partial(variable.to_numpy, sessions),
             "Layer.__call__": partial(calls.layer_call, sessions),
@@ -150,6 +154,7 @@ class Binding:
             "ArrayDataAdapter.get_torch_dataloader": array_loader,
             "RNN.get_initial_state": calls.initial_states,
             "loss.apply_mask": batches.mask,
+            "saving_lib.is_memory_sufficient": loading.is_memory_sufficient,
             "io_utils.ask_to_proceed_with_overwrite": saving.ask,
             "OrbaxCheckpoint.set_model": callbacks.refuse_orbax,
         }

@@ -122,7 +122,8 @@ class Strategy(Tensors[TensorT], Protocol[TensorT]):
         """Returns the value of a new variable, in its storage layout. Starts no collective.
 
         Args:
-            value: The initial value, a plain tensor, equal on all ranks. It is freed afterwards.
+            value: The initial value, equal on all ranks: a plain tensor, which is freed
+                afterwards, or, of a large variable, a tensor that `join` made in `storage`.
             storage: The storage layout.
 
         Returns:

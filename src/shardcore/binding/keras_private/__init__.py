@@ -17,6 +17,7 @@ import torch
 from keras import Model
 from keras.src import optimizers
 from keras.src.backend.common import global_state
+from keras.src.backend.torch import random as torch_random
 from keras.src.callbacks import remote_monitor
 from keras.src.distribution import distribution_lib
 from keras.src.random import seed_generator
@@ -79,6 +80,11 @@ def without_distribution() -> Iterator[None]:
 def torch_device() -> Any:
     """Returns the device on which Keras creates tensors."""
     return _get_device()
+
+
+def generator_of(seed: Any) -> Any:
+    """Returns torch's generator for the next draw with `seed`."""
+    return torch_random.torch_seed_generator(seed)
 
 
 def is_symbolic() -> bool:

@@ -45,6 +45,8 @@ RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predic
 PHASES = ("train", "test")
 # The functions that set torch's generator.
 DRAWS = ("beta", "binomial", "gamma")
+# Those that draw the initial values of variables.
+INITIAL_DRAWS = ("normal", "truncated_normal", "uniform")
 # The modules of data adapters that read the distribution.
 ADAPTERS = ("array_data_adapter", "py_dataset_adapter", "torch_data_loader_adapter")
 # The modules of the callbacks that write files.
@@ -86,6 +88,21 @@ ALL = (
     Patch(
         "keras.src.backend.torch.core:Variable._initialize",
         "The torch variable ignores its layout.",
+    ),
+    Patch(
+        "keras.src.backend.common.variables:Variable._initialize_with_initializer",
+        "Draws the full value; a rank keeps its shard.",
+    ),
+    *(
+        Patch(
+            f"keras.src.backend.torch.random:{name}",
+            "Makes several copies of the full value of a variable.",
+        )
+        for name in INITIAL_DRAWS
+    ),
+    Patch(
+        "keras.src.backend.torch.core:Variable._convert_to_tensor",
+        "Copies an array that is copied into the variable.",
     ),
     Patch(
         "keras.src.backend.torch.core:Variable._direct_assign",
@@ -255,6 +272,14 @@ ALL = (
         "Every rank would write the file; one does, the others gather their shards.",
     ),
     Patch("keras.src.saving.saving_lib:save_weights_only", "As for the whole model."),
+    Patch(
+        "keras.src.saving.saving_lib:is_memory_sufficient",
+        "Reads and writes a whole archive in memory.",
+    ),
+    Patch(
+        "keras.src.saving.saving_lib:zipfile",
+        "Reads an archive from its beginning at each step back, or extracts it on each rank.",
+    ),
     Patch(
         "keras.src.utils.io_utils:ask_to_proceed_with_overwrite",
         "One rank asks, and all use its answer.",

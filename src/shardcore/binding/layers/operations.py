@@ -24,7 +24,9 @@ _RECORDABLE = (torch.Tensor, torch.Size, torch.dtype, bool, int, float, str, typ
 def generator(
     sessions: Sessions, capture: StepCapture[torch.Tensor], original: Original, seed: Seed
 ) -> Any:
-    """Replaces `torch_seed_generator` in a step that is being recorded."""
+    """Replaces `torch_seed_generator` in a step that is being recorded; a generator stays one."""
+    if isinstance(seed, torch.Generator):
+        return seed
     if not capture.is_recording() or keras_private.is_symbolic():
         return original(seed)
     return capture.generator(_next_seed(seed, sessions))

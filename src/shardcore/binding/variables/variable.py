@@ -125,7 +125,7 @@ def place(
     ruled = layout is None and getattr(variable, "_layout", None) is None
     rule = session.rule(variable.path) if ruled else None
     if layout is None:
-        layout = _ruled_layout(variable, session, of_optimizer)
+        layout = ruled_layout(variable, session, of_optimizer)
     stored = torch.nn.Parameter(
         _created(variable, layout, session), requires_grad=variable._value.requires_grad
     )
@@ -149,7 +149,7 @@ def place(
     )
 
 
-def _ruled_layout(variable: Variable, session: Session, of_optimizer: bool) -> Layout:
+def ruled_layout(variable: Variable, session: Session, of_optimizer: bool = False) -> Layout:
     """Returns the layout in which the strategy stores `variable`, by its rule, if it has one."""
     path, shape = variable.path, tuple(variable.shape)
     layout = session.packed.get(path)

@@ -71,11 +71,14 @@ def cases(
 
 
 def is_created(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """Checks that `create` keeps dtype and value; each rank has its part."""
+    """Checks that `create` keeps dtype and value, full or joined; each rank has its part."""
     for case in cases(strategy, world, EVEN, EVEN.to(torch.int64), EVEN > 40):
         created = strategy.create(case.full.clone(), case.layout)
         assert created.dtype == case.full.dtype, f"{created.dtype} is not {case.full.dtype}"
         case.check(created, case.full)
+        part, shape = case.part(case.full).clone(), tuple(case.full.shape)
+        joined = strategy.join(part, case.layout, shape)
+        case.check(strategy.create(joined, case.layout), case.full)
     scalar = torch.tensor(3.0, device=world.device_type)
     Case(strategy, world, scalar, Layout(world.mesh, ())).check(
         strategy.create(scalar.clone(), Layout(world.mesh, ())), scalar

@@ -1,0 +1,94 @@
+"""The memory of a rank while a model is built, loaded or quantized, against what it must hold."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import memory
+from benchmarks.rows import Row
+from shardcore.testing import RankFailed, run_ranks
+
+RANKS = 2
+WIDTH = 2048
+LIMIT = 1.15
+TIMEOUT = 600.0
+
+
+def rows(quick: bool, strategy: str) -> Iterator[Row]:
+    """Yields the peak of the fuller rank, against its shards and the largest variable."""
+    blocks = 4 if quick else 48  # of 16 MiB; beside an embedding of a quarter of the model
+    section = f"build and load, {blocks * 16 * 4 // 3} MiB, two ranks"
+    with tempfile.TemporaryDirectory(prefix="shardcore-bench-") as folder:
+        try:
+            found = run_ranks(_measure, RANKS, blocks, strategy, Path(folder), timeout=TIMEOUT)
+        except RankFailed as failed:
+            yield Row(section, "peak", note=str(failed).strip().splitlines()[-1])
+            return
+    for what in found[0]:
+        peak, bound = max((each[what] for each in found), key=lambda figures: figures[0])
+        ratio = peak / bound
+        yield Row(section, what, peak, "B", "shards + largest variable", ratio, LIMIT)
+
+
+def _measure(_rank: int, blocks: int, strategy: str, folder: Path) -> dict[str, tuple[int, int]]:
+    import keras
+
+    import shardcore
+
+    shardcore.install(strategy)
+    mesh = keras.distribution.DeviceMesh((1, RANKS), ("data", "model"))
+    rules = keras.distribution.LayoutMap(mesh)
+    rules[".*(kernel|embeddings)"] = (None, "model")
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="data")
+    )
+    memory.map_large_blocks()
+    keras.random.uniform((10,))
+    memory.begin()
+    found: dict[str, tuple[int, int]] = {}
+
+    def note(what: str, model: Any, act: Callable[[Any], Any]) -> Any:
+        """Returns the model after `act`, whose bound is the larger one of before and after."""
+        before, after = _bound(model), []
+        peak = memory.peak(lambda: after.append(act(model)))["process"]
+        model = model or after[0]
+        found[what] = peak, max(before, _bound(model))
+        return model
+
+    model = note("Model(...)", None, lambda _: _model(blocks))
+    for name in ("weights.h5", "weights.json"):
+        path, most = folder / f"model.{name}", 0.3 if name.endswith("json") else None
+        model.save_weights(path, max_shard_size=most)
+        note(f"load_weights of .{name}", model, lambda model: model.load_weights(path))  # noqa: B023
+    path = folder / "model.keras"
+    model.save(path)
+    note("load_weights of .keras", model, lambda model: model.load_weights(path))
+    model.compile("adam", "mse")
+    note("optimizer.build", model, lambda model: model.optimizer.build(model.trainable_variables))
+    del model
+    model = note("load_model", None, lambda _: keras.saving.load_model(path))
+    note("quantize to int8", model, lambda model: model.quantize("int8"))
+    del model
+    model = note("load_model again", None, lambda _: keras.saving.load_model(path))
+    note("enable_lora", model, lambda model: [each.enable_lora(4) for each in model.layers])
+    return found
+
+
+def _model(blocks: int) -> Any:
+    import keras
+
+    vocabulary = blocks * WIDTH // 3  # a third of the blocks' weights
+    hidden = [keras.layers.Dense(WIDTH, use_bias=False) for _ in range(blocks)]
+    return keras.Sequential(
+        [keras.Input((4,), dtype="int32"), keras.layers.Embedding(vocabulary, WIDTH), *hidden]
+    )
+
+
+def _bound(model: Any) -> int:
+    """The shards of this rank, of the optimizer too, and the largest variable."""
+    if model is None:
+        return 0
+    optimizer = model.optimizer.variables if model.compiled else []
+    kept = [each._value for each in (*model.variables, *optimizer)]
+    return sum(map(memory.storage_bytes, kept)) + max(each.nbytes for each in kept)

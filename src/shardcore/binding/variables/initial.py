@@ -1,0 +1,102 @@
+"""Patches: the initial values of large variables, of which a rank makes its shard.
+
+Of random values it draws all numbers, in pieces, and keeps its own.
+"""
+
+from typing import Any
+
+import attrs
+import numpy
+import torch
+from keras import Variable, initializers
+
+from shardcore.binding import keras_private
+from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.types import Original
+from shardcore.binding.variables import variable
+from shardcore.domain.layout import Layout
+from shardcore.domain.pieces import overlap, pieces
+
+# Elements of a piece. Smaller variables are made at once.
+PIECE = 1 << 16
+
+# The calls of Keras' initializers whose value is that of one draw, or one number.
+_DRAWS = {
+    each.__call__
+    for each in (
+        initializers.RandomNormal,
+        initializers.RandomUniform,
+        initializers.TruncatedNormal,
+        initializers.VarianceScaling,
+    )
+}
+_NUMBERS = {
+    each.__call__ for each in (initializers.Constant, initializers.Ones, initializers.Zeros)
+}
+
+
+@attrs.frozen(eq=False)
+class NewShard:
+    """The variable in creation, of which a draw of its shape gives this rank's shard."""
+
+    session: Session
+    shape: tuple[int, ...]
+    layout: Layout
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of this rank's shard."""
+        return self.layout.local_shape(self.shape, self.session.world.position)
+
+    def joined(self, shard: torch.Tensor) -> torch.Tensor:
+        """Returns the sharded tensor of the shards of all ranks."""
+        return self.session.strategy.join(shard, self.layout, self.shape)
+
+
+def initialize(sessions: Sessions, original: Original, new: Variable, initializer: Any) -> None:
+    """Replaces `Variable._initialize_with_initializer`: makes a shard of a large value."""
+    session, shape, call = sessions.current(), tuple(new._shape), type(initializer).__call__
+    is_large = torch.Size(shape).numel() > PIECE and not keras_private.is_symbolic()
+    if session is None or session.mesh.size == 1 or not is_large:
+        original(new, initializer)
+        return
+    shard = NewShard(session, shape, variable.ruled_layout(new, session))
+    if call in _NUMBERS and not numpy.ndim(getattr(initializer, "value", 0)):
+        new._initialize(shard.joined(initializer(shard.local_shape, dtype=new._dtype)))
+        return
+    if call in _DRAWS and _can_be_drawn(shard.layout):
+        sessions.new_shard = shard
+    try:
+        original(new, initializer)
+    finally:
+        sessions.new_shard = None
+
+
+def _can_be_drawn(layout: Layout) -> bool:
+    """Returns whether pieces have the numbers of one draw; CUDA's generator gives others."""
+    is_one_part = all(count == 1 for count in layout.segments)
+    return is_one_part and torch.device(keras_private.torch_device()).type == "cpu"
+
+
+def draw(
+    sessions: Sessions, original: Original, shape: Any, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """Replaces `normal`, `truncated_normal` and `uniform`: draws a variable in creation in pieces.
+
+    Their generator is asked for once, so that the pieces have the numbers of one draw.
+    """
+    new: NewShard | None = sessions.new_shard
+    if new is None or tuple(shape) != new.shape:
+        value: torch.Tensor = original(shape, *args, **kwargs)
+        return value
+    generator = keras_private.generator_of(kwargs.pop("seed"))
+    held = new.layout.slices(new.shape, new.session.world.position)
+    shard = torch.empty(())
+    for number, piece in enumerate(pieces(new.shape, PIECE)):
+        size = tuple(each.stop - each.start for each in piece)
+        drawn = original(size, *args, seed=generator, **kwargs)
+        if number == 0:
+            shard = drawn.new_empty(new.local_shape)
+        source, target = overlap(piece, held)
+        shard[target] = drawn[source]
+    return new.joined(shard)

@@ -1,0 +1,143 @@
+"""Large variables: drawn, loaded and saved without a full value beside the shards."""
+
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+from keras import initializers
+
+import shardcore
+from benchmarks import memory
+from shardcore.testing import run_ranks
+
+MIB = 2**20
+# Pieces of rows, with a last one that is no block of 16, and pieces of one index of the first dim.
+SHAPES = [(500, 300), (150_001,), (3, 3, 100, 80)]
+MAKERS = {
+    "uniform": lambda: initializers.RandomUniform(-1, 2, seed=1),
+    "normal": lambda: initializers.RandomNormal(1.0, 2.0, seed=2),
+    "truncated": lambda: initializers.TruncatedNormal(seed=3),
+    "scaled": initializers.HeNormal,  # by the global seed
+    "orthogonal": lambda: initializers.Orthogonal(seed=4),  # drawn and then changed
+}
+
+
+def split_last_dim(strategy):
+    shardcore.install(strategy)
+    mesh = keras.distribution.DeviceMesh((1, 2), ("data", "model"))
+    rules = keras.distribution.LayoutMap(mesh)
+    for ndim in range(1, 5):
+        rules[f".*of_{ndim}_dims.*"] = (*[None] * (ndim - 1), "model")
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="data")
+    )
+
+
+def values(dtype):
+    keras.utils.set_random_seed(5)
+    found = {}
+    for name, make in MAKERS.items():
+        for shape in SHAPES if name != "orthogonal" else SHAPES[:1] * (dtype == "float32"):
+            variable = keras.Variable(
+                make(), shape=shape, dtype=dtype, name=f"of_{len(shape)}_dims"
+            )
+            found[name, shape] = keras.ops.convert_to_numpy(variable).astype("float32")
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["dtensor", "manual"])
+def test_a_large_variable_begins_with_the_numbers_of_one_device(strategy):
+    dtype = {"dtensor": "float32", "manual": "bfloat16"}[strategy]
+    (expected,) = run_ranks(lambda _: values(dtype), 1)
+
+    def drawn(_rank):
+        split_last_dim(strategy)
+        return values(dtype)
+
+    for found in run_ranks(drawn, 2):
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value, str(name))
+
+
+@pytest.mark.parametrize("initializer", ["glorot_uniform", "he_normal", "zeros"])
+def test_a_rank_makes_its_shard_of_a_large_variable_and_no_full_value(initializer):
+    def grown(_rank):
+        split_last_dim("dtensor")
+        memory.map_large_blocks()
+        keras.random.truncated_normal((10,))
+        memory.begin()
+        made = []
+
+        def make():
+            made.append(
+                keras.Variable(initializer, shape=(4096, 4096), dtype="float32", name="of_2_dims")
+            )
+
+        return memory.peak(make)["process"] / MIB
+
+    assert max(run_ranks(grown, 2)) < 32 + 12  # of 64 MiB a rank keeps 32
+
+
+def layered():
+    keras.utils.set_random_seed(1)
+    hidden = [keras.layers.Dense(2048, use_bias=False, name=f"of_2_dims_{n}") for n in range(2)]
+    return keras.Sequential([keras.Input((2048,)), *hidden])
+
+
+@pytest.mark.parametrize("name", ["a.weights.h5", "a.weights.json", "a.keras"])
+def test_a_rank_reads_one_variable_at_a_time(name, tmp_path):
+    path = tmp_path / name
+
+    def save(_rank):
+        model = layered()
+        if name == "a.keras":
+            model.save(path)
+        else:
+            model.save_weights(path, max_shard_size=0.02 if name.endswith("json") else None)
+        return [float(abs(each).sum()) for each in model.get_weights()]
+
+    def load(_rank):
+        split_last_dim("dtensor")
+        memory.map_large_blocks()
+        keras.random.uniform((10,))
+        memory.begin()
+        kept = []
+
+        def read():
+            model = keras.saving.load_model(path) if name == "a.keras" else layered()
+            if name != "a.keras":
+                model.load_weights(path)
+            kept.append(model)
+
+        grown = memory.peak(read)["process"] / MIB
+        return grown, [float(abs(each).sum()) for each in kept[0].get_weights()]
+
+    (saved,) = run_ranks(save, 1)
+    for grown, found in run_ranks(load, 2):
+        assert grown < 16 + 16 + 12  # shards of 16 MiB, and one variable of 16
+        np.testing.assert_allclose(found, saved, rtol=1e-6)
+
+
+def test_a_compressed_archive_is_read_too(tmp_path):
+    plain, packed = tmp_path / "plain.keras", tmp_path / "packed.keras"
+
+    def save(_rank):
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(4, use_bias=False, name="of_2_dims")]
+        )
+        model.save(plain)
+        return model.get_weights()
+
+    (saved,) = run_ranks(save, 1)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as to:
+        for each in source.namelist():
+            to.writestr(each, source.read(each))
+
+    def load(_rank):
+        split_last_dim("dtensor")
+        return keras.saving.load_model(packed).get_weights()
+
+    for found in run_ranks(load, 2):
+        for one, other in zip(found, saved, strict=True):
+            np.testing.assert_array_equal(one, other)
