@@ -47,14 +47,14 @@ class Shift:
         chunks = [(each.start, each.stop) for (each,) in ranges_of(found, dim, size)]
         if not tensor.is_split(dim) or min(end - begin for begin, end in chunks) < 1:
             return None
-        size = tensor.shape[dim]
-        wanted = [range(*(min(max(start + each, 0), size) for each in chunk)) for chunk in chunks]
+        length = tensor.shape[dim]
+        wanted = [range(*(min(max(start + each, 0), length) for each in chunk)) for chunk in chunks]
         before = [min(max(-start, begin), end) - begin for begin, end in chunks]
         pads = tuple(
             (missing, end - begin - missing - len(each))
             for missing, (begin, end), each in zip(before, chunks, wanted, strict=True)
         )
-        held = ranges_of(layout, dim, size)
+        held = ranges_of(layout, dim, length)
         exchange = Exchange(axes[0], dim, held, tuple((each,) for each in wanted))
         return cls(exchange, size, pads, found, value)
 
