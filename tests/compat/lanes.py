@@ -20,6 +20,7 @@ LANES: dict[str, tuple[str, ...]] = {
     "unit": ("tests/unit", "src", "--doctest-modules"),
     "contract": ("tests/distributed/test_contract.py",),
     "counts": tuple(COUNTS),
+    "keras": ("tests/distributed/test_keras_own_tests.py",),
     "matrix": ("tests/matrix",),
 }
 

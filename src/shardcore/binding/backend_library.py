@@ -18,9 +18,12 @@ KERAS_DEVICE = {"cuda": "gpu"}
 DEVICE_TYPES = ("cpu", "gpu", "tpu")
 
 
-@attrs.frozen
+@attrs.define(slots=False, eq=False)
 class BackendLibrary:
-    """The functions of `keras.src.backend.jax.distribution_lib` that Keras calls on torch."""
+    """The functions of `keras.src.backend.jax.distribution_lib` that Keras calls on torch.
+
+    As in a module, a test may replace them: Keras' own tests do.
+    """
 
     processes: Processes
     sessions: Sessions

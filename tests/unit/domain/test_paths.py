@@ -206,8 +206,9 @@ def test_several_patterns_on_one_path_say_how_to_choose():
     with pytest.raises(RuleError) as caught:
         rules.match("dense/kernel")
     assert str(caught.value) == (
-        "One rule at most may match a path, but 'dense/kernel' matches 2: '.*kernel', "
-        "'.*dense.*'. Make all but one narrower, or add a rule with the exact key 'dense/kernel'."
+        "Path 'dense/kernel' matches multiple layout specification keys, and one at most may "
+        "match: '.*kernel', '.*dense.*'. Make all but one narrower, or add a rule with the exact "
+        "key 'dense/kernel'."
     )
 
 

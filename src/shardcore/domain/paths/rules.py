@@ -136,6 +136,8 @@ def _ambiguous(path: str, keys: Sequence[str], how: str) -> RuleError:
         "pattern": f"Make all but one narrower, or add a rule with the exact key {path!r}.",
     }[how]
     listed = ", ".join(map(repr, keys))
+    # The first words of the error of Keras.
     return RuleError(
-        f"One rule at most may match a path, but {path!r} matches {len(keys)}: {listed}. {remedy}"
+        f"Path {path!r} matches multiple layout specification keys, and one at most may match: "
+        f"{listed}. {remedy}"
     )

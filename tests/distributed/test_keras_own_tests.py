@@ -1,0 +1,61 @@
+"""The tests that Keras has for itself, under shardcore."""
+
+from functools import partial
+
+import pytest
+from keras.src import backend
+
+import shardcore
+from shardcore import bootstrap
+from tests.keras_tests import KERAS, outcomes
+
+DISTRIBUTION = "distribution/distribution_lib_test.py"
+WITHOUT_TENSORFLOW = "not dataset or unsupported_dataset"
+# Its test sets a distribution over eight devices, and shardcore refuses one that this job lacks.
+OF_EIGHT_DEVICES = "DistributionTest::test_scope"
+
+pytestmark = pytest.mark.skipif(
+    not (KERAS / "src" / DISTRIBUTION).exists(), reason="the wheel of this Keras has no tests"
+)
+
+
+def install_for_tests_of_jax():
+    shardcore.install()
+    # They make variables of integers that are trainable, which torch refuses, in plain Keras too.
+    backend.Variable = partial(backend.Variable, trainable=False)
+
+
+def install_on_eight_ranks():
+    shardcore.install()
+    bootstrap.simulate(8)
+
+
+def test_keras_tests_of_distributions_pass_that_it_skips_without_jax():
+    found = outcomes(DISTRIBUTION, install_for_tests_of_jax, WITHOUT_TENSORFLOW)
+    assert "has 8 devices, but the job has 1 processes" in found.pop(OF_EIGHT_DEVICES)
+    assert {name: outcome for name, outcome in found.items() if outcome != "passed"} == {}
+    assert len(found) >= 31
+
+
+def test_the_scope_of_a_distribution_over_eight_devices_passes_in_a_job_of_eight():
+    name = OF_EIGHT_DEVICES.replace("::", " and ")
+    assert outcomes(DISTRIBUTION, install_on_eight_ranks, name) == {OF_EIGHT_DEVICES: "passed"}
+
+
+@pytest.mark.parametrize(
+    ("file", "chosen", "enough"),
+    [
+        ("layers/layer_test.py", "", 59),
+        ("optimizers/optimizer_test.py", "", 40),
+        # Left out: what starts processes, which a rank of run_ranks may not; and a large model.
+        ("saving/saving_lib_test.py", "not concurrently and not efficientnet", 70),
+        ("trainers/trainer_test.py", "not multiprocessing", 89),
+    ],
+)
+def test_the_same_tests_of_keras_pass_as_without_shardcore(file, chosen, enough):
+    without, under = (
+        {name for name, outcome in outcomes(file, prepare, chosen).items() if outcome == "passed"}
+        for prepare in (lambda: None, shardcore.install)
+    )
+    assert under == without
+    assert len(without) >= enough
