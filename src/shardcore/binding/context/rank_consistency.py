@@ -172,8 +172,10 @@ def _local(variable: Variable, session: Session) -> torch.Tensor:
 def copies(model: Model, session: Session) -> Facts:
     """Returns facts on the values of replicated variables, without those of metrics."""
     metrics = {id(each) for each in getattr(model, "metrics_variables", None) or []}
-    full = [v for v in variables_of(model) if id(v) not in metrics and _is_replicated(v, session)]
-    parts = [(v.path, _local(v, session)) for v in full]
+    replicated = [
+        v for v in variables_of(model) if id(v) not in metrics and _is_replicated(v, session)
+    ]
+    parts = [(v.path, _local(v, session)) for v in replicated]
     copied = [(path, local) for path, local in parts if _is_equal_everywhere(local)]
     if not copied:
         return {}

@@ -180,9 +180,9 @@ def _concatenated(operator: Operator, tensors: list[Operand], dim: int = 0) -> T
 def _pieces(_operator: Operator, tensor: Operand, sizes: int | list[int], dim: int = 0) -> Task:
     """Plans `split(tensor, sizes)`, with a list of sizes or one size for all."""
     dim %= tensor.ndim
-    size = tensor.shape[dim]
+    length = tensor.shape[dim]
     if not isinstance(sizes, list | tuple):
-        sizes = [min(sizes, size - at) for at in range(0, size, sizes)] if size else [0]
+        sizes = [min(sizes, length - at) for at in range(0, length, sizes)] if length else [0]
     if 0 in sizes:
         rule = basic.along(tensor.ndim, frozenset({dim}), results=len(sizes))
         return several_results(rule, tensor, lambda part: torch.split(part, sizes, dim))
