@@ -1,6 +1,8 @@
 """The callback ShardedCheckpoint: a fit that was ended goes on as if nothing had happened."""
 
 import os
+import signal
+import threading
 
 import keras
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from keras import callbacks, layers
 
 import shardcore
-from shardcore.testing import run_ranks
+from shardcore.testing import RankFailed, run_ranks
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 6)).astype("float32")
@@ -125,3 +127,103 @@ def test_a_fit_that_was_ended_goes_on_at_the_next_step(
             np.testing.assert_allclose(values, history[name][-len(values) :], rtol=1e-5)
         for one, other in zip(found, weights, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path):
+    def begin(rank):
+        distribute((1, 2))
+        sync, calls = os.fsync, []
+
+        def killed(descriptor):
+            calls.append(descriptor)
+            if rank == 1 and len(calls) == 2:  # the file of its second save
+                os.kill(os.getpid(), signal.SIGKILL)
+            sync(descriptor)
+
+        os.fsync = killed
+        fit(tmp_path, "arrays", every_steps=2)
+
+    def go_on(rank):
+        distribute((1, 2))
+        return shardcore.latest_checkpoint(tmp_path).name, fit(tmp_path, "arrays", every_steps=2)
+
+    with pytest.raises(RankFailed):
+        run_ranks(begin, 2)
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".unfinished-")]
+    assert {name for name, _ in run_ranks(go_on, 2)} == {"step-00000002"}
+    assert all(name.startswith("step-") for name in os.listdir(tmp_path))
+
+
+class AtStep(callbacks.Callback):
+    """Calls a function after a step."""
+
+    def __init__(self, step, function):
+        super().__init__()
+        self.step, self.function = step, function
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.step -= 1
+        if not self.step:
+            self.function()
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
+    def train(rank):
+        distribute((1, 2))
+        later, sync = threading.Event(), os.fsync
+
+        def slow(descriptor):
+            assert later.wait(30), "the writing ended before the training went on"
+            sync(descriptor)
+
+        os.fsync = slow
+        backup = shardcore.ShardedCheckpoint(tmp_path, every_steps=2, keep=1)
+        model = build()
+        hook = AtStep(3, later.set)  # a step after the first save
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[backup, hook])
+        return sorted(os.listdir(tmp_path))
+
+    assert run_ranks(train, 2) == [["step-00000006"]] * 2
+
+
+def test_an_error_of_one_ranks_thread_is_raised_on_all_ranks(tmp_path):
+    def train(rank):
+        distribute((1, 2))
+
+        def full(descriptor):
+            raise OSError(28, "No space left on device")
+
+        if rank == 1:
+            os.fsync = full
+        with pytest.raises(OSError, match="No space left"):
+            fit(tmp_path, "arrays")
+        return os.listdir(tmp_path)
+
+    assert run_ranks(train, 2) == [[], []]
+
+
+def test_a_callback_of_the_user_is_saved_if_it_has_a_state(tmp_path):
+    class Counter(callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.epochs, self.seen = 0, np.zeros(2)
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.epochs, self.seen = self.epochs + 1, self.seen + 1
+
+        def state_dict(self):
+            return {"epochs": self.epochs, "seen": self.seen}
+
+        def load_state_dict(self, state):
+            self.epochs, self.seen = state["epochs"], state["seen"]
+
+    def train(rank, epochs):
+        distribute((1, 2))
+        counter = Counter()
+        backup = shardcore.ShardedCheckpoint(tmp_path)
+        model = build()
+        model.fit(X, Y, batch_size=8, epochs=epochs, verbose=0, callbacks=[backup, counter])
+        return counter.epochs, counter.seen.tolist()
+
+    assert run_ranks(train, 2, 2) == [(2, [2.0, 2.0])] * 2
+    assert run_ranks(train, 2, 3) == [(3, [3.0, 3.0])] * 2

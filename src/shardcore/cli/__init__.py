@@ -12,6 +12,7 @@ from typing import Any
 
 from shardcore import api, bootstrap
 from shardcore.bootstrap import environment
+from shardcore.cli import checkpoints
 from shardcore.cli.arguments import (
     DEFAULT_POLICY,
     UsageError,
@@ -115,7 +116,13 @@ def _verify(options: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-COMMANDS = {"status": _status, "plan": _plan, "explain": _explain, "verify": _verify}
+COMMANDS = {
+    "status": _status,
+    "plan": _plan,
+    "explain": _explain,
+    "verify": _verify,
+    "checkpoint": checkpoints.run,
+}
 
 
 def _show(result: Status | Explanation | Verification, options: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from shardcore import __version__
 from shardcore.bootstrap import plugins
+from shardcore.cli import checkpoints
 from shardcore.domain.errors import ShardcoreError
 from shardcore.domain.mesh import Mesh
 from shardcore.ports.policy import PolicyEntry
@@ -25,6 +26,7 @@ examples:
   shardcore explain model.py --mesh 2x4   what a step of it moves on 8 ranks
   shardcore verify model.py               build() of model.py, on one device
   shardcore verify model.py:make --json   another function, as JSON
+  shardcore checkpoint inspect DIR        what a checkpoint has
   torchrun --nproc_per_node=2 --module shardcore verify model.py:build
                                           on two ranks; rank 0 prints the report
 """
@@ -114,6 +116,11 @@ def parser() -> argparse.ArgumentParser:
     explain = add("explain", help=about, description=EXPLAIN, epilog=EXPLAIN_EPILOG)
     about = "check that every rank stores its shards of a model"
     verify = add("verify", help=about, description=VERIFY, epilog=EPILOG)
+    about = "inspect, verify and convert sharded checkpoints"
+    checkpoint = add(
+        "checkpoint", help=about, description=checkpoints.DESCRIPTION, epilog=checkpoints.EPILOG
+    )
+    checkpoints.add_words(checkpoint)
     for each in (status, plan, explain, verify):
         each.add_argument("--json", action="store_true", help="print data instead of a table")
     for each in (status, explain, verify):

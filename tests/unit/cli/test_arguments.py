@@ -18,7 +18,18 @@ def exits(capsys, *words):
     return exit_.value.code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [(), ("status",), ("plan",), ("explain",), ("verify",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("status",),
+        ("plan",),
+        ("explain",),
+        ("verify",),
+        ("checkpoint",),
+        ("checkpoint", "convert"),
+    ],
+)
 def test_help_fits_80_columns(capsys, monkeypatch, words):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):

@@ -16,7 +16,7 @@ from shardcore.domain.errors import CheckpointError
 logger = logging.getLogger("shardcore.checkpoints")
 
 INDEX = "index.json"
-_UNFINISHED = ".unfinished-"
+UNFINISHED = ".unfinished-"
 _NAME = re.compile(r"step-(\d{8,18})")
 _INDEX_LIMIT = 2**30  # bytes
 
@@ -29,17 +29,17 @@ def path(directory: Path, step: int) -> Path:
 def begin(directory: Path, step: int) -> Path:
     """Returns a new folder to write into, and removes those that a crash has left behind."""
     directory.mkdir(parents=True, exist_ok=True)
-    for left in sorted(directory.glob(f"{_UNFINISHED}*")):
+    for left in sorted(directory.glob(f"{UNFINISHED}*")):
         logger.warning("%s was not completed: it is removed", left)
         shutil.rmtree(left)
-    folder = directory / f"{_UNFINISHED}{path(directory, step).name}"
+    folder = directory / f"{UNFINISHED}{path(directory, step).name}"
     folder.mkdir()
     return folder
 
 
 def complete(folder: Path) -> Path:
     """Renames a folder whose files are on the disk to its name as a complete checkpoint."""
-    target = folder.with_name(folder.name.removeprefix(_UNFINISHED))
+    target = folder.with_name(folder.name.removeprefix(UNFINISHED))
     sync(folder)
     if target.exists():
         remove(target)
@@ -50,7 +50,7 @@ def complete(folder: Path) -> Path:
 
 def remove(checkpoint: Path) -> None:
     """Removes a checkpoint, which is incomplete from the first moment on."""
-    hidden = checkpoint.with_name(f"{_UNFINISHED}removed-{checkpoint.name}")
+    hidden = checkpoint.with_name(f"{UNFINISHED}removed-{checkpoint.name}")
     os.rename(checkpoint, hidden)
     shutil.rmtree(hidden)
 
@@ -63,7 +63,7 @@ def all_of(directory: Path) -> list[Path]:
 
 def latest(directory: Path) -> Path | None:
     """Returns the newest complete checkpoint, None without one."""
-    for left in sorted(directory.glob(f"{_UNFINISHED}*")):
+    for left in sorted(directory.glob(f"{UNFINISHED}*")):
         logger.warning("%s was not completed: it is skipped", left)
     for each in all_of(directory):
         try:
@@ -73,6 +73,11 @@ def latest(directory: Path) -> Path | None:
         else:
             return each
     return None
+
+
+def find(path: Path) -> Path | None:
+    """Returns `path` if it is a folder with an index, else the newest complete one in it."""
+    return path if (path / INDEX).exists() else latest(path)
 
 
 def keep_newest(directory: Path, count: int) -> None:

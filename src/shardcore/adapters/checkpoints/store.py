@@ -38,7 +38,7 @@ class FolderStore:
 
     def find(self, path: Path) -> Path | None:
         """Returns `path` if it is a folder with an index, else the newest complete one in it."""
-        return path if (path / folders.INDEX).exists() else folders.latest(path)
+        return folders.find(path)
 
     def index(self, checkpoint: Path) -> Index:
         """Returns the index of a complete checkpoint."""

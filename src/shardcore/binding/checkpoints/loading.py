@@ -15,7 +15,7 @@ from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.domain.checkpoints.contents import Loaded, Matched, match
-from shardcore.domain.checkpoints.grid import Box, Held, held
+from shardcore.domain.checkpoints.grid import Held, held
 from shardcore.domain.checkpoints.index import Index, StoredVariable
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import CheckpointStore, Reader
@@ -77,16 +77,17 @@ def load(
             store.check(checkpoint, index.files[position::ranks])
             for name, stored in matched.pairs.items():
                 reader.check(stored, _parts(tensors[name], position))
-            for stored, array in arrays:
-                reader.check(stored, _whole(array))
-            generators.update(state.generators_of(index.state.get("generators", {})))
+            for stored, _ in arrays:
+                reader.check(stored, stored.whole)
+            stored_states = index.state.get("generators", {})
+            generators.update(state.generators_of(stored_states, checkpoint))
 
         def read() -> None:
             nonlocal count
             for name, stored in matched.pairs.items():
                 count += _read(reader, stored, tensors[name], _parts(tensors[name], position))
             for stored, array in arrays:
-                reader.read(stored, _whole(array), stored.shape, state.bytes_of(array))
+                reader.read(stored, stored.whole, stored.shape, state.bytes_of(array))
             state.set_generators(generators)
 
         together(check, f"check checkpoint {str(checkpoint)!r}", session, sessions)
@@ -155,11 +156,6 @@ def _make_missing(model: keras.Model, index: Index) -> None:
 
 def _parts(tensor: StateTensor, position: int) -> list[Held]:
     return held(tensor.layout, tensor.shape, position)
-
-
-def _whole(array: torch.Tensor) -> list[Held]:
-    box = Box((0,) * array.ndim, tuple(array.shape))
-    return [Held(box, box)]
 
 
 def _arrays(index: Index) -> list[tuple[StoredVariable, torch.Tensor]]:

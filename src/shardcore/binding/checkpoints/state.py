@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
+from pathlib import Path
 
 import attrs
 import keras
@@ -100,7 +101,7 @@ def generators() -> dict[str, str]:
     return {device: state.numpy().tobytes().hex() for device, state in states.items()}
 
 
-def generators_of(states: Json) -> dict[str, torch.Tensor]:
+def generators_of(states: Json, checkpoint: Path) -> dict[str, torch.Tensor]:
     """Returns the states that `generators` has written, for the devices that exist here.
 
     Raises:
@@ -114,7 +115,7 @@ def generators_of(states: Json) -> dict[str, torch.Tensor]:
                 torch.Generator(device).set_state(found[device])
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"The state of torch's generator in the checkpoint does not fit torch "
+            f"The state of torch's generator in {str(checkpoint)!r} does not fit torch "
             f"{torch.__version__} ({error}): load it with the release that saved it."
         ) from None
     return found

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from shardcore.domain.checkpoints.dtypes import DTYPES
-from shardcore.domain.checkpoints.grid import Box, Grid
+from shardcore.domain.checkpoints.grid import Box, Grid, Held
 from shardcore.domain.errors import CheckpointError
 
 FORMAT = 1
@@ -97,6 +97,12 @@ class StoredVariable:
     def nbytes(self) -> int:
         """The bytes of all its elements."""
         return math.prod(self.shape) * DTYPES[self.dtype][1]
+
+    @property
+    def whole(self) -> list[Held]:
+        """All of it, as the one part that is wanted."""
+        box = Box((0,) * len(self.shape), self.shape)
+        return [Held(box, box)]
 
     def __str__(self) -> str:
         return f"{self.name!r} ({self.path})" if self.path else repr(self.name)

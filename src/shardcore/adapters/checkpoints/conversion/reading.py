@@ -1,0 +1,183 @@
+"""The sources of a conversion: checkpoints, safetensors files, and Keras' weight files."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import h5py
+import numpy as np
+
+from shardcore.adapters.checkpoints import folders, safetensors
+from shardcore.adapters.checkpoints.store import FolderReader
+from shardcore.domain.checkpoints.dtypes import DTYPES
+from shardcore.domain.checkpoints.grid import Box
+from shardcore.domain.checkpoints.index import Json, StoredVariable
+from shardcore.domain.errors import CheckpointError
+
+
+@attrs.frozen(eq=False)
+class Variable:
+    """A variable that is read when it is written.
+
+    Args:
+        name: Its name.
+        path: Its Keras path, empty if unknown.
+        group: What it belongs to, as in the index of a checkpoint.
+        dtype: The name of its dtype.
+        shape: Its shape.
+        read: Returns its bytes in row-major order.
+    """
+
+    name: str
+    path: str
+    group: str
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[], memoryview]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its values."""
+        return int(np.prod(self.shape, dtype=object)) * DTYPES[self.dtype][1]
+
+
+@attrs.frozen(eq=False)
+class Source:
+    """What is converted: the variables, and of a checkpoint the step and the state."""
+
+    variables: tuple[Variable, ...]
+    step: int = 0
+    state: Mapping[str, Json] = attrs.field(factory=dict)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Source]:
+    """Opens a source.
+
+    Raises:
+        CheckpointError: If it is none.
+    """
+    with ExitStack() as stack:
+        if (path / folders.INDEX).exists():
+            yield _checkpoint(path, stack)
+        elif path.is_dir():
+            yield _safetensors(sorted(path.glob("*.safetensors")), path, stack)
+        elif path.name.endswith(".safetensors") and path.is_file():
+            yield _safetensors([path], path, stack)
+        elif path.name.endswith((".weights.h5", ".weights.json")) and path.is_file():
+            yield _weights(path, stack)
+        else:
+            raise CheckpointError(
+                f"{str(path)!r} cannot be converted: give the folder of a checkpoint, a folder of "
+                ".safetensors files, or a file that ends in .safetensors, .weights.h5 or "
+                ".weights.json."
+            )
+
+
+def _checkpoint(path: Path, stack: ExitStack) -> Source:
+    index = folders.read_index(path)
+    reader = FolderReader(path, index, stack)
+    return Source(
+        tuple(
+            Variable(v.name, v.path, v.group, v.dtype, v.shape, _stored(reader, v))
+            for v in index.variables
+        ),
+        index.step,
+        index.state,
+    )
+
+
+def _stored(reader: FolderReader, variable: StoredVariable) -> Callable[[], memoryview]:
+    def read() -> memoryview:
+        target = memoryview(bytearray(variable.nbytes))
+        reader.read(variable, variable.whole, variable.shape, target)
+        return target
+
+    return read
+
+
+def _safetensors(paths: Iterable[Path], path: Path, stack: ExitStack) -> Source:
+    files = [stack.enter_context(safetensors.opened(each)) for each in paths]
+    found = [(name, file) for file in files for name in file.entries]
+    if not found:
+        raise CheckpointError(f"{str(path)!r} has no .safetensors file with a tensor.")
+    _refuse_twice([name for name, _ in found], path)
+    return Source(tuple(_of_entry(name, file) for name, file in found))
+
+
+def _of_entry(name: str, file: safetensors.SafetensorsFile) -> Variable:
+    entry = file.entries[name]
+    whole = Box((0,) * len(entry.shape), entry.shape)
+
+    def read() -> memoryview:
+        target = memoryview(bytearray(entry.nbytes))
+        file.read(entry, whole, target, entry.shape, whole)
+        return target
+
+    return Variable(name, "", group_of(name), entry.dtype, entry.shape, read)
+
+
+def _weights(path: Path, stack: ExitStack) -> Source:
+    """Opens weights of Keras, in one file or in those that a .weights.json names."""
+    paths = [path] if path.suffix == ".h5" else [path.with_name(each) for each in _parts(path)]
+    try:
+        files = [stack.enter_context(h5py.File(each, "r")) for each in paths]
+        found = [(name, each) for file in files for name, each in _datasets(file)]
+        variables = tuple(_of_dataset(name, each) for name, each in found)
+    except (OSError, KeyError, RuntimeError, TypeError) as error:
+        raise CheckpointError(f"{str(path)!r} is no file of Keras' weights: {error}") from None
+    _refuse_twice([name for name, _ in found], path)
+    return Source(variables)
+
+
+def _parts(path: Path) -> list[str]:
+    """Returns the names of the files in the weight map of a .weights.json."""
+    try:
+        found = json.loads(path.read_text())["weight_map"].values()
+        names = {name for each in found for name in ([each] if isinstance(each, str) else each)}
+        if all(isinstance(name, str) and Path(name).name == name for name in names):
+            return sorted(names)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{str(path)!r} has no weight map: {error!r}") from None
+    raise CheckpointError(f"{str(path)!r} names files outside of its folder.")
+
+
+def _datasets(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the datasets below a group. Links to other files are refused."""
+    for name in group:
+        path = f"{prefix}{name}"
+        item = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
+        if isinstance(item, h5py.Group):
+            yield from _datasets(item, f"{path}/")
+        elif isinstance(item, h5py.Dataset) and not item.external and not item.is_virtual:
+            yield path, item
+        else:
+            raise CheckpointError(f"{path!r} is a link to another place: it is not followed.")
+
+
+def _of_dataset(name: str, dataset: Any) -> Variable:
+    dtype = str(dataset.attrs.get("dtype", dataset.dtype))
+    if dtype not in DTYPES:
+        raise CheckpointError(f"{name!r} has dtype {dtype}, which no checkpoint has.")
+    nbytes = int(np.prod(dataset.shape, dtype=object)) * DTYPES[dtype][1]
+    if dataset.dtype.itemsize != DTYPES[dtype][1] or dataset.id.get_storage_size() < nbytes:
+        raise CheckpointError(f"{name!r} says that it has {nbytes} bytes, but the file has less.")
+
+    def read() -> memoryview:
+        return np.ascontiguousarray(dataset[()]).reshape(-1).view(np.uint8).data
+
+    return Variable(name, "", group_of(name), dtype, tuple(dataset.shape), read)
+
+
+def group_of(name: str) -> str:
+    """Returns the group of a variable with a key of Keras' weight files."""
+    return "optimizer" if name.startswith("optimizer/") else "model"
+
+
+def _refuse_twice(names: list[str], path: Path) -> None:
+    if len(set(names)) < len(names):
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise CheckpointError(f"{str(path)!r} has {twice!r} twice.")

@@ -1,0 +1,164 @@
+"""The targets of a conversion. Each is written into a folder, and gets its name when it is done."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import ml_dtypes
+import numpy as np
+
+from shardcore.adapters.checkpoints import folders, safetensors
+from shardcore.adapters.checkpoints.conversion.reading import Source, Variable
+from shardcore.domain.checkpoints.grid import Grid
+from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
+from shardcore.domain.errors import CheckpointError
+
+_Writer = Callable[[Path, Path, Source, int | None], None]
+
+_CHECKPOINT = re.compile(r"step-\d{8,18}")
+_DEFAULT_SHARD = 5 * 2**30  # bytes, as in Keras
+_FILE = "rank-00000.safetensors"
+
+
+def is_folder(target: Path) -> bool:
+    """Returns whether a target is a folder: a checkpoint, or several safetensors files."""
+    return not target.name.endswith((".weights.h5", ".weights.json", ".safetensors"))
+
+
+def writer_of(target: Path) -> _Writer:
+    """Returns the function that writes the format of a target, by its name.
+
+    Raises:
+        CheckpointError: If the name has another ending.
+    """
+    if target.name.endswith(".weights.h5"):
+        return _h5
+    if target.name.endswith(".weights.json"):
+        return _sharded_h5
+    if target.name.endswith(".safetensors"):
+        return _safetensors
+    if _CHECKPOINT.fullmatch(target.name):
+        return _checkpoint
+    if target.suffix:
+        raise CheckpointError(
+            f"{target.name!r} is no target: give a name that ends in .weights.h5, .weights.json or "
+            ".safetensors, a folder for safetensors files, or a checkpoint as step-00000012."
+        )
+    return _sharded_safetensors
+
+
+def fitting(source: Source, target: Path) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
+    """Returns the variables that the target gets, and those that its format has not.
+
+    Keras' weight files have weights and the optimizer, under Keras' keys.
+
+    Raises:
+        CheckpointError: If a weight has no such key.
+    """
+    if not target.name.endswith((".weights.h5", ".weights.json")):
+        return source.variables, ()
+    kept = [each for each in source.variables if each.group in ("model", "optimizer")]
+    for each in kept:
+        if "vars" not in each.name.split("/")[:-1]:
+            raise CheckpointError(
+                f"Keras saves {each.name!r} ({each.path}) in another form, as weights of layers "
+                "with LoRA, quantized layers and torch modules: load the checkpoint into the "
+                "model, and call model.save_weights()."
+            )
+    return tuple(kept), tuple(each for each in source.variables if each not in kept)
+
+
+def _h5(folder: Path, target: Path, source: Source, _limit: int | None) -> None:
+    with h5py.File(folder / target.name, "w") as file:
+        for each in source.variables:
+            _write(file, each)
+
+
+def _write(file: Any, variable: Variable) -> None:
+    """Writes a variable as Keras does."""
+    is_bfloat16 = variable.dtype == "bfloat16"
+    dtype = np.dtype(ml_dtypes.bfloat16 if is_bfloat16 else variable.dtype)
+    values = np.frombuffer(variable.read(), dtype).reshape(variable.shape)
+    dataset = file.create_dataset(variable.name, data=values)
+    if is_bfloat16:
+        dataset.attrs["dtype"] = "bfloat16"
+
+
+def _sharded_h5(folder: Path, target: Path, source: Source, limit: int | None) -> None:
+    """Writes Keras' sharded weights: several files, and the map from groups to them."""
+    stem = target.name.removesuffix(".weights.json")
+    groups: dict[str, list[str]] = {}
+    for number, part in enumerate(_divided(source.variables, limit)):
+        name = f"{stem}_{number:05}.weights.h5"
+        with h5py.File(folder / name, "w") as file:
+            for each in part:
+                _write(file, each)
+                names = groups.setdefault(f"/{each.name.rpartition('/')[0]}", [])
+                names[:] = dict.fromkeys([*names, name])
+    content = {
+        "metadata": {"total_size": sum(each.nbytes for each in source.variables)},
+        "weight_map": {key: n[0] if len(n) == 1 else n for key, n in groups.items()},
+    }
+    (folder / target.name).write_text(json.dumps(content, indent=4))
+
+
+def _safetensors(folder: Path, target: Path, source: Source, _limit: int | None) -> None:
+    _write_file(folder / target.name, source.variables)
+
+
+def _sharded_safetensors(folder: Path, target: Path, source: Source, limit: int | None) -> None:
+    """Writes a folder of safetensors files with an index, as the Hugging Face hub has it."""
+    parts = list(_divided(source.variables, limit))
+    if len(parts) == 1:
+        _write_file(folder / "model.safetensors", parts[0])
+        return
+    places: dict[str, str] = {}
+    for number, part in enumerate(parts, 1):
+        name = f"model-{number:05}-of-{len(parts):05}.safetensors"
+        _write_file(folder / name, part)
+        places |= dict.fromkeys((each.name for each in part), name)
+    content = {
+        "metadata": {"total_size": sum(each.nbytes for each in source.variables)},
+        "weight_map": places,
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2))
+
+
+def _checkpoint(folder: Path, target: Path, source: Source, _limit: int | None) -> None:
+    file = _write_file(folder / _FILE, source.variables)
+    variables = tuple(
+        StoredVariable(
+            name=each.name,
+            path=each.path,
+            group=each.group,
+            dtype=each.dtype,
+            layout="",
+            grid=Grid(each.shape, ((0,),) * len(each.shape)),
+            files=(0,),
+        )
+        for each in source.variables
+    )
+    step = int(target.name.removeprefix("step-"))
+    index = Index(step, "converted", {}, variables, (file,), source.state)
+    folders.write_index(folder, index)
+
+
+def _write_file(path: Path, variables: Sequence[Variable]) -> StoredFile:
+    header = safetensors.header_of((each.name, each.dtype, each.shape) for each in variables)
+    return safetensors.write(path, header, (each.read() for each in variables))
+
+
+def _divided(variables: Sequence[Variable], limit: int | None) -> Iterator[list[Variable]]:
+    """Yields the variables in parts, each with as many as fit into `limit` bytes, at least one."""
+    part: list[Variable] = []
+    size = 0
+    for each in variables:
+        if part and size + each.nbytes > (limit or _DEFAULT_SHARD):
+            yield part
+            part, size = [], 0
+        part.append(each)
+        size += each.nbytes
+    yield part

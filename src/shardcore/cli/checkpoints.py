@@ -1,0 +1,107 @@
+"""The command `shardcore checkpoint`: inspects, verifies and converts, without a model."""
+
+import argparse
+import json
+from pathlib import Path
+
+from shardcore.domain.errors import CheckpointError
+from shardcore.reporting.checkpoint import Inspection
+
+DESCRIPTION = """\
+Works on checkpoints of save_checkpoint() and ShardedCheckpoint, in one process,
+without a model. Of a directory with several it takes the newest one.
+"""
+
+CONVERT = """\
+Reads one variable at a time, and writes it. The name of the target says what it
+becomes:
+  weights.weights.h5     weights for model.load_weights()
+  weights.weights.json   the same in several files, as max_shard_size does
+  model.safetensors      one file
+  folder                 safetensors files and their index
+  step-00000012          a checkpoint for shardcore.load_checkpoint()
+"""
+
+EPILOG = """\
+examples:
+  shardcore checkpoint inspect checkpoints
+  shardcore checkpoint verify checkpoints/step-00000012
+  shardcore checkpoint convert checkpoints weights.weights.h5
+  shardcore checkpoint convert weights.weights.h5 start/step-00000000
+"""
+
+
+def add_words(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommands to the parser of `shardcore checkpoint`."""
+    raw = argparse.RawDescriptionHelpFormatter
+    words = parser.add_subparsers(required=True, dest="action", metavar="ACTION")
+    about = "show variables, shapes, layouts, sizes, step and versions"
+    inspect = words.add_parser("inspect", help=about, description=about)
+    inspect.add_argument("--json", action="store_true", help="print data instead of a table")
+    about = "compare the checksums and the headers of all files"
+    verify = words.add_parser("verify", help=about, description=about)
+    for each in (inspect, verify):
+        each.add_argument("directory", type=Path, help="a checkpoint, or a directory of several")
+    about = "convert to or from weights of Keras or safetensors files"
+    convert = words.add_parser("convert", help=about, description=CONVERT, formatter_class=raw)
+    convert.add_argument("source", type=Path, help="a checkpoint, or a file or folder as below")
+    convert.add_argument("target", type=Path, help="what to write; it must not exist")
+    convert.add_argument(
+        "--max-shard-size",
+        type=float,
+        metavar="GB",
+        help="the size of each of several files (default: 5)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the subcommand, and returns its exit code."""
+    return {"inspect": _inspect, "verify": _verify, "convert": _convert}[options.action](options)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from shardcore.adapters.checkpoints import folders
+
+    path = _found(options.directory)
+    shown = Inspection(str(path), folders.read_index(path))
+    print(json.dumps(shown.to_dict(), indent=2) if options.json else shown)
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from shardcore.adapters.checkpoints.store import FolderStore
+
+    path, store = _found(options.directory), FolderStore()
+    index = store.index(path)
+    store.check(path, index.files)
+    with store.reading(path, index) as reader:
+        for each in index.variables:
+            reader.check(each, each.whole)
+    print(f"{path}: {len(index.variables)} variables in {len(index.files)} files, all as written")
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from shardcore.adapters.checkpoints import folders
+    from shardcore.adapters.checkpoints.conversion import convert
+
+    source: Path = options.source
+    if source.is_dir():
+        source = folders.find(source) or source
+    limit = options.max_shard_size
+    if limit is not None and limit <= 0:
+        raise CheckpointError(f"Expected --max-shard-size above 0, got {limit}.")
+    done = convert(source, options.target, None if limit is None else int(limit * 2**30))
+    print(f"{done.path}: {done.variables} variables, {done.nbytes} bytes, from {source}")
+    if done.left_out:
+        print(f"left out, as this format does not have them: {', '.join(done.left_out)}")
+    return 0
+
+
+def _found(directory: Path) -> Path:
+    from shardcore.adapters.checkpoints import folders
+
+    found = folders.find(directory)
+    if found is None:
+        raise CheckpointError(f"{str(directory)!r} is no complete checkpoint and has none.")
+    return found
