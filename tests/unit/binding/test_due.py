@@ -30,13 +30,13 @@ def test_minutes_are_looked_at_seldom_and_met_closely(monkeypatch):
     each.start(0)
     saved, looks = [], []
     for step in range(1, 1501):
-        now[0] += 0.1
+        now[0] += 0.125
         before = each._look
         if each.after_step(step - 1, step):
             saved.append(step)
         if each._look != before:
             looks.append(step)
-    assert saved == [600, 1200]
+    assert saved == [480, 960, 1440]
     assert len(looks) < 50
 
 
