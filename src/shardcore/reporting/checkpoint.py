@@ -18,7 +18,7 @@ COLUMNS = (
 
 @attrs.frozen
 class Inspection(Shown):
-    """What a checkpoint has.
+    """The content of a checkpoint.
 
     Args:
         path: Its folder.

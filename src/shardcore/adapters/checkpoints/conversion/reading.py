@@ -46,7 +46,7 @@ class Variable:
 
 @attrs.frozen(eq=False)
 class Source:
-    """What is converted: the variables, and of a checkpoint the step and the state."""
+    """The content of a source: the variables, and of a checkpoint the step and the state."""
 
     variables: tuple[Variable, ...]
     step: int = 0
