@@ -76,6 +76,11 @@ class MetricSums:
     _run: TrainerRun | None = attrs.field(default=None, init=False)  # its metrics are deferred
     _deferred: dict[int, _Deferred] = attrs.field(factory=dict, init=False)
 
+    @property
+    def are_deferred(self) -> bool:
+        """Whether a variable holds a partial sum now."""
+        return bool(self._deferred)
+
     @contextmanager
     def step(self, run: TrainerRun | None = None) -> Iterator[None]:
         """Opens a step, which defers sums; those of the metrics of `run` also to the next steps."""

@@ -123,7 +123,7 @@ class _Writer:
         for call in reversed(self.tape.calls):
             used = dict.fromkeys((*call.operands, *call.results))
             found.append([value for value in used if value not in read])
-            read |= used.keys()
+            read.update(used)
         return found[::-1]
 
     def _line(self, call: Call, ended: list[Value]) -> str:

@@ -40,6 +40,8 @@ class Recorder:
         self._values: dict[int, tuple[Any, Value]] = {}
         self._generators: dict[int, tuple[Value, torch.Generator]] = {}
         self._kept_memories: dict[int | None, int] = {}
+        self._identities: list[int | None] = []  # by number, that of the memory of a value
+        self._met: list[Value] = []  # the operands of the operator that runs
         self._inputs = inputs  # kept alive: no other tensor gets their memory
         self._busy = False
         # By their text, the numbers that torch reads from tensors in a call; and those it uses.
@@ -113,7 +115,7 @@ class Recorder:
             self._check_generator()
             if kwargs.get("generator") is not None and self._known(kwargs["generator"]) is None:
                 self.refuse("it draws from a torch.Generator that it created", _DRAW)
-        references: tuple[Any, Any] = self._referred((args, kwargs))
+        references = self._operands(args, kwargs)
         return None if self.tape.refusal else references
 
     def _end(self, operator: Any, args: Args, kwargs: Kwargs, references: Any, result: Any) -> None:
@@ -141,12 +143,7 @@ class Recorder:
                 self._used.add(text)
                 references[1][name] = Number(self._value(taken[text][0]))
         writes = tuple(map(self._value, torch_private.written_operands(operator, args, kwargs)))
-        memories: dict[int | None, int] = {
-            torch_private.memory_of(leaf): self.tape.memory[self._value(leaf).number]
-            for leaf in torch_private.tree_leaves((args, kwargs))
-            if isinstance(leaf, torch.Tensor)
-        }
-        made = torch_private.tree_map(lambda leaf: self._made(leaf, memories), result)
+        made = torch_private.tree_map(self._made, result)
         backward = torch_private.backward_pass() >= 0
         self.tape.calls.append(Call(operator, *references, made, writes, _line(), backward))
 
@@ -156,8 +153,7 @@ class Recorder:
             return function(*args, **kwargs)
         with self.unheard():
             result = function(*args, **kwargs)
-        references = self._referred((args, kwargs))
-        self._append(function, args, kwargs, references, result)
+        self._append(function, args, kwargs, self._operands(args, kwargs), result)
         return result
 
     @contextmanager
@@ -169,11 +165,20 @@ class Recorder:
         finally:
             self._busy = False
 
+    def _operands(self, args: Args, kwargs: Kwargs) -> tuple[Any, Any]:
+        """Returns operands as values of the tape, and notes these for the results."""
+        self._met.clear()
+        return self._referred(args), self._referred(kwargs) if kwargs else {}
+
     def _referred(self, nest: Any) -> Any:
         return torch_private.tree_map(self._reference, nest)
 
     def _reference(self, leaf: Any) -> Any:
-        return self._value(leaf) if _is_value(leaf.__class__) else leaf
+        if not _is_value(leaf.__class__):
+            return leaf
+        value = self._value(leaf)
+        self._met.append(value)
+        return value
 
     def _value(self, thing: Any) -> Value:
         """Returns the value of a tensor or generator; an unknown one is from outside the step."""
@@ -196,21 +201,25 @@ class Recorder:
             return self._generators.get(torch_private.identity_of(thing), (None,))[0]
         return None
 
-    def _made(self, leaf: Any, memories: Mapping[int | None, int]) -> Any:
-        """Returns the value of a result; its memory is new, or one of `memories`."""
+    def _made(self, leaf: Any) -> Any:
+        """Returns the value of a result; its memory is new, or that of an operand or a variable."""
         if not _is_value(leaf.__class__):
             return leaf
         known = self._known(leaf)
+        memory = self._memory_of(leaf)
         if known is not None:
             self.tape.reshapes |= self.tape.forms[known.number] != Form.of(leaf)
+            self._identities[known.number] = memory
             return known
-        memory = self._memory_of(leaf)
-        return self._new(leaf, memories.get(memory, self._kept_memories.get(memory)))
+        for each in self._met:
+            if memory is not None and self._identities[each.number] == memory:
+                return self._new(leaf, memory, self.tape.memory[each.number])
+        return self._new(leaf, memory, self._kept_memories.get(memory))
 
     def _from_outside(self, thing: Any) -> Value:
         """Returns a new value for a tensor from outside, of which others may be views."""
         memory = self._memory_of(thing)
-        value = self._new(thing, self._kept_memories.get(memory))
+        value = self._new(thing, memory, self._kept_memories.get(memory))
         if memory is not None:
             self._kept_memories.setdefault(memory, value.number)
         return value
@@ -224,8 +233,9 @@ class Recorder:
             return None
         return torch_private.memory_of(thing)
 
-    def _new(self, thing: Any, owner: int | None) -> Value:
+    def _new(self, thing: Any, memory: int | None, owner: int | None) -> Value:
         value = numbered(len(self.tape.memory))
+        self._identities.append(memory)
         self.tape.memory.append(value.number if owner is None else owner)
         self.tape.forms.append(Form.of(thing))
         if torch.is_tensor(thing):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -53,9 +54,8 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not _PLAIN.issuperset(types):
             return NotImplemented  # sharded tensors first: their shards' operators come here
         kwargs = kwargs or {}
-        name = func._schema.name
         with self._context:
-            if name == WRAPPING or name.startswith(PROFILER) or _is_without_values((args, kwargs)):
+            if _computes_nothing(func) or _is_without_values((args, kwargs) if kwargs else args):
                 return func(*args, **kwargs)
             found = self._before(func, args, kwargs)
             result = func(*args, **kwargs)
@@ -68,8 +68,14 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
 
 
+@cache
+def _computes_nothing(operator: Operator) -> bool:
+    name = operator._schema.name
+    return name == WRAPPING or name.startswith(PROFILER)
+
+
 def _is_without_values(nest: object) -> bool:
-    for leaf in tree_leaves(nest):
+    for leaf in (nest,) if isinstance(nest, torch.Tensor) else tree_leaves(nest):
         if isinstance(leaf, torch.Tensor) and (leaf.is_meta or isinstance(leaf, FakeTensor)):
             return True
     return False

@@ -35,8 +35,6 @@ _NOT_ENTERED = (ModuleType, MethodType, property, torch.Tensor, logging.Logger, 
 # Torch modules that are Keras layers, or hold the parameters of one.
 _OF_KERAS = (keras.layers.Layer, torch.nn.ParameterDict, torch.nn.ParameterList)
 
-Found = Iterator[GuardedAttribute]
-
 
 def guarded_attributes(trainer: Any, called: CalledFunctions) -> list[GuardedAttribute]:
     """Returns all that the steps of `trainer`, which call the functions `called`, may look up.
@@ -47,9 +45,11 @@ def guarded_attributes(trainer: Any, called: CalledFunctions) -> list[GuardedAtt
     """
     walk = _Walk(called)
     try:
-        return [*walk.model(trainer), *walk.functions()]
+        walk.model(trainer)
+        walk.functions()
     except RecursionError:
         raise NotCaptured("what its Python holds is nested too deeply to be compared") from None
+    return walk.found
 
 
 def members(container: Any) -> Any:
@@ -62,62 +62,68 @@ class _Walk:
     """A walk from a model, and from the functions that its steps call, to all that they hold."""
 
     called: CalledFunctions
+    found: list[GuardedAttribute] = attrs.field(factory=list, init=False)
     # The identities of objects, functions and code that were met.
     visited: set[int] = attrs.field(factory=set, init=False)
     # Variables of modules that were met, and modules with the function that names them.
     named: set[tuple[int, str]] = attrs.field(factory=set, init=False)
 
-    def model(self, trainer: Any) -> Found:
-        """Yields the attributes of the layers, optimizer, metrics and losses of a model."""
+    def _guard(self, holder: Holder, key: str, name: str) -> None:
+        self.found.append(GuardedAttribute(holder, key, name))
+
+    def model(self, trainer: Any) -> None:
+        """Finds the attributes of the layers, optimizer, metrics and losses of a model."""
         seed = keras_private.global_seed()
         for variable in [*variables_of(trainer), *([] if seed is None else [seed])]:
-            yield from self._variable(variable)
+            self._variable(variable)
         modules = keras_private.modules_of(trainer)
         for name, module in modules:
             for holder in _tensor_dicts(module):
                 for key in holder:
-                    yield GuardedAttribute(holder, key, f"{key!r} of torch module {name!r}")
+                    self._guard(holder, key, f"{key!r} of torch module {name!r}")
         for called, holder, tensors in keras_private.graph_tensors(trainer):
             name = f"an argument of {called!r} in a functional graph"
-            yield from (GuardedAttribute(holder, key, name) for key in ("args", "kwargs"))
-            yield from (GuardedAttribute({"": each}, "", name) for each in tensors)
+            self._guard(holder, "args", name)
+            self._guard(holder, "kwargs", name)
+            for each in tensors:
+                self._guard({"": each}, "", name)
         torch_modules = [each for _, each in modules if not isinstance(each, _OF_KERAS)]
         roots = [*keras_private.parts_of(trainer), *torch_modules]
+        self.visited.update(map(id, roots))
         for root in roots:  # each by itself, however deep the others hold it
-            self.visited |= {id(each) for each in roots}
             self.visited.discard(id(root))
-            yield from self._object(root, 0)
+            self._object(root, 0)
 
-    def functions(self) -> Found:
-        """Yields the names that called functions read, of those that the model does not hold."""
+    def functions(self) -> None:
+        """Finds the names that called functions read, of those that the model does not hold."""
         codes = self.called.users()
         within = {id(each) for code, _ in codes for each in code.co_consts}
         for code, namespace in codes:
             if id(code) in self.visited:
                 continue
-            yield from self._globals(code, namespace)
+            self._globals(code, namespace)
             if code.co_freevars and id(code) not in within:  # those were made in the step
                 raise NotCaptured(
                     f"it calls {code.co_qualname} of {namespace['__name__']}, with a closure "
                     "that nothing of the model holds: make it an attribute of the layer"
                 )
         if self.called.has_called(os.getenv.__code__):
-            yield GuardedAttribute({"environ": os.environ}, "environ", "os.environ")
+            self._guard({"environ": os.environ}, "environ", "os.environ")
 
-    def _globals(self, code: CodeType, namespace: dict[str, Any]) -> Found:
-        """Yields the variables that a function reads from its module, and from modules it names."""
+    def _globals(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        """Finds the variables that a function reads from its module, and from modules it names."""
         names, own = Names.of(code), str(namespace.get("__name__"))
         for name in names.variables:
             if name in namespace:
-                yield from self._global(namespace, name, own, names)
+                self._global(namespace, name, own, names)
             else:
                 _check_guarded(getattr(builtins, name, None), names)
         for name in names.modules:
             module = sys.modules.get(name) or sys.modules.get(f"{own.rpartition('.')[0]}.{name}")
             if isinstance(module, ModuleType):
-                yield from self._module(module, names)
+                self._module(module, names)
 
-    def _global(self, namespace: dict[str, Any], name: str, module: str, names: Names) -> Found:
+    def _global(self, namespace: dict[str, Any], name: str, module: str, names: Names) -> None:
         value, title = namespace[name], f"global variable {name!r} of {module}"
         _check_guarded(value, names)
         if isinstance(value, type) and not is_users(value.__module__):
@@ -125,13 +131,13 @@ class _Walk:
                 _check_guarded(getattr(value, each, None), names)
         if (id(namespace), name) not in self.named:
             self.named.add((id(namespace), name))
-            yield GuardedAttribute(namespace, name, title)
-            yield from self._within(value, title, name, True, 0)
+            self._guard(namespace, name, title)
+            self._within(value, title, name, True, 0)
         if isinstance(value, ModuleType):
-            yield from self._module(value, names)
+            self._module(value, names)
 
-    def _module(self, module: ModuleType, names: Names) -> Found:
-        """Yields the variables of `module` that code names, except the functions of a library."""
+    def _module(self, module: ModuleType, names: Names) -> None:
+        """Finds the variables of `module` that code names, except the functions of a library."""
         if (id(module), names.place) in self.named:  # modules know each other
             return
         self.named.add((id(module), names.place))
@@ -140,12 +146,12 @@ class _Walk:
             is_data = not callable(found[name]) and not isinstance(found[name], ModuleType)
             is_class = isinstance(found[name], type)
             if is_data or is_class or is_users(module.__name__):
-                yield from self._global(found, name, module.__name__, names)
+                self._global(found, name, module.__name__, names)
             else:
                 _check_guarded(found[name], names)
 
-    def _function(self, function: FunctionType) -> Found:
-        """Yields the names that a function reads, its attributes, defaults and closure.
+    def _function(self, function: FunctionType) -> None:
+        """Finds the names that a function reads, its attributes, defaults and closure.
 
         In the closure of a library's function there may be one of the user's.
         """
@@ -160,28 +166,28 @@ class _Walk:
             lookups.append((holder, key, f"variable {key!r} in the closure {of}"))
         is_own = is_users(str(function.__module__))
         if is_own:
-            yield from self._globals(function.__code__, function.__globals__)
+            self._globals(function.__code__, function.__globals__)
             keys = ("__defaults__", "__kwdefaults__")
             lookups += [(_attribute(function, key), key, f"defaults {of}") for key in keys]
             lookups += [(vars(function), key, f"{key!r} {of}") for key in vars(function)]
         for holder, key, name in lookups:
             if is_own:
-                yield GuardedAttribute(holder, key, name)
-            yield from self._within(holder.get(key), name, key, is_own, 0)
+                self._guard(holder, key, name)
+            self._within(holder.get(key), name, key, is_own, 0)
 
-    def _class(self, kind: type) -> Found:
-        """Yields the attributes of a user class."""
+    def _class(self, kind: type) -> None:
+        """Finds the attributes of a user class."""
         if id(kind) in self.visited or not is_users(kind.__module__):
             return
         self.visited.add(id(kind))
         for key, value in list(vars(kind).items()):
             if not key.startswith("__") or isinstance(value, FunctionType):
                 name = f"{key!r} of {kind}"
-                yield GuardedAttribute(vars(kind), key, name)
-                yield from self._within(value, name, key, True, 0)
+                self._guard(vars(kind), key, name)
+                self._within(value, name, key, True, 0)
 
-    def _object(self, owner: Any, depth: int) -> Found:
-        """Yields the attributes of `owner`, and of the objects in them."""
+    def _object(self, owner: Any, depth: int) -> None:
+        """Finds the attributes of `owner`, and of the objects in them."""
         if id(owner) in self.visited or depth > _DEPTH:
             return
         self.visited.add(id(owner))
@@ -190,19 +196,19 @@ class _Walk:
         title = f"{type(owner).__name__} {getattr(owner, 'name', '')!r}"
         for holder, key, value in _entries(owner):
             name = f"attribute {key!r} of {title}"
-            yield GuardedAttribute(holder, key, name)
-            yield from self._within(value, name, key, is_nested, depth)
+            self._guard(holder, key, name)
+            self._within(value, name, key, is_nested, depth)
         for kind in type(owner).__mro__:
-            yield from self._class(kind)
+            self._class(kind)
 
-    def _variable(self, variable: Any) -> Found:
+    def _variable(self, variable: Any) -> None:
         if id(variable) not in self.visited:
             self.visited.add(id(variable))
             for key in ("_value", "_trainable"):
-                yield GuardedAttribute(vars(variable), key, f"variable {variable.path!r}")
+                self._guard(vars(variable), key, f"variable {variable.path!r}")
 
-    def _within(self, value: Any, name: str, key: str, is_nested: bool, depth: int) -> Found:
-        """Yields what an attribute holds: the attributes of an object, the members of a container.
+    def _within(self, value: Any, name: str, key: str, is_nested: bool, depth: int) -> None:
+        """Finds what an attribute holds: the attributes of an object, the members of a container.
 
         A container in a container is guarded by itself where it is `is_nested`: Keras' own are left
         out. A variable that is not the model's is that of an optimizer of the user's own.
@@ -211,29 +217,29 @@ class _Walk:
             return
         if isinstance(value, weakref.ref | ContextVar):
             read = value if isinstance(value, weakref.ref) else partial(value.get, None)
-            yield GuardedAttribute(Referent(read), key, name)
+            self._guard(Referent(read), key, name)
             value = read()
         for part in _wrapped(value):
-            yield from self._within(part, name, key, is_nested, depth)
+            self._within(part, name, key, is_nested, depth)
         if isinstance(value, keras.Variable):
-            yield from self._variable(value)
+            self._variable(value)
         elif isinstance(value, FunctionType):
-            yield from self._function(value)
+            self._function(value)
         elif isinstance(value, type):
-            yield from self._class(value)
+            self._class(value)
         elif isinstance(value, (*CONTAINERS, tuple)):
-            yield from self._container(value, name, key, is_nested, depth)
+            self._container(value, name, key, is_nested, depth)
         elif _is_entered(value):
-            yield from self._object(value, depth)
+            self._object(value, depth)
 
-    def _container(self, container: Any, name: str, key: str, is_nested: bool, depth: int) -> Found:
+    def _container(self, container: Any, name: str, key: str, is_nested: bool, depth: int) -> None:
         if id(container) in self.visited or depth > _DEPTH:
             return
         self.visited.add(id(container))
         for member in list(members(container)):
             if isinstance(member, CONTAINERS) and is_nested:
-                yield GuardedAttribute({key: member}, key, name)
-            yield from self._within(member, name, key, is_nested, depth + (not is_nested))
+                self._guard({key: member}, key, name)
+            self._within(member, name, key, is_nested, depth + (not is_nested))
 
 
 def _check_guarded(function: Any, names: Names) -> None:

@@ -135,15 +135,19 @@ class _Step:
                 rank_consistency.check_model(self.trainer, data, session)
                 rules_report.check_plan(self.trainer, session)
             batch = batches.distribute_step(data, session)
-            mode = self.sessions.sums.resume(run)
+            sums = self.sessions.sums
+            mode = sums.resume(run)
 
             def step() -> Any:
-                with self.sessions.sums.step(run):
+                with sums.step(run):
                     outputs = self.function(batch)
                 # Callbacks may read logs on another thread, which must start no collective.
                 return keras_private.map_tensors(session.strategy.full_tensor, outputs)
 
-            outputs = self.captured(step, batch, session, mode)
+            # The first step of a run creates the stand-ins of deferred sums: no later one is alike.
+            splits = session.mesh.axis_size(session.batch_axis) > 1
+            is_like_no_other = first and run is not None and splits and not sums.are_deferred
+            outputs = step() if is_like_no_other else self.captured(step, batch, session, mode)
             if first:
                 self.checked.add(session)
             if self.trainer not in session.checked:
