@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardcore.adapters.capture.constants import Pattern
-from shardcore.adapters.capture.program import TapeCapture
+from shardcore.adapters.capture.program import RecordedProgram, TapeCapture
 from shardcore.binding.captured.cache import CacheEntry
 from shardcore.domain.capture import TRANSITIONS, Event, RecordingsDiffer, State
 from shardcore.testing import run_ranks
@@ -168,7 +167,7 @@ def test_all_ranks_record_again_if_one_rank_must():
         make = TapeCapture.program
 
         def made(capture, earlier, recording, **how):
-            if rank == 1 and isinstance(earlier, Pattern):
+            if rank == 1 and isinstance(earlier, RecordedProgram):
                 raise RecordingsDiffer("it has other operators")
             return make(capture, earlier, recording, **how)
 

@@ -53,17 +53,8 @@ class Recording(Protocol):
         """The bytes of each all-reduce of this rank, in order."""
 
 
-class Pattern(Protocol):
-    """The part that recordings of a step share for every batch size."""
-
-
 class Program(Protocol):
     """A step that runs without the Python code that was recorded."""
-
-    @property
-    def pattern(self) -> Pattern:
-        """The pattern of its recordings."""
-        ...
 
     @property
     def kept(self) -> Sequence[Any]:
@@ -77,11 +68,12 @@ class Program(Protocol):
     def remark(self) -> str:
         """The reason why it is not compiled although that was asked for; else empty."""
 
-    def fits(self) -> bool:
-        """Returns whether the next step reads the recorded numbers on the host."""
-
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        """Returns what the step returns for a batch of these plain tensors."""
+        """Returns what the step returns for a batch of these plain tensors.
+
+        Raises:
+            GuardFailed: If the step reads other numbers on the host; nothing is done then.
+        """
 
 
 class StepCapture(Protocol[TensorT_contra]):
@@ -103,7 +95,7 @@ class StepCapture(Protocol[TensorT_contra]):
 
     def program(
         self,
-        earlier: Recording | Pattern,
+        earlier: Recording | Program,
         recording: Recording,
         *,
         compiled: bool = False,
@@ -112,7 +104,7 @@ class StepCapture(Protocol[TensorT_contra]):
         """Returns the program of a step.
 
         Args:
-            earlier: An earlier run, or the pattern of runs with batches of another size.
+            earlier: An earlier run, or the program of runs with batches of another size.
             recording: A later run, which did the same.
             compiled: Whether Inductor compiles the program, if it can.
             most_bytes: The bytes of each all-reduce that all ranks assume to fill the buckets.

@@ -10,20 +10,89 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters.capture.guards import check
-from shardcore.adapters.capture.tape import Call, Read, Tape
+from shardcore.adapters import torch_private
+from shardcore.adapters.capture.constants import varying_memories
+from shardcore.adapters.capture.rewriting import repeated
+from shardcore.adapters.capture.tape import Call, Literals, Read, Tape, Value, numbered
 from shardcore.domain.capture import GuardFailed, NotCaptured
 
 # The most bytes that a run may write before its last check: they are copied at each run.
 _MOST_BYTES = 64 * 2**20
 
 
-def with_checks(tape: Tape, reads: Sequence[Read]) -> Tape:
-    """Returns `tape` with a check for each of `reads`, at the place of the read."""
-    calls = list(tape.calls)
-    for read in sorted(reads, key=lambda each: each.place, reverse=True):
-        calls.insert(read.place, Call(check, (read.value, read.number), {}, None, (), read.line))
-    return tape.with_calls(calls)
+def check(tensor: torch.Tensor, number: Any) -> None:
+    """Checks that `tensor` holds the recorded number.
+
+    Raises:
+        GuardFailed: If it holds another number.
+    """
+    if tensor.item() != number:
+        raise GuardFailed
+
+
+def with_checks(tape: Tape, literals: Literals) -> Tape:
+    """Returns `tape` with a check of each number that it reads, unless all runs read the same.
+
+    A number that depends on state alone, a count of steps for instance, is computed and checked at
+    the beginning; any other where the step reads it.
+
+    Raises:
+        NotCaptured: If it reads more than one number at once.
+    """
+    varying = varying_memories(tape, literals) if tape.reads else set()
+    reads = [each for each in tape.reads if tape.memory[each.value.number] in varying]
+    if lines := [each.line for each in reads if each.number is None]:
+        raise NotCaptured(
+            f"the step reads values on the host: {lines[0]}: compute with keras.ops, or read one "
+            "number, as by float(x)"
+        )
+    found = tape.with_calls(tape.calls)
+    first: list[Call] = []
+    for read in reversed(reads):
+        ahead = _ahead(read, tape.calls[: read.place], found)
+        if ahead is None:
+            found.calls.insert(read.place, _check(read, read.value))
+        else:
+            first += ahead
+    found.calls = [*first, *found.calls]
+    return found
+
+
+def _check(read: Read, value: Value) -> Call:
+    return Call(check, (value, read.number), {}, None, (), read.line)
+
+
+def _ahead(read: Read, before: Sequence[Call], tape: Tape) -> list[Call] | None:
+    """Returns calls that compute the value of `read`, and check it, at the beginning of `tape`.
+
+    They write into copies of the tensors from outside. None if they cannot run there, or if several
+    views of one memory would need one copy.
+
+    Args:
+        read: A read of a number.
+        before: The calls before it, as recorded.
+        tape: The step, to which new values are added.
+    """
+    needed = {tape.memory[read.value.number]}
+    calls: list[Call] = []
+    for call in reversed(before):
+        if tape.writes_of(call) & needed:
+            calls.append(call)
+            needed |= tape.reads_of(call) | tape.writes_of(call)
+    written = tape.memories(value for call in calls for value in call.writes)
+    outside = [numbered(number) for number in tape.outside if tape.memory[number] in written]
+    is_viewed = len(tape.memories(outside)) < len(outside)
+    if is_viewed or needed & tape.memories(tape.inputs) or not all(map(_may_be_ahead, calls)):
+        return None
+    names = {value: tape.new(tape.form(value)) for value in outside}
+    copies = [Call(torch.ops.aten.clone.default, (old,), {}, new) for old, new in names.items()]
+    again = repeated(reversed(calls), names, tape)
+    return [*copies, *again, _check(read, names.get(read.value, read.value))]
+
+
+def _may_be_ahead(call: Call) -> bool:
+    sends, draws = torch_private.is_of_collectives, torch_private.draws
+    return isinstance(call.result, Value) and not (draws(call.operator) or sends(call.operator))
 
 
 def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback":

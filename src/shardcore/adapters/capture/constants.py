@@ -1,9 +1,8 @@
 """Constants of a step: tensors that each run creates from the same Python numbers."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Set
 from typing import Any
 
-import attrs
 import torch
 
 from shardcore.adapters import torch_private
@@ -36,41 +35,28 @@ def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
     return found
 
 
-@attrs.frozen
-class Pattern:
-    """The port `Pattern`: calls without their numbers, and the tensors from outside they read.
+def literals_of_other_size(earlier: Tape, known: Set[int], tape: Tape) -> dict[int, torch.Tensor]:
+    """Returns the constants of a run with batches of another size than `earlier`, by number.
 
     Args:
-        calls: Operators, with the values that they read and write.
-        kept: By number, the tensors and generators that each run reads.
-        literals: The numbers of constants.
+        earlier: The recording of a program.
+        known: The numbers of its constants.
+        tape: The run.
+
+    Raises:
+        RecordingsDiffer: If it has other calls, or reads other tensors.
     """
-
-    calls: tuple[Any, ...]
-    kept: Mapping[int, Any]
-    literals: frozenset[int]
-
-    @classmethod
-    def of(cls, tape: Tape, literals: Collection[int]) -> "Pattern":
-        """Returns the pattern of `tape`."""
-        kept = {n: each for n, each in tape.outside.items() if n not in literals}
-        return cls(_calls(tape), kept, frozenset(literals))
-
-    def literals_of(self, tape: Tape) -> dict[int, torch.Tensor]:
-        """Returns the constants of a run with batches of another size, by number.
-
-        Raises:
-            RecordingsDiffer: If `tape` has another pattern.
-        """
-        is_same_step = self.calls == _calls(tape) and all(
-            _is_same(value, tape.outside[number]) for number, value in self.kept.items()
-        )
-        if not is_same_step or not self.literals <= tape.found.keys():
-            raise RecordingsDiffer("it has other operators than with batches of another size")
-        return {number: tape.found[number] for number in self.literals}
+    is_same_step = _calls(earlier) == _calls(tape) and all(
+        number in known or _is_same(value, tape.outside[number])
+        for number, value in earlier.outside.items()
+    )
+    if not is_same_step or not known <= tape.found.keys():
+        raise RecordingsDiffer("it has other operators than with batches of another size")
+    return {number: tape.found[number] for number in known}
 
 
 def _calls(tape: Tape) -> tuple[Any, ...]:
+    """Returns the calls without their numbers, and what the step takes and returns."""
     calls = [(each.operator, each.operands, each.results, each.writes) for each in tape.calls]
     reads = [read.value for read in tape.reads]
     return (*calls, tape.inputs, reads, tape.outside.keys(), values(tape.outputs))

@@ -1,6 +1,6 @@
 """Programs of steps: a step is recorded twice, and runs from the tape if both are the same."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import attrs
@@ -11,12 +11,11 @@ from shardcore.adapters.capture import compilation, constants, passes
 from shardcore.adapters.capture.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.functions import seeded_by_tensor, seeded_generator
 from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.guards import Guard, guards_of
 from shardcore.adapters.capture.passes.memory.kept_buckets import Memories
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.tape import Tape, Value, difference, values
 from shardcore.domain.capture import NotCaptured, RecordingsDiffer
-from shardcore.ports.capture import Observer, Pattern, Recording, StartedCollective
+from shardcore.ports.capture import Observer, Program, Recording, StartedCollective
 
 
 @attrs.frozen
@@ -27,8 +26,8 @@ class RecordedProgram:
         run: The function: takes inputs and kept tensors, returns the tensors among the outputs.
         kept: Tensors and generators that are read and written at each run.
         outputs: The results of the step, tensors as `Value`.
-        pattern: Its calls, to compare with a step with batches of another size.
-        guards: The numbers that the step must read on the host before it runs.
+        recording: Its recording, to compare with a step with batches of another size.
+        literals: The numbers of its constants.
         collectives: Its collectives, in order.
         rollback: Undoes the writes of a run if a check fails.
         remark: The reason why Inductor did not compile it, if it should have; else empty.
@@ -37,21 +36,17 @@ class RecordedProgram:
     run: Callable[..., tuple[Any, ...]]
     kept: tuple[Any, ...]
     outputs: Any
-    pattern: constants.Pattern
-    guards: tuple[Guard, ...]
+    recording: Tape
+    literals: Set[int]
     collectives: tuple[StartedCollective, ...]
     rollback: Rollback
     remark: str
-
-    def fits(self) -> bool:
-        """Returns whether the next step reads the recorded numbers on the host."""
-        return all(guard.holds(self.kept) for guard in self.guards)
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         """Runs it.
 
         Raises:
-            GuardFailed: If the step reads another number on its way; nothing is done then.
+            GuardFailed: If the step reads another number on the host; nothing is done then.
         """
         # Below autograd, as it was recorded. Outputs are copied: outside they may need gradients.
         with self.rollback.around(inputs), torch.inference_mode():
@@ -83,7 +78,7 @@ class TapeCapture:
 
     def program(
         self,
-        earlier: Recording | Pattern,
+        earlier: Recording | Program,
         recording: Recording,
         *,
         compiled: bool = False,
@@ -92,8 +87,8 @@ class TapeCapture:
         """Returns the program of `recording`, if the earlier one is the same."""
         assert isinstance(recording, Tape)
         tape = recording
-        if isinstance(earlier, constants.Pattern):
-            literals = earlier.literals_of(tape)
+        if isinstance(earlier, RecordedProgram):
+            literals = constants.literals_of_other_size(earlier.recording, earlier.literals, tape)
         else:
             assert isinstance(earlier, Tape)
             if differs := difference(earlier, tape):
@@ -106,8 +101,7 @@ class TapeCapture:
             )
         if most_bytes is not None:
             tape = _with_bytes(tape, most_bytes)
-        guards, reads = guards_of(tape, literals)
-        tape = with_checks(tape, reads)
+        tape = with_checks(tape, literals)
         memories = None if compiled or tape.reshapes else self._memories
         better = passes.improved(tape, memories, alike=most_bytes is not None)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
@@ -121,8 +115,9 @@ class TapeCapture:
             run,
             kept,
             tape.outputs,
-            constants.Pattern.of(recording, literals),
-            guards,
+            # Without its constants, and copies of small tensors: the program has what it needs.
+            attrs.evolve(recording, found={}, outside=tape.outside | dict.fromkeys(literals)),
+            frozenset(literals),
             tuple(started(better)),
             rollback_of(better, kept),
             remark,

@@ -1,12 +1,12 @@
 """Replaces calls and values of a tape."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape import Call, Number, Tape, Value
+from shardcore.adapters.capture.tape import Call, Number, Tape, Value, numbered
 
 
 def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
@@ -51,3 +51,22 @@ def renamed_call(call: Call, names: Mapping[Value, Value]) -> Call:
         (call.args, call.kwargs, call.result, call.writes), names
     )
     return attrs.evolve(call, args=args, kwargs=kwargs, result=result, writes=writes)
+
+
+def repeated(calls: Iterable[Call], names: dict[Value, Value], tape: Tape) -> list[Call]:
+    """Returns copies of `calls`, whose results are new values of `tape`.
+
+    Args:
+        calls: Calls of a step, in order.
+        names: By values that they read, the values to read instead. Their results are added.
+        tape: The step.
+    """
+    found = []
+    for call in calls:
+        for value in call.results:
+            if value not in names:
+                owner = numbered(tape.memory[value.number])
+                memory = None if owner is value else names.get(owner, owner).number
+                names[value] = tape.new(tape.form(value), memory)
+        found.append(renamed_call(call, names))
+    return found

@@ -30,7 +30,7 @@ from shardcore.domain.capture import (
     RecordingsDiffer,
     State,
 )
-from shardcore.ports.capture import Pattern, Program, Recording, StepCapture
+from shardcore.ports.capture import Program, Recording, StepCapture
 
 logger = logging.getLogger("shardcore.capture")
 
@@ -78,11 +78,10 @@ class CapturedStep:
         if entry.progress.state is State.EAGER:
             return step()
         for program in list(entry.programs):
-            if program.fits():
-                with suppress(GuardFailed), torch_modes.as_recorded():
-                    outputs = program(_local_tensors(data, session))
-                    entry.ran(program)
-                    return outputs
+            with suppress(GuardFailed), torch_modes.as_recorded():
+                outputs = program(_local_tensors(data, session))
+                entry.ran(program)
+                return outputs
         return self._record(entry, step, data, session)
 
     def _is_wanted(self, data: Any) -> bool:
@@ -231,11 +230,11 @@ class CapturedStep:
         others = [] if entry.programs else self._programs(entry.signature.kind)
         for other in others:
             with suppress(RecordingsDiffer):
-                return self._program(other.pattern, recording, most)
+                return self._program(other, recording, most)
         return None
 
     def _program(
-        self, earlier: Recording | Pattern, recording: Recording, most: tuple[int, ...] | None
+        self, earlier: Recording | Program, recording: Recording, most: tuple[int, ...] | None
     ) -> Program:
         compiled = self.trainer.jit_compile is True
         return self.capture.program(earlier, recording, compiled=compiled, most_bytes=most)

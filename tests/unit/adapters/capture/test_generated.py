@@ -5,8 +5,8 @@ import weakref
 import pytest
 import torch
 
+from shardcore.adapters.capture.checks import check
 from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.guards import check
 from shardcore.adapters.capture.program import TapeCapture
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.capture.tape import Call, numbered

@@ -7,7 +7,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import is_view
-from shardcore.adapters.capture.guards import check
+from shardcore.adapters.capture.checks import check
 from shardcore.adapters.capture.rewriting import rewritten
 from shardcore.adapters.capture.tape import Call, Tape, Value, values
 

@@ -13,7 +13,7 @@ from shardcore.adapters.capture.analyses import (
     sent_bytes,
     with_needs,
 )
-from shardcore.adapters.capture.guards import check
+from shardcore.adapters.capture.checks import check
 from shardcore.adapters.capture.tape import Call, Tape
 
 # A start overtakes no more calls than a layer has: their operands are kept for a little longer.

@@ -1,15 +1,14 @@
 """Unshards weights again in the backward pass, so that the full weights are not kept."""
 
 from bisect import bisect
-from collections.abc import Iterable
 
 import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.analyses import gathers, is_view, makers_of, with_needs
-from shardcore.adapters.capture.rewriting import renamed
-from shardcore.adapters.capture.tape import Call, Tape, Value, numbered
+from shardcore.adapters.capture.analyses import gathers, makers_of, with_needs
+from shardcore.adapters.capture.rewriting import renamed, repeated
+from shardcore.adapters.capture.tape import Call, Tape, Value
 
 
 def with_regathers(tape: Tape) -> Tape:
@@ -33,8 +32,11 @@ def with_regathers(tape: Tape) -> Tape:
         read = {value for each in readers for value in tape.calls[each].operands} & made
         made_by = with_needs({makers[value] for value in read}, needs)
         if _may_repeat(made_by, readers[0], tape):
-            names, repeated = _repeated((tape.calls[each] for each in made_by), found)
-            again.setdefault(readers[0], []).extend(repeated)
+            names: dict[Value, Value] = {}
+            for call in repeated((tape.calls[each] for each in made_by), names, found):
+                waits = [Call(torch_private.wait_for(), (call.result,), {}, call.result)]
+                late = [attrs.evolve(call, backward=True), *(waits if gathers(call) else ())]
+                again.setdefault(readers[0], []).extend(late)
             for reader in readers:
                 args, kwargs = renamed((calls[reader].args, calls[reader].kwargs), names)
                 calls[reader] = attrs.evolve(calls[reader], args=args, kwargs=kwargs)
@@ -74,24 +76,6 @@ def _may_repeat(places: list[int], reader: int, tape: Tape) -> bool:
     written = (value for call in between for value in call.writes)
     moves = all(_moves(call) or gathers(call) for call in calls)
     return moves and not touched & tape.memories((*written, *tape.inputs))
-
-
-def _repeated(calls: Iterable[Call], found: Tape) -> tuple[dict[Value, Value], list[Call]]:
-    """Returns copies of `calls` for the tape `found`, and the new values by the old ones."""
-    names: dict[Value, Value] = {}
-    repeated = []
-    for call in calls:
-        shares = is_view(call, found)
-        for value in call.results:
-            memory = found.memory[value.number]
-            owner = names.get(numbered(memory), numbered(memory)).number
-            names[value] = found.new(found.form(value), owner if shares else None)
-        args, kwargs = renamed((call.args, call.kwargs), names)
-        result = renamed(call.result, names)
-        repeated.append(attrs.evolve(call, args=args, kwargs=kwargs, result=result, backward=True))
-        if gathers(call):
-            repeated.append(Call(torch_private.wait_for(), (result,), {}, result))
-    return names, repeated
 
 
 def _moves(call: Call) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import needs_of
-from shardcore.adapters.capture.guards import check
+from shardcore.adapters.capture.checks import check
 from shardcore.adapters.capture.passes.cleanup import VIEW
 from shardcore.adapters.capture.tape import Call, Form, Tape
 
