@@ -178,6 +178,28 @@ def test_all_ranks_record_again_if_one_rank_must():
     assert run_ranks(program, 2) == [[RECORDED, MATCHED, SKIPPED, RECORDED, MATCHED, RAN]] * 2
 
 
+def test_the_step_that_creates_deferred_sums_is_not_recorded():
+    """No later step of a `fit` without callbacks that read its steps does the same."""
+
+    def program(rank, shape):
+        begin(shape)
+        model = compiled(
+            lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)]), "auto"
+        )
+        events, note = [], CacheEntry.after
+
+        def noted(entry, event):
+            events.append(event)
+            note(entry, event)
+
+        with mock.patch.object(CacheEntry, "after", noted):
+            model.fit(np.tile(X, (5, 1)), np.tile(Y, 5), batch_size=8, verbose=0)
+        return events
+
+    for shape in ((2, 1), (1, 2)):
+        assert run_ranks(program, 2, shape) == [[RECORDED, MATCHED, RAN, RAN]] * 2
+
+
 def test_while_one_rank_is_profiled_no_rank_records():
     def program(rank):
         begin((2, 1))

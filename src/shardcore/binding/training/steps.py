@@ -145,8 +145,8 @@ class _Step:
                 return keras_private.map_tensors(session.strategy.full_tensor, outputs)
 
             # The first step of a run creates the stand-ins of deferred sums: no later one is alike.
-            splits = session.mesh.axis_size(session.batch_axis) > 1
-            is_like_no_other = first and run is not None and splits and not sums.are_deferred
+            is_sharded = session.mesh.size > 1
+            is_like_no_other = first and run is not None and is_sharded and not sums.are_deferred
             outputs = step() if is_like_no_other else self.captured(step, batch, session, mode)
             if first:
                 self.checked.add(session)
