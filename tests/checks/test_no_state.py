@@ -37,6 +37,7 @@ ALLOWED = {
     "adapters/capture/tape.py: cache of numbered": "of the values of tapes, by their numbers",
     "adapters/engine/dispatch.py: cache of _route": "of operators",
     "adapters/torch_private/collectives.py: cache of _moving": "of the names of operators",
+    "adapters/torch_private/dispatch_modes.py: cache of _computes_nothing": "of operators",
     "adapters/torch_private/operators.py: cache of _written_arguments": "of operators",
     "adapters/torch_private/operators.py: cache of draws": "of operators",
     "adapters/torch_private/operators.py: cache of is_composite": "of operators",
