@@ -67,8 +67,8 @@ def test_the_page_has_a_line_for_each_run_the_newest_first(tmp_path):
     day = "2026-11-24, `abc`"
     assert text[2:5] == [
         f"| 2.15.0 | 3.15.1 | 3.11.7 | `dtensor` | 9 passed | not run | {counted} | {day} |",
-        f"| 2.15.0 | 3.14.1 | 3.11.7 | `manual`: gone. | {' | '.join(['not run'] * 4)} | {day} |",
-        f"| 2.9.0 | 3.15.1 | 3.11.7 | refused | {' | '.join(['not run'] * 4)} | {day} |",
+        f"| 2.15.0 | 3.14.1 | 3.11.7 | `manual`: gone. | {' | '.join(['not run'] * 5)} | {day} |",
+        f"| 2.9.0 | 3.15.1 | 3.11.7 | refused | {' | '.join(['not run'] * 5)} | {day} |",
     ]
     assert text[5:] == [
         "\ntorch 2.15.0, Keras 3.15.1:\n",
