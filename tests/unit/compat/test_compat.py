@@ -63,7 +63,7 @@ def test_the_page_has_a_line_for_each_run_the_newest_first(tmp_path):
     manual = {"strategy": "manual", "passed_over": {"dtensor": "gone."}, "lanes": {}}
     (tmp_path / "c.json").write_text(run("2.15.0", "3.14.1", **manual))
     text = list(page.lines(tmp_path))
-    counted = "9 passed, 1 failed, 2 skipped | not run"
+    counted = "9 passed, 1 failed, 2 skipped | not run | not run"
     day = "2026-11-24, `abc`"
     assert text[2:5] == [
         f"| 2.15.0 | 3.15.1 | 3.11.7 | `dtensor` | 9 passed | not run | {counted} | {day} |",
