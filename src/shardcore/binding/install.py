@@ -14,6 +14,7 @@ import torch
 
 from shardcore.binding import keras_private, layout_map
 from shardcore.binding.backend_library import BackendLibrary
+from shardcore.binding.checkpoints import backup
 from shardcore.binding.context.session import Sessions
 from shardcore.binding.data import batches
 from shardcore.binding.data.data_adapters import array_loader
@@ -97,6 +98,9 @@ class Binding:
                 f"{name}.file_utils": partial(callbacks.OneWriter, sessions)
                 for name in table.CALLBACKS_WITH_FILES
             },
+            "backup_and_restore.file_utils": partial(
+                callbacks.OneWriter, sessions, is_renamed=True
+            ),
         }
         # Each is called with the function that it replaces, and with its arguments.
         functions: dict[str, Callable[..., Any]] = {
@@ -143,6 +147,13 @@ class Binding:
             "Model.export": partial(saving.export, sessions),
             "saving_lib.save_model": partial(saving.save_model, sessions),
             "saving_lib.save_weights_only": partial(saving.save_weights, sessions),
+            **{
+                method: partial(callbacks.together, sessions)
+                for methods in table.WRITERS.values()
+                for method in methods
+            },
+            "BackupAndRestore._save_model": partial(backup.save, sessions),
+            "BackupAndRestore._load_model": partial(backup.load, sessions),
             "RemoteMonitor.on_epoch_end": partial(callbacks.send_once, sessions),
             "io_utils.print_msg": partial(callbacks.print_once, sessions),
             "ProgbarLogger.set_params": partial(callbacks.show_once, sessions),

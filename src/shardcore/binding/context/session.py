@@ -98,6 +98,7 @@ class Sessions:
         sums: The deferred sums of metrics.
         edges: The edges of torch modules.
         shared_work: The collective work that runs now, None without any.
+        beside_weights: The attributes of the file of weights that a callback saves now.
         new_shard: The variable whose initial value is drawn in pieces now, None without one.
     """
 
@@ -111,6 +112,7 @@ class Sessions:
         factory=weakref.WeakKeyDictionary, init=False
     )
     shared_work: Any = attrs.field(default=None, init=False)
+    beside_weights: dict[str, str] = attrs.field(factory=dict, init=False)
     new_shard: Any = attrs.field(default=None, init=False)
     _strategies: dict[World, TorchStrategy] = attrs.field(factory=dict, init=False)
     _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)

@@ -2,6 +2,7 @@
 
 import io
 import os
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -10,12 +11,26 @@ from keras import Model
 from keras.callbacks import Callback, ProgbarLogger
 
 from shardcore.binding import keras_private
+from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.files.atomic import written_anew
 from shardcore.binding.types import Original
 from shardcore.domain.errors import StrategyError
 
 # The functions of `keras.src.utils.file_utils` by which callbacks change a file system.
 WRITES = ("copy", "makedirs", "remove", "rmtree")
+
+
+def together(
+    sessions: Sessions, original: Original, callback: Callback, *args: object, **kwargs: object
+) -> None:
+    """Replaces a method that writes a file: if one rank cannot, all ranks raise its error."""
+    session, name = sessions.current(), type(callback).__name__
+    if session is None or session.mesh.size == 1:
+        original(callback, *args, **kwargs)
+        return
+    work = partial(original, callback, *args, **kwargs)
+    raise_on_all_ranks(work, f"write the file of {name}", session, sessions)
 
 
 @attrs.frozen
@@ -24,6 +39,7 @@ class OneWriter:
 
     sessions: Sessions
     file_utils: Any
+    is_renamed: bool = False  # whether a file is written under another name, and renamed
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self.file_utils, name)
@@ -34,6 +50,9 @@ class OneWriter:
     def File(self, path: str, mode: str = "r") -> Any:  # noqa: N802 - Keras' name
         """Returns an open file; the writes of other ranks than 0 are discarded."""
         if not _is_other_rank(self.sessions) or not set(mode) & set("wax+"):
+            is_renamed = self.is_renamed and mode == "w" and not keras_private.is_remote(path)
+            if is_renamed and self.sessions.are_served():
+                return written_anew(path)
             return self.file_utils.File(path, mode)
         if "r" not in mode:
             return open(os.devnull, mode)

@@ -5,15 +5,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import h5py
 import torch
 from keras import Model, Variable
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.files.atomic import write_file
 from shardcore.binding.types import FilePath, Original
 from shardcore.binding.variables import torch_state
 
@@ -67,23 +68,36 @@ def _save(
 
     Each rank writes if nothing is sharded, or into its own buffer.
     """
-    session = _sharding(model, sessions)
-    if session is None or isinstance(filepath, io.IOBase):
+    session, path = _sharding(model, sessions), str(filepath)
+    is_own = session is None and not sessions.are_served()
+    if is_own or isinstance(filepath, io.IOBase):
         write(filepath)
         return
-    path = str(filepath)
+
+    def save() -> None:
+        if one_file and not keras_private.is_remote(path):
+            write_file(path, lambda unfinished: _annotated(unfinished, write, sessions))
+        else:
+            write(path)
+
+    if session is None:
+        save()
+        return
     session.processes.meet("saving a model")
     is_writer = _is_writer(path, session)
 
     def work() -> None:
-        if not is_writer:
-            attend()
-        elif one_file and not keras_private.is_remote(path):
-            _write_then_rename(path, write)
-        else:
-            write(path)
+        save() if is_writer else attend()
 
     raise_on_all_ranks(work, f"save {path!r}", session, sessions)
+
+
+def _annotated(path: str, write: Callable[..., None], sessions: Sessions) -> None:
+    """Writes a file of weights, and into it what a callback saves beside them."""
+    write(path)
+    if sessions.beside_weights:
+        with h5py.File(path, "r+") as file:
+            file.attrs.update(sessions.beside_weights)
 
 
 def _is_writer(path: str, session: Session) -> bool:
@@ -115,7 +129,7 @@ def export(
         if format not in _ONE_FILE or keras_private.is_remote(path):
             write(path)
             return
-        _write_then_rename(path, lambda unfinished: write(unfinished, verbose=False))
+        write_file(path, lambda unfinished: write(unfinished, verbose=False))
         if verbose is None or verbose:
             keras_private.print_message(f"Saved the exported model at '{path}'.")
 
@@ -128,18 +142,6 @@ def _sharding(model: Model, sessions: Sessions) -> Session | None:
     """Returns the session in which `model` is sharded, None if it is replicated."""
     session = sessions.current() or sessions.keeping(model)
     return None if session is None or session.mesh.size == 1 else session
-
-
-def _write_then_rename(path: str, write: Callable[[Any], None]) -> None:
-    """Writes a file so that a reader finds the old file or the new one, never a part."""
-    target = Path(path)
-    # The ending stays: it selects the format.
-    unfinished = target.with_name(f".unfinished-{target.name}")
-    try:
-        write(str(unfinished))
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -52,6 +52,12 @@ ADAPTERS = ("array_data_adapter", "py_dataset_adapter", "torch_data_loader_adapt
 # The modules of the callbacks that write files.
 CALLBACKS_WITH_FILES = ("backup_and_restore", "csv_logger", "model_checkpoint", "tensorboard")
 
+# The methods of callbacks that write a file.
+WRITERS = {
+    "csv_logger": ("CSVLogger.on_train_begin", "CSVLogger.on_epoch_end"),
+    "model_checkpoint": ("ModelCheckpoint._save_model",),
+}
+
 ALL = (
     Patch("keras.src.backend:distribution_lib", "None on torch: keras.distribution calls it."),
     Patch(
@@ -290,6 +296,22 @@ ALL = (
             "Every rank would write the callback's files; one does.",
         )
         for module in CALLBACKS_WITH_FILES
+    ),
+    *(
+        Patch(
+            f"keras.src.callbacks.{module}:{method}",
+            "A full disk would be an error on one rank.",
+        )
+        for module, methods in WRITERS.items()
+        for method in methods
+    ),
+    Patch(
+        "keras.src.callbacks.backup_and_restore:BackupAndRestore._save_model",
+        "Saves the epoch in a second file, and no state of generators.",
+    ),
+    Patch(
+        "keras.src.callbacks.backup_and_restore:BackupAndRestore._load_model",
+        "Reads the epoch from a second file, and no state of generators.",
     ),
     Patch(
         "keras.src.callbacks.tensorboard:TensorBoard.summary",
