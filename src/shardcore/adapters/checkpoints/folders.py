@@ -29,7 +29,7 @@ def path(directory: Path, step: int) -> Path:
 def begin(directory: Path, step: int) -> Path:
     """Returns a new folder to write into, and removes those that a crash has left behind."""
     directory.mkdir(parents=True, exist_ok=True)
-    for left in sorted(directory.glob(f"{UNFINISHED}*")):
+    for left in _unfinished(directory):
         logger.warning("%s was not completed: it is removed", left)
         shutil.rmtree(left)
     folder = directory / f"{UNFINISHED}{path(directory, step).name}"
@@ -63,7 +63,7 @@ def all_of(directory: Path) -> list[Path]:
 
 def latest(directory: Path) -> Path | None:
     """Returns the newest complete checkpoint, None without one."""
-    for left in sorted(directory.glob(f"{UNFINISHED}*")):
+    for left in _unfinished(directory):
         logger.warning("%s was not completed: it is skipped", left)
     for each in all_of(directory):
         try:
@@ -91,6 +91,11 @@ def keep_newest(directory: Path, count: int) -> None:
         kept += 1
         if kept > count:
             remove(each)
+
+
+def _unfinished(directory: Path) -> list[Path]:
+    """Returns the folders of checkpoints that are not complete, or only partly removed."""
+    return sorted(each for each in directory.glob(f"{UNFINISHED}*step-*") if each.is_dir())
 
 
 def write_index(folder: Path, index: Index) -> None:
