@@ -64,6 +64,11 @@ def columns(x):
     return x[..., 2:4]
 
 
+def largest(x, count):
+    """The largest values of each row."""
+    return x.topk(count).values
+
+
 GATHERED = {"all_gather": 1}
 MOVED = {"all_to_all": 1}
 CONVOLUTIONS = {
@@ -223,6 +228,7 @@ OTHER_DIMS = {
     ),
 }
 SPLIT |= OTHER_DIMS
+SPLIT["largest of split rows"] = one(largest, (5, 8), ("model", N), "S(0) S(0)", 3)
 WHOLE = {
     "rows": one(functional.max_pool2d, IMAGES[1:], (N, "model", N), "R R", 3, 2),
     "a batch of one": one(functional.avg_pool2d, (1, *IMAGES[2:]), BATCH[:3], "R R", 3, 2),

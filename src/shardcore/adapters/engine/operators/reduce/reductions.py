@@ -171,6 +171,13 @@ def _along_one(
     return along(operator, [tensor], frozenset({dim % tensor.ndim} if tensor.ndim else ()))
 
 
+def _topk(
+    operator: Operator, tensor: Operand, _count: int, dim: int = -1, *_: object, **_kwargs: object
+) -> Task:
+    """Plans `topk(tensor, count, dim, ...)`."""
+    return _along_one(operator, tensor, dim)
+
+
 def _logsumexp(operator: Operator, *args: Any) -> Task | Handler:
     tensor, dims, _ = _dims_of(*args)
     if tensor.dtype.is_floating_point and any(tensor.is_split(dim) for dim in dims):
@@ -226,6 +233,7 @@ PLANNERS: dict[Any, Planner] = {
             "argmin max.dim min.dim median.dim": _reduced,
             "cumsum cumprod sort": _along_one,
             "logsumexp": _logsumexp,
+            "topk": _topk,
         }
     ),
     **dict.fromkeys(_EXTREMES, _reduced),
