@@ -20,7 +20,8 @@ from shardcore.binding.data import batches
 from shardcore.binding.data.data_adapters import array_loader
 from shardcore.binding.files import callbacks, loading, saving
 from shardcore.binding.keras_private import table
-from shardcore.binding.layers import calls, operations
+from shardcore.binding.layers import calls, operations, slices
+from shardcore.binding.layers.while_loops import WhileLoops
 from shardcore.binding.metric_sums import results_of_epoch
 from shardcore.binding.torch_modules import wrapper
 from shardcore.binding.training import loops
@@ -141,6 +142,7 @@ class Binding:
             },
             "Adam._parallel_update_step": partial(operations.fused_update, sessions),
             "core.scatter": operations.scatter,
+            "core.while_loop": WhileLoops(sessions, capture).run,
             "nn.sparse_categorical_crossentropy": partial(operations.sparse_crossentropy, sessions),
             "BaseOptimizer.apply": partial(loops.keras_update, sessions),
             "Loss.__call__": partial(loops.loss, sessions),
@@ -164,6 +166,8 @@ class Binding:
             "EinsumDense.quantized_build": calls.quantized_build,
             "ArrayDataAdapter.get_torch_dataloader": array_loader,
             "RNN.get_initial_state": calls.initial_states,
+            "core.slice": slices.take,
+            "core.slice_update": slices.update,
             "loss.apply_mask": batches.mask,
             "saving_lib.is_memory_sufficient": loading.is_memory_sufficient,
             "io_utils.ask_to_proceed_with_overwrite": saving.ask,

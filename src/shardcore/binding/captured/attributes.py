@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import attrs
@@ -20,12 +20,12 @@ import keras
 import torch
 
 from shardcore.binding import keras_private
+from shardcore.binding.captured.closures import PLAIN, Closures
 from shardcore.binding.captured.contents import GuardedAttribute, Holder, Referent
-from shardcore.binding.captured.functions import UNGUARDED, CalledFunctions, Names, is_users
+from shardcore.binding.captured.functions import CalledFunctions, Names, check_guarded, is_users
 from shardcore.binding.context.rank_consistency import variables_of
 from shardcore.domain.capture import NotCaptured
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _PLAIN_TYPES = frozenset(PLAIN)
 CONTAINERS = (list, dict, set, deque)
 # The most objects of libraries between a layer, or a variable that a user function reads, and a
@@ -36,17 +36,22 @@ _NOT_ENTERED = (ModuleType, MethodType, property, torch.Tensor, logging.Logger, 
 _OF_KERAS = (keras.layers.Layer, torch.nn.ParameterDict, torch.nn.ParameterList)
 
 
-def guarded_attributes(trainer: Any, called: CalledFunctions) -> list[GuardedAttribute]:
+def guarded_attributes(
+    trainer: Any, called: CalledFunctions, closures: Closures | None = None
+) -> list[GuardedAttribute]:
     """Returns all that the steps of `trainer`, which call the functions `called`, may look up.
+
+    Of `closures`, these are the attributes of the objects in them; their key is compared elsewhere.
 
     Raises:
         NotCaptured: If the closure of a function cannot be found, one calls a clock or the like, or
             objects are nested too deeply.
     """
-    walk = _Walk(called)
+    walk, given = _Walk(called), closures or Closures.of()
     try:
         walk.model(trainer)
-        walk.functions()
+        walk.held_by(given.objects)
+        walk.functions(given.codes)
     except RecursionError:
         raise NotCaptured("what its Python holds is nested too deeply to be compared") from None
     return walk.found
@@ -94,15 +99,23 @@ class _Walk:
             self.visited.discard(id(root))
             self._object(root, 0)
 
-    def functions(self) -> None:
-        """Finds the names that called functions read, of those that the model does not hold."""
+    def held_by(self, objects: Iterable[Any]) -> None:
+        """Finds the attributes of objects that may not be the model's."""
+        for each in filter(_is_entered, objects):
+            self._object(each, 0)
+
+    def functions(self, compared: Iterable[CodeType]) -> None:
+        """Finds the names that called functions read, of those that the model does not hold.
+
+        The closures of functions that are `compared`, or were made in the step, are not read here.
+        """
         codes = self.called.users()
-        within = {id(each) for code, _ in codes for each in code.co_consts}
+        known = {id(each) for code, _ in codes for each in code.co_consts} | set(map(id, compared))
         for code, namespace in codes:
             if id(code) in self.visited:
                 continue
             self._globals(code, namespace)
-            if code.co_freevars and id(code) not in within:  # those were made in the step
+            if code.co_freevars and id(code) not in known:
                 raise NotCaptured(
                     f"it calls {code.co_qualname} of {namespace['__name__']}, with a closure "
                     "that nothing of the model holds: make it an attribute of the layer"
@@ -117,7 +130,7 @@ class _Walk:
             if name in namespace:
                 self._global(namespace, name, own, names)
             else:
-                _check_guarded(getattr(builtins, name, None), names)
+                check_guarded(getattr(builtins, name, None), names)
         for name in names.modules:
             module = sys.modules.get(name) or sys.modules.get(f"{own.rpartition('.')[0]}.{name}")
             if isinstance(module, ModuleType):
@@ -125,10 +138,10 @@ class _Walk:
 
     def _global(self, namespace: dict[str, Any], name: str, module: str, names: Names) -> None:
         value, title = namespace[name], f"global variable {name!r} of {module}"
-        _check_guarded(value, names)
+        check_guarded(value, names)
         if isinstance(value, type) and not is_users(value.__module__):
             for each in names.attributes & set(dir(value)):
-                _check_guarded(getattr(value, each, None), names)
+                check_guarded(getattr(value, each, None), names)
         if (id(namespace), name) not in self.named:
             self.named.add((id(namespace), name))
             self._guard(namespace, name, title)
@@ -148,7 +161,7 @@ class _Walk:
             if is_data or is_class or is_users(module.__name__):
                 self._global(found, name, module.__name__, names)
             else:
-                _check_guarded(found[name], names)
+                check_guarded(found[name], names)
 
     def _function(self, function: FunctionType) -> None:
         """Finds the names that a function reads, its attributes, defaults and closure.
@@ -240,15 +253,6 @@ class _Walk:
             if isinstance(member, CONTAINERS) and is_nested:
                 self._guard({key: member}, key, name)
             self._within(member, name, key, is_nested, depth + (not is_nested))
-
-
-def _check_guarded(function: Any, names: Names) -> None:
-    """Refuses a `function` that may return something else in each step."""
-    if isinstance(function, BuiltinFunctionType) and function in UNGUARDED:
-        raise NotCaptured(
-            f"{names.place} calls {function.__qualname__}(), which may return something else in "
-            "each step: pass that in the batch, or keep it in a variable"
-        )
 
 
 def _wrapped(value: Any) -> tuple[Any, ...]:

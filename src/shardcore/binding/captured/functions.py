@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from cProfile import Profile
-from types import CodeType, ModuleType
+from types import BuiltinFunctionType, CodeType, ModuleType
 from typing import Any
 
 import attrs
+
+from shardcore.domain.capture import NotCaptured
 
 # Code of these packages reads nothing that changes between steps, but what `keras.config` sets.
 _LIBRARIES = sys.stdlib_module_names | {"attr", "attrs", "keras", "numpy", "shardcore", "torch"}
@@ -65,6 +67,15 @@ class Names:
         attributes = texts.union(code.co_names)
         place = f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
         return cls(frozenset(variables), frozenset(attributes), frozenset(modules), place)
+
+
+def check_guarded(function: Any, names: Names) -> None:
+    """Refuses a `function` that may return something else in each step."""
+    if isinstance(function, BuiltinFunctionType) and function in UNGUARDED:
+        raise NotCaptured(
+            f"{names.place} calls {function.__qualname__}(), which may return something else in "
+            "each step: pass that in the batch, or keep it in a variable"
+        )
 
 
 @attrs.define(eq=False)

@@ -10,7 +10,8 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.captured import torch_modes
-from shardcore.binding.captured.attributes import CONTAINERS, PLAIN, guarded_attributes, members
+from shardcore.binding.captured.attributes import CONTAINERS, guarded_attributes, members
+from shardcore.binding.captured.closures import PLAIN, Closures
 from shardcore.binding.captured.contents import GuardedAttribute, content_of, why_not_comparable
 from shardcore.binding.captured.functions import CalledFunctions
 from shardcore.domain.capture import NotCaptured
@@ -40,7 +41,11 @@ class PythonGuard:
 
     @classmethod
     def of(
-        cls, trainer: Any, called: CalledFunctions, local: Callable[[Any], Any]
+        cls,
+        trainer: Any,
+        called: CalledFunctions,
+        local: Callable[[Any], Any],
+        closures: Closures | None = None,
     ) -> "PythonGuard":
         """Returns the guard for what `trainer`, its layers, optimizer, metrics and losses hold.
 
@@ -48,11 +53,12 @@ class PythonGuard:
             trainer: The model.
             called: The functions that its steps call.
             local: Returns this rank's plain tensor of a tensor.
+            closures: Those of the step, if each call makes another function.
 
         Raises:
             NotCaptured: If the step reads what cannot be compared.
         """
-        attributes = guarded_attributes(trainer, called)
+        attributes = guarded_attributes(trainer, called, closures)
         held = [(each, each.value) for each in attributes]
         _check_comparable(held, called.names())
         containers = [pair for pair in held if isinstance(pair[1], CONTAINERS)]

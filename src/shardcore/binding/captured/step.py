@@ -18,6 +18,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.agreement import Outcome, agreed, gathered
 from shardcore.binding.captured.cache import CacheEntry, Signature
+from shardcore.binding.captured.closures import Closures
 from shardcore.binding.captured.functions import CalledFunctions, is_profiled
 from shardcore.binding.captured.guard import PythonGuard
 from shardcore.binding.context.rank_consistency import meet_changed
@@ -51,11 +52,13 @@ class CapturedStep:
         trainer: The model.
         name: The method of the model: "train_step" and so on.
         capture: Records, and makes programs.
+        closures: What the function finds in its closure, if each call makes another function.
     """
 
     trainer: Any
     name: str
     capture: StepCapture[torch.Tensor]
+    closures: Closures | None = None
     _called: CalledFunctions = attrs.field(factory=CalledFunctions, init=False)
     _entries: dict[Signature, CacheEntry] = attrs.field(factory=dict, init=False)
     _seconds: float = attrs.field(default=0.0, init=False)
@@ -96,7 +99,9 @@ class CapturedStep:
             return False
         return asked is True or (
             isinstance(asked, keras_private.Auto)
-            and not keras_private.is_own_step(self.trainer, self.name)
+            and (
+                self.closures is not None or not keras_private.is_own_step(self.trainer, self.name)
+            )
         )
 
     def _entry(self, data: Any, session: Session | None, mode: str) -> CacheEntry | None:
@@ -188,7 +193,7 @@ class CapturedStep:
             return f"{change} is changed by the step: {_KEEP}"
         local = (lambda tensor: tensor) if session is None else session.strategy.local
         try:
-            entry.guard = PythonGuard.of(self.trainer, self._called, local)
+            entry.guard = PythonGuard.of(self.trainer, self._called, local, self.closures)
         except NotCaptured as refusal:
             return str(refusal)
         if hook := keras_private.hook_of(self.trainer, self.capture.hooks_of):

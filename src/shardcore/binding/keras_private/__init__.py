@@ -28,6 +28,7 @@ from keras.src.utils.rng_utils import get_random_seed as get_random_seed
 
 from shardcore.binding.keras_private.lines import find
 from shardcore.binding.keras_private.models import AUTO as AUTO
+from shardcore.binding.keras_private.models import LOOP_STEPS as LOOP_STEPS
 from shardcore.binding.keras_private.models import RUNS_NOTED as RUNS_NOTED
 from shardcore.binding.keras_private.models import Auto as Auto
 from shardcore.binding.keras_private.models import DataAdapter as DataAdapter
@@ -50,6 +51,7 @@ from shardcore.binding.keras_private.models import map_leaves as map_leaves
 from shardcore.binding.keras_private.models import map_tensors as map_tensors
 from shardcore.binding.keras_private.models import modules_of as modules_of
 from shardcore.binding.keras_private.models import moments_of as moments_of
+from shardcore.binding.keras_private.models import packed as packed
 from shardcore.binding.keras_private.models import parts_of as parts_of
 from shardcore.binding.keras_private.models import read_steps as read_steps
 from shardcore.binding.keras_private.models import repr_with_value as repr_with_value

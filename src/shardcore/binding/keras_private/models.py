@@ -75,8 +75,12 @@ def hook_of(trainer: Model, hooks_of: Callable[[Any], Iterable[Any]]) -> str:
 
 TRAINER = find("keras.src.backend.torch.trainer:TorchTrainer")
 
+# The attribute of a model in which the captured steps of its loops are kept.
+LOOP_STEPS = "_shardcore_loop_steps"
+
 # Attributes of a trainer on its runs, which no step reads.
 RUNS_NOTED = {
+    LOOP_STEPS,
     "_eval_epoch_iterator",
     "_initial_epoch",
     "history",
@@ -246,6 +250,11 @@ def leaves(structure: object) -> list[Any]:
 def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
     """Returns `structure` with `function` applied to every leaf but None."""
     return tree.map_structure(function, structure, none_is_leaf=False)
+
+
+def packed(structure: object, found: Sequence[Any]) -> Any:
+    """Returns the leaves `found` in the nesting of `structure`."""
+    return tree.pack_sequence_as(structure, found)
 
 
 def copy_mask(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -216,6 +216,18 @@ ALL = (
         "Adds value by value, each at an index that is read on the host.",
     ),
     Patch(
+        "keras.src.backend.torch.core:slice",
+        "Reads where a slice begins on the host: a recording would have one place only.",
+    ),
+    Patch(
+        "keras.src.backend.torch.core:slice_update",
+        "Writes element by element, by indices of the full tensor.",
+    ),
+    Patch(
+        "keras.src.backend.torch.core:while_loop",
+        "Every token of generate() runs eagerly: an iteration is a captured step.",
+    ),
+    Patch(
         "keras.src.backend.torch.nn:sparse_categorical_crossentropy",
         "Moves the classes of sequences to dim 1: all logits are copied, and their gradient.",
     ),

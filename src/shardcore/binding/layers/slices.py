@@ -1,0 +1,112 @@
+"""Patches: slices that begin at a number in a tensor, which Keras reads on the host.
+
+A recording would hold for that one place only. `generate()` writes each token at such a place.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import torch
+from torch.overrides import TorchFunctionMode
+
+from shardcore.binding import keras_private
+from shardcore.binding.context.session import Session
+from shardcore.binding.types import Original
+from shardcore.ports.types import Array
+
+
+def take(
+    session: Session, original: Original, inputs: Array, start_indices: Any, shape: Any
+) -> torch.Tensor:
+    """Replaces `slice`: looks up the places of a slice that begins at a number in a tensor."""
+    listed = all(isinstance(each, tuple | list) for each in (start_indices, shape))
+    if (
+        keras_private.is_symbolic()
+        or not listed
+        or not all(isinstance(size, int) for size in shape)
+    ):
+        taken: torch.Tensor = original(inputs, start_indices, shape)
+        return taken
+    taken = keras.ops.convert_to_tensor(inputs)
+    for dim, (start, size) in enumerate(zip(start_indices, shape, strict=True)):
+        if isinstance(start, torch.Tensor):
+            numbers = torch.arange(size, device=taken.device)
+            first = _from_begin(_whole(start, session), taken.shape[dim])
+            taken = torch.index_select(taken, dim, first + numbers)
+        elif (start, size) != (0, taken.shape[dim]):
+            taken = taken[(*[slice(None)] * dim, slice(start, start + size))]
+    return taken
+
+
+def update(
+    session: Session, original: Original, inputs: Array, start_indices: Any, updates: Array
+) -> torch.Tensor:
+    """Replaces `slice_update`: each element is the old or the new one, so no shard is moved.
+
+    Keras writes element by element, each at an index of the full tensor. As with JAX, what would
+    be written behind the end of a dim is lost, if its place is a number in a tensor.
+    """
+    old: torch.Tensor = keras.ops.convert_to_tensor(inputs)
+    new: torch.Tensor = keras.ops.convert_to_tensor(updates).to(old.dtype)
+    if keras_private.is_symbolic() or not _is_within(start_indices, new.shape, old.shape):
+        updated: torch.Tensor = original(inputs, start_indices, updates)
+        return updated
+    is_new: torch.Tensor | None = None
+    for dim, start in enumerate(start_indices):
+        size, whole = new.shape[dim], old.shape[dim]
+        if isinstance(start, int) and size == whole:
+            continue
+        places = torch.arange(whole, device=old.device) - _from_begin(_whole(start, session), whole)
+        if size > 1:
+            new = torch.index_select(new, dim, places.clamp(0, size - 1))
+        here = ((places >= 0) & (places < size)).reshape(-1, *[1] * (old.ndim - dim - 1))
+        is_new = here if is_new is None else is_new & here
+    return new if is_new is None else torch.where(is_new, new, old)
+
+
+def _is_within(starts: Any, sizes: Sequence[int], shape: Sequence[int]) -> bool:
+    """Returns whether a slice is in a tensor of this shape, as far as its places are known."""
+    return isinstance(starts, tuple | list) and all(
+        isinstance(start, torch.Tensor) or 0 <= start <= whole - size
+        for start, size, whole in zip(starts, sizes, shape, strict=True)
+    )
+
+
+def _whole(start: Any, session: Session) -> Any:
+    return session.strategy.full_tensor(start) if isinstance(start, torch.Tensor) else start
+
+
+def _from_begin(place: Any, size: int) -> Any:
+    """Returns a place in a dim of this size as counted from its begin."""
+    return torch.where(place < 0, place + size, place) if isinstance(place, torch.Tensor) else place
+
+
+class TensorIndices(TorchFunctionMode):
+    """A context in which a number in a tensor, as an index, is not read on the host."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__getitem__:
+            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(map(_is_number, indices)) and all(map(_is_of_one_dim, indices)):
+                return _looked_up(args[0], indices)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_of_one_dim(index: Any) -> bool:
+    is_plain = isinstance(index, int | slice) and not isinstance(index, bool)
+    return is_plain or _is_number(index)
+
+
+def _is_number(index: Any) -> bool:
+    is_tensor = isinstance(index, torch.Tensor) and not index.ndim
+    return is_tensor and index.dtype in (torch.int16, torch.int32, torch.int64)
+
+
+def _looked_up(tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
+    """Returns `tensor[indices]`, with numbers in tensors among the indices."""
+    for dim, index in enumerate(indices):
+        if _is_number(index):
+            place = _from_begin(index, tensor.shape[dim]).reshape(1)
+            tensor = torch.index_select(tensor, dim, place)
+    return tensor[tuple(0 if _is_number(each) else each for each in indices)]
