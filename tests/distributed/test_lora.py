@@ -1,5 +1,7 @@
 """LoRA: the kernel keeps its layout, the adapters take theirs by rule, files have them merged."""
 
+import pkgutil
+
 import keras
 import numpy as np
 from keras import layers
@@ -109,3 +111,21 @@ def test_a_rule_for_kernels_leaves_the_adapters_alone_and_a_wider_one_takes_them
         ".*kernel.*": ["kernel", "lora_kernel_a", "lora_kernel_b"],
         ".*/(kernel|lora_kernel_b)": ["kernel", "lora_kernel_b"],
     }
+
+
+def test_one_rank_writes_a_file_of_adapters(tmp_path):
+    """As `save_lora_weights` of keras-hub does, which opens Keras' store of files itself."""
+    file = tmp_path / "adapters.lora.h5"
+    store_of = pkgutil.resolve_name("keras.src.saving.saving_lib:H5IOStore")
+
+    def program(rank):
+        distribute((1, 2), RULES)
+        table = adapted(built()).get_layer("table")
+        store = store_of(file, mode="w")
+        store.make("table")["a"] = table.lora_embeddings_a
+        store.close()
+        read = store_of(file, mode="r").get("table")["a"][()]  # complete on every rank
+        return {"file": np.array(read), "variable": table.lora_embeddings_a.numpy()}
+
+    for result in run_ranks(program, 2):
+        np.testing.assert_array_equal(result["file"], result["variable"])

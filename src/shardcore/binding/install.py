@@ -148,6 +148,8 @@ class Binding:
             "Loss.__call__": partial(loops.loss, sessions),
             "Model.export": partial(saving.export, sessions),
             "saving_lib.save_model": partial(saving.save_model, sessions),
+            "H5IOStore.__init__": partial(saving.open_store, sessions),
+            "H5IOStore.close": partial(saving.close_store, sessions),
             "saving_lib.save_weights_only": partial(saving.save_weights, sessions),
             **{
                 method: partial(callbacks.together, sessions)

@@ -49,6 +49,39 @@ def save_weights(
     _save(sessions, model, filepath, write, attend, one_file=max_shard_size is None)
 
 
+def open_store(
+    sessions: Sessions,
+    original: Original,
+    store: Any,
+    path_or_io: FilePath,
+    archive: object = None,
+    mode: str = "r",
+) -> None:
+    """Replaces `H5IOStore.__init__`: one rank writes the file.
+
+    `save_lora_weights` of keras-hub writes so. Every rank computes the values that it writes.
+    """
+    session = sessions.current()
+    is_file = isinstance(path_or_io, str | os.PathLike) and archive is None and mode == "w"
+    is_shared = is_file and sessions.shared_work is None
+    if session is None or session.mesh.size == 1 or not is_shared:
+        original(store, path_or_io, archive=archive, mode=mode)
+        return
+    session.processes.meet(f"writing {path_or_io}")
+    is_writer = _is_writer(str(path_or_io), session)
+    original(store, path_or_io if is_writer else io.BytesIO(), mode=mode)
+    store._shardcore_path = str(path_or_io)
+
+
+def close_store(sessions: Sessions, original: Original, store: Any) -> None:
+    """Replaces `H5IOStore.close`: a file that one rank writes is complete on all."""
+    path = vars(store).pop("_shardcore_path", None)
+    if path is None:
+        original(store)
+        return
+    raise_on_all_ranks(lambda: original(store), f"close {path!r}", sessions.required(), sessions)
+
+
 def ask(session: Session, original: Callable[..., bool], filepath: str | os.PathLike[str]) -> bool:
     """Replaces `ask_to_proceed_with_overwrite`: rank 0 asks, its answer counts on all ranks."""
     session.processes.meet(f"the question whether to overwrite {filepath}")
