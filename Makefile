@@ -8,6 +8,7 @@
 # make compat TORCH=2.15.0 KERAS=3.15.1   runs the unit tests, the contract, the counts of collectives and a part of
 #             the matrices with these releases; with TORCH=newest KERAS=nightly it prints the names that moved
 # make compat-all   does so for the table of pairs, and writes docs/reference/compatibility.md
+# make gpu    runs tests and a benchmark on the GPUs of this machine, and writes docs/reference/gpu.md
 # make traffic  counts the bytes that a rank sends in a step, beside those of Keras on JAX
 # Each creates what it needs: .venv (everything), .venv-core (no torch, no Keras), .venv-docs (the site).
 
@@ -31,7 +32,7 @@ UNDER_MANUAL := functions loops lora train_step views
 
 .NOTPARALLEL:
 .PHONY: demo test test-fast coverage lint checks unit unit-core unit-torch distributed matrix matrix-full \
-	bench bench-jax compat compat-all docs traffic clean
+	bench bench-jax compat compat-all gpu docs traffic clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python examples/demo.py
@@ -58,8 +59,9 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(call headline,ruff format --check)
 	$(VENV)/bin/ruff format --check .
-	$(call headline,mypy --strict; the example plug-in too)
+	$(call headline,mypy --strict; the example plug-in too, and the lane for GPUs)
 	$(VENV)/bin/mypy --strict src examples/strategy-plugin
+	$(VENV)/bin/mypy --strict --follow-imports=silent -p tests.gpu
 	$(call headline,pyright on the example plug-in)
 	$(VENV)/bin/pyright
 	$(call headline,import-linter)
@@ -110,6 +112,10 @@ compat:
 compat-all:
 	$(call headline,tests with every pair of the table and docs/reference/compatibility.md: hours)
 	$(PYTHON) -m tests.compat --all $(COMPAT)
+
+gpu: $(VENV)/.installed
+	$(call headline,tests and a benchmark on the GPUs of this machine and docs/reference/gpu.md: half an hour)
+	$(VENV)/bin/python -m tests.gpu
 
 docs: $(DOCS_VENV)/.installed
 	$(call headline,the documentation site: build/site/index.html)

@@ -68,14 +68,19 @@ def _run(python: Path, lane: str, strategy: str) -> dict[str, Any]:
     """Runs a lane; without DTensor under the other strategy, and no test that names it."""
     chosen = [] if strategy == "dtensor" else ["-k", "not dtensor"]
     given = {"SHARDCORE_TEST_STRATEGY": strategy, "SHARDCORE_MATRIX_STRATEGY": strategy}
-    report = RESULTS / "junit.xml"
+    return outcome(python, [*LANES[lane], *chosen], _environment() | given, RESULTS)
+
+
+def outcome(
+    python: str | Path, tests: Iterable[str], environment: dict[str, str], folder: Path
+) -> dict[str, Any]:
+    """Runs tests, and returns what failed, how many passed and were skipped, and the seconds."""
+    report = folder / "junit.xml"
+    report.unlink(missing_ok=True)
     pytest = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
     began = time.monotonic()
     subprocess.run(
-        [*pytest, f"--junitxml={report}", *LANES[lane], *chosen],
-        cwd=ROOT,
-        env=_environment() | given,
-        check=False,
+        [*pytest, f"--junitxml={report}", *tests], cwd=ROOT, env=environment, check=False
     )
     cases = list(ET.parse(report).getroot().iter("testcase"))
     failed = [each for each in cases if {"failure", "error"} & {part.tag for part in each}]

@@ -199,6 +199,8 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 def _check_spans(variables: Sequence[Any], mesh: Mesh) -> None:
     """Every variable is on the whole mesh, and a split one is stored in shards."""
+    if mesh.ranks == 1:  # there variables are those of plain Keras
+        return
     split = specs(mesh, {v.path: tuple(v.shape) for v in variables if "seed" not in v.path})
     for variable in variables:
         tensor = variable._value

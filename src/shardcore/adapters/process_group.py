@@ -114,6 +114,23 @@ def device_type() -> str:
     return asked or (seen.type if seen is not None and seen.type in _ACCELERATORS else "cpu")
 
 
+def take_device(job: Job) -> None:
+    """Makes the CUDA device of the local rank the current one, if Keras computes on CUDA.
+
+    Raises:
+        EnvironmentProblem: If this host has no device for the local rank.
+    """
+    if device_type() != "cuda":
+        return
+    if job.local_rank >= torch.cuda.device_count():
+        raise EnvironmentProblem(
+            f"Expected a CUDA device for local rank {job.local_rank} (rank {job.rank}), but "
+            f"this host shows {torch.cuda.device_count()}. Start at most that many processes "
+            "on this host, or hide the devices with CUDA_VISIBLE_DEVICES='' to use the CPU."
+        )
+    torch.cuda.set_device(job.local_rank)
+
+
 def gather(value: _T) -> list[_T]:
     """Returns the value of every rank, in the order of ranks. A collective: every rank calls it.
 
@@ -193,16 +210,8 @@ def _init(job: Job, timeout: float, init_method: str) -> None:
 def _backend(job: Job) -> str:
     """Returns the backends of the job's group, and binds this rank to its CUDA device."""
     _check_device(job.world_size)
-    if device_type() != "cuda":
-        return "gloo"
-    if job.local_rank >= torch.cuda.device_count():
-        raise EnvironmentProblem(
-            f"Expected a CUDA device for local rank {job.local_rank} (rank {job.rank}), but "
-            f"this host shows {torch.cuda.device_count()}. Start at most that many processes "
-            "on this host, or hide the devices with CUDA_VISIBLE_DEVICES='' to use the CPU."
-        )
-    torch.cuda.set_device(job.local_rank)
-    return "cpu:gloo,cuda:nccl"
+    take_device(job)
+    return "cpu:gloo,cuda:nccl" if device_type() == "cuda" else "gloo"
 
 
 def _check_device(ranks: int) -> None:

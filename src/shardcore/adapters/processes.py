@@ -65,6 +65,18 @@ class TorchProcesses:
         cores.divide()
         return True
 
+    def take_device(self) -> None:
+        """Makes the CUDA device of this rank the current one, before the first tensor is made.
+
+        The rank is that of the launcher's variables; joining the job takes the device too.
+        """
+        if process_group.is_started():  # its program has taken a device
+            return
+        with suppress(EnvironmentProblem):  # which joining shows
+            job = resolve_job(environ=os.environ)
+            if job is not None:
+                process_group.take_device(job)
+
     def unwatch(self) -> None:
         """Stops to watch the other processes, and to be watched."""
         if self._watch is not None:

@@ -80,6 +80,7 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
         from shardcore.binding.install import Binding
 
         processes = TorchProcesses()
+        processes.take_device()
         capture = TapeCapture()
         undo.callback(capture.close)
         binding = Binding(entry, processes, capture)

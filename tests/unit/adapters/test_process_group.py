@@ -9,6 +9,7 @@ import torch.distributed as dist
 from shardcore.adapters import process_group
 from shardcore.adapters.engine.engine import process_groups
 from shardcore.adapters.process_group import seconds
+from shardcore.adapters.processes import TorchProcesses
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
 from shardcore.domain.mesh import Mesh
@@ -75,6 +76,14 @@ def bound(monkeypatch):
 
 def test_a_rank_is_bound_to_the_device_of_its_local_rank(bound):
     assert process_group._backend(job(1)) == "cpu:gloo,cuda:nccl"
+    assert bound == [1]
+
+
+def test_a_rank_takes_its_device_before_it_joins_the_job(bound, monkeypatch):
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    for name, value in {**launched, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    TorchProcesses().take_device()
     assert bound == [1]
 
 

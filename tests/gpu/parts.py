@@ -1,0 +1,81 @@
+"""The parts of the lane for GPUs: what each runs, in which environment, and what came of it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.compat.environments import ROOT
+from tests.compat.lanes import COUNTS, outcome
+
+RESULTS = ROOT / "build" / "gpu"
+FIGURES = ROOT / "build" / "bench" / "cuda.json"
+# Ranks are forked, and each loads CUDA: the plug-in gives them their devices.
+PLUGIN = ("-p", "tests.gpu.plugin")
+BENCH = "bench"
+# The tests of each part.
+PARTS: dict[str, tuple[str, ...]] = {
+    "contract": ("tests/distributed/test_contract.py",),
+    "distributed": ("tests/distributed", "-m", "gpu"),
+    "counts": tuple(COUNTS),
+    "layers": ("tests/gpu/test_layers.py",),
+    BENCH: (),
+}
+
+
+def environment() -> dict[str, str]:
+    """Returns the variables of the lane, which torch reads when it is imported."""
+    return {
+        "KERAS_BACKEND": "torch",
+        # To look for devices must not load CUDA: no process that did can fork ranks.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        # Float32 is float32: cuDNN would take 10 bits of each factor, and tests compare.
+        "NVIDIA_TF32_OVERRIDE": "0",
+        # The same sums in each run.
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+
+
+def run(chosen: Iterable[str]) -> dict[str, Any]:
+    """Runs the parts, and returns the machine, what came of each part, and the figures."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {"machine": _machine(), "day": time.strftime("%Y-%m-%d"), "parts": {}}
+    for part in chosen:
+        found["parts"][part] = _bench() if part == BENCH else _tests(part)
+    found["figures"] = json.loads(FIGURES.read_text())["rows"] if BENCH in found["parts"] else []
+    (RESULTS / "found.json").write_text(json.dumps(found, indent=1))
+    return found
+
+
+def _tests(part: str) -> dict[str, Any]:
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    variables = {**os.environ, **environment(), "PYTHONPATH": path}
+    return outcome(sys.executable, [*PLUGIN, *PARTS[part]], variables, RESULTS)
+
+
+def _bench() -> dict[str, Any]:
+    """Runs the benchmark with torch's own settings, which users have."""
+    FIGURES.unlink(missing_ok=True)
+    began = time.monotonic()
+    unset = {"NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG"}
+    variables = {name: value for name, value in os.environ.items() if name not in unset}
+    command = [sys.executable, "-m", "benchmarks", "--only", "cuda"]
+    done = subprocess.run(command, cwd=ROOT, env=variables, check=False)
+    if not FIGURES.exists():
+        FIGURES.parent.mkdir(parents=True, exist_ok=True)
+        FIGURES.write_text(json.dumps({"rows": []}))
+    failed = ["make bench BENCH='--only cuda'"] if done.returncode else []
+    seconds = round(time.monotonic() - began)
+    return {"failed": failed, "skipped": 0, "passed": 1 - len(failed), "seconds": seconds}
+
+
+def _machine() -> dict[str, str]:
+    """Asks another process, since this one must not load CUDA."""
+    program = Path(__file__).with_name("machine.py")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    machine: dict[str, str] = json.loads(done.stdout)
+    return machine

@@ -1,0 +1,79 @@
+"""`make gpu`: what it runs, where ranks compute, and what the page says of a run."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.compat.environments import ROOT
+from tests.gpu import page, parts
+
+
+def test_every_part_has_tests():
+    for chosen in parts.PARTS.values():
+        assert all((ROOT / each).exists() for each in chosen if "/" in each)
+
+
+def test_torch_is_asked_for_devices_without_loading_cuda():
+    assert parts.environment()["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+
+
+def test_without_a_gpu_it_prints_a_line_and_succeeds():
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "tests.gpu"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "make gpu: torch sees no CUDA device here, so nothing was run.\n"
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "expected"),
+    [
+        (1, 1, ("cpu:gloo,cuda:nccl", 0)),
+        (2, 1, ("gloo", 0)),
+        (2, 2, ("cpu:gloo,cuda:nccl", 1)),
+        (4, 2, ("gloo", 1)),
+    ],
+)
+def test_ranks_share_gpus_over_gloo_only_if_they_are_more(monkeypatch, ranks, gpus, expected):
+    torch = pytest.importorskip("torch")
+    from shardcore.domain.job import Job
+    from tests.gpu import plugin
+
+    taken = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    last = Job(ranks - 1, ranks, ranks - 1, "127.0.0.1", 1)
+    assert (plugin.backend(last), *taken) == expected
+
+
+def test_the_page_has_the_machine_what_failed_and_the_figures():
+    part = {"failed": ["a::b"], "skipped": 2, "passed": 9, "seconds": 3}
+    figure = {"section": "MLP", "contender": "captured", "value": 0.0123456, "unit": "s"}
+    nothing = {"section": "CNN", "contender": "plain", "value": None, "unit": "s"}
+    found = {
+        "machine": {"devices": "2 × H100", "torch": "2.13.0", "CUDA": "13.0"},
+        "day": "2026-11-25",
+        "parts": {"contract": part},
+        "figures": [
+            {**figure, "ratio": 0.5, "against": "plain", "note": ""},
+            {**nothing, "ratio": None, "against": "", "note": "out of memory"},
+        ],
+    }
+    text = "\n".join(page.lines(found))
+    assert text.startswith("2 × H100; torch 2.13.0, CUDA 13.0; 2026-11-25.\n")
+    assert "| contract | 9 | 1 | 2 | 3 |" in text
+    assert "- `a::b`" in text
+    assert "| MLP | captured | 0.01235 | s | 0.50 × plain |" in text
+    assert "| CNN | plain | out of memory | s |  |" in text
+
+
+def test_the_page_has_the_marks_between_which_a_run_is_written():
+    before, begin, rest = page.PAGE.read_text().partition(page.BEGIN)
+    assert before
+    assert begin
+    assert page.END in rest
