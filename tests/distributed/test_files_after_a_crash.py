@@ -94,12 +94,12 @@ def test_errors_name_the_path_of_the_user(ranks, name, tmp_path):
         assert "unfinished" not in message
 
 
-class Quit(keras.callbacks.Callback):
-    """Ends the training after an epoch."""
+class Kill(keras.callbacks.Callback):
+    """Kills this rank in the last epoch."""
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == EPOCHS - 1:
-            raise InterruptedError
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -112,10 +112,10 @@ def test_a_resumed_run_is_bit_for_bit_the_undisturbed_one(ranks, tmp_path):
         fit(model)
         return model.get_weights()
 
-    def interrupted(rank):
+    def killed(rank):
         distribute(ranks)
-        with pytest.raises(InterruptedError):
-            fit(build(), keras.callbacks.BackupAndRestore(folder), Quit())
+        last = [Kill()] if rank == ranks - 1 else []
+        fit(build(), keras.callbacks.BackupAndRestore(folder), *last)
 
     def resumed(rank):
         distribute(ranks)
@@ -124,7 +124,8 @@ def test_a_resumed_run_is_bit_for_bit_the_undisturbed_one(ranks, tmp_path):
         return model.get_weights(), history.epoch
 
     expected = run_ranks(undisturbed, ranks)[0]
-    run_ranks(interrupted, ranks)
+    with pytest.raises(RankFailed):
+        run_ranks(killed, ranks)
     # As after a crash before the second file of Keras is written.
     (folder / "training_metadata.json").write_text(json.dumps({"epoch": 1, "batch": 0}))
     for found, epochs in run_ranks(resumed, ranks):
