@@ -9,13 +9,16 @@
 #             the matrices with these releases; with TORCH=newest KERAS=nightly it prints the names that moved
 # make compat-all   does so for the table of pairs, and writes docs/reference/compatibility.md
 # make gpu    runs tests and a benchmark on the GPUs of this machine, and writes docs/reference/gpu.md
+# make hub    trains and runs models of keras-hub over two ranks, beside one device
 # make traffic  counts the bytes that a rank sends in a step, beside those of Keras on JAX
-# Each creates what it needs: .venv (everything), .venv-core (no torch, no Keras), .venv-docs (the site).
+# Each creates what it needs: .venv (everything), .venv-core (no torch, no Keras), .venv-docs (the site),
+# .venv-hub (keras-hub).
 
 PYTHON ?= python3
 VENV := .venv
 CORE_VENV := .venv-core
 DOCS_VENV := .venv-docs
+HUB_VENV := .venv-hub
 PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 
 # These need torch; every other unit test and doctest must pass in .venv-core.
@@ -32,7 +35,7 @@ UNDER_MANUAL := functions loops lora train_step views
 
 .NOTPARALLEL:
 .PHONY: demo test test-fast coverage lint checks unit unit-core unit-torch distributed matrix matrix-full \
-	bench bench-jax compat compat-all gpu docs traffic clean
+	bench bench-jax hub compat compat-all gpu docs traffic clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python examples/demo.py
@@ -102,6 +105,10 @@ bench: $(VENV)/.installed
 
 bench-jax: build/bench-jax/.installed
 
+hub: $(HUB_VENV)/.installed
+	$(call headline,models of keras-hub over two ranks beside one device)
+	$(HUB_VENV)/bin/python -m pytest $(AT_A_TIME) tests/hub --durations=10
+
 # The environments are in a cache folder, since torch for CUDA takes 5 GB: see tests/compat.
 TORCH ?= newest
 KERAS ?= newest
@@ -126,7 +133,7 @@ traffic: $(VENV)/.installed build/bench-jax/.installed
 	$(VENV)/bin/python -m benchmarks.traffic $(TRAFFIC)
 
 clean:
-	rm -rf $(VENV) $(CORE_VENV) $(DOCS_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(CORE_VENV) $(DOCS_VENV) $(HUB_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -145,6 +152,15 @@ $(DOCS_VENV)/.installed: pyproject.toml constraints-docs.txt
 	$(call headline,installing what builds the documentation site into $(DOCS_VENV))
 	$(create_venv)
 	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints-docs.txt -e '.[docs]'
+	@touch $@
+
+# keras-hub asks for TensorFlow, of 600 MB, and imports it only if it is there; its own fit needs Grain.
+$(HUB_VENV)/.installed: pyproject.toml constraints-hub.txt
+	$(call headline,installing keras-hub without TensorFlow into $(HUB_VENV))
+	$(create_venv)
+	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints-hub.txt -e '.[torch]' \
+		pytest pytest-xdist hypothesis coverage grain kagglehub regex sentencepiece tokenizers
+	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints-hub.txt --no-deps keras-hub
 	@touch $@
 
 build/bench-jax/.installed: benchmarks/constraints-jax.txt

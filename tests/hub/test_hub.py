@@ -1,0 +1,69 @@
+"""Models of keras-hub over two ranks have the numbers and the tokens of one device.
+
+A few cases; `python -m tests.hub` tries the others.
+"""
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+
+from shardcore.binding import keras_private
+from shardcore.domain.capture import State
+from shardcore.testing import run_ranks
+from tests.hub.activities import compare, distribute
+from tests.hub.models import CASES, prompt_for
+
+# Those of keras-hub and Grain, which are not ours.
+pytestmark = pytest.mark.filterwarnings("default")
+SAMPLERS = {
+    "greedy": keras_hub.samplers.GreedySampler,
+    "top k": lambda: keras_hub.samplers.TopKSampler(k=5, seed=1),
+    "top p": lambda: keras_hub.samplers.TopPSampler(p=0.9, seed=1),
+    "beam": lambda: keras_hub.samplers.BeamSampler(num_beams=2),
+    "contrastive": lambda: keras_hub.samplers.ContrastiveSampler(k=3),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "uses"),
+    [
+        ("OPT", "tensor_parallel", ("train", "generate", "lora")),
+        ("Gemma", "layout map", ("train", "generate", "int8")),
+        ("GPT-2", "data_parallel", ("generate", "bfloat16", "preset")),
+        ("BERT", "fully_sharded", ("train",)),
+    ],
+)
+def test_a_model_has_the_numbers_and_the_tokens_of_one_device(name, layout, uses):
+    found = compare(name, layout, uses)
+    assert found.keys() == set(uses)
+    for use, outcome in found.items():
+        assert outcome.is_close, f"{use}: {outcome}"
+        assert not outcome.eager, f"{use}: {outcome}"
+
+
+@pytest.mark.parametrize("stop", [None, (7, 9)])
+def test_each_sampler_is_captured_and_gives_equal_tokens_on_all_ranks(stop):
+    """The prompts have three and five tokens."""
+
+    def program(rank, layout):
+        if layout is not None:
+            distribute(CASES["OPT"], layout)
+        model = CASES["OPT"].build()
+        tokens, states = {}, []
+        for name, make in SAMPLERS.items():
+            vars(model).pop(keras_private.LOOP_STEPS, None)
+            model.compile(sampler=make())
+            made = [model.generate(prompt_for(model), stop_token_ids=stop) for _ in range(3)]
+            tokens[name] = [keras.ops.convert_to_numpy(each["token_ids"]) for each in made]
+            for step in vars(model).get(keras_private.LOOP_STEPS, {}).values():
+                states += [entry.progress.state for entry in step._entries.values()]
+        return tokens, states
+
+    (expected, _) = run_ranks(program, 1, None, timeout=300)[0]
+    for layout in ("data_parallel", "tensor_parallel"):
+        for tokens, states in run_ranks(program, 2, layout, timeout=300):
+            assert set(states) == {State.CAPTURED}
+            assert len(states) >= len(SAMPLERS)
+            for name in SAMPLERS:
+                np.testing.assert_array_equal(tokens[name], expected[name], err_msg=name)
