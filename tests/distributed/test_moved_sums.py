@@ -108,6 +108,7 @@ def after_a_failure(rank):
     model = compiled(mlp, metrics=METRICS, jit_compile=False)
     x, y = DATA[mlp]
     model.test_on_batch(x, y)
+    model.reset_metrics()  # Keras 3.13 does not before a step
     stored = [each._value for each in model.metrics_variables]
     original = type(model).compute_metrics
 
@@ -132,5 +133,5 @@ def test_a_step_that_failed_leaves_no_sums_behind():
 
     (expected,) = run_ranks(undisturbed, 1)
     for state, found in run_ranks(after_a_failure, 2):
-        assert state["loss/total"] == 0  # it was reset before the step
+        assert state["loss/total"] == 0
         assert_same(found, expected, "after a failure")

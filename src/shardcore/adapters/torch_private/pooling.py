@@ -17,8 +17,11 @@ def by_tiles(otherwise: Decompositions) -> Decompositions:
     its gradient are comparisons of full tensors.
 
     Args:
-        otherwise: The decompositions of Inductor, for other images.
+        otherwise: The decompositions of Inductor, for other images. Without one for pooling or
+            its gradient, as in torch 2.11, there are none by tiles.
     """
+    if not {_POOL, _BACKWARD} <= otherwise.keys():
+        return {}
     pool, backward = otherwise[_POOL], otherwise[_BACKWARD]
 
     def pooled(image: torch.Tensor, *how: Any, **named: Any) -> Any:
