@@ -46,9 +46,14 @@ def _form(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def has_onednn() -> bool:
-    """Returns whether torch was built with oneDNN, for a processor that it supports."""
+    """Returns whether torch was built with oneDNN, for a processor that it supports.
+
+    The operator of torch 2.11 ends the process where an operand is transposed or part of another
+    matrix. That of torch 2.12 was not tried.
+    """
     is_x86 = platform.machine() in ("x86_64", "AMD64")
-    return is_x86 and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    is_new = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+    return is_x86 and is_new and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 @functools.cache
