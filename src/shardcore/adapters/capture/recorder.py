@@ -1,14 +1,12 @@
 """Records the tape of a step while the step runs."""
 
 import random
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from cProfile import Profile
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +14,10 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.functions import NUMBERS, FunctionListener, Unobserved
+from shardcore.adapters.capture.places import line, place
 from shardcore.adapters.capture.tape import Call, Form, Number, Read, Tape, Value, numbered
 from shardcore.adapters.torch_private import Args, Kwargs
 from shardcore.ports.capture import Observer
-from shardcore.ports.trace_context import layer_scope
-
-_PACKAGES = tuple(
-    str(Path(sys.modules[name].__file__ or "").parent) for name in ("torch", "shardcore")
-)
 
 
 class Recorder:
@@ -79,7 +73,7 @@ class Recorder:
     def refuse(self, why: str, remedy: str) -> None:
         """Notes why no program can be made of the step, and what to do; the first reason counts."""
         if not self.tape.refusal:
-            self.tape.refusal = f"{why}, at {_place()}: {remedy}"
+            self.tape.refusal = f"{why}, at {place()}: {remedy}"
 
     @contextmanager
     def numbers(self) -> Iterator[None]:
@@ -101,8 +95,8 @@ class Recorder:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             self.refuse(f"{how} reads the values of a sharded tensor on the host", _COMPUTE)
             return
-        place, line = len(self.tape.calls), f"{how} at {_place()}"
-        self.tape.reads.append(Read(self._value(tensor), number, place, line))
+        read = Read(self._value(tensor), number, len(self.tape.calls), f"{how} at {place()}")
+        self.tape.reads.append(read)
 
     def _begin(self, operator: Any, args: Args, kwargs: Kwargs) -> tuple[Any, Any] | None:
         """Returns the operands as values of the tape; None if nothing is recorded.
@@ -131,6 +125,9 @@ class Recorder:
                 self.read(each, str(operator), number)
             if not any(map(torch.is_tensor, torch_private.tree_leaves(result))):
                 return
+        if operator in _ALIASES or (operator is _VIEW_AS and args[0] is args[1]):
+            self._name(result, references[0][0])
+            return
         self._append(operator, args, kwargs, references, result)
 
     def _append(
@@ -145,7 +142,7 @@ class Recorder:
         writes = tuple(map(self._value, torch_private.written_operands(operator, args, kwargs)))
         made = torch_private.tree_map(self._made, result)
         backward = torch_private.backward_pass() >= 0
-        self.tape.calls.append(Call(operator, *references, made, writes, _line(), backward))
+        self.tape.calls.append(Call(operator, *references, made, writes, line(), backward))
 
     def at_once(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         """Returns the result of `function`, which becomes one call of the tape."""
@@ -239,13 +236,15 @@ class Recorder:
         self.tape.memory.append(value.number if owner is None else owner)
         self.tape.forms.append(Form.of(thing))
         if torch.is_tensor(thing):
-            # By identity, and dropped with the tensor: a new one may get its address.
-            key = id(thing)
-            forget = weakref.ref(thing, lambda _: self._values.pop(key, None))
-            self._values[key] = forget, value
+            self._name(thing, value)
         else:
             self._generators[torch_private.identity_of(thing)] = value, thing
         return value
+
+    def _name(self, tensor: torch.Tensor, value: Value) -> None:
+        """Notes the value of a tensor by its identity, which a new tensor may get after it."""
+        key = id(tensor)
+        self._values[key] = weakref.ref(tensor, lambda _: self._values.pop(key, None)), value
 
 
 @cache
@@ -256,6 +255,15 @@ def _is_value(kind: type) -> bool:
     """
     return issubclass(kind, torch.Tensor | torch.Generator)
 
+
+# Their results are the operand: they concern autograd alone, and are not on the tape.
+_ALIASES = {
+    torch.ops.aten.alias.default,
+    torch.ops.aten.detach.default,
+    torch.ops.aten.detach_.default,
+    torch.ops.aten.lift_fresh.default,
+}
+_VIEW_AS = torch.ops.aten.view_as.default
 
 # A larger tensor from outside is not copied: it is a constant only if no call writes into it.
 _MOST_ELEMENTS = 65536
@@ -277,17 +285,3 @@ def _host_generators() -> Any:
 
 _COMPUTE = "compute with keras.ops, which keeps values in tensors"
 _DRAW = "draw by keras.random, with a SeedGenerator of the layer"
-
-
-def _place() -> str:
-    """Returns the line of Python that is running, and the layer."""
-    layer = layer_scope.now()
-    return f"{_line()}, in layer {layer!r}" if layer else _line()
-
-
-def _line() -> str:
-    """Returns the line of Python, outside torch and shardcore, that is running."""
-    frame = sys._getframe(1)  # noqa: SLF001 - the name is documented, for uses like this one
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -6,7 +6,6 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture.passes.cleanup import (
     with_direct_views,
     with_plain_ones,
-    without_aliases,
     without_dead_code,
 )
 from shardcore.adapters.capture.passes.communication.overlap import (
@@ -31,7 +30,6 @@ from shardcore.adapters.capture.passes.pipeline import Collectives, Fact, Pass, 
 from shardcore.adapters.capture.tape import Tape
 
 _CLEANUP = (
-    Pass(without_aliases, gives={Fact.NO_ALIASES}),
     Pass(with_plain_ones, gives={Fact.UNREAD_LOSS}),
     Pass(without_dead_code),
 )
@@ -40,11 +38,11 @@ _REGATHERS = Pass(with_regathers, needs={Fact.NEW_MEMORY}, collectives=Collectiv
 _EARLY_STARTS = Pass(with_early_starts, needs={Fact.NEW_MEMORY}, collectives=Collectives.MOVED)
 _BUCKETS = Pass(
     in_buckets,
-    needs={Fact.NO_ALIASES, Fact.NEW_MEMORY},
+    needs={Fact.NEW_MEMORY},
     gives={Fact.BUCKETS},
     collectives=Collectives.CHANGED,
 )
-_LATE_WAITS = Pass(with_late_waits, needs={Fact.NO_ALIASES, Fact.NEW_MEMORY})
+_LATE_WAITS = Pass(with_late_waits, needs={Fact.NEW_MEMORY})
 _COPIES = Pass(without_needless_copies, needs={Fact.NEW_MEMORY})
 
 PASSES = (*_CLEANUP, _SMALL_SUMS, _REGATHERS, _EARLY_STARTS, _BUCKETS, _LATE_WAITS)
@@ -57,7 +55,7 @@ PASSES_ALIKE = (*_CLEANUP, _REGATHERS, _BUCKETS, _EARLY_STARTS, _LATE_WAITS)
 PASSES_WITHOUT_COMPILER = (
     Pass(with_direct_views, needs={Fact.NEW_MEMORY}),
     _COPIES,
-    Pass(with_operands_reused, needs={Fact.NO_ALIASES}, breaks={Fact.NEW_MEMORY}),
+    Pass(with_operands_reused, breaks={Fact.NEW_MEMORY}),
 )
 
 # Inductor errs on these operators, or computes them slower than torch does.

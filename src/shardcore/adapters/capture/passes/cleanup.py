@@ -1,4 +1,4 @@
-"""Drops calls that do nothing: aliases for autograd, views of views, unused results."""
+"""Drops calls that do nothing: views of views, and calls whose results are unused."""
 
 from typing import Any
 
@@ -13,12 +13,6 @@ from shardcore.adapters.capture.tape import Call, Tape, Value, values
 
 VIEW = torch.ops.aten.view.default
 _RESHAPE = torch.ops.aten.reshape.default
-_ALIASES = {
-    torch.ops.aten.alias.default,
-    torch.ops.aten.detach.default,
-    torch.ops.aten.detach_.default,
-    torch.ops.aten.lift_fresh.default,
-}
 # Views that begin at the first element of their base; `reshape` may be a copy.
 _VIEWS: set[Any] = {
     VIEW,
@@ -33,22 +27,6 @@ _VIEWS: set[Any] = {
     torch.ops.aten.transpose.int,
     torch.ops.aten.unsqueeze.default,
 }
-
-
-def without_aliases(tape: Tape) -> Tape:
-    """Returns `tape` without calls that only concern autograd: each result is the operand."""
-
-    def rewrite(call: Call, _: Tape) -> Call | Value:
-        if call.operator in _ALIASES or _is_view_of_own_shape(call):
-            operand: Value = call.args[0]
-            return operand
-        return call
-
-    return rewritten(tape, rewrite)
-
-
-def _is_view_of_own_shape(call: Call) -> bool:
-    return call.operator is torch.ops.aten.view_as.default and call.args[0] == call.args[1]
 
 
 def with_plain_ones(tape: Tape) -> Tape:

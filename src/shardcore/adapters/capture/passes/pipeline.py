@@ -14,7 +14,6 @@ from shardcore.domain.capture import NotCaptured
 class Fact(Enum):
     """A fact about a tape that passes rely on."""
 
-    NO_ALIASES = "no call concerns autograd alone"
     UNREAD_LOSS = "the backward pass does not depend on the value of the loss"
     BUCKETS = "all-reduces that can be joined are joined"
     NEW_MEMORY = "no result is written into the memory of a dead operand"

@@ -1,44 +1,15 @@
-"""Calls that need not run: aliases, unused results, views of views, constants."""
+"""Calls that need not run: unused results, views of views, constants."""
 
 import torch
 
-from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.cleanup import (
     with_direct_views,
     with_plain_ones,
-    without_aliases,
     without_dead_code,
 )
-from tests.tapes import changed, recorded
+from tests.tapes import changed
 
 X = torch.arange(6.0).reshape(2, 3)
-
-
-def test_an_alias_is_replaced_by_its_tensor():
-    def step(x):
-        return (x.detach() * 2).detach().add_(1)
-
-    assert changed(step, without_aliases, X) == (
-        ["detach", "mul", "detach", "add_"],
-        ["mul", "add_"],
-    )
-
-
-def test_a_view_of_the_same_shape_is_replaced_by_its_tensor():
-    def step(x):
-        with torch._C._AutoDispatchBelowAutograd():  # as where DTensor wraps its part of a result
-            return (x * 2).view_as(x) + x.view_as(x)
-
-    assert changed(step, without_aliases, X)[1] == ["mul", "view_as", "add"]
-
-
-def test_a_constant_that_is_written_into_is_created_in_each_run():
-    def step(x):
-        return torch.tensor([1.0, 2.0, 3.0]).add_(x[0])
-
-    tape = without_aliases(recorded(step, X))
-    module = function_of(tape, {n: tape.found[n] for n in tape.outside})
-    assert module(X)[0].tolist() == module(X)[0].tolist()
 
 
 def test_an_unused_result_is_not_computed():

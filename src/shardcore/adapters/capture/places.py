@@ -1,0 +1,25 @@
+"""The line of Python that a recorded step is at, for messages."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from shardcore.ports.trace_context import layer_scope
+
+# The folders of torch and shardcore.
+_PACKAGES = str(Path(torch.__file__).parent), str(Path(__file__).parents[2])
+
+
+def place() -> str:
+    """Returns the line of Python that is running, and the layer."""
+    layer = layer_scope.now()
+    return f"{line()}, in layer {layer!r}" if layer else line()
+
+
+def line() -> str:
+    """Returns the line of Python, outside torch and shardcore, that is running."""
+    frame = sys._getframe(1)  # noqa: SLF001 - the name is documented, for uses like this one
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

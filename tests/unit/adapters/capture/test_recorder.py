@@ -1,0 +1,45 @@
+"""A recording has the calls that compute; what concerns autograd alone is not in it."""
+
+import torch
+
+from shardcore.adapters.capture.generated import function_of
+from tests.tapes import names, recorded
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def test_an_alias_is_its_tensor():
+    def step(x):
+        return (x.detach() * 2).detach().add_(1)
+
+    tape = recorded(step, X)
+    assert names(tape) == ["mul", "add_"]
+    assert torch.equal(function_of(tape, {})(X.clone())[0], X * 2 + 1)
+
+
+def test_a_write_into_an_alias_is_a_write_into_its_tensor():
+    def step(x):
+        y = x * 2
+        y.detach().add_(1)
+        return y
+
+    assert torch.equal(function_of(recorded(step, X), {})(X.clone())[0], X * 2 + 1)
+
+
+def test_a_view_of_the_own_shape_is_its_tensor():
+    def step(x):
+        with torch._C._AutoDispatchBelowAutograd():  # as where DTensor wraps its part of a result
+            return (x * 2).view_as(x) + x.view_as(x)
+
+    tape = recorded(step, X)
+    assert names(tape) == ["mul", "view_as", "add"]
+    assert torch.equal(function_of(tape, {})(X.clone())[0], X * 3)
+
+
+def test_a_constant_that_is_written_into_is_created_in_each_run():
+    def step(x):
+        return torch.tensor([1.0, 2.0, 3.0]).add_(x[0])
+
+    tape = recorded(step, X)
+    run = function_of(tape, {n: tape.found[n] for n in tape.outside})
+    assert run(X)[0].tolist() == run(X)[0].tolist() == step(X).tolist()
