@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 # Names with an underscore that Python, attrs and pluggy document.
-DOCUMENTED = {"_fields", "_make", "_asdict", "_replace", "_getframe"}
+DOCUMENTED = {"_fields", "_make", "_asdict", "_replace", "_getframe", "_current_frames"}
 
 
 def is_private(name: str) -> bool:

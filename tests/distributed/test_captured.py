@@ -1,6 +1,7 @@
 """A captured step has the numbers of the eager one, and sees whatever the eager one would see."""
 
 import logging
+import os
 import random
 import sys
 
@@ -11,7 +12,6 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters import processes
 from shardcore.adapters.capture import program as capture_program
 from shardcore.adapters.capture.program import started
 from shardcore.adapters.torch_private import inductor, is_all_reduce
@@ -641,7 +641,7 @@ def test_ranks_whose_collectives_have_other_sizes_capture_nothing():
 
 def test_a_rank_that_alone_sees_a_change_says_so_on_all():
     def program(rank):
-        processes.PATIENCE_SECONDS = 1.0
+        os.environ["SHARDCORE_TIMEOUT"] = "1"
         begin((2, 1))
         model, data = compiled(plain_mlp, "auto"), batches(plain_mlp, 4)
         for x, y in data:

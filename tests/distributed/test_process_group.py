@@ -1,6 +1,7 @@
 """Joining, adopting and leaving the group of torch.distributed."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters import process_group
+from shardcore.adapters import exchange, process_group
 from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job, resolve_job
@@ -20,7 +21,7 @@ from shardcore.testing.ranks import free_port
 def test_a_process_alone_starts_nothing():
     ours = process_group.start(None)
     assert (process_group.rank(), process_group.world_size()) == (0, 1)
-    assert process_group.gather("x") == ["x"]
+    assert exchange.gather("x") == ["x"]
     process_group.stop(ours)
     assert not dist.is_initialized()
 
@@ -29,7 +30,7 @@ def test_started_from_the_environment_and_ended():
     def program(rank):
         ours = process_group.start(resolve_job(environ=os.environ), timeout=30)
         # A rank that ends its group at once breaks those that are still connecting.
-        process_group.gather(None)
+        exchange.gather(None)
         place = process_group.rank(), process_group.world_size()
         facts = (*place, dist.get_backend(), process_group.device_type())
         process_group.stop(ours)
@@ -89,7 +90,7 @@ def test_gloo_is_found_by_the_device_that_it_serves():
 
 def test_objects_are_gathered_in_the_order_of_ranks():
     def program(rank):
-        return process_group.gather({"rank": rank, "text": "x" * rank})
+        return exchange.gather({"rank": rank, "text": "x" * rank})
 
     expected = [{"rank": rank, "text": "x" * rank} for rank in range(3)]
     assert run_ranks(program, 3) == [expected] * 3
@@ -101,7 +102,7 @@ def test_no_collective_leaves_the_main_thread():
 
         def work():
             with pytest.raises(RuntimeError) as refused:
-                process_group.gather(1)
+                exchange.gather(1)
             messages.append(str(refused.value))
 
         thread = threading.Thread(target=work, name="a-callback")
@@ -127,10 +128,23 @@ def test_ranks_that_never_come_are_reported_with_the_remedy():
     assert "Check that all 2 processes were started" in message
 
 
+def test_a_port_that_accepts_and_never_answers_is_an_error_after_the_timeout():
+    def program(rank):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            job = Job(1, 2, 1, "127.0.0.1", other.getsockname()[1])
+            with pytest.raises(EnvironmentProblem) as refused:
+                process_group.start(job, timeout=1)
+        return str(refused.value)
+
+    (message,) = run_ranks(program, 1, init=False, timeout=20)
+    assert message.startswith("Rank 1 of 2 could not join its group at tcp://127.0.0.1:")
+    assert "within 1 seconds" in message
+
+
 BUSY_AT_THE_END = """
 import ctypes, hashlib, os, time
 import torch, torch.distributed as dist
-from shardcore.adapters import process_group
+from shardcore.adapters import exchange, process_group
 from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.job import resolve_job
 
@@ -143,7 +157,7 @@ ours = process_group.start(resolve_job(environ=os.environ))
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
 work = dist.all_reduce(torch.ones(2), async_op=True)
 work.get_future().add_done_callback(put_away)
-process_group.gather(None)  # all ranks are here: the first collective is done as well, or nearly
+exchange.gather(None)  # all ranks are here: the first collective is done as well, or nearly
 time.sleep(0.05)
 process_group.stop(ours)
 """

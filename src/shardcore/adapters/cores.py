@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from shardcore.adapters import process_group
+from shardcore.adapters import exchange, process_group
 
 logger = logging.getLogger("shardcore.install")
 
@@ -24,7 +24,7 @@ def divide() -> None:
         return
     host, cores = socket.gethostname(), _cores()
     most = _most_threads(cores, os.getppid()) if process_group.device_type() == "cpu" else 0
-    everyone = process_group.gather((host, cores, most))
+    everyone = exchange.gather((host, cores, most))
     hosts = [each for each, _, _ in everyone]
     share = min(min(most, max(1, each // hosts.count(name))) for name, each, most in everyone)
     if share:

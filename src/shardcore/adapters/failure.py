@@ -3,6 +3,8 @@
 Every rank watches a `FailureStore` from a thread. A failing rank publishes its uncaught exception
 there; the others print it and exit. A process of this host that is killed, also for memory, is
 found by its process number. One of another host is found by its launcher or the next collective.
+The main thread of a rank that is to end gets an `OtherRankFailed`, and some seconds for its
+`finally` blocks.
 
 A rank that ends in order publishes that. Rank 0, which holds the store if there is no launcher,
 exits last, or when all others know that the store will close. They stop to watch then: the next
@@ -17,39 +19,29 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from uuid import uuid4
 
-from attrs import frozen
-
-from shardcore.adapters import process_group
+from shardcore.adapters import exchange, process_group
 from shardcore.adapters.failure_store import Failure, FailureStore
+from shardcore.adapters.host_process import HostProcess
+from shardcore.adapters.interrupt import Interrupt
+from shardcore.adapters.place import Place
 from shardcore.reporting.errors import strip_own_frames
+
+if TYPE_CHECKING:  # a torch without torch.distributed has no stores
+    from torch.distributed.distributed_c10d import Store
 
 _POLL_SECONDS = 1.0
 # The most seconds that a failing rank waits until the others have read its error.
 _SHOW_SECONDS = 3.0
 # The others exit a little later, so that a launcher sees the failing rank exit first.
 _YIELD_SECONDS = 1.5
+# The seconds that the main thread has to end, with its `finally` blocks.
+_FINALLY_SECONDS = 5.0
 # The most seconds that rank 0 waits at an orderly end until the others release its store.
 _LEAVE_SECONDS = 30.0
-
-
-@frozen
-class _Process:
-    """A process, and its host, within which its number is unique."""
-
-    host: str
-    pid: int
-
-    def is_gone(self) -> bool:
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        return state in "ZX"
 
 
 class FailureWatch:
@@ -61,7 +53,7 @@ class FailureWatch:
     """
 
     def __init__(
-        self, name: str, rank: int, world_size: int, neighbours: dict[int, _Process]
+        self, name: str, rank: int, world_size: int, neighbours: dict[int, HostProcess]
     ) -> None:
         key = f"shardcore/failure/{name}"
         self._rank = rank
@@ -70,15 +62,17 @@ class FailureWatch:
         self._pid = os.getpid()
         # Both now: a connection to a closed store takes minutes to fail.
         self._store = FailureStore(process_group.store_for_thread(key), rank)
-        watchers_store = FailureStore(process_group.store_for_thread(key), rank)
+        stores = FailureStore(process_group.store_for_thread(key), rank), exchange.store_for_place()
         self._thread = threading.Thread(
-            target=self._watch, args=(watchers_store,), name="shardcore-failure-watch", daemon=True
+            target=self._watch, args=stores, name="shardcore-failure-watch", daemon=True
         )
+        self._failure: Failure | None = None  # of another rank, which ends this one
         # The thread that ends this rank acquires it, and never releases it.
         self._ending = threading.Lock()
         self._stopped = threading.Event()
         # Set once rank 0 has ended in order: its store may close, and is not used any more.
         self._released = threading.Event()
+        self._interrupt = Interrupt(self._ending.locked)
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_uncaught
         atexit.register(self.stop)
@@ -100,10 +94,9 @@ class FailureWatch:
         rank, world_size = process_group.rank(), process_group.world_size()
         if world_size == 1 or process_group.is_simulated():
             return None
+        exchange.tell_place(exchange.store(), "")
         # An earlier watch of the same job has left its keys in the store.
-        names, processes = zip(
-            *process_group.gather((uuid4().hex, _Process(_host(), os.getpid()))), strict=True
-        )
+        names, processes = zip(*exchange.gather((uuid4().hex, HostProcess.own())), strict=True)
         here = {
             each: process
             for each, process in enumerate(processes)
@@ -122,8 +115,11 @@ class FailureWatch:
         self._ending.acquire()
         self._stopped.set()
         self._thread.join(5 * _POLL_SECONDS)
+        if self._failure is not None:
+            self._end_after(self._failure)
         with _store_may_be_gone():
             self._leave()
+        self._interrupt.close()
         if sys.excepthook == self._on_uncaught:
             sys.excepthook = self._previous_hook
         atexit.unregister(self.stop)
@@ -132,6 +128,7 @@ class FailureWatch:
     def _leave(self) -> None:
         if self._released.is_set():
             return
+        exchange.tell_place(exchange.store(), exchange.ENDED)
         self._store.end()
         if self._rank != 0:
             self._release(self._store)
@@ -139,7 +136,7 @@ class FailureWatch:
         for _ in self._until_released(_LEAVE_SECONDS):
             failure = self._look(self._store)
             if failure is not None:
-                self._end_after(failure, self._store)
+                self._end_after(failure)
 
     def _release(self, store: FailureStore) -> None:
         # Set first: rank 0 may exit before its reply arrives.
@@ -153,12 +150,31 @@ class FailureWatch:
             yield
             time.sleep(0.05)
 
-    def _watch(self, store: FailureStore) -> None:
+    def _watch(self, store: FailureStore, store_for_place: "Store") -> None:
+        place, told = Place(), ""
         while not self._stopped.wait(_POLL_SECONDS) and not self._released.is_set():
             failure = self._look(store)
             if failure is not None:
-                self._ending.acquire()
-                self._end_after(failure, store)
+                self._interrupt_main(failure, store)
+                return
+            here = place.look()
+            if here != told:
+                with _store_may_be_gone():
+                    exchange.tell_place(store_for_place, here)
+                told = here
+
+    def _interrupt_main(self, failure: Failure, store: FailureStore) -> None:
+        """Lets the main thread end; ends this process if it does not."""
+        if failure.rank == self._rank:
+            return  # it is ending
+        self._failure = failure
+        if failure != _silent(0):
+            with _store_may_be_gone():
+                self._release(store)
+        self._interrupt.interrupt(f"Rank {failure.rank} failed first: {failure.headline}")
+        if not self._stopped.wait(_FINALLY_SECONDS):
+            self._ending.acquire()
+            self._end_after(failure)
 
     def _look(self, store: FailureStore) -> Failure | None:
         """Returns the first failure of the others, if there is one."""
@@ -193,35 +209,31 @@ class FailureWatch:
         self._ending.acquire()
         # No error may stop this: the other ranks and atexit would wait for this rank.
         try:
-            self._tell(kind, error, trace)
+            self._tell(kind, error)
         finally:
             _exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
-    def _tell(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def _tell(self, kind: type[BaseException], error: BaseException) -> None:
         """Publishes and shows this rank's failure, after another's if that came first."""
         strip_own_frames(error)
-        trace = error.__traceback__
         headline = traceback.format_exception_only(kind, error)[-1].strip()
-        report = "".join(traceback.format_exception(kind, error, trace))
-        first, ended = self._publish(Failure(self._rank, headline, report))
+        first, ended = self._publish(Failure(self._rank, headline))
         if first.rank != self._rank:
-            _say(f"[rank {self._rank}] failed after rank {first.rank} did: {headline}\n")
-            self._end_after(first, self._store)
+            self._end_after(first)
         before = f" after rank {', '.join(map(str, ended))} had ended" if ended else ""
         _say(f"[rank {self._rank}] failed{before}:\n")
         with contextlib.suppress(OSError):  # standard error is closed
-            self._previous_hook(kind, error, trace)
+            self._previous_hook(kind, error, error.__traceback__)
         with _store_may_be_gone():
-            if not self._released.is_set():
-                for _ in self._until_released(_SHOW_SECONDS):
-                    pass
+            for _ in () if self._released.is_set() else self._until_released(_SHOW_SECONDS):
+                pass
 
     def _publish(self, own: Failure) -> tuple[Failure, list[int]]:
         """Publishes `own`; returns the first failure and the ranks that had ended in order."""
         # A peer's death may have caused this error; its process disappears a moment later.
         time.sleep(0.1)
+        if self._failure is not None:
+            return self._failure, []
         with _store_may_be_gone():
             if not self._released.is_set():
                 first = self._look(self._store) or self._store.claim(own)
@@ -229,31 +241,21 @@ class FailureWatch:
                 return first, ended
         return own, []
 
-    def _end_after(self, failure: Failure, store: FailureStore) -> NoReturn:
+    def _end_after(self, failure: Failure) -> NoReturn:
         """Ends this rank because of another rank's failure."""
         # The failing rank prints first.
         time.sleep(0.2)
-        detail = f"\n{failure.report}" if self._rank == 0 else f" {failure.headline}"
-        _say(f"[rank {self._rank}] ends, as rank {failure.rank} failed first:{detail.rstrip()}\n")
+        _say(f"[rank {self._rank}] ends, as rank {failure.rank} failed first: {failure.headline}\n")
         if failure != _silent(0) and not self._released.is_set():
             with _store_may_be_gone():
-                self._release(store)
+                self._release(self._store)
         time.sleep(_YIELD_SECONDS)
         _exit(1)
 
 
 def _silent(rank: int) -> Failure:
     text = "its process ended without an error (killed, out of memory, os._exit?)"
-    return Failure(rank, text, text)
-
-
-def _host() -> str:
-    """Returns a name of the host for process numbers; empty if it is unknown."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
+    return Failure(rank, text)
 
 
 def _store_may_be_gone() -> contextlib.suppress:

@@ -18,7 +18,6 @@ class Failure:
 
     rank: int
     headline: str  # the error in one line
-    report: str  # the traceback, or the headline if there is none
 
 
 @frozen

@@ -10,12 +10,13 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from shardcore.domain.errors import EnvironmentProblem, StrategyError
+from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
 
 if TYPE_CHECKING:  # a torch without torch.distributed has no stores
@@ -28,12 +29,12 @@ DEFAULT_TIMEOUT = 600.0
 _WORKER = "pt_gloo_runloop"
 _PUT_AWAY_SECONDS = 10.0
 _LOOK_SECONDS = 0.002
+# The seconds that torch has for its own error after the timeout.
+_ANSWER_SECONDS = 2.0
 
 # The accelerators that Keras uses on torch, and the devices on which several ranks compute.
 _ACCELERATORS = ("cuda", "mps", "xpu")
 _SEVERAL_RANKS = ("cpu", "cuda")
-
-_T = TypeVar("_T")
 
 
 def start(job: Job | None, timeout: float | None = None, *, init_method: str | None = None) -> bool:
@@ -55,8 +56,8 @@ def start(job: Job | None, timeout: float | None = None, *, init_method: str | N
             or CUDA, or if the other ranks did not join.
 
     Example:
-        >>> start(None), rank(), world_size(), gather("a")
-        (False, 0, 1, ['a'])
+        >>> start(None), rank(), world_size()
+        (False, 0, 1)
     """
     if is_started():
         _check_same(job)
@@ -131,25 +132,6 @@ def take_device(job: Job) -> None:
     torch.cuda.set_device(job.local_rank)
 
 
-def gather(value: _T) -> list[_T]:
-    """Returns the value of every rank, in the order of ranks. A collective: every rank calls it.
-
-    Raises:
-        StrategyError: If called outside the main thread.
-    """
-    # Collectives of two threads interleave in another order on each rank: a deadlock.
-    if threading.current_thread() is not threading.main_thread():
-        raise StrategyError(
-            "Expected values to be gathered on the main thread, but it was on thread "
-            f"{threading.current_thread().name!r}. Do it before handing work to a thread."
-        )
-    if world_size() == 1:
-        return [value]
-    values: list[_T | None] = [None] * world_size()
-    dist.all_gather_object(values, value)
-    return values  # type: ignore[return-value]
-
-
 def store_for_thread(prefix: str) -> "Store":
     """Returns a separate connection to the store of the default group, with keys under `prefix`.
 
@@ -190,14 +172,14 @@ def seconds(timeout: float | None) -> float:
 
 
 def _init(job: Job, timeout: float, init_method: str) -> None:
-    backend = _backend(job)
+    backend, limit = _backend(job), timedelta(seconds=timeout)
     try:
         dist.init_process_group(
             backend,
-            init_method=init_method,
+            store=_met(job, limit, init_method),
             rank=job.rank,
             world_size=job.world_size,
-            timeout=timedelta(seconds=timeout),
+            timeout=limit,
         )
     except dist.DistError as error:
         raise EnvironmentProblem(
@@ -205,6 +187,38 @@ def _init(job: Job, timeout: float, init_method: str) -> None:
             f"{timeout:.0f} seconds: {error}. Check that all {job.world_size} processes were "
             "started, with the same address, and that rank 0's port can be reached and is free."
         ) from error
+
+
+def _met(job: Job, limit: timedelta, init_method: str) -> "Store":
+    """Returns the store of the job.
+
+    torch 2.13 waits for ever for a program that took the port, accepts and does not answer. So
+    another thread waits, which is left alone then.
+
+    Raises:
+        DistError: If nothing answers within `limit`.
+    """
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    found: SimpleQueue[Store | Exception] = SimpleQueue()
+
+    def meet() -> None:
+        try:
+            given = next(rendezvous(init_method, job.rank, job.world_size, timeout=limit))
+            found.put(given[0])
+        except Exception as error:  # noqa: BLE001 - raised again on the main thread
+            found.put(error)
+
+    threading.Thread(target=meet, name="shardcore-rendezvous", daemon=True).start()
+    try:
+        store = found.get(timeout=limit.total_seconds() + _ANSWER_SECONDS)
+    except Empty:
+        raise dist.DistStoreError("the port is taken, and no store of torch answers") from None
+    if isinstance(store, Exception):
+        raise store
+    store.set_timeout(limit)
+    return PrefixStore("default_pg", store)
 
 
 def _backend(job: Job) -> str:

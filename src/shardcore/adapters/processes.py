@@ -2,19 +2,19 @@
 
 import atexit
 import os
-import time
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import attrs
+import torch.distributed as dist
 
-from shardcore.adapters import cores, process_group
+from shardcore.adapters import cores, exchange, process_group
 from shardcore.adapters.failure import FailureWatch
-from shardcore.domain.errors import EnvironmentProblem, RankMismatchError
+from shardcore.domain.errors import EnvironmentProblem, RankMismatchError, ShardcoreError
 from shardcore.domain.job import resolve_job
 
-PATIENCE_SECONDS = 60.0
-_POLL_SECONDS = 0.02
+_T = TypeVar("_T")
 
 
 @attrs.define
@@ -25,7 +25,6 @@ class TorchProcesses:
     """
 
     _has_joined: bool = attrs.field(default=False, init=False)
-    _meetings: int = attrs.field(default=0, init=False)
     _watch: FailureWatch | None = attrs.field(default=None, init=False)
 
     def initialize(
@@ -114,39 +113,42 @@ class TorchProcesses:
 
     def gather(self, fact: object) -> list[Any]:
         """Returns `fact` of every process, in rank order."""
-        return process_group.gather(fact)
+        return exchange.gather(fact)
 
     def meet(self, what: str) -> None:
         """Waits until every process has called this with `what`.
 
-        A barrier would wait for ever for a missing rank, and would match another collective of
-        that rank. The store of the job distinguishes the two.
+        Raises:
+            RankMismatchError: If a process is at another call, has ended, waits in a collective
+                of tensors, or did not come within `SHARDCORE_TIMEOUT`.
+        """
+        exchange.gather(None, what)
+
+    def do_once(self, work: Callable[[], _T], what: str) -> _T:
+        """Does `work` on one of the processes that come; returns its result on each of them."""
+        return exchange.do_once(work, what)
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """Runs the call `what`, which all processes make.
 
         Raises:
-            RankMismatchError: If a process did not within a minute, or `SHARDCORE_TIMEOUT` if that
-                is shorter, or gave another `what`.
+            RankMismatchError: As `meet` does; or if the call failed because a process has ended.
         """
-        if not self._has_joined or self.world_size == 1:
-            return
-        self._meetings += 1
-        store = process_group.store_for_thread(f"shardcore/meeting/{self._meetings}")
-        store.set(str(self.rank), what)
-        patience = min(PATIENCE_SECONDS, process_group.seconds(None))
-        deadline = time.monotonic() + patience
-        others = [str(rank) for rank in range(self.world_size)]
-        while not store.check(others):
-            if time.monotonic() > deadline:
-                missing = ", ".join(rank for rank in others if not store.check([rank]))
-                raise RankMismatchError(
-                    f"Rank {self.rank} came to {what}, but rank {missing} did not within "
-                    f"{patience:.0f} seconds. Sharded values are gathered from all ranks, "
-                    "so call it on every rank, not on one: rank 0 writes the file."
-                )
-            time.sleep(_POLL_SECONDS)
-        for rank in others:
-            found = store.get(rank).decode()
-            if found != what:
-                raise RankMismatchError(
-                    f"Rank {self.rank} came to {what}, rank {rank} to {found}: every rank must "
-                    "make the same calls in the same order."
-                )
+        self.meet(what)
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, ShardcoreError) or not _is_of_peers(error):
+                raise
+            ended = [rank for rank, at in exchange.places().items() if at == exchange.ENDED]
+            if not ended:
+                raise
+            raise RankMismatchError(
+                f"Rank {self.rank} is in {what}, and rank {', '.join(map(str, ended))} has ended. "
+                f"{exchange.TOGETHER}"
+            ) from error
+
+
+def _is_of_peers(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()

@@ -30,7 +30,8 @@ class Functions:
         """Lays `variable` out again. Every rank takes rank 0's value."""
         session = self.sessions.required()
         value = self.all_gather_variable(variable)
-        value = torch.as_tensor(session.processes.gather(value.cpu())[0], device=value.device)
+        sent = value.cpu() if session.processes.rank == 0 else None
+        value = torch.as_tensor(session.processes.gather(sent)[0], device=value.device)
         before = variable._value
         variable._layout = None
         variable._value = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)

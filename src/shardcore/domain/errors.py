@@ -29,6 +29,10 @@ class RankMismatchError(ShardcoreError, RuntimeError):
     """Ranks differ in a value that must be equal on all of them."""
 
 
+class OtherRankFailed(ShardcoreError, RuntimeError):  # noqa: N818 - it says what happened
+    """Another rank has failed, or SIGTERM came: this rank ends."""
+
+
 class PluginError(ShardcoreError, TypeError):
     """A plug-in whose offer does not match the hook's specification."""
 

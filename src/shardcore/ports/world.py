@@ -1,5 +1,7 @@
 """The processes of a job, and a mesh over them: what a strategy is opened on."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 import attrs
@@ -85,11 +87,28 @@ class Processes(Protocol):
     def meet(self, what: str) -> None:
         """Waits until every process has called it for the same place.
 
-        It waits for a minute at most, or for `SHARDCORE_TIMEOUT` if that is shorter.
+        It waits for `SHARDCORE_TIMEOUT` at most; less if the others are known to be elsewhere.
 
         Args:
-            what: The place, for the error: "model.save('a.keras')".
+            what: The place, for the error: "fit() of model 'net'".
 
         Raises:
             RankMismatchError: If a process does not call it, or calls it for another place.
+        """
+
+    def do_once(self, work: Callable[[], _Fact], what: str) -> _Fact:
+        """Does `work` on one of the processes that come; returns its result on each of them.
+
+        It is process 0, or the first that comes if process 0 does not within a second.
+
+        Args:
+            work: The work; its result can be pickled.
+            what: Its name: "save 'a.keras'".
+        """
+
+    def together(self, what: str) -> AbstractContextManager[None]:
+        """Opens a context for the call `what`, which every process makes; begins with `meet`.
+
+        Raises:
+            RankMismatchError: As `meet`; or in place of torch's error of a process that has ended.
         """

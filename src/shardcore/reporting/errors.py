@@ -5,10 +5,13 @@ import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
+from traceback import walk_stack
+from types import FrameType, TracebackType
 
 PACKAGE = str(Path(__file__).parents[1])
 LIBRARIES = ("site-packages", "dist-packages", str(Path(logging.__file__).parents[1]), "<frozen")
+# The file name of the code that is generated for captured steps.
+CAPTURED = "<captured step>"
 
 
 def show_user_frames() -> Callable[[], None]:
@@ -48,23 +51,41 @@ def strip_own_frames(error: BaseException) -> None:
             _strip(each)
 
 
+def user_line(frame: FrameType | None) -> str:
+    """Returns the innermost line of the user's code in a stack, such as "train.py:12".
+
+    Example:
+        >>> user_line(None)
+        'an unknown line'
+    """
+    for each, line in walk_stack(frame) if frame else ():
+        file = each.f_code.co_filename
+        if _owner(file) == "user" and file != CAPTURED:
+            return f"{Path(file).name}:{line}"
+    return "an unknown line"
+
+
 def _strip(error: BaseException) -> None:
     frames, trace = [], error.__traceback__
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    inner = next((each for each in reversed(frames) if _owner(each) in ("shardcore", "user")), None)
+    ours = [each for each in frames if _owner_of(each) in ("shardcore", "user")]
+    inner = ours[-1] if ours else None
     debugged = logging.getLogger("shardcore").isEnabledFor(logging.DEBUG)
-    if inner is None or _owner(inner) == "shardcore" or debugged:
+    if inner is None or _owner_of(inner) == "shardcore" or debugged:
         return
-    kept = [each for each in frames if _owner(each) not in ("shardcore", "python -m")]
+    kept = [each for each in frames if _owner_of(each) not in ("shardcore", "python -m")]
     for outer, next_ in pairwise(kept):
         outer.tb_next = next_
     error.__traceback__ = kept[0]
 
 
-def _owner(trace: TracebackType) -> str:
-    file = trace.tb_frame.f_code.co_filename
+def _owner_of(trace: TracebackType) -> str:
+    return _owner(trace.tb_frame.f_code.co_filename)
+
+
+def _owner(file: str) -> str:
     if file.startswith(PACKAGE):
         return "shardcore"
     if file == "<frozen runpy>":

@@ -10,6 +10,7 @@ from torch import fx
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.tape import Call, Literals, Number, Tape, Value, numbered, values
 from shardcore.domain.capture import GuardFailed
+from shardcore.reporting.errors import CAPTURED
 
 
 def function_of(tape: Tape, literals: Literals) -> Callable[..., tuple[torch.Tensor, ...]]:
@@ -93,7 +94,7 @@ class _Writer:
         lines = [*head, *(self._line(call, ended) for call, ended in calls), self._end()]
         self.tensors |= {f"v{number}": tensor for number, tensor in self.tape.kept.items()}
         self.names |= self.tensors
-        exec(compile("\n    ".join(lines), "<captured step>", "exec"), self.names)
+        exec(compile("\n    ".join(lines), CAPTURED, "exec"), self.names)
         # It keeps its globals: with itself among them, it would keep itself.
         generated: Callable[..., tuple[Any, ...]] = self.names.pop("generated")
         return generated

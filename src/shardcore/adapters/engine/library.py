@@ -11,7 +11,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters import process_group
+from shardcore.adapters import exchange, process_group
 from shardcore.adapters.engine import differentiable, gradients, redistributed
 from shardcore.adapters.engine.engine import Engine, TensorClasses, process_groups
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, reduced
@@ -56,7 +56,7 @@ def _hosts(options: str) -> tuple[str, ...]:
     own = (options, socket.gethostname())
     if process_group.is_simulated():
         return (own[1],) * process_group.world_size()
-    found = process_group.gather(own)
+    found = exchange.gather(own)
     for rank, (other, _) in enumerate(found):
         if other != found[0][0]:
             raise StrategyError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from shardcore.adapters import exchange
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Replicate
 
@@ -111,11 +112,23 @@ class ShardedTensor(_Base):
 
     def numpy(self, *, force: bool = False) -> Any:
         """Returns the full tensor as an array. All ranks call it together."""
+        self.meet_to_read()
         return self.full_tensor().detach().numpy(force=force)
 
     def tolist(self) -> Any:
         """Returns the full tensor as a nest of lists. All ranks call it together."""
+        self.meet_to_read()
         return self.full_tensor().detach().tolist()
+
+    def meet_to_read(self) -> None:
+        """Waits until all ranks read this tensor, unless each rank has all of it.
+
+        Raises:
+            RankMismatchError: If another rank does something else.
+        """
+        if not self.form.is_replicated and exchange.is_main_thread():
+            layout = self.form.layout
+            exchange.gather(None, f"the reading of a tensor of shape {self.form.shape}, {layout}")
 
     @abstractmethod
     def full_tensor(self) -> torch.Tensor:

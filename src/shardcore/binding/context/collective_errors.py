@@ -45,15 +45,32 @@ def raise_on_all_ranks(
             raise own if own is not None and rank == session.processes.rank else failure
 
 
-def check_other_ranks(is_collective: Callable[[], bool], sessions: Sessions) -> None:
+def raise_on_ranks_that_come(work: Callable[[], None], what: str, session: Session) -> None:
+    """Does `work` on one of the ranks that come; if it fails, raises its error on all that come.
+
+    Messages name it `what`, as those of `raise_on_all_ranks` do.
+    """
+
+    def attempt() -> Exception | None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - raised again below
+            return _picklable(error, what, session)
+        return None
+
+    failure = session.processes.do_once(attempt, what)
+    if failure is not None:
+        raise failure
+
+
+def check_other_ranks(sessions: Sessions) -> None:
     """Raises the first error of a rank that has failed, before a collective of such work.
 
     If Keras handles that error, it is raised again here, and by `raise_on_all_ranks` at the end:
-    the failed ranks join no further collective. `is_collective` returns whether the next
-    operation is one; it is called only inside such work.
+    the failed ranks join no further collective.
     """
     shared: _SharedWork | None = sessions.shared_work
-    if shared is None or not is_collective():
+    if shared is None:
         return
     if shared.failures is None:
         failures: list[Exception | None] = shared.session.processes.gather(None)

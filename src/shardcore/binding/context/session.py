@@ -220,6 +220,14 @@ class Sessions:
         finally:
             self.runs.remove(run)
 
+    def together(self, call: str) -> AbstractContextManager[None]:
+        """Opens a context for a call that needs all ranks, such as "fit() of model 'net'".
+
+        On a thread that is not the main one it has no order among the ranks: that is the user's.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        return self.processes.together(call) if is_main else nullcontext()
+
     def close(self) -> None:
         """Drops all sessions and strategies for good."""
         self.is_closed = True

@@ -12,8 +12,9 @@ import torch
 from keras import Model, Variable
 
 from shardcore.binding import keras_private
-from shardcore.binding.context.collective_errors import raise_on_all_ranks
-from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.context.collective_errors import raise_on_all_ranks, raise_on_ranks_that_come
+from shardcore.binding.context.rank_consistency import variables_of
+from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.files.atomic import write_file
 from shardcore.binding.types import FilePath, Original
 from shardcore.binding.variables import torch_state
@@ -68,7 +69,7 @@ def open_store(
         original(store, path_or_io, archive=archive, mode=mode)
         return
     session.processes.meet(f"writing {path_or_io}")
-    is_writer = _is_writer(str(path_or_io), session)
+    is_writer = _is_first(_place(str(path_or_io)), session)
     original(store, path_or_io if is_writer else io.BytesIO(), mode=mode)
     store._shardcore_path = str(path_or_io)
 
@@ -99,7 +100,8 @@ def _save(
 ) -> None:
     """Writes each file on one rank while the others attend; returns when all exist, or fails.
 
-    Each rank writes if nothing is sharded, or into its own buffer.
+    One rank alone may save a model of which every rank has all values. Each rank writes into its
+    own buffer.
     """
     session, path = _sharding(model, sessions), str(filepath)
     is_own = session is None and not sessions.are_served()
@@ -116,13 +118,17 @@ def _save(
     if session is None:
         save()
         return
-    session.processes.meet("saving a model")
-    is_writer = _is_writer(path, session)
+    what = f"save {_place(path)!r}"
+    if not any(map(_is_sharded, variables_of(model))):
+        raise_on_ranks_that_come(save, what, session)
+        return
+    session.processes.meet("saving a sharded model")
+    is_writer = _is_first(_place(path), session)
 
     def work() -> None:
         save() if is_writer else attend()
 
-    raise_on_all_ranks(work, f"save {path!r}", session, sessions)
+    raise_on_all_ranks(work, what, session, sessions)
 
 
 def _annotated(path: str, write: Callable[..., None], sessions: Sessions) -> None:
@@ -133,10 +139,19 @@ def _annotated(path: str, write: Callable[..., None], sessions: Sessions) -> Non
             file.attrs.update(sessions.beside_weights)
 
 
-def _is_writer(path: str, session: Session) -> bool:
-    """Returns whether this rank is the first of those that save to `path`. A collective."""
-    own = path if keras_private.is_remote(path) else os.path.abspath(path)
-    return session.processes.gather(own).index(own) == session.processes.rank
+def _place(path: str) -> str:
+    """Returns a path that is the same for one file in any folder of work."""
+    return path if keras_private.is_remote(path) else os.path.abspath(path)
+
+
+def _is_first(place: str, session: Session) -> bool:
+    """Returns whether this rank is the first of those that write to `place`. A collective."""
+    return session.processes.gather(place).index(place) == session.processes.rank
+
+
+def _is_sharded(variable: Variable) -> bool:
+    layout = stored_layout(variable)
+    return layout is not None and not layout.is_replicated
 
 
 def export(

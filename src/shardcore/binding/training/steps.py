@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import attrs
@@ -21,6 +22,9 @@ from shardcore.binding.planning import rules_report
 from shardcore.binding.types import Original
 from shardcore.binding.variables import adoption
 from shardcore.ports.capture import StepCapture
+
+# The arguments of `fit` by which ranks could run another number of epochs.
+_EPOCHS = ("epochs", "initial_epoch")
 
 
 @attrs.frozen
@@ -47,10 +51,25 @@ class Steps:
     ) -> Any:
         """Replaces `fit` and the like: runs a sharded model in its scope, also after its end.
 
-        Data, callbacks and files read the distribution, not only the steps.
+        Data, callbacks and files read the distribution, not only the steps. All ranks call it.
         """
-        with self.sessions.scope_of(trainer), self.sessions.working(trainer):
+        with (
+            self.sessions.scope_of(trainer),
+            self.sessions.working(trainer),
+            self._together(original.__name__, trainer, kwargs),
+        ):
             return original(trainer, *args, **kwargs)
+
+    def _together(
+        self, name: str, trainer: Model, options: dict[str, object]
+    ) -> AbstractContextManager[None]:
+        session = self.sessions.current()
+        if session is None or session.mesh.size == 1:
+            return nullcontext()
+        if name.endswith("_on_batch") and trainer in session.checked:
+            return nullcontext()  # a step of a loop, whose ranks have met in the first one
+        epochs = ", ".join(f"{each}={options[each]}" for each in _EPOCHS if each in options)
+        return self.sessions.together(f"{name}({epochs}) of model {trainer.name!r}")
 
     def compilation(self, original: Original, trainer: Model) -> Any:
         """Replaces `_should_torch_compile`: a captured step is compiled from its recording."""

@@ -33,7 +33,8 @@ def agree(module: torch.nn.Module, session: Session) -> None:
     everyone = session.processes.gather([f"{t.shape} {t.dtype} {digest(t)}" for t in plain])
     for number, tensor in enumerate(plain):
         if len({digests[number] for digests in everyone}) > 1:
-            value = session.processes.gather(tensor.detach().cpu())[0]
+            sent = tensor.detach().cpu() if session.processes.rank == 0 else None
+            value = session.processes.gather(sent)[0]
             with torch.no_grad():
                 tensor.copy_(value)
 

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -100,8 +101,12 @@ def full_tensor(tensor: Any, sessions: Sessions) -> Any:
     if strategy is None:
         return tensor
     layout = strategy.layout(tensor)
-    check_other_ranks(lambda: layout is not None and not layout.is_replicated, sessions)
-    return strategy.full_tensor(tensor)
+    if layout is None or layout.is_replicated:
+        return strategy.full_tensor(tensor)
+    check_other_ranks(sessions)  # in the work of all ranks, which are together already
+    call = f"the reading of a value of shape {tuple(tensor.shape)}, {layout}"
+    with nullcontext() if sessions.shared_work else sessions.together(call):
+        return strategy.full_tensor(tensor)
 
 
 def strategy_of(variable: Variable, sessions: Sessions) -> Any:

@@ -24,6 +24,7 @@ from shardcore.adapters.engine.writes import reshape, run_full
 
 def _item(operator: Operator, tensor: ShardedTensor) -> Any:
     """Runs `float(x)`, `x.item()` on the full tensor."""
+    tensor.meet_to_read()
     return operator(full(tensor))
 
 

@@ -1,0 +1,220 @@
+"""The exchange: values of all ranks, through the store of the process group, in one order.
+
+A collective of tensors that meets another one on a peer ends the process in C++, or waits for
+minutes. Here each value has a number and the name of the call that brings it. Ranks that are at
+different calls find out in Python, and the process group has no part in it.
+"""
+
+import inspect
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attrs import frozen
+
+from shardcore.adapters import process_group
+from shardcore.domain.errors import RankMismatchError, ShardcoreError, StrategyError
+from shardcore.reporting.errors import user_line
+
+if TYPE_CHECKING:  # a torch without torch.distributed has no stores
+    from torch.distributed.distributed_c10d import Store
+
+_PREFIX = "shardcore/exchange"
+# The place of a rank that has ended in order.
+ENDED = "has ended"
+# The seconds that a rank waits for others that wait elsewhere: a moment later they may come.
+_ELSEWHERE_SECONDS = 5.0
+# The seconds for which others leave work to rank 0: its host is where people look for a file.
+_RANK_0_SECONDS = 1.0
+# The longest sleep between two looks for the values of the others.
+_SLEEP_SECONDS = 0.01
+
+_T = TypeVar("_T")
+
+TOGETHER = (
+    "All ranks compute and read sharded values together: make the call on every rank, not under "
+    "`if rank == 0`; print or write its result on one."
+)
+
+
+@frozen
+class _Said:
+    """The value of one rank, and where the rank is."""
+
+    what: str
+    line: str
+    value: Any
+
+
+def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
+    """Returns the value of every rank, in the order of ranks. All ranks call it together.
+
+    Args:
+        value: A value that can be pickled.
+        what: The call that needs it, for the error: "fit() of model 'net'".
+
+    Raises:
+        StrategyError: If called outside the main thread.
+        RankMismatchError: If a rank is at another call, has ended, waits in a collective of
+            tensors, or does not come within `SHARDCORE_TIMEOUT`.
+    """
+    _check_thread()
+    ranks = range(process_group.world_size())
+    if len(ranks) == 1 or process_group.is_simulated():
+        return [value for _ in ranks]
+    said = _Said(what, user_line(inspect.currentframe()), value)
+    try:
+        everyone = _exchanged(said)
+    except ShardcoreError:
+        raise
+    except RuntimeError as error:  # torch's for a lost store
+        raise _lost(said, {0: ENDED}) from error
+    own = everyone[process_group.rank()]
+    for rank, each in enumerate(everyone):
+        if each.what != own.what:
+            where = f"rank {rank} is at {each.what} ({each.line})"
+            raise RankMismatchError(f"{_at(own)}, but {where}. {TOGETHER}")
+    return [each.value for each in everyone]
+
+
+def do_once(work: Callable[[], _T], what: str) -> _T:
+    """Does `work` on one of the ranks that come; returns its result on each of them.
+
+    It is rank 0, or the first that comes if rank 0 does not within a second. Ranks come to the
+    same work if they have exchanged equally many values, and since then have come to `what`
+    equally often.
+
+    Args:
+        work: The work; its result can be pickled.
+        what: Its name: "save '/tmp/a.keras'".
+
+    Raises:
+        RankMismatchError: If the rank that does it does not end within `SHARDCORE_TIMEOUT`.
+    """
+    if process_group.world_size() == 1 or process_group.is_simulated():
+        return work()
+    own, shared = process_group.rank(), _for_bytes()
+    name = f"work/{shared.add(f'count/{own}', 0)}/{what}"
+    name = f"{name}/{shared.add(f'{name}/{own}', 1)}"
+    begun = time.monotonic()
+    while own and not shared.check([name]) and time.monotonic() < begun + _RANK_0_SECONDS:
+        time.sleep(_SLEEP_SECONDS)
+    first = int(shared.compare_set(name, "", str(own)))
+    if first == own:
+        result = work()
+        shared.set(f"{name}/result", pickle.dumps(result))
+        return result
+    said = _Said(what, user_line(inspect.currentframe()), None)
+    _wait({first: f"{name}/result"}, said, shared)
+    found: _T = pickle.loads(shared.get(f"{name}/result"))
+    return found
+
+
+def is_main_thread() -> bool:
+    """Returns whether this is the thread whose calls have one order on all ranks.
+
+    Collectives of two threads interleave in another order on each rank: a deadlock.
+    """
+    return threading.current_thread() is threading.main_thread()
+
+
+def _check_thread() -> None:
+    if not is_main_thread():
+        raise StrategyError(
+            "Expected values to be gathered on the main thread, but it was on thread "
+            f"{threading.current_thread().name!r}. Do it before handing work to a thread."
+        )
+
+
+def tell_place(store: "Store", place: str) -> None:
+    """Tells the others where this rank is, as a predicate: "has ended"; empty while it works."""
+    store.set(f"place/{process_group.rank()}", place)
+
+
+def store_for_place() -> "Store":
+    """Returns a separate connection to the store, for `tell_place` on another thread."""
+    return process_group.store_for_thread(_PREFIX)
+
+
+def places() -> dict[int, str]:
+    """Returns where other ranks are that do not come, by rank."""
+    ranks = set(range(process_group.world_size())) - {process_group.rank()}
+    try:
+        return {rank: place for rank in sorted(ranks) if (place := _place(store(), rank))}
+    except RuntimeError:
+        return {0: ENDED}  # it, or the launcher, holds the store
+
+
+def store() -> "Store":
+    """Returns the store on the connection of the main thread, which never waits on it."""
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    group: Any = dist.group.WORLD  # the stubs of torch lack the store
+    return PrefixStore(_PREFIX, group.get_group_store())
+
+
+def _for_bytes() -> Any:
+    """Returns the store; the stubs of torch do not know that it takes bytes."""
+    return store()
+
+
+def _exchanged(said: _Said) -> list[_Said]:
+    own, shared = process_group.rank(), _for_bytes()
+    number = shared.add(f"count/{own}", 1)
+    keys = {rank: f"{number}/{rank}" for rank in range(process_group.world_size())}
+    shared.set(keys[own], pickle.dumps(said))
+    _wait(keys, said, shared)
+    everyone = [pickle.loads(each) for each in _values(shared, list(keys.values()))]
+    if number > 1:  # all ranks have read what came before
+        shared.delete_key(f"{number - 1}/{own}")
+    return everyone
+
+
+def _values(shared: Any, keys: list[str]) -> list[bytes]:
+    """Returns the values of `keys`: in one request, where the store can do that."""
+    if shared.has_extended_api():
+        values: list[bytes] = shared.multi_get(keys)
+        return values
+    return [shared.get(key) for key in keys]
+
+
+def _wait(keys: dict[int, str], said: _Said, shared: "Store") -> None:
+    """Waits for the key of each rank, unless a rank that is missing does not come."""
+    most = process_group.seconds(None)
+    begun, next_ask = time.monotonic(), 0.5
+    while not shared.check(list(keys.values())):
+        waited = time.monotonic() - begun
+        if waited >= min(next_ask, most):
+            next_ask = waited + 0.5
+            missing = [rank for rank, key in keys.items() if not shared.check([key])]
+            _check_places({rank: _place(shared, rank) for rank in missing}, waited, most, said)
+        time.sleep(min(_SLEEP_SECONDS, waited / 10))
+
+
+def _check_places(places: dict[int, str], waited: float, most: float, said: _Said) -> None:
+    """Raises if one of the missing ranks has ended, if all are elsewhere, or after `most`."""
+    ended = {rank: place for rank, place in places.items() if place == ENDED}
+    if ended:
+        raise _lost(said, ended)
+    if places and waited >= min(most, _ELSEWHERE_SECONDS) and all(places.values()):
+        raise _lost(said, places)
+    if places and waited >= most:
+        late = f"did not come within {most:.0f} seconds"
+        raise _lost(said, {rank: place or late for rank, place in places.items()})
+
+
+def _place(shared: "Store", rank: int) -> str:
+    key = f"place/{rank}"
+    return shared.get(key).decode() if shared.check([key]) else ""
+
+
+def _lost(said: _Said, places: dict[int, str]) -> RankMismatchError:
+    where = "; ".join(f"rank {rank}, which {place}" for rank, place in places.items())
+    return RankMismatchError(f"{_at(said)} and waits for {where}. {TOGETHER}")
+
+
+def _at(said: _Said) -> str:
+    return f"Rank {process_group.rank()} is at {said.what} ({said.line})"

@@ -1,0 +1,45 @@
+"""The place of this rank: the collective of tensors in which its main thread waits."""
+
+import sys
+import threading
+import time
+from collections.abc import Hashable
+from itertools import islice
+from traceback import walk_stack
+from types import FrameType
+
+import attrs
+
+from shardcore.adapters.torch_private import collectives
+from shardcore.reporting.errors import CAPTURED, user_line
+
+# The seconds after which a rank that has not moved tells where it is.
+STAY_SECONDS = 6.0
+# Parts of the file names of Python code that starts collectives or waits for them.
+_FILES = (collectives.__file__, "/torch/distributed/", CAPTURED, "torchinductor")
+
+
+@attrs.define
+class Place:
+    """The place of the main thread, as another thread sees it."""
+
+    _stay: Hashable = attrs.field(default=None, init=False)
+    _since: float = attrs.field(default=0.0, init=False)
+
+    def look(self) -> str:
+        """Returns where the main thread waits, as a predicate; empty while it moves."""
+        main = threading.main_thread().ident or 0
+        # Nothing keeps the dict: with this frame in it, it would keep the tensors of all frames.
+        frame = sys._current_frames().get(main)  # noqa: SLF001 - documented, in spite of its name
+        stay = None if frame is None else (id(frame), frame.f_lasti)
+        if stay != self._stay:
+            self._stay, self._since = stay, time.monotonic()
+        if not _is_collective(frame) or time.monotonic() - self._since < STAY_SECONDS:
+            return ""
+        return f"waits in another collective ({user_line(frame)})"
+
+
+def _is_collective(frame: FrameType | None) -> bool:
+    # torch's own Python may be between the collective and the code that starts it.
+    files = [each.f_code.co_filename for each, _ in islice(walk_stack(frame), 3)] if frame else []
+    return any(part in file for file in files for part in _FILES)
