@@ -34,7 +34,7 @@ def agree(module: torch.nn.Module, session: Session) -> None:
     for number, tensor in enumerate(plain):
         if len({digests[number] for digests in everyone}) > 1:
             sent = tensor.detach().cpu() if session.processes.rank == 0 else None
-            value = session.processes.gather(sent)[0]
+            value: Any = session.processes.gather(sent)[0]  # of rank 0
             with torch.no_grad():
                 tensor.copy_(value)
 
