@@ -271,7 +271,9 @@ def test_a_save_on_one_rank_only_is_an_error(tmp_path, monkeypatch):
             shardcore.save_checkpoint(tmp_path, model, step=1)
         time.sleep(20)
 
-    with pytest.raises(RankFailed, match=r"save_checkpoint\(\) .*waits for rank 1, which did not come"):
+    with pytest.raises(
+        RankFailed, match=r"save_checkpoint\(\) .*waits for rank 1, which did not come"
+    ):
         run_ranks(save, 2)
     assert os.listdir(tmp_path) == []
 

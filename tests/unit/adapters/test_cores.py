@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from shardcore.adapters import cores, process_group
+from shardcore.adapters import cores, exchange, process_group
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def given(monkeypatch):
 
     def job(everyone):
         monkeypatch.setattr(process_group, "world_size", lambda: len(everyone))
-        monkeypatch.setattr(process_group, "gather", lambda own: everyone)
+        monkeypatch.setattr(exchange, "gather", lambda own: everyone)
         cores.divide()
         return found
 
@@ -48,7 +48,7 @@ def test_every_rank_gets_the_smallest_share(given, everyone, threads):
 def test_a_rank_on_a_gpu_keeps_its_threads(given, monkeypatch):
     own = []
     monkeypatch.setattr(process_group, "device_type", lambda: "cuda")
-    monkeypatch.setattr(process_group, "gather", own.append)
+    monkeypatch.setattr(exchange, "gather", own.append)
     monkeypatch.setattr(process_group, "world_size", lambda: 2)
     with pytest.raises(TypeError):  # from the gathered None
         cores.divide()

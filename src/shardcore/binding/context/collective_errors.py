@@ -4,7 +4,8 @@ A rank that continued after a failure of another would wait for ever in its next
 """
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import attrs
 
@@ -29,15 +30,12 @@ def raise_on_all_ranks(
     StrategyError replaces an error that cannot be sent to other processes.
     """
     own: Exception | None = None
-    before = sessions.shared_work
-    sessions.shared_work = shared = _SharedWork(session)
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001 - raised again, below, when all have it
-        if shared.failures is None:
-            own = _picklable(error, what, session)
-    finally:
-        sessions.shared_work = before
+    with _shared(session, sessions) as shared:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - raised again, below, when all have it
+            if shared.failures is None:
+                own = _picklable(error, what, session)
     if shared.failures is None:
         shared.failures = session.processes.gather(own)
     for rank, failure in enumerate(shared.failures):
@@ -45,22 +43,35 @@ def raise_on_all_ranks(
             raise own if own is not None and rank == session.processes.rank else failure
 
 
-def raise_on_ranks_that_come(work: Callable[[], None], what: str, session: Session) -> None:
+def raise_on_ranks_that_come(
+    work: Callable[[], None], what: str, session: Session, sessions: Sessions
+) -> None:
     """Does `work` on one of the ranks that come; if it fails, raises its error on all that come.
 
     Messages name it `what`, as those of `raise_on_all_ranks` do.
     """
 
     def attempt() -> Exception | None:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - raised again below
-            return _picklable(error, what, session)
+        with _shared(session, sessions):
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - raised again below
+                return _picklable(error, what, session)
         return None
 
     failure = session.processes.do_once(attempt, what)
     if failure is not None:
         raise failure
+
+
+@contextmanager
+def _shared(session: Session, sessions: Sessions) -> Iterator[_SharedWork]:
+    before = sessions.shared_work
+    sessions.shared_work = shared = _SharedWork(session)
+    try:
+        yield shared
+    finally:
+        sessions.shared_work = before
 
 
 def check_other_ranks(sessions: Sessions) -> None:

@@ -120,7 +120,7 @@ def _save(
         return
     what = f"save {_place(path)!r}"
     if not any(map(_is_sharded, variables_of(model))):
-        raise_on_ranks_that_come(save, what, session)
+        raise_on_ranks_that_come(save, what, session, sessions)
         return
     session.processes.meet("saving a sharded model")
     is_writer = _is_first(_place(path), session)
