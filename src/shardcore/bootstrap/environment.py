@@ -55,7 +55,7 @@ def check_versions() -> list[str]:
         if found is None or importlib.util.find_spec(package) is None:
             raise EnvironmentProblem(
                 f"shardcore needs {package} {oldest} or newer, and it is not installed: "
-                "pip install 'shardcore[torch]'."
+                f"pip install {package}."
             )
         if _release(found) < _release(oldest):
             raise EnvironmentProblem(

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from shardcore.bootstrap import plugins
 from shardcore.domain.errors import PolicyError, ShardcoreError
@@ -25,6 +25,7 @@ def plan(
     parameters = list(inspect.signature(entry.plan).parameters.values())
     if not any(each.kind is each.VAR_KEYWORD for each in parameters):
         plugins.POLICIES.check_options(policy, options, [each.name for each in parameters[2:]])
+    _check_types(entry, options)
     try:
         choices = complete(_choices(entry, model, mesh, options), model, mesh)
     except PolicyError as error:
@@ -32,6 +33,18 @@ def plan(
             raise
         raise PolicyError(f"Policy {policy!r} of package {entry.package!r}: {error}") from error
     return rules(choices)
+
+
+def _check_types(entry: PolicyEntry, options: Mapping[str, Any]) -> None:
+    """Raises a PolicyError for an option that is not of the type that the policy annotates."""
+    hints = get_type_hints(entry.plan)
+    for name, value in options.items():
+        kinds = get_args(hints.get(name)) or (hints.get(name),)
+        if all(isinstance(kind, type) for kind in kinds) and not isinstance(value, kinds):
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise PolicyError(
+                f"Option {name!r} of policy {entry.name!r}: expected {expected}, got {value!r}."
+            )
 
 
 def _choices(

@@ -65,6 +65,8 @@ def _plan(options: argparse.Namespace) -> int:
     file, name = parse_target(options.target)
     mesh = parse_mesh(options.mesh, options.axes)
     settings = dict(map(parse_option, options.option))
+    if options.python and options.json:
+        raise UsageError("--python and --json print the same plan in two forms: leave one out")
     environment.choose_backend()
     build = function_of(load_script(file), name)
     plan = api.plan(build, mesh, options.policy or DEFAULT_POLICY, **settings)

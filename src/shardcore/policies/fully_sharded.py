@@ -26,6 +26,8 @@ def plan(
 
 def _choice(variable: VariableFacts, mesh: Mesh, axis: str, small: int) -> Choice:
     dim = _best_dim(variable.shape, mesh.axis_size(axis))
+    if mesh.axis_size(axis) == 1:
+        return Choice(replicated(variable), f"replicated: axis {axis!r} has one rank")
     if dim is None:
         return Choice(replicated(variable), f"replicated: no dim to split over {axis!r}")
     spec = split(variable, dim, axis)

@@ -90,12 +90,16 @@ class Verification(Shown):
 
     def table(self, width: int | None = None) -> Table:
         """Returns a table with a row per variable, and the sums."""
-        verdict = "all as it should be" if self.ok else "WRONG, see below"
+        seen = any(check.gradient_fits is not None for check in self.variables)
+        fine = "all as it should be" if seen else "as it should be, gradients not checked"
+        verdict = fine if self.ok else "WRONG, see below"
         title = f"strategy {self.strategy}, mesh {self.mesh}, rank {self.rank}: {verdict}"
         sums = (human_bytes(self.bytes_here), human_bytes(self.bytes_full))
         last = (f"{len(self.variables)} variables", "", "", "", "", *sums, "", "")
         table = build(title, COLUMNS, [*map(_row, self.variables), (), last], width)
         notes = [f"WRONG: {check.path}: {check.stale}" for check in self.variables if check.stale]
+        if not seen:
+            notes.append("No variable has a gradient, as captured steps leave none: give a batch.")
         if self.unused_rules:
             notes.append(f"Rules that matched nothing: {', '.join(self.unused_rules)}")
         table.caption = Text("\n".join(notes)) if notes else None

@@ -33,7 +33,7 @@ def test_a_package_that_is_missing(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr(environment, "TESTED", {package: environment.TESTED[package]})
     with pytest.raises(
-        EnvironmentProblem, match=rf"needs {package} .*not installed: pip install 'shardcore\[torch"
+        EnvironmentProblem, match=rf"needs {package} .*not installed: pip install {package}"
     ):
         bootstrap.install("auto", {})
 

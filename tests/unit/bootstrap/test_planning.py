@@ -55,6 +55,18 @@ def test_a_policy_that_is_not_there():
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"small": "abc"}, "Option 'small' of policy 'fully_sharded': expected int, got 'abc'"),
+        ({"axis": 1}, "Option 'axis' of policy 'fully_sharded': expected str or NoneType, got 1"),
+    ],
+)
+def test_an_option_of_another_type(options, said):
+    with pytest.raises(PolicyError, match=said):
+        run("fully_sharded", **options)
+
+
 def test_an_option_that_is_not_there():
     with pytest.raises(
         PolicyError, match="'fully_sharded' has no option 'smal'; it has axis, small"

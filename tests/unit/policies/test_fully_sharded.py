@@ -89,3 +89,8 @@ def test_data_parallel_splits_nothing(several):
     chosen = data_parallel.plan(holding(*several), MESH)
     assert [each.spec for each in chosen.values()] == [(None,) * len(shape) for shape in several]
     assert all("summed over 'data'" in each.reason for each in chosen.values())
+
+
+def test_an_axis_of_one_rank_is_the_reason_to_replicate():
+    chosen = fully_sharded.plan(holding((512, 512)), Mesh((1, 2), ("data", "model")))
+    assert chosen["v_0"].reason == "replicated: axis 'data' has one rank"

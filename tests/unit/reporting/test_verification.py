@@ -20,7 +20,7 @@ def report(**changes):
     ("changes", "ok", "shown"),
     [
         ({}, True, "all as it should be"),
-        ({"gradient": None, "gradient_fits": None}, True, "all as it should be"),
+        ({"gradient": None, "gradient_fits": None}, True, "as it should be, gradients not checked"),
         ({"stored": False}, False, "WRONG"),
         ({"gradient": "(None, None)", "gradient_fits": False}, False, "WRONG: (None,"),
         ({"stale": "rule 'x' was added"}, False, "WRONG: dense/kernel: rule 'x' was added"),
