@@ -82,4 +82,8 @@ def _name_in(error: Exception, path: str, others: tuple[str, ...]) -> None:
 
     error.args = tuple(map(named, error.args))
     if isinstance(error, OSError):
-        error.filename, error.filename2 = named(error.filename), None
+        # None would be shown, as if it were the name.
+        if error.filename is not None:
+            error.filename = named(error.filename)
+        if error.filename2 is not None:
+            del error.filename2
