@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from shardcore.adapters import start_name
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
 
@@ -190,7 +191,7 @@ def _init(job: Job, timeout: float, init_method: str) -> None:
 
 
 def _met(job: Job, limit: timedelta, init_method: str) -> "Store":
-    """Returns the store of the job.
+    """Returns the store of this start of the job.
 
     torch 2.13 waits for ever for a program that took the port, accepts and does not answer. So
     another thread waits, which is left alone then.
@@ -218,7 +219,7 @@ def _met(job: Job, limit: timedelta, init_method: str) -> "Store":
     if isinstance(store, Exception):
         raise store
     store.set_timeout(limit)
-    return PrefixStore("default_pg", store)
+    return PrefixStore(start_name.agree(store, job, limit), store)
 
 
 def _backend(job: Job) -> str:
