@@ -22,7 +22,7 @@ _SLEEP_SECONDS = 0.01
 def agree(store: "Store", job: Job, limit: timedelta) -> str:
     """Returns a name that all ranks of this start have, and no earlier start had.
 
-    Each rank asks under a name of its own, which no ended rank used. Rank 0 answers all that ask,
+    Each rank asks under a new name, which no ended rank used. Rank 0 answers all that ask,
     also those of an earlier start, until each rank of this one has its answer.
 
     Raises:
