@@ -151,17 +151,17 @@ class FailureWatch:
             time.sleep(0.05)
 
     def _watch(self, store: FailureStore, store_for_place: "Store") -> None:
-        place, told = Place(), ""
+        place, published = Place(), ""
         while not self._stopped.wait(_POLL_SECONDS) and not self._released.is_set():
             failure = self._look(store)
             if failure is not None:
                 self._interrupt_main(failure, store)
                 return
             here = place.look()
-            if here != told:
+            if here != published:
                 with _store_may_be_gone():
                     exchange.tell_place(store_for_place, here)
-                told = here
+                published = here
 
     def _interrupt_main(self, failure: Failure, store: FailureStore) -> None:
         """Lets the main thread end; ends this process if it does not."""

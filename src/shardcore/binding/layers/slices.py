@@ -32,7 +32,7 @@ def take(
     for dim, (start, size) in enumerate(zip(start_indices, shape, strict=True)):
         if isinstance(start, torch.Tensor):
             numbers = torch.arange(size, device=taken.device)
-            first = _from_begin(_whole(start, session), taken.shape[dim])
+            first = _from_begin(_full(start, session), taken.shape[dim])
             taken = torch.index_select(taken, dim, first + numbers)
         elif (start, size) != (0, taken.shape[dim]):
             taken = taken[(*[slice(None)] * dim, slice(start, start + size))]
@@ -54,10 +54,12 @@ def update(
         return updated
     is_new: torch.Tensor | None = None
     for dim, start in enumerate(start_indices):
-        size, whole = new.shape[dim], old.shape[dim]
-        if isinstance(start, int) and size == whole:
+        size, length = new.shape[dim], old.shape[dim]
+        if isinstance(start, int) and size == length:
             continue
-        places = torch.arange(whole, device=old.device) - _from_begin(_whole(start, session), whole)
+        places = torch.arange(length, device=old.device) - _from_begin(
+            _full(start, session), length
+        )
         if size > 1:
             new = torch.index_select(new, dim, places.clamp(0, size - 1))
         here = ((places >= 0) & (places < size)).reshape(-1, *[1] * (old.ndim - dim - 1))
@@ -68,12 +70,12 @@ def update(
 def _is_within(starts: Any, sizes: Sequence[int], shape: Sequence[int]) -> bool:
     """Returns whether a slice is in a tensor of this shape, as far as its places are known."""
     return isinstance(starts, tuple | list) and all(
-        isinstance(start, torch.Tensor) or 0 <= start <= whole - size
-        for start, size, whole in zip(starts, sizes, shape, strict=True)
+        isinstance(start, torch.Tensor) or 0 <= start <= length - size
+        for start, size, length in zip(starts, sizes, shape, strict=True)
     )
 
 
-def _whole(start: Any, session: Session) -> Any:
+def _full(start: Any, session: Session) -> Any:
     return session.strategy.full_tensor(start) if isinstance(start, torch.Tensor) else start
 
 
