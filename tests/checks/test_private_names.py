@@ -2,12 +2,13 @@
 
 ruff bans the private modules by a list, and import-linter sees no further than `keras` and
 `torch`; this reads the syntax tree of every module and holds the rule itself. Of Keras it reads
-the imports: nothing comes from `keras.src`. Of torch it reads imports, attributes, overrides and
-strings, and compares them with `private_names.toml`, which says of each why it is used, in which
-releases it is known, and what would make it unnecessary. The self-check of `install()` finds all.
+imports (nothing comes from `keras.src`), attributes and strings. Of torch it reads overrides too,
+and compares all with `private_names.toml`, which says of each why it is used, in which releases it
+is known, and what would make it unnecessary. The self-check of `install()` finds all.
 """
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,8 @@ MAY_NAME_PRIVATE_TORCH = "adapters/torch_private/"
 MAY_NAME_PRIVATE_KERAS = "binding/keras_private/"
 FILE = PACKAGE / MAY_NAME_PRIVATE_TORCH / "private_names.toml"
 ENTRY = {"why", "known", "until"}
+# Strings of `binding` that are ends of names.
+NO_ATTRIBUTES = {"_step", "_function", "_begin", "_on_batch", "_ns"}
 # Of all private names, and of those of torch.distributed.tensor.
 MOST = 42
 MOST_OF_DTENSOR = 8
@@ -146,13 +149,56 @@ def is_private_keras(name: str) -> bool:
 
 def test_private_names_of_keras_stand_in_one_package() -> None:
     found = {
-        f"{file.relative_to(PACKAGE)} imports {name}"
-        for file in PACKAGE.rglob("*.py")
-        if not file.relative_to(PACKAGE).as_posix().startswith(MAY_NAME_PRIVATE_KERAS)
-        for name in imported_names(file.read_text())
+        f"{path} imports {name}"
+        for path in trees()
+        if not path.startswith(MAY_NAME_PRIVATE_KERAS)
+        for name in imported_names((PACKAGE / path).read_text())
         if is_private_keras(name)
     }
     assert not found, f"only {MAY_NAME_PRIVATE_KERAS} may name these: {sorted(found)}"
+
+
+def private_attributes(tree: ast.Module) -> Iterator[str]:
+    """Every private attribute of an object of others that a module reads or sets, strings too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            name = "" if is_own else node.attr
+        else:
+            is_string = isinstance(node, ast.Constant) and isinstance(node.value, str)
+            name = node.value if is_string else ""
+        if re.fullmatch(r"_[a-z]\w*", name) and not name.startswith("_shardcore_"):
+            yield name
+
+
+def test_private_attributes_of_keras_stand_in_one_package() -> None:
+    found = {
+        f"{path} names {name}"
+        for path, tree in trees().items()
+        if path.startswith("binding/") and not path.startswith(MAY_NAME_PRIVATE_KERAS)
+        for name in set(private_attributes(tree)) - NO_ATTRIBUTES
+    }
+    assert not found, f"only {MAY_NAME_PRIVATE_KERAS} may name these: {sorted(found)}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "model._layers",
+        "x.y._value = 1",
+        "getattr(a, '_layout', None)",
+        "for key in ('_value',): ...",
+    ],
+)
+def test_a_private_attribute_is_seen(source: str) -> None:
+    assert list(private_attributes(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    "source", ["self._layers", "x._shardcore_rule", "'a _value'", "x.__dict__", "_own(x)"]
+)
+def test_attributes_of_ours_pass(source: str) -> None:
+    assert not list(private_attributes(ast.parse(source)))
 
 
 @pytest.mark.parametrize(

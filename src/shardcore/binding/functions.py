@@ -6,9 +6,11 @@ import attrs
 import keras
 import torch
 
+from shardcore.binding import keras_private
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data import batches
+from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.torch_modules import wrapper
 from shardcore.binding.variables import adoption
 from shardcore.binding.variables.variable import place, strategy_of
@@ -32,9 +34,9 @@ class Functions:
         value = self.all_gather_variable(variable)
         sent = value.cpu() if session.processes.rank == 0 else None
         value = torch.as_tensor(session.processes.gather(sent)[0], device=value.device)
-        before = variable._value
-        variable._layout = None
-        variable._value = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)
+        before = tensor_of(variable)
+        keras_private.set_layout(variable, None)
+        set_tensor(variable, torch.nn.Parameter(value, requires_grad=before.requires_grad))
         place(variable, session, None if layout is None else _layout(layout, value, session))
         wrapper.follow(variable, before)
 
@@ -51,7 +53,7 @@ class Functions:
     def all_gather_variable(self, variable: keras.Variable) -> Tensor:
         """Returns the full value as a plain tensor."""
         strategy = strategy_of(variable, self.sessions)
-        value: Tensor = variable._value
+        value: Tensor = tensor_of(variable)
         return value.detach() if strategy is None else strategy.full_tensor(value)
 
     def all_reduce(self, tensor: Array, op: ReduceOp, axis_name: str | None) -> Tensor:
@@ -82,7 +84,7 @@ class Functions:
     def ensure_dtensor(self, tensor: Array, layout: LayoutLike | None) -> Tensor:
         """Returns `tensor` as one of the strategy's own."""
         session = self.sessions.required()
-        own = tensor._value if isinstance(tensor, keras.Variable) else tensor
+        own = tensor_of(tensor) if isinstance(tensor, keras.Variable) else tensor
         value: Tensor = keras.ops.convert_to_tensor(own)
         if session.strategy.owns(value) and layout is None:
             return value

@@ -4,6 +4,7 @@ from typing import Any
 
 from keras.distribution import LayoutMap, TensorLayout
 
+from shardcore.binding import keras_private
 from shardcore.binding.types import Original
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
@@ -15,10 +16,11 @@ from shardcore.ports.types import LayoutLike
 
 def rules_of(layout_map: LayoutMap) -> PathRules[Any]:
     """Returns the rules of a `LayoutMap`, parsed again when its keys have changed."""
-    keys = tuple(layout_map._layout_map)
+    entries = keras_private.entries_of(layout_map)
+    keys = tuple(entries)
     cached = getattr(layout_map, "_shardcore_rules", None)
     if cached is None or tuple(cached) != keys:
-        cached = PathRules(layout_map._layout_map)
+        cached = PathRules(entries)
         layout_map._shardcore_rules = cached
     return cached
 

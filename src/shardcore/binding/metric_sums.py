@@ -14,6 +14,7 @@ from keras.callbacks import CallbackList
 
 from shardcore.binding import keras_private
 from shardcore.binding.data_position import DataPosition
+from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.types import Original, TorchStrategy
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.ports.trace_context import reduction_scope
@@ -91,7 +92,7 @@ class MetricSums:
             self.reduce()
         except BaseException:
             for each in self._due():  # the step has failed: restore the state before it
-                each.variable._value = each.stored
+                set_tensor(each.variable, each.stored)
             raise
         finally:
             self._steps -= 1
@@ -123,7 +124,7 @@ class MetricSums:
             pending = _stand_in(variable)
             if id(variable) not in self._deferred and pending is not None:
                 strategy = variable._shardcore_session.strategy
-                _write(variable, pending, variable._value, strategy)
+                _write(variable, pending, tensor_of(variable), strategy)
                 self._keep_pending(variable, pending, strategy)
         numbers = [number for number, v in enumerate(run.deferred) if id(v) in self._deferred]
         return f"deferred, pending {numbers}"
@@ -135,11 +136,11 @@ class MetricSums:
         """
         across_steps = self._is_kept(variable)
         if across_steps and id(variable) in self._deferred:
-            _write(variable, variable._value, value, strategy)
+            _write(variable, tensor_of(variable), value, strategy)
             return True
         known = self._deferred.pop(id(variable), None)
         if known is not None:
-            variable._value = known.stored
+            set_tensor(variable, known.stored)
         if not self._steps or variable.synchronization != "on_read":
             return False
         if not variable._shardcore_layout.is_replicated or not _is_sum(value, strategy):
@@ -152,14 +153,14 @@ class MetricSums:
     def _keep_pending(
         self, variable: Variable, pending: torch.Tensor, strategy: TorchStrategy
     ) -> None:
-        self._deferred[id(variable)] = _Deferred(variable, variable._value, strategy)
-        variable._value = pending
+        self._deferred[id(variable)] = _Deferred(variable, tensor_of(variable), strategy)
+        set_tensor(variable, pending)
 
     def reduce(self) -> None:
         """Reduces the deferred sums, except those deferred to the next step."""
         alike: dict[Any, list[_Deferred]] = {}
         for each in self._due():
-            alike.setdefault((id(each.strategy), each.variable._value.dtype), []).append(each)
+            alike.setdefault((id(each.strategy), tensor_of(each.variable).dtype), []).append(each)
         with torch.no_grad():
             for those in alike.values():
                 _reduce_together(those)
@@ -167,7 +168,7 @@ class MetricSums:
     def _lose(self) -> None:
         """Sets the deferred sums to nan: with the counts they would give a wrong mean."""
         for each in self._due():
-            each.variable._value = each.stored
+            set_tensor(each.variable, each.stored)
             if each.stored.dtype.is_floating_point:
                 lost = torch.full(each.stored.shape, torch.nan, dtype=each.stored.dtype)
                 each.strategy.assign(each.stored, lost.to(each.stored.device))
@@ -200,14 +201,14 @@ def _is_sum(value: torch.Tensor, strategy: TorchStrategy) -> bool:
 
 
 def _reduce_together(those: list[_Deferred]) -> None:
-    values = [each.variable._value for each in those]
+    values = [tensor_of(each.variable) for each in those]
     strategy, world = those[0].strategy, those[0].variable._shardcore_world
     flat = _joined(values, strategy, world)
     with reduction_scope([each.stored for each in those]):
         done = strategy.activation(flat, None)
     parts = torch.split(done, [value.numel() for value in values])
     for each, value, part in zip(those, values, parts, strict=True):
-        each.variable._value = each.stored
+        set_tensor(each.variable, each.stored)
         strategy.assign(each.stored, part.reshape(value.shape))
 
 
@@ -218,7 +219,7 @@ def _stand_in(variable: Variable) -> Any:
     variable was laid out again.
     """
     stored, pending = getattr(variable, "_shardcore_pending", (None, None))
-    return pending if stored is variable._value else None
+    return pending if stored is tensor_of(variable) else None
 
 
 def _kept_copy(variable: Variable, value: torch.Tensor, strategy: TorchStrategy) -> Any:
@@ -228,7 +229,7 @@ def _kept_copy(variable: Variable, value: torch.Tensor, strategy: TorchStrategy)
         _write(variable, known, value, strategy)
         return known
     pending = value.detach() * 1
-    variable._shardcore_pending = variable._value, pending
+    variable._shardcore_pending = tensor_of(variable), pending
     return pending
 
 

@@ -217,7 +217,7 @@ class _Walk:
     def _variable(self, variable: Any) -> None:
         if id(variable) not in self.visited:
             self.visited.add(id(variable))
-            for key in ("_value", "_trainable"):
+            for key in keras_private.READ_BY_STEPS:
                 self._guard(vars(variable), key, f"variable {variable.path!r}")
 
     def _within(self, value: Any, name: str, key: str, is_nested: bool, depth: int) -> None:

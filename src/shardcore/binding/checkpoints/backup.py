@@ -29,9 +29,10 @@ def save(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     if not sessions.are_served():
         original(callback)
         return
+    epoch, batch = keras_private.progress_of(callback)
     state = {
-        "epoch": callback._current_epoch,
-        "batch": callback._last_batch_seen,
+        "epoch": epoch,
+        "batch": batch,
         "generators": generators(),
         "seeds": [_value(each) for each in _seeds(callback.model)],
         "global_seed": _value(keras_private.global_seed()),
@@ -46,7 +47,7 @@ def save(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
 def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> None:
     """Replaces `BackupAndRestore._load_model`."""
     original(callback)
-    path = callback._weights_path
+    path = keras_private.weights_path(callback)
     if not sessions.are_served() or keras_private.is_remote(path) or not os.path.exists(path):
         return
     with h5py.File(path) as file:
@@ -74,7 +75,7 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     for seed, value in zip(seeds, numbers, strict=True):
         seed.assign(value)
     set_generators(states)
-    callback.model._initial_epoch = epoch
+    keras_private.begin_at(callback.model, epoch)
 
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:

@@ -7,12 +7,14 @@ import attrs
 import keras
 import torch
 
+from shardcore.binding import keras_private
 from shardcore.binding.checkpoints import callback_state, state
 from shardcore.binding.checkpoints.checkpoints import Checkpoints
 from shardcore.binding.checkpoints.due import Due
 from shardcore.binding.checkpoints.loading import Loading
 from shardcore.binding.checkpoints.saving import Saving
 from shardcore.binding.data_position import DataPosition, Place
+from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.domain.errors import CheckpointError
 
 
@@ -82,9 +84,9 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         place = training["place"]
         self._position.ahead = None if place is None else Place.from_json(place)
         self._progress = _Progress(loading.index.step, training["epoch"], training["of_epoch"])
-        self.model._initial_epoch = training["epoch"]
+        keras_private.begin_at(self.model, training["epoch"])
         # Keras resets them when the epoch begins.
-        self._metrics = [(v, v._value.detach().clone()) for v in self.model.metrics_variables]
+        self._metrics = [(v, tensor_of(v).detach().clone()) for v in self.model.metrics_variables]
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """Restores at the first epoch what Keras has reset."""
@@ -118,7 +120,7 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: object = None) -> None:
         """Waits until the last checkpoint is complete."""
-        self.model._initial_epoch = None
+        keras_private.begin_at(self.model, None)
         self.finish()
 
     def finish(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from shardcore.binding import keras_private
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, stored_layout
+from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.torch_modules import wrapper
 from shardcore.domain.checkpoints.contents import Wanted
 from shardcore.domain.checkpoints.division import Piece, ToStore
@@ -143,9 +144,9 @@ def _of_variable(
     shape, layout = tuple(variable.shape), stored_layout(variable)
     if session is None or layout is None:
         mesh = ONE_DEVICE if session is None else session.mesh
-        local, layout = variable._value, Layout.replicated(mesh, len(shape))
+        local, layout = tensor_of(variable), Layout.replicated(mesh, len(shape))
     else:
-        local = session.strategy.local(variable._value)
+        local = session.strategy.local(tensor_of(variable))
     return StateTensor(name, variable.path, group, shape, layout, local.detach())
 
 

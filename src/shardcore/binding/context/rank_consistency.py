@@ -10,6 +10,7 @@ from keras import Model, Variable
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session, stored_layout
+from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.domain.errors import RankMismatchError, StrategyError
 
 Facts = dict[str, str]
@@ -51,7 +52,7 @@ def compare_values(variables: Iterable[Variable], session: Session) -> None:
     """
     facts = {
         f"variable {number} ({v.path})": f"shape {tuple(v.shape)}, dtype {v.dtype}, values that "
-        f"sum to {float(_sum(v._value.detach()))}"
+        f"sum to {float(_sum(tensor_of(v).detach()))}"
         for number, v in enumerate(variables)
     }
     if facts and session.mesh.size > 1:
@@ -141,7 +142,9 @@ def variables_of(model: Model) -> Iterable[Any]:
         *(getattr(model, "metrics_variables", None) or []),
         *(optimizer.variables if optimizer is not None else []),
     ]
-    return {id(variable): variable for variable in every if variable._value is not None}.values()
+    return {
+        id(variable): variable for variable in every if tensor_of(variable) is not None
+    }.values()
 
 
 def _describe(variable: Variable, session: Session) -> str:
@@ -165,7 +168,7 @@ def _sum(local: torch.Tensor) -> torch.Tensor:
 
 def _local(variable: Variable, session: Session) -> torch.Tensor:
     with torch.no_grad():
-        local: torch.Tensor = session.strategy.local(variable._value)
+        local: torch.Tensor = session.strategy.local(tensor_of(variable))
     return local.detach()
 
 

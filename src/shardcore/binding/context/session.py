@@ -12,6 +12,7 @@ import keras
 import torch
 from keras import Variable
 
+from shardcore.binding import keras_private
 from shardcore.binding.layout_map import rules_of
 from shardcore.binding.metric_sums import MetricSums, TrainerRun
 from shardcore.binding.types import Distribution, TorchStrategy
@@ -81,7 +82,7 @@ class Session:
 
     def rule(self, path: str) -> Match[Any] | None:
         """Returns the layout map's rule that matches `path`, None without one."""
-        layout_map = getattr(self.distribution, "_layout_map", None)
+        layout_map = keras_private.layout_map_of(self.distribution)
         return None if layout_map is None else rules_of(layout_map).match(path)
 
 

@@ -16,6 +16,7 @@ from shardcore.binding.context.collective_errors import raise_on_all_ranks, rais
 from shardcore.binding.context.rank_consistency import variables_of
 from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.files.atomic import write_file
+from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.types import FilePath, Original
 from shardcore.binding.variables import torch_state
 
@@ -197,15 +198,15 @@ def _whole(model: Model, session: Session) -> Iterator[None]:
     """Opens a context in which rank 0 has the full `model`, unsharded. A collective."""
     sharded: list[tuple[Variable, torch.Tensor]] = []
     for variable in model.variables:
-        value = session.strategy.full_tensor(variable._value)
+        value = session.strategy.full_tensor(tensor_of(variable))
         if session.processes.rank == 0:
-            sharded.append((variable, variable._value))
-            plain = torch.nn.Parameter(value, requires_grad=variable._value.requires_grad)
-            variable._value = plain
-    swapped = [(value, variable._value) for variable, value in sharded]
+            sharded.append((variable, tensor_of(variable)))
+            plain = torch.nn.Parameter(value, requires_grad=tensor_of(variable).requires_grad)
+            set_tensor(variable, plain)
+    swapped = [(value, tensor_of(variable)) for variable, value in sharded]
     try:
         with torch_state.holding(model, swapped), keras_private.without_distribution():
             yield
     finally:
         for variable, value in sharded:
-            variable._value = value
+            set_tensor(variable, value)

@@ -12,6 +12,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.inspection.explained_step import ExplainedStep
+from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.planning.plan import Plan
 from shardcore.binding.torch_modules import wrapper
 from shardcore.binding.variables import adoption
@@ -36,7 +37,7 @@ def explain_model(
         if session is not None:
             scope.enter_context(session.strategy.scope())
         if step != "predict":
-            model._symbolic_build(data_batch=data)
+            keras_private.build_by(model, data)
         if session is not None:
             adoption.adopt(model, session)
         if session is not None and session.mesh.size > 1:
@@ -59,13 +60,13 @@ def explain_model(
 
 
 def _layouts(model: Model, session: Session) -> PlanReport:
-    layout_map = getattr(session.distribution, "_layout_map", None)
+    layout_map = keras_private.layout_map_of(session.distribution)
     if isinstance(layout_map, Plan):
         return layout_map.report()
-    specs = {} if layout_map is None else layout_map._layout_map
+    specs = {} if layout_map is None else keras_private.entries_of(layout_map)
     rules = PathRules({key: layout.axes for key, layout in specs.items()})
     variables = [
-        VariableSize(each.path, tuple(each.shape), each._value.element_size())
+        VariableSize(each.path, tuple(each.shape), tensor_of(each).element_size())
         for each in model.variables
     ]
     outputs, reasons = sorted(session.output_paths), dict.fromkeys(rules, "a rule of the program")
@@ -122,7 +123,7 @@ def _as_before(model: Model, session: Session | None) -> Iterator[None]:
     """Restores variables, gradients, buffers and generators at the end, bitwise."""
     variables = list(rank_consistency.variables_of(model))
     seed = keras_private.global_seed()
-    tensors = [each._value for each in [*variables, *([] if seed is None else [seed])]]
+    tensors = [tensor_of(each) for each in [*variables, *([] if seed is None else [seed])]]
     tensors += wrapper.buffers(model)
     kept = [each.detach().clone() for each in tensors]
     gradients = [(each, each.grad) for each in tensors if each.requires_grad]

@@ -13,6 +13,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, stored_layout
 from shardcore.binding.data import batches
+from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.metric_sums import MetricSums
 from shardcore.binding.types import Original
 from shardcore.domain.errors import LayoutError
@@ -56,7 +57,7 @@ class ExplainedStep:
         """Runs the step eagerly, as `train_on_batch` and the like do."""
         session = self.session
         tracer = trace(
-            self._saw, {v.path: v._value for v in rank_consistency.variables_of(self.model)}
+            self._saw, {v.path: tensor_of(v) for v in rank_consistency.variables_of(self.model)}
         )
         with tracer.tracing(), self._followed(tracer):
             if session is not None:
@@ -189,10 +190,10 @@ def _explained(called: _Called) -> ExplainedLayer:
     own = [v for v in called.layer.variables if id(v) not in inner and not keras_private.is_seed(v)]
     variables = []
     for each in own:
-        if each._value is not None:
+        if tensor_of(each) is not None:
             layout, shape = stored_layout(each), tuple(each.shape)
             spec = (None,) * len(shape) if layout is None else layout.spec
-            itemsize = each._value.element_size()
+            itemsize = tensor_of(each).element_size()
             variables.append(ExplainedVariable(each.path, shape, itemsize, spec=spec))
     return ExplainedLayer(
         _path(called.layer),

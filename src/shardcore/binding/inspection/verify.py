@@ -6,6 +6,7 @@ import torch
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.data import batches
+from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.planning import rules_report
 from shardcore.binding.torch_modules import wrapper
 from shardcore.binding.variables import adoption
@@ -34,7 +35,7 @@ def verify_model(model: keras.Model, batch: object, sessions: Sessions) -> Verif
 def _backward(model: keras.Model, batch: object, session: Session) -> None:
     """Computes the gradients of one batch, and restores the state that a forward pass updates."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batches.distribute(batch, session))
-    state = [(v, v._value.detach().clone()) for v in model.non_trainable_variables]
+    state = [(v, tensor_of(v).detach().clone()) for v in model.non_trainable_variables]
     buffers = [(buffer, buffer.clone()) for buffer in wrapper.buffers(model)]
     model.zero_grad()
     predictions = model(x, training=True)
@@ -51,11 +52,11 @@ def _check(variable: keras.Variable, session: Session) -> VariableCheck:
     layout, strategy = stored_layout(variable), session.strategy
     assert layout is not None, f"{variable.path} was adopted"
     with torch.no_grad():
-        local, full = strategy.local(variable._value), strategy.full_tensor(variable._value)
+        local, full = strategy.local(tensor_of(variable)), strategy.full_tensor(tensor_of(variable))
         own = layout.slices(full.shape, session.world.position)
         bytes_here = local.untyped_storage().nbytes()
         stored = torch.equal(local, full[own]) and bytes_here <= local.nbytes
-        gradient, fits = variable._value.grad, None
+        gradient, fits = tensor_of(variable).grad, None
         if gradient is not None:
             gradient = strategy.layout(gradient) or Layout.replicated(session.mesh, gradient.ndim)
             same_part = gradient.slices(full.shape, session.world.position) == own

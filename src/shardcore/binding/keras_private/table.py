@@ -1,4 +1,7 @@
-"""All Keras names that shardcore replaces, each with its reason and the lines that have it."""
+"""All Keras names that shardcore replaces, each with its reason and the lines that have it.
+
+One table, longer than other files, since each entry is read by itself.
+"""
 
 import attrs
 from keras.src.backend.torch.optimizers import torch_nadam

@@ -123,8 +123,7 @@ def quantized_build(
     path = f"{layer.path}/kernel"
     rule = session.distribution.get_tensor_layout(path) if mode == "int4" else None
     if rule is not None and len(rule.axes) == len(kernel_shape):
-        layer._set_quantization_info()
-        session.packed[path] = as_matrix(rule.backend_layout, layer._kernel_reduced_axes)
+        session.packed[path] = as_matrix(rule.backend_layout, keras_private.matrix_axes(layer))
     try:
         original(layer, kernel_shape, mode, config)
     finally:

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from shardcore.binding import keras_private
+from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.planning.plan import Plan
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
@@ -93,9 +94,9 @@ def describe(model: keras.Layer) -> LayerFacts:
         if id(layer) in seen:
             return LayerFacts(layer.name, ("SharedLayer",))
         seen.add(id(layer))
-        graph = _graph(layer)
+        graph = keras_private.graph_of(layer)
         children = [] if graph is None else list(graph.operations)
-        children += [each for each in unseen(getattr(layer, "_layers", ())) if each is not graph]
+        children += [each for each in unseen(keras_private.children_of(layer)) if each is not graph]
         below = tuple(map(facts_of, {id(each): each for each in children}.values()))
         variables = unseen(getattr(layer, "variables", ()))  # those of children are seen
         seen.update(map(id, variables))
@@ -107,7 +108,7 @@ def describe(model: keras.Layer) -> LayerFacts:
             tuple(map(_variable, variables)),
             below,
             None if graph is None else _feeds(graph),
-            tuple(each._keras_history.operation.name for each in outputs),
+            tuple(keras_private.producer_of(each).name for each in outputs),
             getattr(layer, "path", None) or "",
             _input_shape(layer),
         )
@@ -116,7 +117,7 @@ def describe(model: keras.Layer) -> LayerFacts:
 
 
 def _variable(variable: keras.Variable) -> VariableFacts:
-    shape, itemsize = tuple(variable.shape), variable._value.element_size()
+    shape, itemsize = tuple(variable.shape), tensor_of(variable).element_size()
     return VariableFacts(variable.path, shape, itemsize, bool(variable.trainable))
 
 
@@ -128,19 +129,11 @@ def _input_shape(layer: keras.Operation) -> tuple[int | None, ...] | None:
     return shape if is_shape else None
 
 
-def _graph(layer: keras.Operation) -> Any:
-    """Returns the functional model with the graph of the layers in `layer`, None without one."""
-    if isinstance(layer, keras.Sequential):
-        return layer._functional
-    return layer if isinstance(layer, keras.Function) else None
-
-
 def _feeds(graph: keras.Function) -> tuple[tuple[str, str], ...]:
     inside = set(map(id, graph.operations))
     pairs = (
         (parent.operation.name, node.operation.name)
-        for depth in sorted(graph._nodes_by_depth)
-        for node in graph._nodes_by_depth[depth]
+        for node in keras_private.nodes_of(graph)
         for parent in node.parent_nodes
         if id(parent.operation) in inside
     )

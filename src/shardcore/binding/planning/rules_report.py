@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 from keras import Model, Variable
 
+from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session
 from shardcore.binding.layout_map import rules_of
 from shardcore.binding.planning.plan import Plan
@@ -19,7 +20,7 @@ logger = logging.getLogger("shardcore.rules")
 
 def rules_report(model: Model, session: Session) -> RulesReport | None:
     """Returns the report on variables, outputs and rules; None without a layout map."""
-    layout_map = getattr(session.distribution, "_layout_map", None)
+    layout_map = keras_private.layout_map_of(session.distribution)
     if layout_map is None:
         return None
     rules = rules_of(layout_map)
@@ -75,7 +76,7 @@ def _as_decided(report: RulesReport, decided: Mapping[str, str | None]) -> Rules
 
 def check_plan(model: Model, session: Session) -> None:
     """Refuses a plan that was made for other variables than those of `model`."""
-    layout_map = getattr(session.distribution, "_layout_map", None)
+    layout_map = keras_private.layout_map_of(session.distribution)
     if isinstance(layout_map, Plan):
         layout_map.check(model.name, [variable.path for variable in model.variables])
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 import torch
+from keras.distribution import LayoutMap
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session, Sessions
@@ -25,7 +26,7 @@ def parallelize(module: Any, mesh: MeshLike, rules: RulesLike, sessions: Session
     session = sessions.required()
     _check_mesh(mesh, session)
     _check_module(module, session)
-    by_path = rules_of(rules) if hasattr(rules, "_layout_map") else PathRules(rules)
+    by_path = rules_of(rules) if isinstance(rules, LayoutMap) else PathRules(rules)
     layouts, outputs = _layouts(module, by_path, session)
     if session.mesh.size == 1:
         return module

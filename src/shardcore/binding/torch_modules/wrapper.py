@@ -7,7 +7,9 @@ from typing import Any
 import keras
 import torch
 
+from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.torch_modules.parallelize import without_edges
 from shardcore.binding.types import Original
 from shardcore.binding.variables import torch_state
@@ -42,13 +44,13 @@ def follow(variable: keras.Variable, parameter: torch.Tensor) -> None:
     """Stores the value of `variable` in the torch module that holds `parameter`, if any."""
     module = getattr(variable, "_shardcore_module", lambda: None)()
     if module is not None:
-        torch_state.replace_tensors(module, {id(parameter): variable._value})
+        torch_state.replace_tensors(module, {id(parameter): tensor_of(variable)})
 
 
 def buffers(model: keras.Model) -> list[torch.Tensor]:
     """Returns the buffers of the torch modules in a Keras model, which are no Keras variables."""
     kind = keras.layers.TorchModuleWrapper
-    wrappers = [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
+    wrappers = [layer for layer in keras_private.layers_of(model) if isinstance(layer, kind)]
     return [buffer for wrapper in wrappers for buffer in wrapper.module.buffers()]
 
 
@@ -58,8 +60,8 @@ def _track(wrapper: keras.layers.TorchModuleWrapper, session: Session) -> None:
     stored: dict[int, torch.Tensor] = {}
     for name, parameter in wrapper.module.named_parameters():
         variable = _variable([wrapper.name, *name.split(".")], parameter, session)
-        wrapper._track_variable(variable)
-        stored[id(parameter)] = variable._value
+        keras_private.track(wrapper, variable)
+        stored[id(parameter)] = tensor_of(variable)
     for buffer in wrapper.module.buffers():
         if not session.strategy.owns(buffer):
             stored[id(buffer)] = torch_state.stored(buffer, None, session)
@@ -80,7 +82,7 @@ def _variable(names: list[str], parameter: torch.Tensor, session: Session) -> An
         )
     if layout is not None:  # laid out by `parallelize_torch_module`, or of a Keras layer
         _refuse_another_layout(variable, layout, session)
-        variable._value = parameter
+        set_tensor(variable, parameter)
     return variable
 
 

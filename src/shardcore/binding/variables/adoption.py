@@ -9,6 +9,7 @@ from keras.layers import Layer, TorchModuleWrapper
 from shardcore.binding import keras_private
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions, stored_layout
+from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.variables import torch_state, variable
 
 
@@ -67,14 +68,14 @@ def lay_out(variables: Iterable[Variable], session: Session, owner: Layer | None
     of_optimizer = {id(v) for v in getattr(optimizer, "variables", ())}
     replaced: dict[int, torch.Tensor] = {}
     for each in sorted(variables, key=lambda each: id(each) in weights):  # weights first
-        before = each._value
+        before = tensor_of(each)
         if (was := getattr(each, "_shardcore_session", None)) is not None:
             value = was.strategy.full_tensor(before).detach()
-            each._value = torch.nn.Parameter(value, requires_grad=before.requires_grad)
+            set_tensor(each, torch.nn.Parameter(value, requires_grad=before.requires_grad))
         weight = weights.get(id(each))
-        each._layout = None if weight is None else weight._layout
+        keras_private.set_layout(each, None if weight is None else keras_private.layout_of(weight))
         variable.place(each, session, of_optimizer=id(each) in of_optimizer)
-        replaced[id(before)] = each._value
+        replaced[id(before)] = tensor_of(each)
     if owner is not None:
         _replace(owner, replaced, session)
 

@@ -55,14 +55,15 @@ class NewShard:
 
 def initialize(sessions: Sessions, original: Original, new: Variable, initializer: Any) -> None:
     """Replaces `Variable._initialize_with_initializer`: makes a shard of a large value."""
-    session, shape, call = sessions.current(), tuple(new._shape), type(initializer).__call__
+    session, shape, call = sessions.current(), tuple(new.shape), type(initializer).__call__
     is_large = torch.Size(shape).numel() > PIECE and not keras_private.is_symbolic()
     if session is None or session.mesh.size == 1 or not is_large:
         original(new, initializer)
         return
     shard = NewShard(session, shape, variable.ruled_layout(new, session))
     if call in _NUMBERS and not numpy.ndim(getattr(initializer, "value", 0)):
-        new._initialize(shard.joined(initializer(shard.local_shape, dtype=new._dtype)))
+        drawn = keras_private.initial_value(new, initializer, shard.local_shape)
+        keras_private.initialize(new, shard.joined(drawn))
         return
     if call in _DRAWS and _can_be_drawn(shard.layout):
         sessions.new_shard = shard

@@ -12,6 +12,7 @@ from keras import Variable
 from shardcore.binding import keras_private
 from shardcore.binding.context.collective_errors import check_other_ranks
 from shardcore.binding.context.session import Session, Sessions, stored_layout
+from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.types import Original
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
@@ -29,7 +30,7 @@ def keep_layout(
     **kwargs: object,
 ) -> None:
     """Replaces `Variable.__init__` of Keras 3.13 and 3.14, which drops the layout."""
-    variable._layout = layout
+    keras_private.set_layout(variable, layout)
     original(variable, *args, **kwargs)
 
 
@@ -55,7 +56,7 @@ def assign(sessions: Sessions, original: Original, variable: Variable, value: to
     if sessions.sums.defer(variable, value, strategy):
         return
     with torch.no_grad():
-        strategy.assign(variable._value, value)
+        strategy.assign(tensor_of(variable), value)
 
 
 def _check_thread(variable: Variable, sessions: Sessions) -> None:
@@ -126,18 +127,18 @@ def place(
 
     Its default storage layout is the one that the strategy derives from that of the distribution.
     """
-    variable._shape = variable._validate_shape(variable._value.shape)
-    ruled = layout is None and getattr(variable, "_layout", None) is None
+    keras_private.update_shape(variable)
+    ruled = layout is None and keras_private.layout_of(variable) is None
     rule = session.rule(variable.path) if ruled else None
     if layout is None:
         layout = ruled_layout(variable, session, of_optimizer)
     stored = torch.nn.Parameter(
-        _created(variable, layout, session), requires_grad=variable._value.requires_grad
+        _created(variable, layout, session), requires_grad=tensor_of(variable).requires_grad
     )
     if stored.requires_grad:
         session.strategy.track(stored, layout)
-    variable._value = stored
-    variable._layout = session.keras_layout(layout)
+    set_tensor(variable, stored)
+    keras_private.set_layout(variable, session.keras_layout(layout))
     variable._shardcore_layout = layout
     variable._shardcore_world = session.world
     variable._shardcore_session = session
@@ -169,7 +170,7 @@ def ruled_layout(variable: Variable, session: Session, of_optimizer: bool = Fals
 def _created(variable: Variable, layout: Layout, session: Session) -> torch.Tensor:
     """Returns the strategy's tensor for the full value of `variable`, with checked shapes."""
     shape = tuple(variable.shape)
-    created: torch.Tensor = session.strategy.create(variable._value.detach(), layout)
+    created: torch.Tensor = session.strategy.create(tensor_of(variable).detach(), layout)
     contract.check_created(
         session.entry,
         variable.path,

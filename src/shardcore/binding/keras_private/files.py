@@ -1,0 +1,95 @@
+"""Files: what Keras visits as it saves a model, and the keys of its weights."""
+
+from collections.abc import Iterable
+from contextlib import closing
+
+import keras
+from keras import Model
+from keras.src.saving import saving_lib
+from keras.src.utils import file_utils
+
+from shardcore.binding.keras_private.models import is_saved_in_another_form, layers_of
+
+
+class _NoFile(saving_lib.H5IOStore):  # type: ignore[misc]
+    """A store that gathers each value for the rank that writes, and stores none."""
+
+    def __init__(self) -> None:
+        self.archive = None
+
+    def __bool__(self) -> bool:
+        return True
+
+    def make(self, path: str, metadata: object = None) -> "_NoFile":
+        return self
+
+    def __setitem__(self, key: str, value: object) -> None:
+        keras.ops.convert_to_numpy(value)
+
+    def close(self) -> None:
+        pass
+
+
+def gather_model(model: Model) -> None:
+    """Visits the config and the state of `model` as saving does, and writes nothing."""
+    saving_lib._serialize_model_as_json(model)
+    gather_state(model)
+
+
+def gather_state(model: Model, objects_to_skip: Iterable[object] | None = None) -> None:
+    """Visits the state of `model` as saving does, in the same order, and writes nothing."""
+    with closing(saving_lib.DiskIOStore("assets", mode="w")) as scratch:
+        saving_lib._save_state(
+            model,
+            weights_store=_NoFile(),
+            assets_store=scratch,
+            inner_path="",
+            visited_saveables={id(each) for each in objects_to_skip or ()},
+        )
+
+
+class _Keys(saving_lib.H5IOStore):  # type: ignore[misc]
+    """A store that notes the keys of variables, and stores nothing."""
+
+    def __init__(self) -> None:
+        self.archive = None
+        self.found: dict[int, str] = {}
+        self._group = ""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def make(self, path: str, metadata: object = None) -> "_Keys":
+        self._group = path
+        return self
+
+    def __setitem__(self, key: str, value: object) -> None:
+        if isinstance(value, keras.Variable):
+            self.found[id(value)] = "/".join(filter(None, (self._group, "vars", key)))
+
+    def close(self) -> None:
+        pass
+
+
+def weight_keys(model: Model) -> dict[int, str]:
+    """Returns the keys in weight files, by the `id` of each variable that is stored as it is.
+
+    A layer with LoRA, a quantized layer and a torch module store other values.
+    """
+    store = _Keys()
+    optimizer = getattr(model, "optimizer", None)
+    others = [each for each in layers_of(model) if is_saved_in_another_form(each)]
+    saving_lib._save_state(
+        model,
+        weights_store=store,
+        assets_store=None,
+        inner_path="",
+        visited_saveables={id(each) for each in (*others, optimizer)},
+    )
+    moments = enumerate(getattr(optimizer, "variables", ()))
+    return store.found | {id(each): f"optimizer/vars/{number}" for number, each in moments}
+
+
+def is_remote(path: str) -> bool:
+    """Returns whether Keras writes `path` by a remote file system."""
+    return bool(file_utils.is_remote_path(path)) or path.startswith("hf://")

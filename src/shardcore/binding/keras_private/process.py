@@ -1,0 +1,117 @@
+"""The state of the process: distribution, device, seeds, settings, messages."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+import keras
+import numpy
+import torch
+from keras.src import optimizers
+from keras.src.backend.common import global_state
+from keras.src.backend.torch import random as torch_random
+from keras.src.callbacks import remote_monitor
+from keras.src.distribution import distribution_lib
+from keras.src.random import seed_generator
+from keras.src.random.seed_generator import draw_seed as draw_seed
+from keras.src.utils import io_utils
+from keras.src.utils.rng_utils import get_random_seed as get_random_seed
+
+from shardcore.binding.keras_private.lines import find
+
+_get_device = find("keras.src.backend.torch.core:get_device")
+
+
+CURRENT_DISTRIBUTION: str = distribution_lib.GLOBAL_ATTRIBUTE_NAME
+
+
+@contextmanager
+def without_distribution() -> Iterator[None]:
+    """Opens a context in which this thread has no distribution."""
+    distribution = distribution_lib.distribution()
+    distribution_lib.set_distribution(None)
+    try:
+        yield
+    finally:
+        distribution_lib.set_distribution(distribution)
+
+
+def torch_device() -> Any:
+    """Returns the device on which Keras creates tensors."""
+    return _get_device()
+
+
+def generator_of(seed: Any) -> Any:
+    """Returns torch's generator for the next draw with `seed`."""
+    return torch_random.torch_seed_generator(seed)
+
+
+def is_symbolic() -> bool:
+    """Returns whether Keras is inferring shapes, on the meta device."""
+    return str(_get_device()) == "meta"
+
+
+def is_made_by_optimizer() -> bool:
+    """Returns whether the variable in creation is an optimizer's, by its name scope."""
+    scopes = global_state.get_global_attribute("name_scope_stack")
+    return bool(scopes) and isinstance(scopes[-1].caller, optimizers.Optimizer)
+
+
+def settings() -> tuple[Any, ...]:
+    """Returns the settings of `keras.config` that layers and losses read in their calls."""
+    attention = global_state.get_global_attribute("flash_attention")
+    settings = keras.config
+    return settings.epsilon(), settings.floatx(), settings.image_data_format(), attention
+
+
+def global_seed() -> Any:
+    """Returns the state of the generator of random layers without a seed; None before its use."""
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    return None if generator is None else generator.state
+
+
+def make_global_seed() -> None:
+    """Makes the generator of random layers without a seed, if there is none."""
+    seed_generator.global_seed_generator()
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """Restores Keras' counts of names and its seeds at the end, for a model that is built inside.
+
+    No distribution may be set.
+    """
+    before = dict(vars(global_state.GLOBAL_STATE_TRACKER))
+    names = copy(before.get("object_name_uids"))
+    global_state.set_global_attribute("object_name_uids", names)
+    try:
+        with generators_kept():
+            yield
+    finally:
+        now = vars(global_state.GLOBAL_STATE_TRACKER)  # another generator after a clear_session()
+        now.clear()
+        now.update(before)
+
+
+@contextmanager
+def generators_kept(gpus: Sequence[int] | None = None) -> Iterator[None]:
+    """Restores the generators of Python, NumPy and torch at the end."""
+    drawn = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(gpus):
+            yield
+    finally:
+        random.setstate(drawn[0])
+        numpy.random.set_state(drawn[1])
+
+
+def can_send() -> bool:
+    """Returns whether `requests`, which `RemoteMonitor` needs, is installed."""
+    return remote_monitor.requests is not None
+
+
+def print_message(message: str) -> None:
+    """Prints as Keras does, to standard output or to its log."""
+    io_utils.print_msg(message)

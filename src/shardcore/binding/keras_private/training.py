@@ -1,0 +1,159 @@
+"""Trainers: their steps, logs, callbacks and data adapters."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import torch
+from keras import Model
+from keras.src.callbacks import (
+    BackupAndRestore,
+    Callback,
+    CallbackList,
+    ModelCheckpoint,
+    ProgbarLogger,
+)
+from keras.src.ops.node import Node
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
+from keras.src.utils.python_utils import is_default, pythonify_logs
+
+from shardcore.binding.keras_private.lines import LINE, find
+
+TRAINER = find("keras.src.backend.torch.trainer:TorchTrainer")
+
+
+# The attribute of a model in which the captured steps of its loops are kept.
+LOOP_STEPS = "_shardcore_loop_steps"
+
+
+# Attributes of a trainer on its runs, which no step reads.
+RUNS_NOTED = {
+    LOOP_STEPS,
+    "_eval_epoch_iterator",
+    "_initial_epoch",
+    "history",
+    "predict_function",
+    "stop_evaluating",
+    "stop_predicting",
+    "stop_training",
+    "test_function",
+    "train_function",
+}
+
+
+def is_bookkeeping(value: object) -> bool:
+    """Returns whether `value` is bookkeeping on a model or its runs, which no step reads."""
+    of_keras = keras.KerasTensor | Node | Callback | CallbackList | EpochIterator | DataAdapter
+    return isinstance(value, of_keras | torch.nn.ParameterDict | torch.nn.ParameterList)
+
+
+class Auto(str):
+    """The value of `jit_compile="auto"`: falsy for Keras, which would call torch.compile.
+
+    It is written into files as "auto", and so read again.
+    """
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return False
+
+
+AUTO = Auto("auto")
+
+
+def results_of(trainer: Model) -> dict[str, Any]:
+    """Returns the results of the metrics of a model by name, as tensors."""
+    found: dict[str, Any] = {}
+    for metric in trainer.metrics:
+        result = metric.result()
+        found |= result if isinstance(result, dict) else {metric.name: result}
+    return found
+
+
+def as_logs(results: object) -> Any:
+    """Returns the results of metrics as Keras has them after a step: in Keras 3.13 as numbers."""
+    is_old = LINE < (3, 14) and isinstance(results, dict)
+    return pythonify_logs(results) if is_old and results else results
+
+
+def is_own_step(trainer: Model, name: str) -> bool:
+    """Returns whether the user has overridden the method `name`, such as `train_step`."""
+    return getattr(type(trainer), name) is not getattr(TRAINER, name)
+
+
+def gives_own_logs(trainer: Model, step: str) -> bool:
+    """Returns whether the method `step` returns other logs than the results of the metrics."""
+    names = (step, "compute_metrics", "get_metrics_result", "_get_metrics_result_or_logs")
+    return any(name in vars(trainer) or is_own_step(trainer, name) for name in names)
+
+
+def read_steps(callbacks: CallbackList, phase: str) -> bool:
+    """Returns whether one of `callbacks` acts between two steps of a fit or an evaluate."""
+    if type(callbacks) is not CallbackList:
+        return True
+    hooks = [f"on_{phase}_batch_{when}" for when in ("begin", "end")]
+    hooks += ["on_batch_begin", "on_batch_end"] if phase == "train" else []
+    return any(
+        any(not is_default(getattr(each, hook)) for hook in hooks) and not _rests(each, phase)
+        for each in callbacks.callbacks
+    )
+
+
+def sort_callbacks(callbacks: CallbackList) -> None:
+    """Brings those with the attribute `comes_last` behind the others, whose states they save."""
+    callbacks.callbacks.sort(key=lambda each: getattr(each, "comes_last", False))
+
+
+def begin_later(
+    iterator: EpochIterator, begin: Callable[[EpochIterator], Any], batches: int, steps: int
+) -> None:
+    """Begins an epoch by `begin`, with its first `steps` steps done.
+
+    With `steps_per_epoch`, `iterator` reads the same data from epoch to epoch: `batches` of them
+    were drawn. Without it, each epoch reads from the beginning. `_get_iterator` draws them.
+    """
+    if iterator.steps_per_epoch:
+        iterator._current_iterator = iter(iterator._get_iterator())
+        iterator._steps_seen = batches - steps
+    begin(iterator)
+    for _ in range(0, steps, iterator.steps_per_execution):
+        next(iterator._epoch_iterator)
+
+
+def _rests(callback: Callback, phase: str) -> bool:
+    """Returns whether its hooks between steps read no results, or do nothing."""
+    if getattr(callback, "reads_no_results", False):
+        return True
+    if type(callback) is ProgbarLogger:
+        return bool(callback.verbose != 1 or (phase == "test" and callback._called_in_fit))
+    if type(callback) in (ModelCheckpoint, BackupAndRestore):
+        return bool(callback.save_freq == "epoch")
+    return False
+
+
+def arrays_of(adapter: DataAdapter) -> Any:
+    """Returns the nested arrays from which a data adapter cuts its batches; None without."""
+    return adapter._inputs if isinstance(adapter, ArrayDataAdapter) else None
+
+
+def begin_at(model: Model, epoch: int | None) -> None:
+    """Sets the epoch at which the next `fit` of a model begins; None for that of its argument."""
+    model._initial_epoch = epoch
+
+
+def build_by(model: Model, data: Any) -> None:
+    """Builds a compiled model by the shapes of one step's data, with its metrics and optimizer."""
+    model._symbolic_build(data_batch=data)
+
+
+def progress_of(callback: BackupAndRestore) -> tuple[int, int]:
+    """Returns the epoch and the last batch that a `BackupAndRestore` has seen."""
+    return callback._current_epoch, callback._last_batch_seen
+
+
+def weights_path(callback: BackupAndRestore) -> str:
+    """Returns the file in which a `BackupAndRestore` saves."""
+    return str(callback._weights_path)

@@ -1,0 +1,56 @@
+"""Attributes of Keras variables: the tensor, the shape, the layout that Keras knows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from keras import Variable
+from keras.src.backend.common.variables import Variable as VariableOfAnyBackend
+
+# The attributes of a variable that a step reads, which guards compare.
+READ_BY_STEPS = ("_value", "_trainable")
+
+
+def tensor_of(variable: Variable) -> Any:
+    """Returns the tensor that a variable stores, without the casts of `variable.value`."""
+    return variable._value
+
+
+def set_tensor(variable: Variable, tensor: torch.Tensor) -> None:
+    """Replaces the tensor of a variable; an assignment would copy into it."""
+    variable._value = tensor
+
+
+def initial_value(variable: Variable, initializer: Any, shape: Sequence[int]) -> Any:
+    """Returns what `initializer` gives for a part of a new variable, in the variable's dtype."""
+    return initializer(shape, dtype=variable._dtype)
+
+
+def initialize(variable: Variable, tensor: torch.Tensor) -> None:
+    """Gives a new variable its first tensor, as Keras does with that of an initializer."""
+    variable._initialize(tensor)
+
+
+def update_shape(variable: Variable) -> None:
+    """Gives a variable the shape of its tensor."""
+    variable._shape = variable._validate_shape(variable._value.shape)
+
+
+def layout_of(variable: Variable) -> Any:
+    """Returns the `TensorLayout` of a variable, None without one."""
+    return getattr(variable, "_layout", None)
+
+
+def set_layout(variable: Variable, layout: Any) -> None:
+    """Gives a variable a `TensorLayout`, which Keras reads only when it creates others like it."""
+    variable._layout = layout
+
+
+def is_seed(variable: Variable) -> bool:
+    """Returns whether the variable is the state of a `keras.random.SeedGenerator`, by its name."""
+    return bool(variable.name == "seed_generator_state")
+
+
+def repr_with_value(variable: Variable) -> str:
+    """Returns what Keras prints for a variable; Keras 3.16 leaves out the value of a DTensor."""
+    return str(VariableOfAnyBackend.__repr__(variable))
