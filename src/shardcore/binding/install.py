@@ -142,6 +142,7 @@ class Binding:
             },
             "Adam._parallel_update_step": partial(operations.fused_update, sessions),
             "core.scatter": operations.scatter,
+            "nn._transpose_spatial_inputs": operations.with_channels_first,
             "core.while_loop": WhileLoops(sessions, capture).run,
             "nn.sparse_categorical_crossentropy": partial(operations.sparse_crossentropy, sessions),
             "BaseOptimizer.apply": partial(loops.keras_update, sessions),

@@ -231,6 +231,10 @@ ALL = (
         "Every token of generate() runs eagerly: an iteration is a captured step.",
     ),
     Patch(
+        "keras.src.backend.torch.nn:_transpose_spatial_inputs",
+        "Copies images to have their channels first, before each convolution and pooling.",
+    ),
+    Patch(
         "keras.src.backend.torch.nn:sparse_categorical_crossentropy",
         "Moves the classes of sequences to dim 1: all logits are copied, and their gradient.",
     ),

@@ -1,4 +1,4 @@
-"""Patches: random draws, `scatter`, sparse cross entropy, the updates of Adam and Nadam."""
+"""Patches: random draws, `scatter`, images, sparse cross entropy, the updates of Adam and Nadam."""
 
 import inspect
 import math
@@ -66,6 +66,15 @@ def scatter(original: Original, indices: Any, values: Array, shape: Sequence[int
     if indices.is_floating_point() or indices.dtype is torch.bool:
         return original(indices, values, shape)
     return _added(indices.long(), keras.ops.convert_to_tensor(values), tuple(shape))
+
+
+def with_channels_first(original: Original, images: Any) -> Any:
+    """Replaces `_transpose_spatial_inputs`: images keep their memory, with the channels innermost.
+
+    torch convolves and pools them so, and Keras (3.15) copies images for a convolution back.
+    """
+    is_image = isinstance(images, torch.Tensor) and images.ndim == 4
+    return images.permute(0, 3, 1, 2) if is_image else original(images)
 
 
 def _added(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -1,7 +1,9 @@
 """A recording has the calls that compute; what concerns autograd alone is not in it."""
 
+import keras
 import torch
 
+import shardcore
 from shardcore.adapters.capture.generated import function_of
 from tests.tapes import names, recorded
 
@@ -43,3 +45,23 @@ def test_a_constant_that_is_written_into_is_created_in_each_run():
     tape = recorded(step, X)
     run = function_of(tape, {n: tape.found[n] for n in tape.outside})
     assert run(X)[0].tolist() == run(X)[0].tolist() == step(X).tolist()
+
+
+def test_a_tensor_that_is_transposed_in_place_keeps_its_new_strides():
+    class Turns(keras.layers.Layer):
+        def call(self, x):
+            turned = x * 2
+            turned.transpose_(1, 2)
+            return turned.transpose(1, 2) * keras.ops.arange(5.0)
+
+    shardcore.install("single")
+    try:
+        model = keras.Sequential([keras.Input((3, 5)), Turns(), keras.layers.Dense(2)])
+        x = torch.randn(4, 3, 5)
+        model.compile("sgd", "mse", jit_compile=False)
+        expected = model.predict_on_batch(x)
+        model.compile("sgd", "mse")
+        for _ in range(4):
+            assert model.predict_on_batch(x).tolist() == expected.tolist()
+    finally:
+        shardcore.uninstall()

@@ -22,10 +22,7 @@ from shardcore.adapters.capture.passes.inductor import (
     with_sizes,
 )
 from shardcore.adapters.capture.passes.memory.kept_buckets import Memories, with_kept_buckets
-from shardcore.adapters.capture.passes.memory.reuse import (
-    with_operands_reused,
-    without_needless_copies,
-)
+from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.passes.pipeline import Collectives, Fact, Pass, Pipeline
 from shardcore.adapters.capture.tape import Tape
 
@@ -43,7 +40,6 @@ _BUCKETS = Pass(
     collectives=Collectives.CHANGED,
 )
 _LATE_WAITS = Pass(with_late_waits, needs={Fact.NEW_MEMORY})
-_COPIES = Pass(without_needless_copies, needs={Fact.NEW_MEMORY})
 
 PASSES = (*_CLEANUP, _SMALL_SUMS, _REGATHERS, _EARLY_STARTS, _BUCKETS, _LATE_WAITS)
 
@@ -54,14 +50,12 @@ PASSES_ALIKE = (*_CLEANUP, _REGATHERS, _BUCKETS, _EARLY_STARTS, _LATE_WAITS)
 # Inductor does these by itself, or cannot take their results.
 PASSES_WITHOUT_COMPILER = (
     Pass(with_direct_views, needs={Fact.NEW_MEMORY}),
-    _COPIES,
     Pass(with_operands_reused, breaks={Fact.NEW_MEMORY}),
 )
 
 # Inductor errs on these operators, or computes them slower than torch does.
 PASSES_FOR_COMPILER = (
     Pass(with_factors_apart),
-    _COPIES,
     Pass(with_plain_paddings),
     Pass(with_reshapes, needs={Fact.NEW_MEMORY}),
     Pass(with_sizes),
