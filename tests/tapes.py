@@ -81,7 +81,8 @@ def changed(step, one_pass, *tensors):
 
 def highest(run):
     """The most bytes that `run` holds at a time."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    options = {"profile_memory": True, "acc_events": True}  # torch 2.11 warns without the second
+    with profile(activities=[ProfilerActivity.CPU], **options) as profiled:
         run()
     events = profiled.profiler.kineto_results.events()
     changes = [(each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]"]

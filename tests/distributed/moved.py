@@ -9,6 +9,7 @@ from shardcore.testing import count_collectives
 from tests.distributed.models import CASES, RNG, cnn, decoder, mlp
 from tests.distributed.programs import AXES, STRATEGY
 
+IS_3_13 = keras.__version__.startswith("3.13.")
 VOCABULARY, LENGTH, WIDTH, BATCH = 64, 6, 16, 8
 TOKENS = RNG.integers(0, VOCABULARY, (BATCH, LENGTH))
 

@@ -7,7 +7,9 @@ import pytest
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.models import cnn, decoder, mlp
 from tests.distributed.moved import (
+    BATCH,
     DATA,
+    IS_3_13,
     LENGTH,
     TOKENS,
     VOCABULARY,
@@ -43,6 +45,9 @@ METRICS = {mlp: ["mae", "cosine_similarity"], decoder: ["sparse_categorical_accu
 # The channels of the batch normalization of `cnn`. Its mean and mean square are two sums of the
 # batch, each one all-reduce forward and one backward.
 CHANNELS = 8
+# Keras 3.13 takes the first output of each LSTM apart into rows, which are split; it uses no row.
+OF_BOTH_LSTMS = 4 * BATCH // 2 * (8 + 4)
+ROWS_APART = {lstm: ({"all_to_all": 2}, {"all_to_all": OF_BOTH_LSTMS})} if IS_3_13 else {}
 
 
 def every_model(rank, mesh=None):
@@ -73,10 +78,12 @@ def test_gradients_move_once_and_the_loss_with_the_metrics(build, one_device, tw
     gradients = sum(4 * int(np.prod(each.shape)) for each in model.trainable_variables)
     statistics = 4 if build is cnn else 0
     states = 4 * (1 + len(METRICS.get(build, ())))
+    more_calls, more_moved = ROWS_APART.get(build, ({}, {}))
     for values, calls, moved in (each[name] for each in two_ranks):
         assert_same(values, one_device[name], name)
-        assert calls == {"all_reduce": 2 + statistics}
-        assert moved == {"all_reduce": gradients + states + statistics * CHANNELS * 4}
+        assert calls == {"all_reduce": 2 + statistics} | more_calls
+        reduced = gradients + states + statistics * CHANNELS * 4
+        assert moved == {"all_reduce": reduced} | more_moved
 
 
 def on_slices(rank):

@@ -170,6 +170,7 @@ class Binding:
             "ArrayDataAdapter.get_torch_dataloader": array_loader,
             "RNN.get_initial_state": calls.initial_states,
             "core.slice": slices.take,
+            "numpy.repeat": operations.repeat,
             "core.slice_update": slices.update,
             "loss.apply_mask": batches.mask,
             "saving_lib.is_memory_sufficient": loading.is_memory_sufficient,

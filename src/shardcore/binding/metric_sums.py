@@ -91,8 +91,7 @@ class MetricSums:
             yield
             self.reduce()
         except BaseException:
-            for each in self._due():  # the step has failed: restore the state before it
-                set_tensor(each.variable, each.stored)
+            self._lose()
             raise
         finally:
             self._steps -= 1

@@ -219,6 +219,11 @@ ALL = (
         "Adds value by value, each at an index that is read on the host.",
     ),
     Patch(
+        "keras.src.backend.torch.numpy:repeat",
+        "Looks up each element by its index, which moves the heads of grouped attention.",
+        until=(3, 14),
+    ),
+    Patch(
         "keras.src.backend.torch.core:slice",
         "Reads where a slice begins on the host: a recording would have one place only.",
     ),

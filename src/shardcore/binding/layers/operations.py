@@ -1,4 +1,4 @@
-"""Patches: random draws, `scatter`, images, sparse cross entropy, the updates of Adam and Nadam."""
+"""Patches: random draws, `scatter`, `repeat`, images, sparse cross entropy, updates of optimizers."""
 
 import inspect
 import math
@@ -90,6 +90,15 @@ def _added(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) 
     in_turn = torch.float64 if is_unordered else values.dtype
     zeros = torch.zeros(shape, dtype=in_turn, device=keras_private.torch_device())
     return torch.index_put(zeros, numbers, rows.to(in_turn), accumulate=True).to(values.dtype)
+
+
+def repeat(
+    _session: Session, original: Original, x: Any, repeats: Any, axis: int | None = None
+) -> Any:
+    """Replaces `repeat` of Keras 3.13 and 3.14: by one number it is a reshape, on any shard."""
+    if keras_private.is_symbolic() or not isinstance(repeats, int):
+        return original(x, repeats, axis)
+    return torch.repeat_interleave(keras.ops.convert_to_tensor(x), repeats, dim=axis)
 
 
 def sparse_crossentropy(
