@@ -8,7 +8,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # What the tests need beside torch and Keras, in the versions of constraints.txt.
-TOOLS = ("attrs", "hypothesis", "numpy", "pandas", "pluggy", "pytest", "pytest-xdist", "rich")
+TOOLS = (
+    *("attrs", "hypothesis", "numpy", "pandas", "pluggy", "pytest", "pytest-xdist", "rich"),
+    "safetensors",
+)
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,21 @@ def cache() -> Path:
 def python_of(pair: Pair) -> Path:
     """The interpreter of the pair's environment, which is made when it is missing.
 
-    An environment whose installation was interrupted has no stamp, and is completed.
+    Its stamp has what was installed. An environment whose installation was interrupted has none,
+    and is completed; so is one that lacks a tool which the tests have come to need.
     """
     folder = cache() / pair.name
     python, stamp = folder / "bin" / "python", folder / "installed"
-    if stamp.exists() and not pair.moves:
+    wanted = (*pair.requirements(), *TOOLS)
+    if not pair.moves and stamp.exists() and stamp.read_text().split() == list(wanted):
         return python
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     constraints = folder / "constraints.txt"
     constraints.write_text("".join(_pinned()))
     pip = (python, "-m", "pip", "install", "--disable-pip-version-check", "--upgrade")
-    subprocess.run([*pip, "-c", constraints, *pair.requirements(), *TOOLS], check=True)
-    stamp.touch()
+    subprocess.run([*pip, "-c", constraints, *wanted], check=True)
+    stamp.write_text("\n".join(wanted))
     return python
 
 

@@ -27,14 +27,25 @@ def test_environments_are_below_the_cache_folder(monkeypatch, tmp_path):
     assert tmp_path / "shardcore" / "compat" in environments.cache().parents
 
 
-def test_an_environment_that_is_there_is_not_made_again(monkeypatch, tmp_path):
+def test_an_environment_is_made_once_and_again_when_the_tests_need_another_package(
+    monkeypatch, tmp_path
+):
+    commands = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(environments.subprocess, "run", pytest.fail)
+    monkeypatch.setattr(
+        environments.subprocess, "run", lambda command, **_: commands.append(command)
+    )
     pair = Pair("2.15.0", "3.15.1")
     folder = environments.cache() / pair.name
     folder.mkdir(parents=True)
-    (folder / "installed").touch()
-    assert environments.python_of(pair) == folder / "bin" / "python"
+    made = []
+    for tools in (environments.TOOLS, environments.TOOLS, ("attrs", "another")):
+        monkeypatch.setattr(environments, "TOOLS", tools)
+        assert environments.python_of(pair) == folder / "bin" / "python"
+        made.append([command for command in commands if "install" in command])
+        commands.clear()
+    assert [len(each) for each in made] == [1, 0, 1]
+    assert made[-1][0][-4:] == ["torch==2.15.0", "keras==3.15.1", "attrs", "another"]
 
 
 def test_every_lane_has_tests():

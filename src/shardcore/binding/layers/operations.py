@@ -1,4 +1,4 @@
-"""Patches: random draws, `scatter`, `repeat`, images, sparse cross entropy, updates of optimizers."""
+"""Patches: random draws, `scatter`, `repeat`, images, sparse cross entropy, the optimizers."""
 
 import inspect
 import math
