@@ -4,6 +4,7 @@
 # make coverage   runs all tests, and shows the lines that none of them runs
 # make matrix-full   compares every Keras layer and operator with one device, captured steps with eager ones
 # make bench  measures steps beside steps written by hand; with Keras on JAX, if make bench-jax was run
+# make faults kills ranks at random moments of a training and of saves, and damages the files of checkpoints
 # make docs   builds the documentation site into build/site
 # make compat TORCH=2.15.0 KERAS=3.15.1   runs the unit tests, the contract, the counts of collectives and a part of
 #             the matrices with these releases; with TORCH=newest KERAS=nightly it prints the names that moved
@@ -32,9 +33,11 @@ MEASURED := $(VENV)/bin/python -m coverage run
 
 # The distributed tests that are run under strategy manual too: they train, and take little time.
 UNDER_MANUAL := functions loops lora train_step views
+# One thread: the ranks are forked from this process.
+FAULTS := KERAS_BACKEND=torch OMP_NUM_THREADS=1 $(VENV)/bin/python -m
 
 .NOTPARALLEL:
-.PHONY: demo test test-fast coverage lint checks unit unit-core unit-torch distributed matrix matrix-full \
+.PHONY: demo test test-fast coverage lint faults checks unit unit-core unit-torch distributed matrix matrix-full \
 	bench bench-jax hub compat compat-all gpu docs traffic clean
 
 demo: $(VENV)/.installed
@@ -98,6 +101,12 @@ matrix: $(VENV)/.installed
 matrix-full: $(VENV)/.installed
 	$(call headline,the whole of the matrices, which takes an hour or two, and docs/reference/coverage.md)
 	$(VENV)/bin/python -m tests.matrix run; found=$$?; $(VENV)/bin/python -m tests.matrix page && exit $$found
+
+faults: $(VENV)/.installed
+	$(call headline,ranks that are killed while they train and save; damaged files: half an hour)
+	$(FAULTS) tests.faults.kills
+	$(FAULTS) tests.faults.saves
+	$(FAULTS) tests.faults.checkpoint_files
 
 bench: $(VENV)/.installed
 	$(call headline,benchmarks: nothing else should run on this machine)
