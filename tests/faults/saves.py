@@ -117,7 +117,7 @@ def save_until_killed(rank, ranks, kind, folder, victim, delay):
     def tell(what, number):
         times[what] = time.monotonic()
         if rank == 0:
-            with folder.with_suffix(".told").open("a") as log:
+            with folder.with_suffix(".saves").open("a") as log:
                 log.write(f"{what} {number}\n")
         if rank == victim and (what, number) == ("saved", 1):
             seconds = delay * (times["saved"] - times["begins"])
@@ -161,7 +161,7 @@ def run(kind, ranks, kills, seed=0):
                 run_ranks(save_until_killed, ranks, ranks, kind, folder, victim, delay)
         for found in run_ranks(found_after, ranks, ranks, kind, folders, timeout=60 + 10 * kills):
             for folder, (value, names) in zip(folders, found, strict=True):
-                lines = folder.with_suffix(".told").read_text().split()
+                lines = folder.with_suffix(".saves").read_text().split()
                 least, most = (
                     max(int(n) for w, n in zip(lines[::2], lines[1::2], strict=True) if w == what)
                     for what in ("saved", "begins")
