@@ -1,4 +1,4 @@
-"""Small models, and a batch for each: an MLP, a CNN, a decoder, a block with grouped queries."""
+"""Small models, and a batch for each: an MLP, a CNN, a decoder, blocks of other kinds."""
 
 import keras
 import numpy as np
@@ -58,6 +58,43 @@ def grouped(key_heads=1):
     return keras.Model(x, h + layers.Dense(16, name="down")(gated))
 
 
+class Experts(layers.Layer):
+    """A bank of experts, which all see each token."""
+
+    def build(self, shape):
+        self.up = self.add_weight(shape=(4, shape[-1], 24), name="up")
+        self.down = self.add_weight(shape=(4, 24, shape[-1]), name="down")
+
+    def call(self, x):
+        hidden = keras.ops.relu(keras.ops.einsum("btc,ecm->ebtm", x, self.up))
+        return keras.ops.einsum("ebtm,emc->ebtc", hidden, self.down)
+
+
+class MixtureBlock(layers.Layer):
+    """An attention with one kernel for query, key and value, and a mixture of experts."""
+
+    def __init__(self, width, num_heads, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.attention_qkv = layers.Dense(3 * width, name="attention_qkv")
+        self.attention_proj = layers.Dense(width, name="attention_proj")
+        self.router = layers.Dense(4, activation="softmax", name="router")
+        self.experts = Experts(name="experts")
+
+    def call(self, x):
+        heads = (-1, x.shape[1], 3, self.num_heads, x.shape[2] // self.num_heads)
+        q, k, v = keras.ops.unstack(keras.ops.reshape(self.attention_qkv(x), heads), axis=2)
+        attended = keras.ops.dot_product_attention(q, k, v)
+        x = x + self.attention_proj(keras.ops.reshape(attended, (-1, *x.shape[1:])))
+        shares = keras.ops.transpose(self.router(x), (2, 0, 1))
+        return x + keras.ops.sum(self.experts(x) * shares[..., None], axis=0)
+
+
+def mixture():
+    x = keras.Input((6, 16))
+    return keras.Model(x, MixtureBlock(16, 4, name="block")(x))
+
+
 TOKENS = RNG.integers(0, VOCABULARY, (8, 6))
 CASES = {
     mlp: (RNG.normal(size=(8, 16)).astype("float32"), RNG.normal(size=(8, 7)).astype("float32")),
@@ -65,3 +102,4 @@ CASES = {
     decoder: (TOKENS, TOKENS),
     grouped: (RNG.normal(size=(8, 6, 16)).astype("float32"), RNG.normal(size=(8, 6, 16))),
 }
+CASES[mixture] = CASES[grouped]

@@ -90,3 +90,8 @@ def assert_fails_everywhere(program, world_size, *args, error, match, timeout=30
         run_ranks(attempt, world_size, timeout=timeout)
     except RankFailed as failed:  # without the chain of every rank's own
         raise AssertionError(str(failed)) from None
+
+
+def is_seed(path):
+    """Whether it is the path of the state of a seed generator, which no plan has a rule for."""
+    return path.endswith("seed_generator_state")

@@ -257,3 +257,45 @@ def test_no_collective_is_on_its_way_where_a_step_may_be_left():
     for before, after in run_ranks(program, 2):
         assert before[-3:] == ["check", "wait_tensor", "mul"]
         assert after[-3:] == ["wait_tensor", "check", "mul"]
+
+
+class Early(keras.layers.Layer):
+    """Makes its variable before it is built: the path has no name of a layer around it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = self.add_weight(shape=(4,), initializer="ones", name="scale")
+
+    def call(self, x):
+        return x * self.scale
+
+
+class Holder(Spy):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.early = Early(name="early")
+
+    def call(self, x):
+        return self.early(super().call(x))
+
+
+def test_a_gradient_that_keras_does_not_clear_adds_up_in_a_captured_step_too():
+    """Two variables have one path, and Keras tells torch of one of them."""
+
+    def build():
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, Holder()(keras.layers.Dense(4)(Holder()(inputs))))
+
+    def program(rank, is_eager):
+        begin(None if is_eager is None else (2, 1))
+        said = messages()
+        model = compiled(build, not is_eager and "auto", "sgd")
+        losses = [model.train_on_batch(X, Y)[0] for _ in range(5)]
+        assert len({v.path for v in model.variables}) < len(model.variables)
+        return np.array(losses), calls.clear(), said
+
+    (expected, _, _), *_ = run_ranks(program, 1, None)
+    for is_eager in (True, False):
+        for losses, _, said in run_ranks(program, 2, is_eager):
+            assert not said
+            np.testing.assert_allclose(losses, expected, rtol=1e-5)

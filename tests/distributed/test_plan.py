@@ -21,7 +21,7 @@ from shardcore.domain.mesh import Mesh
 from shardcore.ports.policy import PolicyEntry
 from shardcore.testing import run_ranks
 from tests.checks.tree import ROOT, python
-from tests.distributed.programs import assert_fails_everywhere
+from tests.distributed.programs import assert_fails_everywhere, is_seed
 from tests.plugins.packages import write_package
 
 MESH = Mesh((2, 4), ("data", "model"))
@@ -69,6 +69,39 @@ def test_a_function_is_called_without_a_trace(is_installed):
     assert len(first[4]) == 5
     for one, other in zip(first[4], second[4], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_layer_that_repeats_heads_is_planned_on_the_meta_device():
+    class Repeats(layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(2 * shape[-1],), name="scale")
+
+        def call(self, x):
+            return keras.ops.repeat(x, 2, axis=-1) * self.scale
+
+    def program():
+        x = keras.Input((8,))
+        return keras.Model(x, Repeats(name="repeats")(x))
+
+    made = in_a_process(lambda: plan(program).to_dict())
+    assert [each["shapes"] for each in made["rules"]] == [((16,),)]
+
+
+def test_no_rule_is_made_or_missed_for_the_state_of_a_seed_generator():
+    def program():
+        shardcore.install()
+        mesh = keras.distribution.DeviceMesh((1,), ("data",))
+        chosen = plan(build, mesh, "fully_sharded")
+        chosen.distribute()
+        model = build()
+        seeds = [v.path for v in model.variables if is_seed(v.path)]
+        found = shardcore.rules_report(model)
+        return seeds, list(chosen), found.unmatched_paths, found.unused_rules
+
+    seeds, keys, unmatched, unused = in_a_process(program)
+    assert len(seeds) == 1
+    assert not any(map(is_seed, keys))
+    assert (unmatched, unused) == ((), ())
 
 
 def test_nothing_is_allocated_and_the_distribution_stays():
@@ -235,7 +268,8 @@ def test_an_edited_plan_is_what_the_table_shows_and_what_is_stored():
         report = shardcore.verify(model)
         rows = {rule.rule: rule for rule in edited.report().rules}
         here = {each.path: each.bytes_here for each in report.variables}
-        assert sum(here[v.path] for v in model.variables) == edited.report().bytes_here
+        planned = [v.path for v in model.variables if not is_seed(v.path)]
+        assert sum(map(here.get, planned)) == edited.report().bytes_here
         assert edited.report().bytes_here == before - 4 * 4 + 16 * 4
         assert rows["sequential/dense_1/bias"].reason == "edited"
         assert rows[""].reason == "no rule matches: replicated"

@@ -3,19 +3,25 @@
 A few cases; `python -m tests.hub` tries the others.
 """
 
+import functools
+
 import keras
 import keras_hub
 import numpy as np
 import pytest
 
+import shardcore
 from shardcore.binding import keras_private
+from shardcore.binding.planning.make_plan import describe
 from shardcore.domain.capture import State
+from shardcore.domain.mesh import Mesh
 from shardcore.testing import run_ranks
 from tests.hub.activities import compare, distribute
 from tests.hub.models import CASES, prompt_for
 
 # Those of keras-hub and Grain, which are not ours.
 pytestmark = pytest.mark.filterwarnings("default")
+MESH = Mesh((1, 2), ("data", "model"))
 SAMPLERS = {
     "greedy": keras_hub.samplers.GreedySampler,
     "top k": lambda: keras_hub.samplers.TopKSampler(k=5, seed=1),
@@ -40,6 +46,25 @@ def test_a_model_has_the_numbers_and_the_tokens_of_one_device(name, layout, uses
     for use, outcome in found.items():
         assert outcome.is_close, f"{use}: {outcome}"
         assert not outcome.eager, f"{use}: {outcome}"
+
+
+def test_a_plan_splits_all_large_variables_and_no_less_than_the_own_layout_map_of_a_model():
+    wide = {"intermediate_dim": 64}  # with half of it, the hidden layers of Gemma are square
+
+    def bytes_of_rank(variable, layout):
+        return variable.bytes_here(layout.axes, MESH) if layout else variable.bytes
+
+    for name, case in CASES.items():
+        if not case.generates:
+            continue
+        build = functools.partial(case.build, **wide)
+        report = shardcore.plan(build, MESH, small=0).report()
+        assert report.bytes_here < report.bytes_full * 0.6, name
+        if hasattr(case.backbone, "get_layout_map"):
+            devices = keras.distribution.DeviceMesh(MESH.shape, MESH.axis_names, ["cpu:0", "cpu:1"])
+            own = case.backbone.get_layout_map(devices, "model", "data")
+            variables = describe(build()).all_variables()
+            assert report.bytes_here <= sum(bytes_of_rank(v, own[v.path]) for v in variables), name
 
 
 @pytest.mark.parametrize("stop", [None, (7, 9)])

@@ -1,29 +1,31 @@
 """Policy `tensor_parallel`: consecutive layers are split in pairs, with one reduction per pair.
 
-A variable outside pairs, attentions and embeddings is replicated: its split would save memory, but
-move activations. To split it, edit the plan.
+A variable outside pairs, attentions, experts, embeddings and heads is replicated: its split would
+save memory, but move activations. To split it, edit the plan.
 """
 
 import attrs
 
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.layers.linear import Linear, attention_choices, is_attention
-from shardcore.policies.layers.regions import Region, block_regions, graph_regions
+from shardcore.policies.layers.attention import attentions
+from shardcore.policies.layers.experts import experts_of
+from shardcore.policies.layers.linear import Linear
+from shardcore.policies.layers.regions import Region, block_regions, graph_heads, graph_regions
 from shardcore.policies.splits import SMALL, all_replicated, model_axis, saves, split
-from shardcore.ports.model import LayerFacts
+from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice
 
 Choices = dict[str, Choice]
 
 
 def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int = SMALL) -> Choices:
-    """Splits column and row pairs, attention heads and embeddings over the model axis.
+    """Splits pairs, attention heads, experts, embeddings and output layers over the model axis.
 
     Args:
         model: The model.
         mesh: The mesh.
         axis: The axis to split over, by default the last.
-        small: A pair, an attention or an embedding of fewer bytes than this is replicated.
+        small: A part of fewer bytes than this is replicated.
     """
     name = model_axis(mesh, axis)
     if mesh.axis_size(name) == 1:
@@ -32,6 +34,7 @@ def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int =
     chosen: Choices = {}
     for layer in model.layers():
         chosen = splitter.choices(layer) | chosen  # the choice of a parent has precedence
+    chosen |= splitter.heads(model, chosen)
     return {each.path: chosen[each.path] for each in model.all_variables()}
 
 
@@ -43,29 +46,68 @@ class _Splitter:
     axis: str
     small: int
 
+    @property
+    def parts(self) -> int:
+        """The number of parts."""
+        return self.mesh.axis_size(self.axis)
+
     def choices(self, layer: LayerFacts) -> Choices:
         is_norm = layer.kind.endswith("Normalization")
         why = "a norm sees all channels" if is_norm else f"{layer.kind} is not split"
         own = all_replicated(layer.variables, why)
-        if is_attention(layer):
-            size = sum(each.bytes for each in layer.all_variables())
-            if size < self.small:
-                return all_replicated(layer.all_variables(), self._is_small("the attention", size))
-            return own | attention_choices(layer, self.axis, self.mesh.axis_size(self.axis))
+        if found := list(attentions(layer)):
+            for each in found:
+                own |= (
+                    each.whole(self._is_small("the attention", each.bytes))
+                    if each.bytes < self.small
+                    else each.choices(self.axis, self.parts)
+                )
+            return own
+        if experts := experts_of(layer):
+            return self._experts(layer, experts)
         if layer.is_a("Embedding"):
             return own | self._embedding(layer)
         return own | self._pairs(layer)
 
+    def heads(self, model: LayerFacts, chosen: Choices) -> Choices:
+        """Returns the choices for the layers that give the outputs of `model`, and are no rows."""
+        found: Choices = {}
+        for linear in graph_heads(model):
+            if any(chosen[linear.path].spec):
+                continue
+            if linear.kernel.bytes < self.small:
+                size = linear.kernel.bytes
+                found |= _all_whole([(linear, self._is_small("the output layer", size))])
+            else:
+                found |= linear.columns(self.axis, "columns: a rank computes its own outputs")
+        return found
+
+    def _experts(self, layer: LayerFacts, experts: int) -> Choices:
+        size = sum(each.bytes for each in layer.variables)
+        if size < self.small:
+            return all_replicated(layer.variables, self._is_small("the bank", size))
+        if experts % self.parts:
+            why = f"{experts} experts do not divide by {self.parts}"
+            return all_replicated(layer.variables, why)
+        reason = "experts: a rank computes its own, the sum over all is reduced"
+        return {each.path: Choice(split(each, 0, self.axis), reason) for each in layer.variables}
+
     def _embedding(self, layer: LayerFacts) -> Choices:
-        table = layer.variable("embeddings")
+        """Returns the choices for the table, and for its untied reverse, which makes logits."""
+        name = layer.name
+        why = f"rows: a rank looks up its own {name!r} rows, the sum is the output"
+        chosen = self._table(layer.variable("embeddings"), 0, why)
+        why = "columns: a rank computes the logits of these rows"
+        return chosen | self._table(layer.variable("reverse_embeddings"), 1, why)
+
+    def _table(self, table: VariableFacts | None, dim: int, reason: str) -> Choices:
         if table is None or len(table.shape) != 2:
             return {}
-        spec = split(table, 0, self.axis)
+        spec = split(table, dim, self.axis)
         if table.bytes < self.small:
             return all_replicated([table], self._is_small("the table", table.bytes))
         if not saves(table, spec, self.mesh):
             return all_replicated([table], "it has one row")
-        reason = f"rows: a rank looks up its own {layer.name!r} rows, the sum is the output"
         return {table.path: Choice(spec, reason)}
 
     def _pairs(self, layer: LayerFacts) -> Choices:
@@ -85,9 +127,8 @@ class _Splitter:
     def _why_not(self, region: Region, taken: set[str]) -> str | None:
         if not taken.isdisjoint(each.path for each in region.members):
             return "a layer that it would pair with is in another pair"
-        parts = self.mesh.axis_size(self.axis)
-        if region.width % parts:
-            return f"width {region.width} does not divide by {parts}"
+        if region.width % self.parts:
+            return f"width {region.width} does not divide by {self.parts}"
         if region.bytes < self.small:
             return self._is_small("the pair", region.bytes)
         return None

@@ -30,8 +30,9 @@ class LayerFacts:
         name: Its name, which no sibling has.
         kinds: The names of its class and of the classes that it derives from, its own first.
         config: Facts of its configuration, if it has them: `activation` (a name), `axis`
-            (counted from the end), `data_format`, `groups`, `equation`.
-        variables: Its own variables. A shared variable is in the first layer only.
+            (counted from the end), `data_format`, `groups`, `equation`, `num_heads`.
+        variables: Its own variables, without the states of seed generators. A shared variable is in
+            the first layer only.
         children: The layers that it holds, in the order of definition, or the operations of a
             functional model, inputs first.
         feeds: Pairs of names: the first child's output is an input of the second. None if

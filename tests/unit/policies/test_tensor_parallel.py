@@ -300,7 +300,53 @@ def test_projections_without_heads_in_their_shapes_stay_whole():
     assert reasons(model)["att/query/kernel"] == "replicated: its kernels do not show its heads"
 
 
-# --- embeddings, norms, and the rest --------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("names", "widths"),
+    [
+        (("query_projector", "key_projector", "value_projector", "output_projector"), (16,) * 3),
+        (("query", "key", "value", "attention_output"), (16, 8, 8)),
+        (("attention_qkv", "attention_proj"), (48,)),
+    ],
+)
+def test_heads_that_the_layer_counts_are_split_in_flat_kernels(names, widths):
+    *inputs, output = names
+    children = [dense(f"att/{n}", 16, width) for n, width in zip(inputs, widths, strict=True)]
+    children += [dense(f"att/{output}", 16, 16), dense("att/other", 16, 16)]
+    att = LayerFacts("att", ("Attention",), {"num_heads": 8}, children=tuple(children))
+    assert specs(plan(block("block", att))) == {
+        **{f"att/{name}/kernel": (None, "model") for name in inputs},
+        **{f"att/{name}/bias": ("model",) for name in inputs},
+        f"att/{output}/kernel": ("model", None),
+    }
+    assert specs(plan(block("block", att), Mesh((1, 3), ("data", "model")))) == {}
+
+
+# --- experts --------------------------------------------------------------------------------------
+
+
+def bank(count, **more):
+    shapes = {"up": (count, 8, 32), "up_bias": (count, 32), "down": (count, 16, 8), **more}
+    return block("block", layer("bank", "Experts", shapes), dense("router", 8, count))
+
+
+def test_experts_are_split_between_the_ranks():
+    assert specs(plan(bank(4))) == {
+        "bank/up": ("model", None, None),
+        "bank/up_bias": ("model", None),
+        "bank/down": ("model", None, None),
+    }
+    assert reasons(bank(6))["bank/up"] == "replicated: 6 experts do not divide by 4"
+    assert reasons(bank(4), small=7000)["bank/up"] == (
+        "replicated: the bank has 6656 bytes, fewer than small=7000"
+    )
+
+
+@pytest.mark.parametrize("more", [{"scale": (8,)}, {"back": (4, 8, 32)}])
+def test_a_layer_of_other_shapes_is_no_bank_of_experts(more):
+    assert specs(plan(bank(4, **more))) == {}
+
+
+# --- embeddings, output layers, norms, and the rest -----------------------------------------------
 
 
 def table(rows, kind="Embedding"):
@@ -316,6 +362,40 @@ def test_an_embedding_is_split_by_rows(rows, small, spec):
     assert specs(chosen) == ({"emb/embeddings": spec} if spec else {})
     why = {1: "it has one row", 32: "the table has 2048 bytes, fewer than small=2049"}
     assert bool(spec) or chosen["emb/embeddings"].reason == f"replicated: {why[rows]}"
+
+
+def test_an_untied_head_is_split_by_columns():
+    shapes = {"embeddings": (32, 16), "reverse_embeddings": (16, 32)}
+    model = block("model", layer("emb", "Embedding", shapes))
+    assert specs(plan(model)) == {
+        "emb/embeddings": ("model", None),
+        "emb/reverse_embeddings": (None, "model"),
+    }
+
+
+def test_an_output_layer_that_makes_more_than_it_takes_is_split_by_columns():
+    model = chain(plain("x", "InputLayer"), norm("ln", 8), dense("head", 8, 30))
+    assert specs(plan(model)) == {"head/kernel": (None, "model"), "head/bias": ("model",)}
+    assert specs(plan(model, small=961)) == {}
+    pair = chain(plain("x", "InputLayer"), dense("up", 8, 16), dense("down", 16, 24))
+    assert specs(plan(pair))["down/kernel"] == ("model", None)
+    assert reasons(model, small=961)["head/kernel"] == (
+        "replicated: the output layer has 960 bytes, fewer than small=961"
+    )
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        [dense("head", 8, 8)],  # its input and its gradient are as large
+        [dense("head", 8, 32, "softmax")],
+        [dense("head", 8, 32), plain("soft", "Softmax")],
+    ],
+)
+def test_other_output_layers_stay_whole(last):
+    assert specs(plan(chain(plain("x", "InputLayer"), *last))) == {}
+    inner = attrs.evolve(chain(norm("ln", 8), dense("inner", 8, 32)), name="inner")
+    assert specs(plan(chain(plain("x", "InputLayer"), inner, plain("soft", "Softmax")))) == {}
 
 
 def test_the_rest_stays_whole_and_says_why():

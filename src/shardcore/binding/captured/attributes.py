@@ -68,8 +68,7 @@ class _Walk:
 
     called: CalledFunctions
     found: list[GuardedAttribute] = attrs.field(factory=list, init=False)
-    # The identities of objects, functions and code that were met.
-    visited: set[int] = attrs.field(factory=set, init=False)
+    visited: set[int] = attrs.field(factory=set, init=False)  # identities of all that was met
     # Variables of modules that were met, and modules with the function that names them.
     named: set[tuple[int, str]] = attrs.field(factory=set, init=False)
 
@@ -81,6 +80,8 @@ class _Walk:
         seed = keras_private.global_seed()
         for variable in [*variables_of(trainer), *([] if seed is None else [seed])]:
             self._variable(variable)
+        for name, read in keras_private.gradients_kept(trainer):
+            self._guard(Referent(read), "grad", name)
         modules = keras_private.modules_of(trainer)
         for name, module in modules:
             for holder in _tensor_dicts(module):

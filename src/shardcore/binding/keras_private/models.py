@@ -1,6 +1,7 @@
 """Models and optimizers: their layers, graphs and moments."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -35,6 +36,22 @@ def modules_of(trainer: Model) -> list[tuple[str, Any]]:
         for name, module in layer.named_modules():
             found.setdefault(id(module), (f"{layer.name}.{name}".rstrip("."), module))
     return list(found.values())
+
+
+def gradients_kept(trainer: Model) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yields the gradients that no step clears, so that the next one adds to them.
+
+    Of variables with one path, Keras gives torch the last as a parameter, and clears its gradient.
+    Each is a name for people, and a function that returns the gradient.
+    """
+    cleared = set(map(id, trainer.parameters()))
+    for each in trainer.trainable_variables:
+        if id(each._value) not in cleared:
+            yield f"the gradient of variable {each.path!r}", partial(_gradient, each)
+
+
+def _gradient(variable: Variable) -> Any:
+    return variable._value.grad
 
 
 def graph_tensors(trainer: Model) -> Iterator[tuple[str, dict[str, Any], list[torch.Tensor]]]:

@@ -48,7 +48,12 @@ def _facts(model: object) -> LayerFacts:
         )
     name = f"{getattr(model, '__name__', repr(model))}()"
     # The meta device has shapes, and no values.
-    with keras_private.without_distribution(), keras_private.unnoticed(), keras.device("meta"):
+    with (
+        keras_private.without_distribution(),
+        keras_private.unnoticed(),
+        keras_private.repeating_shapes(),
+        keras.device("meta"),
+    ):
         try:
             built = model()
         except (NotImplementedError, RuntimeError) as error:
@@ -80,11 +85,14 @@ def _described(model: object, what: str) -> LayerFacts:
 
 
 # Keys in the configuration of a layer.
-CONFIG = ("activation", "axis", "data_format", "groups", "equation")
+CONFIG = ("activation", "axis", "data_format", "groups", "equation", "num_heads")
 
 
 def describe(model: keras.Layer) -> LayerFacts:
-    """Returns the facts of a built model: every layer and variable once, at its first place."""
+    """Returns the facts of a built model: every layer and variable once, at its first place.
+
+    The states of seed generators are left out: they are two numbers, and equal on all ranks.
+    """
     seen: set[int] = set()
 
     def unseen(found: Iterable[Any]) -> list[Any]:
@@ -99,6 +107,7 @@ def describe(model: keras.Layer) -> LayerFacts:
         children += [each for each in unseen(keras_private.children_of(layer)) if each is not graph]
         below = tuple(map(facts_of, {id(each): each for each in children}.values()))
         variables = unseen(getattr(layer, "variables", ()))  # those of children are seen
+        variables = [each for each in variables if not keras_private.is_seed(each)]
         seen.update(map(id, variables))
         outputs = () if graph is None else graph.outputs
         return LayerFacts(

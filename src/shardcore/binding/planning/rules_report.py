@@ -9,6 +9,7 @@ from keras import Model, Variable
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session
+from shardcore.binding.keras_private import is_seed
 from shardcore.binding.layout_map import rules_of
 from shardcore.binding.planning.plan import Plan
 from shardcore.domain.layout import Layout
@@ -24,7 +25,8 @@ def rules_report(model: Model, session: Session) -> RulesReport | None:
     if layout_map is None:
         return None
     rules = rules_of(layout_map)
-    paths = [variable.path for variable in model.variables]
+    # The state of a seed generator is two numbers; a rule may name it, and none has to.
+    paths = [v.path for v in model.variables if not is_seed(v) or rules.match(v.path)]
     outputs = [path for path in session.output_paths if rules.match(path)]
     report = rules.report([*paths, *sorted(outputs)])
     stale = [variable for variable in model.variables if stale_rule(variable, session)]
@@ -98,7 +100,7 @@ def warn_of_rules(model: Model, session: Session) -> None:
             "Layout map: %d of %d variables match no rule and are replicated: %s%s. "
             "shardcore.rules_report(model) lists all.",
             len(unmatched),
-            len(model.variables),
+            len(unmatched) + len(report.matched),
             ", ".join(unmatched[:4]),
             ", ..." if len(unmatched) > 4 else "",
         )

@@ -1,7 +1,4 @@
-"""Layers that multiply by a kernel, and layers that compute each channel separately.
-
-In an attention, query, key and value are split by heads, the output by the same heads.
-"""
+"""Layers that multiply by a kernel, and layers that compute each channel separately."""
 
 import attrs
 
@@ -11,9 +8,9 @@ from shardcore.ports.policy import Choice
 
 # Elementwise activations, by name in small letters. Any other, such as softmax, needs all channels.
 _ELEMENTWISE = """
-linear relu relu6 leaky_relu leakyrelu elu selu celu gelu silu swish sigmoid hard_sigmoid
-log_sigmoid hard_silu hard_swish tanh hard_tanh tanh_shrink softplus softsign soft_shrink
-hard_shrink exponential mish squareplus sparse_plus sparse_sigmoid threshold
+linear relu relu6 leaky_relu leakyrelu elu selu celu gelu gelu_approximate silu swish sigmoid
+hard_sigmoid log_sigmoid hard_silu hard_swish tanh hard_tanh tanh_shrink softplus softsign
+soft_shrink hard_shrink exponential mish squareplus sparse_plus sparse_sigmoid threshold
 """
 ELEMENTWISE = frozenset(_ELEMENTWISE.split())
 
@@ -91,11 +88,11 @@ def as_linear(layer: LayerFacts) -> Linear | None:
     if layer.is_a("BaseConv") and layer.config.get("groups", 1) == 1 and _is_channels_last(layer):
         return Linear(layer, kernel, ndim - 2, ndim - 1)
     if layer.is_a("EinsumDense") and ndim == 2:  # a Dense of other letters
-        return _as_einsum(layer, summed=1, new=1)
+        return as_einsum(layer, summed=1, new=1)
     return None
 
 
-def _as_einsum(layer: LayerFacts, summed: int, new: int) -> Linear | None:
+def as_einsum(layer: LayerFacts, summed: int, new: int) -> Linear | None:
     """Returns the layer, if its kernel has these numbers of contracted and of new dims."""
     kernel, dims = layer.variable("kernel"), einsum_dims(layer)
     if kernel is None or dims is None or tuple(map(len, dims)) != (summed, new):
@@ -140,40 +137,3 @@ def _is_channels_last(layer: LayerFacts) -> bool:
 
 def _is_elementwise(layer: LayerFacts) -> bool:
     return str(layer.config.get("activation", "linear")).lower() in ELEMENTWISE
-
-
-INPUTS = ("query", "key", "value")
-OUTPUT = "attention_output"
-
-
-def is_attention(layer: LayerFacts) -> bool:
-    """Returns whether `layer` has projections with the names of Keras and KerasHub."""
-    return all(layer.child(name) is not None for name in (*INPUTS, OUTPUT))
-
-
-def attention_choices(layer: LayerFacts, axis: str, parts: int) -> dict[str, Choice]:
-    """Returns the split by heads. If the axis does not divide the heads, they are replicated.
-
-    Key and value heads that do not divide (grouped queries) are replicated alone: every rank
-    computes all of them, and its query heads.
-    """
-    inputs = {
-        child.name: _as_einsum(child, summed=1, new=2)
-        for child in layer.children
-        if child.is_a("EinsumDense") and child.name != OUTPUT
-    }
-    last, query = layer.child(OUTPUT), inputs.get("query")
-    output = None if last is None else _as_einsum(last, summed=2, new=1)
-    if output is None or query is None or query.width_out != output.width_in:
-        return all_replicated(layer.all_variables(), "its kernels do not show its heads")
-    heads = query.width_out
-    if heads % parts:
-        return all_replicated(layer.all_variables(), f"{heads} heads do not divide by {parts}")
-    found = output.rows(axis, f"rows: sums up {heads} heads over {axis!r}")
-    for name, projection in inputs.items():
-        if projection is not None and projection.width_out % parts:
-            why = f"{projection.width_out} {name} heads do not divide by {parts}"
-            found |= all_replicated(projection.layer.variables, why)
-        elif projection is not None:
-            found |= projection.columns(axis, f"columns: {projection.width_out} {name} heads")
-    return found

@@ -143,6 +143,18 @@ def graph_regions(model: LayerFacts) -> Found:
     return list(regions.values()), alone
 
 
+def graph_heads(model: LayerFacts) -> tuple[Linear, ...]:
+    """Returns the linear layers that give outputs of a model with a graph, and make them wider.
+
+    A narrow output, such as a regression's, is cheap: its split would move a gradient for nothing.
+    """
+    if model.feeds is None:
+        return ()
+    graph = Graph.of(model)
+    last = _linears(graph.nodes[name] for name in model.outputs if not graph.users[name])
+    return tuple(each for each in last if each.is_elementwise and each.width_out > each.width_in)
+
+
 def block_regions(block: LayerFacts) -> Found:
     """Returns the regions of a block without a graph, and the other linear layers with a reason.
 

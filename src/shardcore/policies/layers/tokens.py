@@ -9,14 +9,9 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from shardcore.policies.layers.linear import (
-    CHANNELWISE,
-    OUTPUT,
-    as_linear,
-    is_attention,
-    is_channelwise,
-)
-from shardcore.policies.layers.regions import Graph
+from shardcore.policies.layers.attention import attentions
+from shardcore.policies.layers.linear import CHANNELWISE, as_linear, is_channelwise
+from shardcore.policies.layers.regions import Graph, graph_heads
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
@@ -47,8 +42,8 @@ class Roles:
 
     def of(self, layer: LayerFacts) -> Role:
         """Returns the role of `layer`."""
-        if is_attention(layer):
-            return "region" if self._splits(layer.child(OUTPUT), 0) else "other"
+        if output := _attention_output(layer):
+            return "region" if self._splits(output, 0) else "other"
         linear = as_linear(layer)
         if linear is not None:
             if self._splits(layer, linear.out_dim):
@@ -66,8 +61,8 @@ class Roles:
 
     def ends(self, layer: LayerFacts) -> Iterator[LayerFacts]:
         """Yields the layers in it, or itself, whose outputs are its parts."""
-        if is_attention(layer):
-            yield from (each for each in layer.children if each.name == OUTPUT)
+        if output := _attention_output(layer):
+            yield output
         elif self.of(layer) in ("rows", "tokens") and not layer.children:
             yield layer
         else:
@@ -83,8 +78,8 @@ class Roles:
             elif self.of(child) == "block":
                 yield from self.entries(child)
 
-    def _splits(self, layer: LayerFacts | None, dim: int) -> bool:
-        kernel = None if layer is None else layer.variable("kernel")
+    def _splits(self, layer: LayerFacts, dim: int) -> bool:
+        kernel = layer.variable("kernel")
         return kernel is not None and self.chosen[kernel.path].spec[dim] == self.axis
 
     def _of_parts(self, layer: LayerFacts) -> Role:
@@ -107,6 +102,12 @@ class Roles:
         return "block" if is_known and is_even else "other"
 
 
+def _attention_output(layer: LayerFacts) -> LayerFacts | None:
+    """Returns the last layer in an attention, None if `layer` is none, or does more than that."""
+    found = list(attentions(layer))
+    return found[0].output if len(found) == 1 and not found[0].is_fused else None
+
+
 def _is_over_channels(norm: LayerFacts) -> bool:
     """Returns whether `norm` normalizes each token separately: over the last dim only."""
     axis = norm.config.get("axis", -1)
@@ -124,8 +125,13 @@ class Flow:
 
     @classmethod
     def of(cls, model: LayerFacts, roles: Roles) -> "Flow":
-        """Returns the flow through `model`, which has a graph."""
-        return cls(Graph.of(model), {each.name: roles.of(each) for each in model.children})
+        """Returns the flow through `model`, which has a graph.
+
+        A layer that gives the model's output needs the full sequence once.
+        """
+        found = {each.name: roles.of(each) for each in model.children}
+        heads: dict[str, Role] = {each.layer.name: "other" for each in graph_heads(model)}
+        return cls(Graph.of(model), found | heads)
 
     def split(self) -> list[str]:
         """Returns the layers whose outputs are computed in parts of the sequence.

@@ -1,0 +1,107 @@
+"""Attentions: the projections into heads are split by heads, the output by the same heads."""
+
+from collections.abc import Iterator
+
+import attrs
+
+from shardcore.policies.layers.linear import Linear, as_einsum, as_linear
+from shardcore.policies.splits import all_replicated
+from shardcore.ports.model import LayerFacts
+from shardcore.ports.policy import Choice
+
+# The names of the projections into heads, and of the one out of them: those of Keras and of most
+# models of KerasHub, of its T5, and of its MMDiT, which has one kernel for query, key and value.
+_NAMES = (
+    (("query", "key", "value"), "attention_output"),
+    (("query_projector", "key_projector", "value_projector"), "output_projector"),
+    (("attention_qkv",), "attention_proj"),
+    (("attention_qkv2",), "attention_proj2"),
+)
+
+
+@attrs.frozen
+class Attention:
+    """The projections of an attention."""
+
+    inputs: tuple[LayerFacts, ...]
+    output: LayerFacts
+    heads: int | None  # the number that the layer knows, for kernels whose shapes do not show it
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether one kernel makes query, key and value."""
+        return len(self.inputs) == 1
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of its variables."""
+        return sum(each.bytes for layer in self._layers for each in layer.all_variables())
+
+    def whole(self, why: str) -> dict[str, Choice]:
+        """Returns the choices that split nothing."""
+        variables = (each for layer in self._layers for each in layer.all_variables())
+        return all_replicated(variables, why)
+
+    def choices(self, axis: str, parts: int) -> dict[str, Choice]:
+        """Returns the split by heads. If the axis does not divide the heads, they are replicated.
+
+        Key and value heads that do not divide (grouped queries) are replicated alone: every rank
+        computes all of them, and its query heads.
+        """
+        output, heads = self._out_of_heads()
+        query = self._into_heads(self.inputs[0], output, heads)
+        if output is None or query is None or query[1] != heads * (3 if self.is_fused else 1):
+            return self.whole("its kernels do not show its heads")
+        if heads % parts:
+            return self.whole(f"{heads} heads do not divide by {parts}")
+        found = output.rows(axis, f"rows: sums up {heads} heads over {axis!r}")
+        for layer in self.inputs:
+            found |= self._of_input(layer, self._into_heads(layer, output, heads), axis, parts)
+        return found
+
+    @property
+    def _layers(self) -> tuple[LayerFacts, ...]:
+        return (*self.inputs, self.output)
+
+    def _of_input(
+        self, layer: LayerFacts, found: tuple[Linear, int] | None, axis: str, parts: int
+    ) -> dict[str, Choice]:
+        if found is None:
+            return all_replicated(layer.all_variables(), "its kernel does not show its heads")
+        linear, heads = found
+        if heads % parts:
+            why = f"{heads} {layer.name} heads do not divide by {parts}"
+            return all_replicated(layer.variables, why)
+        if self.is_fused:
+            return linear.columns(axis, "columns: query, key and value, exchanged into heads")
+        return linear.columns(axis, f"columns: {heads} {layer.name} heads")
+
+    def _out_of_heads(self) -> tuple[Linear | None, int]:
+        """Returns the projection out of the heads, and how many it sums up."""
+        if output := as_einsum(self.output, summed=2, new=1):
+            return output, output.width_in
+        output = as_linear(self.output)
+        if output is None or not self.heads or output.width_in % self.heads:
+            return None, 0
+        return output, self.heads
+
+    def _into_heads(
+        self, layer: LayerFacts, output: Linear | None, heads: int
+    ) -> tuple[Linear, int] | None:
+        """Returns a projection into heads of the size of those of `output`, and their number."""
+        if linear := as_einsum(layer, summed=1, new=2):
+            return linear, linear.width_out
+        linear = as_linear(layer)
+        if linear is None or output is None:
+            return None
+        count, rest = divmod(linear.width_out * heads, output.width_in)
+        return None if rest else (linear, count)
+
+
+def attentions(layer: LayerFacts) -> Iterator[Attention]:
+    """Yields the attentions whose projections `layer` has."""
+    for names, last in _NAMES:
+        inputs = tuple(each for name in names if (each := layer.child(name)))
+        output = layer.child(last)
+        if len(inputs) == len(names) and output is not None:
+            yield Attention(inputs, output, layer.config.get("num_heads"))
