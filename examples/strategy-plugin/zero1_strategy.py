@@ -22,11 +22,14 @@ class Zero1(ShardedStrategy[Tensor]):
         """Returns the distribution's layout, shards an optimizer's variable further."""
         layout = variable.layout
         full = [dim for dim in range(layout.ndim) if not layout.dim_axes(dim)]
-        taken = any(variable.batch_axis in layout.dim_axes(dim) for dim in range(layout.ndim))
+        axis = variable.batch_axes[-1]
+        taken = any(axis in layout.dim_axes(dim) for dim in range(layout.ndim))
         if not variable.of_optimizer or taken or not full:
             return layout
         split = max(full, key=lambda dim: variable.shape[dim])
-        spec = [variable.batch_axis if d == split else layout.spec[d] for d in range(layout.ndim)]
+        spec = [
+            variable.batch_axes[-1] if d == split else layout.spec[d] for d in range(layout.ndim)
+        ]
         return Layout(layout.mesh, tuple(spec))
 
 

@@ -174,10 +174,11 @@ def plan(
             later need the same paths, so name its layers.
         mesh: The `keras.distribution.DeviceMesh`; or a `shardcore.domain.mesh.Mesh`, to see
             a plan on a machine without these devices.
-        policy: "data_parallel", "fully_sharded", "tensor_parallel", "sequence_parallel", or the
-            name of a plug-in's.
+        policy: "data_parallel", "fully_sharded", "hybrid_sharded", "tensor_parallel",
+            "sequence_parallel", or the name of a plug-in's.
         **options: Options of the policy: `axis`, the mesh axis to shard over; `small`, the bytes
-            below which a variable is replicated. "data_parallel" takes `axis` only.
+            below which a variable is replicated. "data_parallel" takes `axis` only,
+            "hybrid_sharded" takes `shard`, the axis of shards, in place of `axis`.
             "sequence_parallel" also takes `batch`, the axis of the batch.
 
     Returns:

@@ -6,7 +6,13 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from shardcore.domain.cost import Link
-from shardcore.policies import data_parallel, fully_sharded, sequence_parallel, tensor_parallel
+from shardcore.policies import (
+    data_parallel,
+    fully_sharded,
+    hybrid_sharded,
+    sequence_parallel,
+    tensor_parallel,
+)
 from shardcore.ports.hookspecs import hookimpl
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import Strategy, StrategyEntry
@@ -111,7 +117,7 @@ def shardcore_strategies() -> Iterable[StrategyEntry]:
 
 @hookimpl
 def shardcore_policies() -> Iterable[PolicyEntry]:
-    """Offers `data_parallel`, `fully_sharded`, `tensor_parallel` and `sequence_parallel`."""
+    """Offers the policies of the package `policies`."""
     return [
         PolicyEntry(
             "data_parallel",
@@ -122,6 +128,12 @@ def shardcore_policies() -> Iterable[PolicyEntry]:
             "fully_sharded",
             "Shards variables over the batch axis where that pays.",
             fully_sharded.plan,
+        ),
+        PolicyEntry(
+            "hybrid_sharded",
+            "Shards variables inside each group of ranks, such as a host.",
+            hybrid_sharded.plan,
+            batch_ndim=2,
         ),
         PolicyEntry(
             "tensor_parallel",

@@ -88,6 +88,7 @@ class Binding:
                 f"{module}.distribution_lib": lambda _: SimpleNamespace(distribution=lambda: None)
                 for module in ("data_adapters", *table.ADAPTERS)
             },
+            "ModelParallel.num_model_replicas": lambda _: property(layout_map.model_replicas),
             "trainer.distribution": lambda _: lambda: None,
             "DTensor": lambda _: SimpleNamespace,  # of which no tensor is an instance
             "Variable._initialize_distributed": lambda _: lambda variable, value: None,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from keras.distribution import LayoutMap, TensorLayout
+from keras.distribution import LayoutMap, ModelParallel, TensorLayout
 
 from shardcore.binding import keras_private
 from shardcore.binding.types import Original
@@ -11,6 +11,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.key import PathKey
 from shardcore.domain.paths.rules import PathRules
+from shardcore.domain.spec import entry_axes
 from shardcore.ports.types import LayoutLike
 
 
@@ -23,6 +24,12 @@ def rules_of(layout_map: LayoutMap) -> PathRules[Any]:
         cached = PathRules(entries)
         layout_map._shardcore_rules = cached
     return cached
+
+
+def model_replicas(distribution: ModelParallel) -> int:
+    """Replaces `ModelParallel.num_model_replicas`: `batch_dim_name` may be several axes."""
+    mesh = distribution.device_mesh
+    return Mesh(mesh.shape, mesh.axis_names).size_along(entry_axes(distribution.batch_dim_name))
 
 
 def lookup(_original: Original, layout_map: LayoutMap, key: str) -> Any:

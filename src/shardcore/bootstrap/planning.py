@@ -7,15 +7,13 @@ from typing import Any, get_args, get_type_hints
 from shardcore.bootstrap import plugins
 from shardcore.domain.errors import PolicyError, ShardcoreError
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.rules import Rule, complete, rules
+from shardcore.policies.rules import Planned, complete, rules
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice, PolicyEntry
 
 
-def plan(
-    policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, Any]
-) -> tuple[Rule, ...]:
-    """Returns the rules that the policy gives.
+def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, Any]) -> Planned:
+    """Returns the rules that the policy gives, and the axes of the batch.
 
     Raises:
         PolicyError: If there is no such policy, it does not take the options, or what it gives
@@ -32,7 +30,7 @@ def plan(
         if entry.package == "shardcore":
             raise
         raise PolicyError(f"Policy {policy!r} of package {entry.package!r}: {error}") from error
-    return rules(choices)
+    return Planned(rules(choices), mesh.axis_names[: entry.batch_ndim])
 
 
 def _check_types(entry: PolicyEntry, options: Mapping[str, Any]) -> None:

@@ -69,7 +69,8 @@ examples:
                                                real ranks; rank 0 prints
 """
 
-AXES = ("data", "model")
+# The default names of the axes, by their number.
+AXES = {1: ("data",), 2: ("data", "model"), 3: ("replica", "shard", "model")}
 DEFAULT_POLICY = "tensor_parallel"
 DEFAULT_BATCH = "batch"
 
@@ -139,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
     ranks.add_argument("--ranks", type=int, metavar="N", help="how many ranks to simulate")
     for each, ways, needed in ((plan, plan, True), (explain, ranks, False)):
         ways.add_argument("--mesh", required=needed, metavar="2x4", help="how many ranks, by axes")
-        each.add_argument("--axes", metavar="NAMES", help=f"the axes' names ({','.join(AXES)})")
+        each.add_argument("--axes", metavar="NAMES", help=f"the axes' names ({','.join(AXES[2])})")
         each.add_argument(
             "--policy",
             help=f"{', '.join(policies)} (default: {DEFAULT_POLICY})",
@@ -204,11 +205,14 @@ def parse_mesh(shape: str, names: str | None) -> Mesh:
     Example:
         >>> str(parse_mesh("2x4", None)), str(parse_mesh("8", "batch"))
         ('(data=2, model=4)', '(batch=8)')
+        >>> str(parse_mesh("2x4x2", None))
+        '(replica=2, shard=4, model=2)'
     """
     sizes = shape.split("x")
     if not all(size.isdecimal() for size in sizes):
         raise UsageError(f"--mesh {shape!r} is no mesh: give ranks by axes, such as 8 or 2x4")
-    return Mesh(map(int, sizes), AXES[: len(sizes)] if names is None else names.split(","))
+    axes = AXES.get(len(sizes), ()) if names is None else names.split(",")
+    return Mesh(map(int, sizes), axes)
 
 
 def parse_option(text: str) -> tuple[str, Any]:

@@ -110,6 +110,27 @@ class Mesh:
             raise MeshError(f"Mesh {self} has ranks 0 to {self.size - 1}, got {rank}.")
         return self._coordinates[rank]
 
+    def size_along(self, axes: Iterable[str]) -> int:
+        """Returns the number of ranks along `axes` together.
+
+        Example:
+            >>> Mesh((2, 3, 4), ("replica", "shard", "model")).size_along(("replica", "shard"))
+            6
+        """
+        return math.prod(map(self.axis_size, axes))
+
+    def place_along(self, axes: Iterable[str], rank: int) -> int:
+        """Returns the place of `rank` among the ranks along `axes`, the first of them the major.
+
+        Example:
+            >>> Mesh((2, 3), ("replica", "shard")).place_along(("replica", "shard"), 4)
+            4
+        """
+        place, coordinate = 0, self.coordinate(rank)
+        for axis in axes:
+            place = place * self.axis_size(axis) + coordinate[self.axis_index(axis)]
+        return place
+
     def axis_group(self, axis: str, rank: int) -> tuple[int, ...]:
         """Returns the ranks that differ from `rank` only along `axis`, and itself, in order."""
         step = math.prod(self.shape[self.axis_index(axis) + 1 :])

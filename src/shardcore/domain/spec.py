@@ -36,6 +36,17 @@ def entry_axes(entry: DimSpec) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else entry
 
 
+def named_axes(axes: Iterable[str]) -> str:
+    """Returns the names of axes for a message.
+
+    Example:
+        >>> named_axes(("data",)), named_axes(("replica", "shard"))
+        ("axis 'data'", "axes 'replica', 'shard'")
+    """
+    names = list(map(repr, axes))
+    return f"axis {names[0]}" if len(names) == 1 else f"axes {', '.join(names)}"
+
+
 def check_spec(
     spec: Sequence[DimSpec],
     blocks: Sequence[Blocks],

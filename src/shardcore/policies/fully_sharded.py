@@ -4,9 +4,9 @@ A variable is all-gathered for each use, and its gradient is reduce-scattered.
 """
 
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.splits import SMALL, batch_axis, replicated, saves, split
+from shardcore.policies.splits import SMALL, batch_axis, replicated
 from shardcore.ports.model import LayerFacts, VariableFacts
-from shardcore.ports.policy import Choice
+from shardcore.ports.policy import Choice, Spec
 
 
 def plan(
@@ -21,33 +21,48 @@ def plan(
         small: A variable is split if that saves every rank this many bytes.
     """
     name = batch_axis(mesh, axis)
-    return {each.path: _choice(each, mesh, name, small) for each in model.all_variables()}
+    return {
+        each.path: split_further(each, replicated(each), mesh, name, small)
+        for each in model.all_variables()
+    }
 
 
-def _choice(variable: VariableFacts, mesh: Mesh, axis: str, small: int) -> Choice:
-    dim = _best_dim(variable.shape, mesh.axis_size(axis))
-    if mesh.axis_size(axis) == 1:
-        return Choice(replicated(variable), f"replicated: axis {axis!r} has one rank")
-    if dim is None:
-        return Choice(replicated(variable), f"replicated: no dim to split over {axis!r}")
-    spec = split(variable, dim, axis)
-    spared = saves(variable, spec, mesh)
-    if spared < max(small, 1):
-        return Choice(replicated(variable), f"replicated: a split would spare {spared} bytes only")
+def split_further(variable: VariableFacts, spec: Spec, mesh: Mesh, axis: str, small: int) -> Choice:
+    """Returns `spec` with one more dim of the variable split over `axis`, if that pays."""
+
+    def unchanged(why: str) -> Choice:
+        return Choice(
+            spec, f"not split over {axis!r}: {why}" if any(spec) else f"replicated: {why}"
+        )
+
     parts = mesh.axis_size(axis)
+    dim = _best_dim(variable.shape, spec, parts)
+    if parts == 1:
+        return unchanged(f"axis {axis!r} has one rank")
+    if dim is None:
+        return unchanged(f"no dim to split over {axis!r}")
+    further = (*spec[:dim], axis, *spec[dim + 1 :])
+    spared = variable.bytes_here(spec, mesh) - variable.bytes_here(further, mesh)
+    if spared < max(small, 1):
+        return unchanged(f"a split would spare {spared} bytes only")
     even = variable.shape[dim] % parts == 0
-    return Choice(spec, f"dim {dim} split" if even else f"dim {dim} split, unevenly")
+    return Choice(further, f"dim {dim} split" if even else f"dim {dim} split, unevenly")
 
 
-def _best_dim(shape: tuple[int, ...], parts: int) -> int | None:
+def _best_dim(shape: tuple[int, ...], spec: Spec, parts: int) -> int | None:
     """Returns the largest dim that `parts` divides, else the largest; of equal ones the first.
 
-    A dim that is shorter than `parts` is not split: some ranks would have no element.
+    A dim that is shorter than `parts` is not split: some ranks would have no element. Nor is a dim
+    that `spec` splits.
 
     Example:
-        >>> _best_dim((30, 8), 4), _best_dim((30, 9), 4), _best_dim((3, 3), 4)
+        >>> whole = (None, None)
+        >>> _best_dim((30, 8), whole, 4), _best_dim((30, 9), whole, 4), _best_dim((3, 3), whole, 4)
         (1, 0, None)
+        >>> _best_dim((30, 8), (None, "model"), 4)
+        0
     """
-    dims = [dim for dim, size in enumerate(shape) if size >= parts > 1]
+    free = zip(shape, spec, strict=True)
+    dims = [dim for dim, (size, axes) in enumerate(free) if size >= parts > 1 and not axes]
     even = [dim for dim in dims if shape[dim] % parts == 0]
     return max(even or dims, key=lambda dim: shape[dim], default=None)

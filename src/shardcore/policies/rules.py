@@ -30,6 +30,14 @@ class Rule:
     reason: str  # why
 
 
+@attrs.frozen
+class Planned:
+    """The choices of a policy for a model and a mesh."""
+
+    rules: tuple[Rule, ...]
+    batch_axes: tuple[str, ...]  # the axes that split the batch, the major first
+
+
 def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> dict[str, Choice]:
     """Returns the choices, checked, with one for each variable that a policy has left out.
 

@@ -39,6 +39,7 @@ class PolicyEntry:
             in, a `Choice` for each variable's path out, and for the path of each layer's output
             whose layout it changes. Variables that it leaves out are replicated. Its parameters
             after the first two are its options.
+        batch_ndim: The number of mesh axes, from the first, that split the batch.
         package: The package that offers it, for messages; shardcore sets it.
 
     Example:
@@ -50,4 +51,5 @@ class PolicyEntry:
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9_-]*"))
     summary: str
     plan: Policy
+    batch_ndim: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     package: str = ""

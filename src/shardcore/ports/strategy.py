@@ -18,14 +18,14 @@ class NewVariable:
         path: Its path in the model or the optimizer: "decoder/dense/kernel".
         shape: Its global shape.
         layout: The layout that the distribution gives it.
-        batch_axis: The mesh axis that shards the batch.
+        batch_axes: The mesh axes that shard the batch, the major first.
         of_optimizer: Whether it belongs to an optimizer: a momentum, a step counter.
     """
 
     path: str
     shape: tuple[int, ...]
     layout: Layout
-    batch_axis: str
+    batch_axes: tuple[str, ...]
     of_optimizer: bool
 
 

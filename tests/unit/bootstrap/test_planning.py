@@ -31,7 +31,7 @@ COLUMNS = 'Choice((None, axis), "columns")'
 
 
 def run(policy, **options):
-    return [(rule.key, rule.spec) for rule in planning.plan(policy, MODEL, MESH, options)]
+    return [(rule.key, rule.spec) for rule in planning.plan(policy, MODEL, MESH, options).rules]
 
 
 def test_shardcore_offers_its_own_by_the_same_hook():
@@ -51,7 +51,8 @@ def test_a_policy_that_is_not_there():
     with pytest.raises(PolicyError) as error:
         run("tensor_paralel")
     assert str(error.value).startswith(
-        "No policy 'tensor_paralel': there are 'data_parallel', 'fully_sharded', 'tensor_parallel'"
+        "No policy 'tensor_paralel': there are 'data_parallel', 'fully_sharded', 'hybrid_sharded', "
+        "'tensor_parallel'"
     )
 
 

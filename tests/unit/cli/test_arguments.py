@@ -202,7 +202,7 @@ def test_a_mesh(shape, names, expected):
     [
         (["--mesh", "2by4"], 2, "--mesh '2by4' is no mesh: give ranks by axes, such as 8 or 2x4"),
         (["--mesh", "0x4"], 1, "has size 0"),
-        (["--mesh", "2x2x2"], 1, "has 3 axes but axis_names ('data', 'model') has 2"),
+        (["--mesh", "2x2x2x2"], 1, "has 4 axes but axis_names () has 0"),
         (["--mesh", "2", "--option", "small"], 2, "'small' is none: give NAME=VALUE"),
         ([], 2, "--mesh"),
     ],

@@ -85,7 +85,7 @@ PENDING = Layout(MESH, (None, None), {"model": "sum"})
             "the gradient of a/kernel, summed over axis 'model': each rank keeps its shard",
         ),
         (
-            facts(variable="a/kernel", axes=("data",), batch_axis="data", operator="aten.mm"),
+            facts(variable="a/kernel", axes=("data",), batch_axes=("data",), operator="aten.mm"),
             "a/kernel: sharded over the batch axis 'data', all-gathered for aten.mm",
         ),
         (facts(variable="a/bias"), "a/bias: sharded over axis 'model', all-gathered"),
@@ -205,7 +205,7 @@ def test_the_advice_is_to_replicate_all_small_gathered_variables():
     [
         facts("all_reduce", source=PENDING, target=WHOLE),  # what a split kernel costs
         facts(**COLUMNS, phase="backward"),
-        facts(**{**COLUMNS, "axes": ("data",)}, batch_axis="data"),
+        facts(**{**COLUMNS, "axes": ("data",)}, batch_axes=("data",)),
         facts(**COLUMNS, reduced=("up/kernel",)),
         facts(**TOKENS, rule="norm/output"),  # once, for several products
     ],

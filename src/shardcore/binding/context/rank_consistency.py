@@ -12,6 +12,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session, stored_layout
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.domain.errors import RankMismatchError, StrategyError
+from shardcore.domain.spec import named_axes
 
 Facts = dict[str, str]
 # Elements, 8 MiB of them in `float64`.
@@ -101,18 +102,18 @@ def meet_changed(step: str, where: str, session: Session) -> None:
 
 
 def _compare_rows(facts: Facts, session: Session) -> None:
-    """Raises if processes at the same place of the batch axis have different rows."""
-    axis = session.mesh.axis_index(session.batch_axis)
-    place = session.mesh.coordinate(session.world.position)[axis]
+    """Raises if processes at the same place of the batch axes have different rows."""
+    axes = named_axes(session.batch_axes)
+    place = session.mesh.place_along(session.batch_axes, session.world.position)
     first: dict[int, tuple[int, Facts]] = {}
     for process, (at, rows) in enumerate(session.processes.gather((place, facts))):
         other, expected = first.setdefault(at, (process, rows))
         for name in dict.fromkeys([*expected, *rows]):
             if rows.get(name) != expected.get(name):
                 raise RankMismatchError(
-                    f"Ranks {other} and {process} are at the same place {at} of axis "
-                    f"{session.batch_axis!r}, so they compute on the same rows, but disagree on "
-                    f"{name}: rank {other} has {expected.get(name, 'nothing')}, rank {process} has "
+                    f"Ranks {other} and {process} are at the same place {at} of {axes}, so they "
+                    f"compute on the same rows, but disagree on {name}: rank {other} has "
+                    f"{expected.get(name, 'nothing')}, rank {process} has "
                     f"{rows.get(name, 'nothing')}. With auto_shard_dataset=False, give the rows of "
                     "shard distribution.data_shard_id."
                 )

@@ -20,6 +20,7 @@ from shardcore.domain.errors import MeshError, StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import Match
+from shardcore.domain.spec import entry_axes
 from shardcore.ports import contract
 from shardcore.ports.strategy import StrategyEntry
 from shardcore.ports.world import Processes, World
@@ -68,13 +69,18 @@ class Session:
         return self.world.mesh
 
     @property
-    def batch_axis(self) -> str:
-        """The axis that splits the batch."""
-        return str(self.distribution.batch_dim_name)
+    def batch_axes(self) -> tuple[str, ...]:
+        """The axes that split the batch, the major first."""
+        return entry_axes(self.distribution.batch_dim_name)
+
+    @property
+    def batch_shards(self) -> int:
+        """The number of parts of a batch."""
+        return self.mesh.size_along(self.batch_axes)
 
     def batch_layout(self, ndim: int) -> Layout:
-        """Returns the layout of a batch with `ndim` dims: rows split over the batch axis."""
-        return Layout(self.mesh, (self.batch_axis, *(None,) * (ndim - 1)))
+        """Returns the layout of a batch with `ndim` dims: rows split over the batch axes."""
+        return Layout(self.mesh, (self.batch_axes, *(None,) * (ndim - 1)))
 
     def keras_layout(self, layout: Layout) -> Any:
         """Returns `layout` as a Keras `TensorLayout` on the distribution's mesh."""

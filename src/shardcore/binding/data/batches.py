@@ -19,6 +19,7 @@ from shardcore.binding.context.session import Session
 from shardcore.binding.types import Original
 from shardcore.domain.errors import LayoutError, RankMismatchError
 from shardcore.domain.layout import Layout
+from shardcore.domain.spec import named_axes
 
 logger = logging.getLogger("shardcore.batches")
 
@@ -71,11 +72,11 @@ def _take_rows(batch: object, session: Session) -> Any:
 
 
 def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:
-    """Returns the layout of rows: split over the batch axis, replicated if there are too few.
+    """Returns the layout of rows: split over the batch axes, replicated if there are too few.
 
     A rank without a row cannot run every operator, and a few rows cost little.
     """
-    if shape[0] < session.mesh.axis_size(session.batch_axis):
+    if shape[0] < session.batch_shards:
         return Layout.replicated(session.mesh, len(shape))
     return session.batch_layout(len(shape))
 
@@ -147,19 +148,19 @@ def _check_alike(given: tuple[_Rows, ...]) -> None:
 
 
 def _row_counts(given: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
-    """Returns the number of rows of each coordinate of the batch axis; its processes must agree."""
-    axis = session.mesh.axis_index(session.batch_axis)
+    """Returns the number of rows of each place along the batch axes; its processes must agree."""
+    axes = named_axes(session.batch_axes)
     counts: dict[int, int] = {}
     for process, rows in enumerate(given):
-        at = session.mesh.coordinate(rows.position)[axis]
+        at = session.mesh.place_along(session.batch_axes, rows.position)
         if counts.setdefault(at, rows.shape[0]) != rows.shape[0]:
             raise RankMismatchError(
                 f"Process {process} gave {rows.shape[0]} rows, another at the same place {at} of "
-                f"axis {session.batch_axis!r} gave {counts[at]}. Processes that differ only in "
-                "other axes compute on the same rows: with auto_shard_dataset=False, give those "
-                "of distribution.data_shard_id."
+                f"{axes} gave {counts[at]}. Processes that differ only in other axes compute on "
+                "the same rows: with auto_shard_dataset=False, give those of "
+                "distribution.data_shard_id."
             )
-    return tuple(counts[at] for at in range(session.mesh.axis_size(session.batch_axis)))
+    return tuple(counts[at] for at in range(session.batch_shards))
 
 
 def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) -> torch.Tensor:
@@ -167,10 +168,10 @@ def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) 
     if "unequal rows" not in session.warnings:
         session.warnings.add("unequal rows")
         logger.warning(
-            "The processes gave %s rows along axis %r: the batch is gathered to be split evenly, "
+            "The processes gave %s rows along %s: the batch is gathered to be split evenly, "
             "at every such step. Give equal numbers of rows to avoid it.",
             list(counts),
-            session.batch_axis,
+            named_axes(session.batch_axes),
         )
     most = max(counts)
     padded = rows.new_zeros((most, *rows.shape[1:]))

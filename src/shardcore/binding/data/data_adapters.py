@@ -26,8 +26,7 @@ def array_loader(session: Session, original: Original, adapter: keras_private.Da
     Every rank draws the order of all rows, from one seed.
     """
     loader = original(adapter)
-    ranks = session.mesh.axis_size(session.batch_axis)
-    if ranks == 1 or not session.distribution.auto_shard_dataset:
+    if session.batch_shards == 1 or not session.distribution.auto_shard_dataset:
         return loader
     return torch.utils.data.DataLoader(
         _OwnRows(loader.dataset, session),

@@ -87,7 +87,7 @@ class ExplainedStep:
                 layer=facts.layer or self._owner(facts.reduced),
                 cause=self._cause[0],
                 rule=self._cause[1],
-                batch_axis=session.batch_axis if session else "",
+                batch_axes=session.batch_axes if session else (),
             )
         )
 

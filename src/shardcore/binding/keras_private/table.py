@@ -90,6 +90,11 @@ ALL = (
         "A malformed rule raises at once.",
     ),
     Patch(
+        "keras.src.distribution.distribution_lib:ModelParallel.num_model_replicas",
+        "Knows one axis of the batch.",
+        since=(3, 14),
+    ),
+    Patch(
         "keras.src.backend.common.variables:Variable.__init__",
         "Drops the layout that an optimizer gives its variables.",
         until=(3, 14),

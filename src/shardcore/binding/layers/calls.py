@@ -102,8 +102,8 @@ def initial_states(session: Session, original: Original, layer: RNN, batch_size:
 
 def _split(state: torch.Tensor, session: Session) -> Any:
     """Returns this rank's rows of a state; all rows if there are fewer than ranks."""
-    ranks = session.mesh.axis_size(session.batch_axis)
-    if session.strategy.owns(state) or state.requires_grad or not 1 < ranks <= len(state):
+    parts = session.batch_shards
+    if session.strategy.owns(state) or state.requires_grad or not 1 < parts <= len(state):
         return state
     return session.strategy.activation(state, session.batch_layout(state.ndim))
 

@@ -10,20 +10,20 @@ from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.planning.plan import Plan
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.rules import Rule
+from shardcore.policies.rules import Planned
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.types import MeshLike
 
-Choose = Callable[[LayerFacts, Mesh], tuple[Rule, ...]]
+Choose = Callable[[LayerFacts, Mesh], Planned]
 
 
 def make_plan(model: object, mesh: MeshLike, policy: str, choose: Choose) -> Plan:
     """Returns the plan of a policy for `model`, a built model or a function that builds one."""
     device_mesh = _device_mesh(mesh)
     facts = _facts(model)
-    rules = choose(facts, Mesh(device_mesh.shape, device_mesh.axis_names))
+    planned = choose(facts, Mesh(device_mesh.shape, device_mesh.axis_names))
     outputs = [layer.output_path for layer in facts.layers() if layer.output_path]
-    return Plan(device_mesh, policy, facts.all_variables(), outputs, rules)
+    return Plan(device_mesh, policy, facts.all_variables(), outputs, planned)
 
 
 def _device_mesh(mesh: MeshLike) -> Any:

@@ -8,7 +8,7 @@ import keras
 from shardcore.domain.errors import RuleError
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import PathRules
-from shardcore.policies.rules import Rule
+from shardcore.policies.rules import Planned
 from shardcore.ports.model import VariableFacts
 from shardcore.ports.types import LayoutLike
 from shardcore.reporting.plan import PlanReport, plan_report
@@ -20,7 +20,8 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
     """A `LayoutMap` that knows the variables for which it was made.
 
     Print it for a table. Its rules may be replaced or deleted: the table shows it. `to_python()`
-    returns the lines for a program.
+    returns the lines for a program. `batch_axes` are the mesh axes that split the batch, for the
+    argument `batch_dim_name` of `keras.distribution.ModelParallel`.
     """
 
     def __init__(
@@ -29,13 +30,14 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         policy: str,
         variables: Collection[VariableFacts],
         outputs: Collection[str],
-        rules: Iterable[Rule],
+        planned: Planned,
     ) -> None:
         super().__init__(device_mesh)
         self.policy = policy
+        self.batch_axes = planned.batch_axes
         self._variables = tuple(variables)
         self._outputs = tuple(outputs)
-        self._made = {rule.key: rule for rule in rules}
+        self._made = {rule.key: rule for rule in planned.rules}
         for rule in self._made.values():
             self[rule.key] = rule.spec
 
@@ -55,8 +57,10 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         return Mesh(self.device_mesh.shape, self.device_mesh.axis_names)
 
     def distribute(self) -> None:
-        """Sets the distribution that uses the plan; the first mesh axis splits the batch."""
-        distribution = keras.distribution.ModelParallel(layout_map=self)
+        """Sets the distribution that uses the plan."""
+        distribution = keras.distribution.ModelParallel(
+            layout_map=self, batch_dim_name=self.batch_axes
+        )
         keras.distribution.set_distribution(distribution)
 
     def report(self) -> PlanReport:

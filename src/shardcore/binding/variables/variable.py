@@ -163,7 +163,7 @@ def ruled_layout(variable: Variable, session: Session, of_optimizer: bool = Fals
         found: Layout = session.distribution.get_variable_layout(variable).backend_layout
         layout = found.fitting(shape, f"Variable {path!r}")
     of_optimizer = of_optimizer or keras_private.is_made_by_optimizer()
-    new = NewVariable(path, shape, layout, session.batch_axis, of_optimizer)
+    new = NewVariable(path, shape, layout, session.batch_axes, of_optimizer)
     return contract.check_storage(session.entry, new, session.strategy.storage(new))
 
 

@@ -46,7 +46,11 @@ def _advice(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
             {facts.rule: None},
             "the output stays as it is computed",
         )
-    if facts.variable is not None or facts.batch_axis in facts.axes or len(facts.axes) != 1:
+    if (
+        facts.variable is not None
+        or set(facts.batch_axes) & set(facts.axes)
+        or len(facts.axes) != 1
+    ):
         return None
     return _by_rows(facts, layers) or _whole_producer(facts, layers)
 

@@ -6,6 +6,7 @@ from shardcore.domain.cost import bytes_sent
 from shardcore.domain.explanation.collectives import Collective, Phase
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial, Placement, Shard
+from shardcore.domain.spec import named_axes
 
 # Reads a value on the host.
 _READS = "aten._local_scalar_dense"
@@ -32,7 +33,7 @@ class Facts:
             new values are moved.
         cause: A name of the tensor, "the layer's output:", if Keras needs it, not an operator.
         rule: The key of the rule that causes it, empty if none does.
-        batch_axis: The axis that splits batches.
+        batch_axes: The axes that split batches.
     """
 
     kind: str
@@ -50,7 +51,7 @@ class Facts:
     reduced: tuple[str, ...] = ()
     cause: str = ""
     rule: str = ""
-    batch_axis: str = ""
+    batch_axes: tuple[str, ...] = ()
 
     def before(self) -> tuple[Placement, ...]:
         """Returns the placements along the axes before."""
@@ -97,7 +98,7 @@ def reason(facts: Facts) -> str:
     if facts.fell_back:
         return f"{facts.operator} cannot be split for these operands: they are replicated first"
     if facts.variable is not None and facts.kind == "all_gather":
-        over = ("the batch " if facts.batch_axis in facts.axes else "") + _over(facts.axes)
+        over = ("the batch " if set(facts.batch_axes) & set(facts.axes) else "") + _over(facts.axes)
         return f"{facts.variable}: sharded over {over}, all-gathered{_purpose(facts)}"
     return f"{facts.variable or _what(facts)}: {_move(facts)}{_purpose(facts)}"
 
@@ -157,5 +158,4 @@ def _purpose(facts: Facts) -> str:
 def _over(axes: tuple[str, ...]) -> str:
     if not axes:
         return "a group of processes outside the mesh"
-    named = ", ".join(map(repr, axes))
-    return f"axis {named}" if len(axes) == 1 else f"axes {named}"
+    return named_axes(axes)

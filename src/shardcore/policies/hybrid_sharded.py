@@ -1,0 +1,49 @@
+"""Policy `hybrid_sharded`: `fully_sharded` within a group of ranks, equal groups beside each other.
+
+The mesh is `(replica, shard, model)`, or `(replica, shard)`: a group of ranks that are near each
+other, such as those of a host, holds a model in shards; a gradient is reduce-scattered within the
+group, and the shards are all-reduced across the groups. Kernels are split over the model axis as by
+`tensor_parallel` first. The batch is split over `("replica", "shard")`.
+"""
+
+from shardcore.domain.errors import PolicyError
+from shardcore.domain.mesh import Mesh
+from shardcore.policies import fully_sharded, tensor_parallel
+from shardcore.policies.splits import SMALL, all_replicated
+from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.ports.policy import Choice
+
+
+def plan(
+    model: LayerFacts, mesh: Mesh, *, shard: str | None = None, small: int = SMALL
+) -> dict[str, Choice]:
+    """Splits every large variable over the axis `shard`, and kernels over that behind it before.
+
+    Args:
+        model: The model.
+        mesh: The mesh.
+        shard: The axis that splits variables, by default the second.
+        small: A variable is split if that saves every rank this many bytes.
+
+    Raises:
+        PolicyError: If the mesh has fewer than two axes, or the axis is the first.
+    """
+    if mesh.ndim < 2 or shard == mesh.axis_names[0]:
+        raise PolicyError(
+            f"Policy 'hybrid_sharded' needs an axis of replicas and behind it one of shards, and "
+            f"got mesh {mesh}, shard={shard!r}: make it DeviceMesh((hosts, ranks of a host), "
+            "('replica', 'shard')), or take policy 'fully_sharded'."
+        )
+    name = mesh.axis_names[1] if shard is None else shard
+    behind = mesh.axis_names[mesh.axis_index(name) + 1 :]
+    variables = model.all_variables()
+    chosen = all_replicated(variables, "it is small")
+    if behind:
+        chosen |= tensor_parallel.plan(model, mesh, axis=behind[-1], small=small)
+    return {each.path: _further(each, chosen[each.path], mesh, name, small) for each in variables}
+
+
+def _further(variable: VariableFacts, before: Choice, mesh: Mesh, axis: str, small: int) -> Choice:
+    """Returns the choice of `tensor_parallel` with one more dim split; its reason comes first."""
+    choice = fully_sharded.split_further(variable, before.spec, mesh, axis, small)
+    return Choice(choice.spec, f"{before.reason}; {choice.reason}") if any(before.spec) else choice
