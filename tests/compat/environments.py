@@ -65,6 +65,11 @@ def python_of(pair: Pair) -> Path:
     return python
 
 
+def site_packages(python: Path) -> Path:
+    """The folder of the packages of an environment."""
+    return next(python.parents[1].glob("lib/python*/site-packages"))
+
+
 def _pinned() -> list[str]:
     """The lines of constraints.txt about the tools; torch and Keras choose what they need."""
     lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)

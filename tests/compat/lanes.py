@@ -2,16 +2,21 @@
 
 import json
 import os
+import signal
 import subprocess
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.compat.environments import ROOT, Pair, python_of
+from tests.compat import tests_of_keras
+from tests.compat.environments import ROOT, Pair, python_of, site_packages
 
 RESULTS = ROOT / "build" / "compat"
+# The seconds that an interrupted pytest has to write its report.
+TO_REPORT_SECONDS = 30
 COUNTS = sorted(
     f"{each.relative_to(ROOT)}" for each in ROOT.glob("tests/distributed/test_moved_*.py")
 )
@@ -31,6 +36,7 @@ def run(pair: Pair, lanes: Iterable[str]) -> bool:
     The outcome is kept in build/compat. If `install()` refuses, it runs no lane.
     """
     python = python_of(pair)
+    tests_of_keras.add(site_packages(python))
     found = _probe(python)
     for each in found["broken"]:
         print(f"{pair.name}: {each}", flush=True)
@@ -72,25 +78,53 @@ def _run(python: Path, lane: str, strategy: str) -> dict[str, Any]:
 
 
 def outcome(
-    python: str | Path, tests: Iterable[str], environment: dict[str, str], folder: Path
+    python: str | Path,
+    tests: Iterable[str],
+    environment: dict[str, str],
+    folder: Path,
+    limit: float | None = None,
 ) -> dict[str, Any]:
-    """Runs tests, and returns what failed, how many passed and were skipped, and the seconds."""
+    """Runs tests, and returns what failed, how many passed and were skipped, and the seconds.
+
+    After `limit` seconds pytest is interrupted, and reports the tests that have ended.
+    """
     report = folder / "junit.xml"
     report.unlink(missing_ok=True)
     pytest = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
     began = time.monotonic()
-    subprocess.run(
-        [*pytest, f"--junitxml={report}", *tests], cwd=ROOT, env=environment, check=False
-    )
-    cases = list(ET.parse(report).getroot().iter("testcase"))
+    code = within([*pytest, f"--junitxml={report}", *tests], environment, limit)
+    cases = list(ET.parse(report).getroot().iter("testcase")) if report.exists() else []
     failed = [each for each in cases if {"failure", "error"} & {part.tag for part in each}]
     skipped = [each for each in cases if each.find("skipped") is not None]
+    names = [f"{each.get('classname')}::{each.get('name')}" for each in failed]
     return {
-        "failed": [f"{each.get('classname')}::{each.get('name')}" for each in failed],
+        "failed": [*names, *([f"not all of it ran in {limit} s"] if code is None else [])],
         "skipped": len(skipped),
         "passed": len(cases) - len(failed) - len(skipped),
         "seconds": round(time.monotonic() - began),
     }
+
+
+def within(
+    command: Iterable[str | Path], environment: dict[str, str], limit: float | None
+) -> int | None:
+    """Runs a command, and returns its exit code, None if it did not end in `limit` seconds.
+
+    Then it is interrupted, and has a while to end. What is left of its process group is killed.
+    """
+    with subprocess.Popen(
+        list(command), cwd=ROOT, env=environment, start_new_session=True
+    ) as process:
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(TO_REPORT_SECONDS)
+            return None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _environment() -> dict[str, str]:

@@ -7,6 +7,7 @@ from keras.src import backend
 
 import shardcore
 from shardcore import bootstrap
+from shardcore.binding.keras_private.lines import LINE
 from tests.keras_tests import KERAS, outcomes
 
 DISTRIBUTION = "distribution/distribution_lib_test.py"
@@ -14,8 +15,12 @@ WITHOUT_TENSORFLOW = "not dataset or unsupported_dataset"
 # Its test sets a distribution over eight devices, and shardcore refuses one that this job lacks.
 OF_EIGHT_DEVICES = "DistributionTest::test_scope"
 
+# In Keras 3.13 a rule matches a part of a path. Under shardcore it matches the path, as since 3.14.
+OF_PARTS_OF_PATHS = {"LayoutMapTest::test_get"} if LINE < (3, 14) else set()
+
 pytestmark = pytest.mark.skipif(
-    not (KERAS / "src" / DISTRIBUTION).exists(), reason="the wheel of this Keras has no tests"
+    not (KERAS / "src" / DISTRIBUTION).exists(),
+    reason="the wheel of this Keras has no tests: make compat adds them",
 )
 
 
@@ -33,8 +38,9 @@ def install_on_eight_ranks():
 def test_keras_tests_of_distributions_pass_that_it_skips_without_jax():
     found = outcomes(DISTRIBUTION, install_for_tests_of_jax, WITHOUT_TENSORFLOW)
     assert "has 8 devices, but the job has 1 processes" in found.pop(OF_EIGHT_DEVICES)
-    assert {name: outcome for name, outcome in found.items() if outcome != "passed"} == {}
-    assert len(found) >= 31
+    failed = {name: outcome for name, outcome in found.items() if outcome != "passed"}
+    assert failed.keys() == OF_PARTS_OF_PATHS, failed
+    assert len(found) >= 26
 
 
 def test_the_scope_of_a_distribution_over_eight_devices_passes_in_a_job_of_eight():
@@ -43,19 +49,19 @@ def test_the_scope_of_a_distribution_over_eight_devices_passes_in_a_job_of_eight
 
 
 @pytest.mark.parametrize(
-    ("file", "chosen", "enough"),
+    ("file", "chosen", "fewest"),  # the number of tests that pass in Keras 3.13
     [
-        ("layers/layer_test.py", "", 59),
-        ("optimizers/optimizer_test.py", "", 40),
+        ("layers/layer_test.py", "", 50),
+        ("optimizers/optimizer_test.py", "", 39),
         # Left out: what starts processes, which a rank of run_ranks may not; and a large model.
-        ("saving/saving_lib_test.py", "not concurrently and not efficientnet", 70),
-        ("trainers/trainer_test.py", "not multiprocessing", 89),
+        ("saving/saving_lib_test.py", "not concurrently and not efficientnet", 51),
+        ("trainers/trainer_test.py", "not multiprocessing", 87),
     ],
 )
-def test_the_same_tests_of_keras_pass_as_without_shardcore(file, chosen, enough):
+def test_the_same_tests_of_keras_pass_as_without_shardcore(file, chosen, fewest):
     without, under = (
         {name for name, outcome in outcomes(file, prepare, chosen).items() if outcome == "passed"}
         for prepare in (lambda: None, shardcore.install)
     )
     assert under == without
-    assert len(without) >= enough
+    assert len(without) >= fewest
