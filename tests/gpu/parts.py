@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.compat.environments import ROOT
-from tests.compat.lanes import COUNTS, outcome
+from tests.compat.lanes import COUNTS, outcome, within
 
 RESULTS = ROOT / "build" / "gpu"
 FIGURES = ROOT / "build" / "bench" / "cuda.json"
@@ -25,6 +25,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "layers": ("tests/gpu/test_layers.py",),
     BENCH: (),
 }
+# The seconds after which each part is ended: all together are under half an hour.
+LIMITS = {"contract": 240, "distributed": 600, "counts": 300, "layers": 240, BENCH: 240}
 
 
 def environment() -> dict[str, str]:
@@ -54,7 +56,7 @@ def run(chosen: Iterable[str]) -> dict[str, Any]:
 def _tests(part: str) -> dict[str, Any]:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     variables = {**os.environ, **environment(), "PYTHONPATH": path}
-    return outcome(sys.executable, [*PLUGIN, *PARTS[part]], variables, RESULTS)
+    return outcome(sys.executable, [*PLUGIN, *PARTS[part]], variables, RESULTS, LIMITS[part])
 
 
 def _bench() -> dict[str, Any]:
@@ -64,11 +66,11 @@ def _bench() -> dict[str, Any]:
     unset = {"NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG"}
     variables = {name: value for name, value in os.environ.items() if name not in unset}
     command = [sys.executable, "-m", "benchmarks", "--only", "cuda"]
-    done = subprocess.run(command, cwd=ROOT, env=variables, check=False)
+    code = within(command, variables, LIMITS[BENCH])
     if not FIGURES.exists():
         FIGURES.parent.mkdir(parents=True, exist_ok=True)
         FIGURES.write_text(json.dumps({"rows": []}))
-    failed = ["make bench BENCH='--only cuda'"] if done.returncode else []
+    failed = ["make bench BENCH='--only cuda'"] if code != 0 else []
     seconds = round(time.monotonic() - began)
     return {"failed": failed, "skipped": 0, "passed": 1 - len(failed), "seconds": seconds}
 

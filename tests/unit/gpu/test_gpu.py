@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.compat import lanes
 from tests.compat.environments import ROOT
 from tests.gpu import page, parts
 
@@ -13,6 +14,11 @@ from tests.gpu import page, parts
 def test_every_part_has_tests():
     for chosen in parts.PARTS.values():
         assert all((ROOT / each).exists() for each in chosen if "/" in each)
+
+
+def test_all_parts_together_are_under_half_an_hour():
+    assert parts.LIMITS.keys() == parts.PARTS.keys()
+    assert sum(parts.LIMITS.values()) + len(parts.LIMITS) * lanes.TO_REPORT_SECONDS <= 30 * 60
 
 
 def test_torch_is_asked_for_devices_without_loading_cuda():

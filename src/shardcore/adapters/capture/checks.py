@@ -159,6 +159,6 @@ class Rollback:
 
 
 def _generator_states() -> list[torch.Tensor]:
-    """Returns the states of torch's generators: of the CPU, and of the GPU if there is one."""
-    on_gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
-    return [torch.get_rng_state(), *on_gpu]
+    """Returns the states of torch's generators: of the CPU, and of the GPU if one is in use."""
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if is_used else [])]

@@ -95,9 +95,9 @@ def replicated(name: str, value: torch.Tensor, mesh: Mesh) -> StateTensor:
 
 
 def generators() -> dict[str, str]:
-    """Returns the states of torch's generators, as texts."""
+    """Returns the states of torch's generators, as texts; of the GPU if one is in use."""
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
     return {device: state.numpy().tobytes().hex() for device, state in states.items()}
 

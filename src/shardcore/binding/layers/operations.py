@@ -68,13 +68,13 @@ def scatter(original: Original, indices: Any, values: Array, shape: Sequence[int
     return _added(indices.long(), keras.ops.convert_to_tensor(values), tuple(shape))
 
 
-def with_channels_first(original: Original, images: Any) -> Any:
+def with_channels_first(original: Original, images: Any, **options: object) -> Any:
     """Replaces `_transpose_spatial_inputs`: images keep their memory, with the channels innermost.
 
     torch convolves and pools them so, and Keras (3.15) copies images for a convolution back.
     """
     is_image = isinstance(images, torch.Tensor) and images.ndim == 4
-    return images.permute(0, 3, 1, 2) if is_image else original(images)
+    return images.permute(0, 3, 1, 2) if is_image else original(images, **options)
 
 
 def _added(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
