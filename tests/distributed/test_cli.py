@@ -97,7 +97,24 @@ def test_no_such_strategy_is_code_1():
 def test_a_plan_is_printed_in_one_form(target):
     code, out, err = command("plan", target, "--mesh", "1x2", "--json", "--python")
     assert (code, out) == (2, "")
-    assert "--python and --json print the same plan in two forms" in err
+    assert "--python prints a program: leave out --json and --memory" in err
+
+
+def test_a_plan_tells_the_memory_of_a_step(target):
+    words = ("plan", f"{target}:trained_plain", "--mesh", "2x4", "--memory")
+    code, out, _ = command(*words)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "highest in a step" in out
+    code, out, _ = command(*words, "--json")
+    data = json.loads(out)
+    memory = data["memory"]
+    assert (code, memory["mesh"]) == (0, "(data=2, model=4)")
+    assert data["bytes_here"] <= memory["step"]["variables"] <= memory["kept"]
+    assert memory["step_peak"] == sum(memory["step"].values())
+    code, out, err = command(*words, **LAUNCHED)
+    assert (code, out) == (2, "")
+    assert "--memory simulates ranks, but a launcher started this one: leave it out" in err
 
 
 def test_verify_prints_the_table(target):

@@ -29,6 +29,8 @@ from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
 
+BATCH = "the global batch, --batch FUNCTION"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
@@ -65,15 +67,29 @@ def _plan(options: argparse.Namespace) -> int:
     file, name = parse_target(options.target)
     mesh = parse_mesh(options.mesh, options.axes)
     settings = dict(map(parse_option, options.option))
-    if options.python and options.json:
-        raise UsageError("--python and --json print the same plan in two forms: leave one out")
+    if options.python and (options.json or options.memory):
+        raise UsageError("--python prints a program: leave out --json and --memory")
+    policy = options.policy or DEFAULT_POLICY
+    if options.memory:
+        api.install()
+        _simulate(mesh.size, "--memory")
     environment.choose_backend()
-    build = function_of(load_script(file), name)
-    plan = api.plan(build, mesh, options.policy or DEFAULT_POLICY, **settings)
+    script = load_script(file)
+    build = function_of(script, name)
+    plan = api.plan(build, mesh, policy, **settings)
     if options.python:
         print(plan.to_python(), end="")
+        return 0
+    memory = None
+    if options.memory:
+        batch = function_of(script, options.batch, BATCH)
+        plan.distribute()
+        memory = bootstrap.estimate_memory(build, batch, policy)
+    if options.json:
+        more = {} if memory is None else {"memory": memory.to_dict()}
+        print(json.dumps({**plan.to_dict(), **more}, indent=2))
     else:
-        print(json.dumps(plan.to_dict(), indent=2) if options.json else plan)
+        print(plan if memory is None else f"{plan}\n\n{memory}")
     return 0
 
 
@@ -84,7 +100,7 @@ def _explain(options: argparse.Namespace) -> int:
     api.install(options.strategy)
     _simulate_ranks(mesh, options)
     script = load_script(file)
-    batch = function_of(script, options.batch, "the global batch, --batch FUNCTION")
+    batch = function_of(script, options.batch, BATCH)
     if mesh is not None:
         policy = options.policy or DEFAULT_POLICY
         api.plan(function_of(script, name), mesh, policy, **settings).distribute()
@@ -104,10 +120,16 @@ def _simulate_ranks(mesh: Mesh | None, options: argparse.Namespace) -> None:
         raise UsageError(f"--{unused[0]} goes with --mesh: give ranks by axes, such as --mesh 2x4")
     if options.ranks is not None and options.ranks < 1:
         raise UsageError(f"--ranks {options.ranks} is no number of ranks: give 1 or more")
-    if resolve_job(environ=os.environ) is None:
-        bootstrap.simulate(mesh.size if mesh else options.ranks or 1)
-    elif options.ranks is not None:
-        raise UsageError("--ranks simulates ranks, but a launcher started this one: leave it out")
+    if options.ranks is not None:
+        _simulate(options.ranks, "--ranks")
+    elif resolve_job(environ=os.environ) is None:
+        bootstrap.simulate(mesh.size if mesh else 1)
+
+
+def _simulate(ranks: int, option: str) -> None:
+    if resolve_job(environ=os.environ) is not None:
+        raise UsageError(f"{option} simulates ranks, but a launcher started this one: leave it out")
+    bootstrap.simulate(ranks)
 
 
 def _verify(options: argparse.Namespace) -> int:

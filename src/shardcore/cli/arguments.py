@@ -40,7 +40,8 @@ PLAN = """\
 Calls a function of your script on the meta device, which stores no values, and
 prints which layout a policy gives each variable of the model that it returns,
 how much a rank stores, and why. It needs no devices and no other processes.
-The function sets no distribution.
+The function sets no distribution. With --memory it runs a train step of the
+compiled model too, on tensors without values, which take no memory.
 """
 
 PLAN_EPILOG = """\
@@ -48,6 +49,7 @@ examples:
   shardcore plan model.py --mesh 8 --policy fully_sharded
   shardcore plan model.py:make --mesh 2x4 --axes data,model --option small=0
   shardcore plan model.py --mesh 1x8 --python > layout.py    a program to edit
+  shardcore plan model.py --mesh 16x8 --memory    the bytes of a train step too
 """
 
 EXPLAIN = """\
@@ -153,13 +155,17 @@ def parser() -> argparse.ArgumentParser:
             help="an option of the policy, such as small=0",
         )
     explain.add_argument("--step", default="train", help="train (default), test or predict")
-    explain.add_argument(
-        "--batch",
-        default=DEFAULT_BATCH,
-        metavar="FUNCTION",
-        help=f"the function of the script that returns the global batch ({DEFAULT_BATCH})",
-    )
+    for each in (plan, explain):
+        each.add_argument(
+            "--batch",
+            default=DEFAULT_BATCH,
+            metavar="FUNCTION",
+            help=f"the function of the script that returns the global batch ({DEFAULT_BATCH})",
+        )
     explain.add_argument("--save", metavar="FILE", help="write the picture: step.svg, step.html")
+    plan.add_argument(
+        "--memory", action="store_true", help="print what a train step takes on a rank, by kind"
+    )
     plan.add_argument("--python", action="store_true", help="print the program that makes it")
     return found
 

@@ -105,7 +105,8 @@ class UnshardedWeights:
     def get(self, memory: Memory, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
         """Returns the local shard of a weight after `move`; `part` is its stored shard."""
         stored = move.as_in_memory(part)
-        place = (part.data_ptr(), tuple(stored.shape), stored.stride(), part.dtype)
+        at = torch_private.memory_of(part), part.storage_offset()
+        place = (at, tuple(stored.shape), stored.stride(), part.dtype)
         writes = (memory.writes, torch_private.version_of(part))
         key = (id(memory), writes, place, move.target)
         found = self._entries.get(key)

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.adapters.torch_private.collectives import Started, started_by
@@ -79,6 +79,32 @@ def _is_without_values(nest: object) -> bool:
         if isinstance(leaf, torch.Tensor) and (leaf.is_meta or isinstance(leaf, FakeTensor)):
             return True
     return False
+
+
+class ResultListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the results of all operators on plain tensors, also of those without values.
+
+    Args:
+        listen: Called with the operator and its result.
+    """
+
+    def __init__(self, listen: Callable[[Operator, Any], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._listen = listen
+
+    def __torch_dispatch__(
+        self, func: Operator, types: Collection[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        if not _PLAIN.issuperset(types):
+            return NotImplemented  # sharded tensors first: their shards' operators come here
+        result = func(*args, **(kwargs or {}))
+        self._listen(func, result)
+        return result
+
+
+def without_values() -> AbstractContextManager[Any]:
+    """Returns a context in which operators give tensors with shapes, and compute nothing."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]

@@ -30,7 +30,7 @@ def explain_model(
     model: Model, batch: object, step: str, sessions: Sessions, trace: TracerFactory
 ) -> Explanation:
     """Returns the collectives of one step of `model`. A collective; the model is unchanged."""
-    data = _checked(model, batch, step)
+    data = checked_batch(model, batch, step)
     # A sharded model may outlive the scope in which it was built.
     with sessions.scope_of(model), ExitStack() as scope:
         session = sessions.current()
@@ -73,7 +73,7 @@ def _layouts(model: Model, session: Session) -> PlanReport:
     return plan_report("", session.mesh, variables, outputs, rules, reasons)
 
 
-def _checked(model: Model, batch: object, step: str) -> Any:
+def checked_batch(model: Model, batch: object, step: str) -> Any:
     """Returns the batch as the step takes it: `(x, y, sample_weight)`, or `(x,)`."""
     if step not in keras_private.STEPS:
         raise StrategyError(f"explain() has the steps {keras_private.STEPS}, got {step!r}.")
@@ -81,7 +81,7 @@ def _checked(model: Model, batch: object, step: str) -> Any:
         raise StrategyError(f"explain() takes a Keras model, got {type(model).__name__}.")
     if step != "predict" and not model.compiled:
         raise StrategyError(
-            f"A {step} step of model {model.name!r} was to be explained, but it is not compiled: "
+            f"A {step} step of model {model.name!r} was to run, but it is not compiled: "
             'call model.compile(optimizer, loss) first, or explain(model, x, step="predict").'
         )
     if threading.current_thread() is not threading.main_thread():

@@ -13,6 +13,7 @@ from shardcore.binding.keras_private.layouts import layout_map_of as layout_map_
 from shardcore.binding.keras_private.models import DataAdapter as DataAdapter
 from shardcore.binding.keras_private.models import EpochIterator as EpochIterator
 from shardcore.binding.keras_private.models import children_of as children_of
+from shardcore.binding.keras_private.models import gradient_of as gradient_of
 from shardcore.binding.keras_private.models import gradients_kept as gradients_kept
 from shardcore.binding.keras_private.models import graph_of as graph_of
 from shardcore.binding.keras_private.models import graph_tensors as graph_tensors
@@ -48,8 +49,11 @@ from shardcore.binding.keras_private.process import unnoticed as unnoticed
 from shardcore.binding.keras_private.process import without_distribution as without_distribution
 from shardcore.binding.keras_private.rebinding import around as around
 from shardcore.binding.keras_private.rebinding import missing as missing
-from shardcore.binding.keras_private.rebinding import repeating_shapes as repeating_shapes
 from shardcore.binding.keras_private.rebinding import replace as replace
+from shardcore.binding.keras_private.shapes import (
+    drawing_without_values as drawing_without_values,
+)
+from shardcore.binding.keras_private.shapes import repeating_shapes as repeating_shapes
 from shardcore.binding.keras_private.table import PATCHES as PATCHES
 from shardcore.binding.keras_private.table import STEPS as STEPS
 from shardcore.binding.keras_private.training import AUTO as AUTO

@@ -47,10 +47,11 @@ def gradients_kept(trainer: Model) -> Iterator[tuple[str, Callable[[], Any]]]:
     cleared = set(map(id, trainer.parameters()))
     for each in trainer.trainable_variables:
         if id(each._value) not in cleared:
-            yield f"the gradient of variable {each.path!r}", partial(_gradient, each)
+            yield f"the gradient of variable {each.path!r}", partial(gradient_of, each)
 
 
-def _gradient(variable: Variable) -> Any:
+def gradient_of(variable: Variable) -> Any:
+    """Returns the gradient of a variable, None without one."""
     return variable._value.grad
 
 

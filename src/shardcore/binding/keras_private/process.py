@@ -44,7 +44,7 @@ def torch_device() -> Any:
 
 
 def generator_of(seed: Any) -> Any:
-    """Returns torch's generator for the next draw with `seed`."""
+    """Returns torch's generator for the next draw with `seed`; None where nothing has values."""
     return torch_random.torch_seed_generator(seed)
 
 

@@ -2,16 +2,12 @@
 
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
 from types import ModuleType
 from typing import Any
 
-import keras
-import torch
-
-from shardcore.binding.keras_private.process import is_symbolic
 from shardcore.binding.keras_private.table import PATCHES, Patch
 from shardcore.binding.types import Original
 
@@ -66,25 +62,3 @@ def _importers(original: Original) -> list[ModuleType]:
     """Returns the loaded Keras modules that hold `original` under its own name."""
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "keras"]
     return [m for m in modules if vars(m).get(original.__name__) is original]
-
-
-@contextmanager
-def repeating_shapes() -> Iterator[None]:
-    """Lets `keras.ops.repeat` infer shapes on the meta device.
-
-    That of Keras 3.15 gives itself a symbolic tensor, which it cannot convert. Keras then computes
-    with the values of the variables, which a model that is built on the meta device has not.
-    """
-
-    def repeat(original: Original, x: Any, repeats: Any, axis: int | None = None) -> Any:
-        if not is_symbolic():
-            return original(x, repeats, axis=axis)
-        x = keras.ops.convert_to_tensor(x)
-        dtype = keras.backend.standardize_dtype(x.dtype)
-        shape = keras.ops.repeat(keras.KerasTensor(x.shape, dtype), repeats, axis).shape
-        return torch.empty(shape, dtype=x.dtype, device=x.device)
-
-    patch = Patch("keras.src.backend.torch.numpy:repeat", "it infers no shapes on the meta device")
-    with ExitStack() as undo:
-        replace(patch, around(repeat), undo)
-        yield

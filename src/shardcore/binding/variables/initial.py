@@ -90,7 +90,10 @@ def draw(
     if new is None or tuple(shape) != new.shape:
         value: torch.Tensor = original(shape, *args, **kwargs)
         return value
-    generator = keras_private.generator_of(kwargs.pop("seed"))
+    seed = kwargs.pop("seed")
+    generator = keras_private.generator_of(seed)
+    if generator is None:  # nothing has values
+        return new.joined(original(new.local_shape, *args, seed=seed, **kwargs))
     held = new.layout.slices(new.shape, new.session.world.position)
     shard = torch.empty(())
     for number, piece in enumerate(pieces(new.shape, PIECE)):

@@ -1,0 +1,65 @@
+"""The memory that a step takes, from a run on tensors without values."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters import torch_private
+from shardcore.domain.memory import Allocation, Kind
+
+
+@attrs.define(eq=False)
+class StepMemory:
+    """The port `MemoryTracer`: it watches the results of all operators, and their storages."""
+
+    _made: list[Allocation] = attrs.field(factory=list, init=False)
+    _held: dict[int, int] = attrs.field(factory=dict, init=False)  # by identity, its number
+    _time: int = attrs.field(default=0, init=False)
+
+    def without_values(self) -> AbstractContextManager[Any]:
+        """Opens a context in which tensors have shapes and no values, and nothing is computed."""
+        return torch_private.without_values()
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Opens a context in which the results of operators are noted."""
+        with torch_private.ResultListener(self._saw):
+            yield
+
+    def hold(self, tensor: torch.Tensor, kind: Kind) -> None:
+        """Notes the memory of a plain tensor or, if it is noted already, what it is for."""
+        memory = torch_private.memory_of(tensor)
+        number = self._held.get(memory)
+        if number is not None:
+            self._made[number] = attrs.evolve(self._made[number], kind=kind)
+            return
+        storage = tensor.untyped_storage()
+        self._time += 1
+        self._held[memory] = len(self._made)
+        self._made.append(Allocation(kind, storage.nbytes(), self._time))
+        weakref.finalize(storage, self._free, memory).atexit = False
+
+    def allocations(self) -> list[Allocation]:
+        """Returns all that was noted."""
+        return list(self._made)
+
+    def _saw(self, operator: torch_private.Operator, result: Any) -> None:
+        kind: Kind = "collectives" if torch_private.is_of_collectives(operator) else "activations"
+        for each in filter(_has_memory, torch_private.tree_leaves(result)):
+            if torch_private.memory_of(each) not in self._held:
+                self.hold(each, kind)
+
+    def _free(self, memory: int) -> None:
+        self._time += 1
+        number = self._held.pop(memory)
+        self._made[number] = attrs.evolve(self._made[number], end=self._time)
+
+
+def _has_memory(leaf: Any) -> bool:
+    """Returns whether a step with values allocates `leaf`; the meta device has shapes alone."""
+    is_tensor = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    return is_tensor and leaf.device.type != "meta"

@@ -1,0 +1,24 @@
+"""The watch over the memory of a step that runs on tensors without values."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from shardcore.domain.memory import Allocation, Kind
+from shardcore.ports.types import TensorT_contra
+
+
+class MemoryTracer(Protocol[TensorT_contra]):
+    """Notes what is allocated, and when it is free again."""
+
+    def without_values(self) -> AbstractContextManager[Any]:
+        """Opens a context in which tensors have shapes and no values, and nothing is computed."""
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """Opens a context in which the results of operators are noted."""
+
+    def hold(self, tensor: TensorT_contra, kind: Kind) -> None:
+        """Notes the memory of a plain tensor or, if it is noted already, what it is for."""
+
+    def allocations(self) -> Sequence[Allocation]:
+        """Returns all that was noted."""

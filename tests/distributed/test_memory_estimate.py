@@ -1,0 +1,136 @@
+"""The estimate of `shardcore plan --memory` beside what torch allocates on real ranks."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import shardcore
+from shardcore import bootstrap
+from shardcore.domain.errors import PolicyError
+from shardcore.testing import run_ranks
+from tests.distributed.models import Block
+from tests.distributed.programs import AXES
+from tests.tapes import highest
+
+TOKENS = np.random.default_rng(0).integers(0, 512, (8, 32))
+IMAGES = np.ones((8, 24, 24, 3), "float32"), np.ones((8, 12, 12, 16), "float32")
+
+
+def decoder():
+    tokens = keras.Input((32,), dtype="int32")
+    h = layers.Embedding(512, 64)(tokens)
+    h = Block(64, 4, name="block")(h)
+    model = keras.Model(tokens, layers.Dense(512)(h))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
+    return model
+
+
+def cnn():
+    x = keras.Input((24, 24, 3))
+    h = layers.Conv2D(32, 3, padding="same", activation="relu")(x)
+    h = layers.Dropout(0.5)(layers.BatchNormalization()(h))
+    model = keras.Model(x, layers.MaxPooling2D()(layers.Conv2D(16, 3, padding="same")(h)))
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False)
+    return model
+
+
+BATCHES = {decoder: (TOKENS, TOKENS), cnn: IMAGES}
+
+
+CASES = [
+    (decoder, (2, 1), "data_parallel"),
+    (decoder, (2, 1), "fully_sharded"),
+    (decoder, (1, 2), "tensor_parallel"),
+    (cnn, (2, 1), "data_parallel"),
+]
+
+
+def distribute(build, mesh, policy):
+    keras.utils.clear_session(free_memory=False)
+    shardcore.install()
+    device_mesh = keras.distribution.DeviceMesh(mesh, AXES)
+    shardcore.plan(build, device_mesh, policy).distribute()
+
+
+def estimated(_):
+    """Returns the estimate for the first of simulated ranks, in each case."""
+    bootstrap.simulate(2)
+    reports = []
+    for build, mesh, policy in CASES:
+        distribute(build, mesh, policy)
+        batch = functools.partial(BATCHES.get, build)
+        reports.append(bootstrap.estimate_memory(build, batch, policy))
+    return reports
+
+
+def measured(_):
+    """Returns the bytes that a rank keeps, and the most that torch allocates, in each case."""
+    return [_measured(*case) for case in CASES]
+
+
+def _measured(build, mesh, policy):
+    distribute(build, mesh, policy)
+    model, batch = build(), BATCHES[build]
+    for _ in range(2):
+        model.train_on_batch(*batch)
+    model.zero_grad()
+    local = bootstrap.installation().binding.sessions.current().strategy.local
+    kept = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    storages = {id(each): local(each._value).untyped_storage() for each in kept}
+    stored = sum(each.nbytes() for each in storages.values())
+    return stored, highest(lambda: model.train_on_batch(*batch))
+
+
+def test_the_estimate_is_what_torch_allocates_on_a_rank():
+    (reports,) = run_ranks(estimated, 1, init=False, timeout=120)
+    ranks = run_ranks(measured, 2, timeout=120)
+    for report, (stored, allocated) in zip(reports, ranks[0], strict=True):
+        step = report.step_peak - report.kept - report.step["batch"]
+        assert report.kept == pytest.approx(stored, abs=64)
+        assert step == pytest.approx(allocated, rel=0.1)
+
+
+def test_a_model_far_larger_than_the_machine_is_estimated():
+    """Of 64 ranks; the variables alone are 1.1 TB."""
+
+    def large():
+        x = keras.Input((1 << 18,))
+        h = layers.Dense(1 << 19, use_bias=False)(x)
+        model = keras.Model(x, layers.Dense(1 << 18, use_bias=False)(h))
+        model.compile("sgd", "mse")
+        return model
+
+    def program(_):
+        bootstrap.simulate(64)
+        distribute(large, (1, 64), "tensor_parallel")
+        rows = np.ones((2, 1 << 18), "float32")
+        return bootstrap.estimate_memory(large, lambda: (rows, rows), "tensor_parallel")
+
+    (report,) = run_ranks(program, 1, init=False, timeout=120)
+    weights = 2 * 4 * (1 << 18) * (1 << 19) // 64
+    assert report.kept == pytest.approx(weights, abs=1000)
+    assert 2 * weights <= report.step_peak < 3 * weights
+
+
+def test_a_step_that_reads_values_is_an_error_with_a_remedy():
+    class Reads(layers.Layer):
+        def call(self, x):
+            return x if keras.backend.is_keras_tensor(x) else x * float(keras.ops.max(x))
+
+    def build():
+        x = keras.Input((4,))
+        model = keras.Model(x, layers.Dense(2)(Reads()(x)))
+        model.compile("sgd", "mse")
+        return model
+
+    def program(_):
+        distribute(build, (1, 1), "data_parallel")
+        rows = np.ones((2, 4), "float32"), np.ones((2, 2), "float32")
+        with pytest.raises(PolicyError, match=r"(?s)reads values .*: compute with keras\.ops"):
+            bootstrap.estimate_memory(build, lambda: rows, "data_parallel")
+
+    run_ranks(program, 1, init=False)
