@@ -16,11 +16,13 @@ from attrs import frozen
 
 from shardcore.adapters import process_group
 from shardcore.domain.errors import RankMismatchError, ShardcoreError, StrategyError
-from shardcore.reporting.errors import user_line
+from shardcore.reporting.errors import say, user_line
 
 if TYPE_CHECKING:  # a torch without torch.distributed has no stores
     from torch.distributed.distributed_c10d import Store
 
+# The seconds after which a rank says for whom it waits.
+REPORT_SECONDS = 30.0
 _PREFIX = "shardcore/exchange"
 # The place of a rank that has ended in order.
 ENDED = "has ended"
@@ -184,13 +186,17 @@ def _values(shared: Any, keys: list[str]) -> list[bytes]:
 def _wait(keys: dict[int, str], said: _Said, shared: "Store") -> None:
     """Waits for the key of each rank, unless a rank that is missing does not come."""
     most = process_group.seconds(None)
-    begun, next_ask = time.monotonic(), 0.5
+    begun, next_ask, next_report = time.monotonic(), 0.5, REPORT_SECONDS
     while not shared.check(list(keys.values())):
         waited = time.monotonic() - begun
         if waited >= min(next_ask, most):
             next_ask = waited + 0.5
             missing = [rank for rank, key in keys.items() if not shared.check([key])]
             _check_places({rank: _place(shared, rank) for rank in missing}, waited, most, said)
+            if waited >= next_report:
+                next_report = most
+                ranks = ", ".join(map(str, missing))
+                say(f"{_at(said)}, and has waited {waited:.0f} seconds for rank {ranks}\n")
         time.sleep(min(_SLEEP_SECONDS, waited / 10))
 
 

@@ -19,16 +19,17 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 from uuid import uuid4
 
-from shardcore.adapters import exchange, process_group
+from shardcore.adapters import answers, exchange, process_group
 from shardcore.adapters.failure_store import Failure, FailureStore
 from shardcore.adapters.host_process import HostProcess
 from shardcore.adapters.interrupt import Interrupt
-from shardcore.adapters.place import Place
-from shardcore.reporting.errors import strip_own_frames
+from shardcore.adapters.place import Here, Place
+from shardcore.reporting.errors import say, strip_own_frames
 
 if TYPE_CHECKING:  # a torch without torch.distributed has no stores
     from torch.distributed.distributed_c10d import Store
@@ -40,6 +41,8 @@ _SHOW_SECONDS = 3.0
 _YIELD_SECONDS = 1.5
 # The seconds that the main thread has to end, with its `finally` blocks.
 _FINALLY_SECONDS = 5.0
+# The seconds that a store may take to answer a rank that fails.
+_STORE_SECONDS = 5.0
 # The most seconds that rank 0 waits at an orderly end until the others release its store.
 _LEAVE_SECONDS = 30.0
 
@@ -95,6 +98,7 @@ class FailureWatch:
         if world_size == 1 or process_group.is_simulated():
             return None
         exchange.tell_place(exchange.store(), "")
+        answers.give(exchange.store(), 0, Place().look())
         # An earlier watch of the same job has left its keys in the store.
         names, processes = zip(*exchange.gather((uuid4().hex, HostProcess.own())), strict=True)
         here = {
@@ -151,17 +155,29 @@ class FailureWatch:
             time.sleep(0.05)
 
     def _watch(self, store: FailureStore, store_for_place: "Store") -> None:
-        place, published = Place(), ""
-        while not self._stopped.wait(_POLL_SECONDS) and not self._released.is_set():
+        main, published, reported = Place(), "", False
+        for number in count(1):
+            if self._stopped.wait(_POLL_SECONDS) or self._released.is_set():
+                return
             failure = self._look(store)
             if failure is not None:
                 self._interrupt_main(failure, store)
                 return
-            here = place.look()
-            if here != published:
-                with _store_may_be_gone():
-                    exchange.tell_place(store_for_place, here)
-                published = here
+            here = main.look()
+            with _store_may_be_gone():
+                answers.give(store_for_place, number, here)
+                if str(here) != published:
+                    exchange.tell_place(store_for_place, published := str(here))
+                is_late = here.waits and here.seconds >= exchange.REPORT_SECONDS
+                if is_late and not reported:
+                    self._report(here, store_for_place)
+                reported = is_late
+
+    def _report(self, here: Here, store: "Store") -> None:
+        """Says for whom this rank waits."""
+        late = answers.absent(store)
+        seconds = f"{here.seconds:.0f} seconds"
+        say(f"[rank {self._rank}] has waited {seconds} in a collective ({here.line}) for {late}\n")
 
     def _interrupt_main(self, failure: Failure, store: FailureStore) -> None:
         """Lets the main thread end; ends this process if it does not."""
@@ -221,7 +237,7 @@ class FailureWatch:
         if first.rank != self._rank:
             self._end_after(first)
         before = f" after rank {', '.join(map(str, ended))} had ended" if ended else ""
-        _say(f"[rank {self._rank}] failed{before}:\n")
+        say(f"[rank {self._rank}] failed{before}:\n")
         with contextlib.suppress(OSError):  # standard error is closed
             self._previous_hook(kind, error, error.__traceback__)
         with _store_may_be_gone():
@@ -234,18 +250,23 @@ class FailureWatch:
         time.sleep(0.1)
         if self._failure is not None:
             return self._failure, []
-        with _store_may_be_gone():
-            if not self._released.is_set():
-                first = self._look(self._store) or self._store.claim(own)
-                ended = [each for each in range(self._world_size) if self._store.has_ended(each)]
-                return first, ended
-        return own, []
+        if self._released.is_set():
+            return own, []
+
+        def published() -> tuple[Failure, list[int]]:
+            first = self._look(self._store) or self._store.claim(own)
+            return first, [each for each in range(self._world_size) if self._store.has_ended(each)]
+
+        found = answers.within(_STORE_SECONDS, published)
+        if found is None:  # rank 0, which may hold it, is stopped
+            self._released.set()
+        return found or (own, [])
 
     def _end_after(self, failure: Failure) -> NoReturn:
         """Ends this rank because of another rank's failure."""
         # The failing rank prints first.
         time.sleep(0.2)
-        _say(f"[rank {self._rank}] ends, as rank {failure.rank} failed first: {failure.headline}\n")
+        say(f"[rank {self._rank}] ends, as rank {failure.rank} failed first: {failure.headline}\n")
         if failure != _silent(0) and not self._released.is_set():
             with _store_may_be_gone():
                 self._release(self._store)
@@ -261,13 +282,6 @@ def _silent(rank: int) -> Failure:
 def _store_may_be_gone() -> contextlib.suppress:
     # torch reports a lost store by RuntimeErrors, DistNetworkError among them.
     return contextlib.suppress(RuntimeError)
-
-
-def _say(text: str) -> None:
-    # One write, so that lines of several ranks do not mix.
-    with contextlib.suppress(OSError):  # standard error is closed
-        sys.stderr.write(text)
-        sys.stderr.flush()
 
 
 def _exit(code: int) -> NoReturn:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Hashable
 from itertools import islice
+from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
 
@@ -16,7 +17,32 @@ from shardcore.reporting.errors import CAPTURED, user_line
 # The seconds after which a rank that has not moved tells where it is.
 STAY_SECONDS = 6.0
 # Parts of the file names of Python code that starts collectives or waits for them.
-_FILES = (collectives.__file__, "/torch/distributed/", CAPTURED, "torchinductor")
+_FILES = (
+    collectives.__file__,
+    str(Path(__file__).with_name("answers.py")),  # a collective has waited in vain
+    *("/torch/distributed/", CAPTURED, "torchinductor"),
+)
+
+
+@attrs.frozen
+class Here:
+    """The present place of the main thread.
+
+    Args:
+        waits: Whether it is in a collective of tensors.
+        seconds: How long it has not moved.
+        line: The line of the user's code.
+    """
+
+    waits: bool
+    seconds: float
+    line: str
+
+    def __str__(self) -> str:
+        """Returns where it waits, as a predicate; empty while it moves."""
+        if not self.waits or self.seconds < STAY_SECONDS:
+            return ""
+        return f"waits in another collective ({self.line})"
 
 
 @attrs.define
@@ -26,20 +52,18 @@ class Place:
     _stay: Hashable = attrs.field(default=None, init=False)
     _since: float = attrs.field(default=0.0, init=False)
 
-    def look(self) -> str:
-        """Returns where the main thread waits, as a predicate; empty while it moves."""
+    def look(self) -> Here:
+        """Returns where the main thread is now."""
         main = threading.main_thread().ident or 0
         # Nothing keeps the dict: with this frame in it, it would keep the tensors of all frames.
         frame = sys._current_frames().get(main)  # noqa: SLF001 - documented, in spite of its name
         stay = None if frame is None else (id(frame), frame.f_lasti)
         if stay != self._stay:
             self._stay, self._since = stay, time.monotonic()
-        if not _is_collective(frame) or time.monotonic() - self._since < STAY_SECONDS:
-            return ""
-        return f"waits in another collective ({user_line(frame)})"
+        return Here(_is_collective(frame), time.monotonic() - self._since, user_line(frame))
 
 
 def _is_collective(frame: FrameType | None) -> bool:
     # torch's own Python may be between the collective and the code that starts it.
-    files = [each.f_code.co_filename for each, _ in islice(walk_stack(frame), 3)] if frame else []
+    files = [each.f_code.co_filename for each, _ in islice(walk_stack(frame), 8)] if frame else []
     return any(part in file for file in files for part in _FILES)

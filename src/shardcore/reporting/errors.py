@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from traceback import walk_stack
@@ -49,6 +50,13 @@ def strip_own_frames(error: BaseException) -> None:
             stripped.add(id(each))
             waiting += [each.__cause__, each.__context__]
             _strip(each)
+
+
+def say(text: str) -> None:
+    """Writes `text` to standard error in one piece, so that lines of several ranks do not mix."""
+    with suppress(OSError):  # standard error is closed
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def user_line(frame: FrameType | None) -> str:

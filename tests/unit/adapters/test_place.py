@@ -29,4 +29,4 @@ def test_a_look_keeps_nothing_of_the_main_thread_alive():
 
 
 def test_a_thread_that_is_in_no_collective_has_no_place():
-    assert Place().look() == ""
+    assert str(Place().look()) == ""

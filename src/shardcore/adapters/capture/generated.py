@@ -1,13 +1,13 @@
 """Generates a Python function from a tape, one line per call, or a torch.fx graph for Inductor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
 import torch
 from torch import fx
 
-from shardcore.adapters import torch_private
+from shardcore.adapters import answers, torch_private
 from shardcore.adapters.capture.tape import Call, Literals, Number, Tape, Value, numbered, values
 from shardcore.domain.capture import GuardFailed
 from shardcore.reporting.errors import CAPTURED
@@ -21,7 +21,7 @@ def function_of(tape: Tape, literals: Literals) -> Callable[..., tuple[torch.Ten
     """
     writer = _Writer(tape, literals, torch_private.direct)
     generated = writer.function()
-    recorded = [call.line for call in tape.calls]
+    recorded = list(_places(tape))
 
     def run(*operands: Any) -> tuple[torch.Tensor, ...]:
         try:
@@ -31,12 +31,27 @@ def function_of(tape: Tape, literals: Literals) -> Callable[..., tuple[torch.Ten
         except Exception as error:
             frame = error.__traceback__ and error.__traceback__.tb_next
             place = frame.tb_lineno - writer.lines_before - 1 if frame else -1
-            if 0 <= place < len(recorded):
-                error.add_note(f"In a captured step, where eagerly it is {recorded[place]}")
+            if not 0 <= place < len(recorded):
+                raise
+            collective, line = recorded[place]
+            late = answers.timed_out(error, f"{collective} of a captured step ({line})")
+            if late is not None:
+                raise late from error
+            error.add_note(f"In a captured step, where eagerly it is {line}")
             raise
         return made
 
     return run
+
+
+def _places(tape: Tape) -> Iterator[tuple[str, str]]:
+    """Yields the collective and the recorded line of each call; of a wait, those of its start."""
+    started: dict[Value, Call] = {}
+    for call in tape.calls:
+        source = started.get(call.operands[0], call) if call.is_wait else call
+        yield source.collective, source.line
+        if call.collective:
+            started |= dict.fromkeys(call.results, call)
 
 
 def graph_of(tape: Tape, literals: Literals) -> fx.GraphModule:

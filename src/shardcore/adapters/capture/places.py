@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from shardcore.adapters import torch_private
 from shardcore.ports.trace_context import layer_scope
 
 # The folders of torch and shardcore.
@@ -12,12 +13,14 @@ _PACKAGES = str(Path(torch.__file__).parent), str(Path(__file__).parents[2])
 
 
 def place() -> str:
-    """Returns the line of Python that is running, and the layer."""
+    """Returns the line of Python that is running, and the layer, or that it is a backward pass."""
     layer = layer_scope.now()
-    return f"{line()}, in layer {layer!r}" if layer else line()
+    if layer:
+        return f"{_line()}, in layer {layer!r}"
+    return f"{_line()}, in a backward pass" if torch_private.backward_pass() >= 0 else _line()
 
 
-def line() -> str:
+def _line() -> str:
     """Returns the line of Python, outside torch and shardcore, that is running."""
     frame = sys._getframe(1)  # noqa: SLF001 - the name is documented, for uses like this one
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):

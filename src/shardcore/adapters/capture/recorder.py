@@ -14,7 +14,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.functions import NUMBERS, FunctionListener, Unobserved
-from shardcore.adapters.capture.places import line, place
+from shardcore.adapters.capture.places import place
 from shardcore.adapters.capture.tape import Call, Form, Number, Read, Tape, Value, numbered
 from shardcore.adapters.torch_private import Args, Kwargs
 from shardcore.ports.capture import Observer
@@ -142,7 +142,7 @@ class Recorder:
         writes = tuple(map(self._value, torch_private.written_operands(operator, args, kwargs)))
         made = torch_private.tree_map(self._made, result)
         backward = torch_private.backward_pass() >= 0
-        self.tape.calls.append(Call(operator, *references, made, writes, line(), backward))
+        self.tape.calls.append(Call(operator, *references, made, writes, place(), backward))
 
     def at_once(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         """Returns the result of `function`, which becomes one call of the tape."""

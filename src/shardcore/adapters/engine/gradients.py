@@ -9,6 +9,7 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.recorder import recording
 from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.moves import waiting
 from shardcore.adapters.engine.moves.redistribution import in_layout
 from shardcore.adapters.engine.redistributed import BUCKET_BYTES
 from shardcore.adapters.engine.tensor import ShardedTensor
@@ -17,6 +18,8 @@ from shardcore.adapters.torch_private import collectives
 from shardcore.domain.layout import Layout
 from shardcore.domain.spec import DimSpec, entry_axes
 from shardcore.ports.trace_context import reduction_scope
+
+GRADIENTS = "all_reduce of gradients"
 
 
 @attrs.define
@@ -95,9 +98,9 @@ def _start(gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:
     started = collectives.all_reduce(flat, "sum", first)
 
     def wait() -> Sequence[Any]:
-        summed = collectives.wait(started)
+        summed = waiting.wait(started, GRADIENTS)
         for group in rest:
-            summed = collectives.wait(collectives.all_reduce(summed, "sum", group))
+            summed = waiting.wait(collectives.all_reduce(summed, "sum", group), GRADIENTS)
         found = torch.split(summed, [part.numel() for part in parts]) if parts[1:] else [summed]
         done = {}
         for each, values in zip(pending, found, strict=True):

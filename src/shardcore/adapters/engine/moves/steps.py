@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.moves.waiting import wait
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.redistribution import Step
 from shardcore.domain.segments import Exchange
@@ -25,7 +26,7 @@ def _all_gather(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
     shapes = [step.source.local_shape(step.shape, peer) for peer in peers]
     sizes = [math.prod(shape) for shape in shapes]
     buffer = _padded(part, max(sizes))
-    buffers = collectives.wait(collectives.all_gather(buffer, engine.groups[step.axis]))
+    buffers = wait(collectives.all_gather(buffer, engine.groups[step.axis]), "all_gather")
     even = len(set(shapes)) == 1 and math.prod(shapes[0][: step.source_dim]) == 1
     if even and _is_sorted(peers):
         dims = list(shapes[0])
@@ -57,7 +58,8 @@ def _padded(part: torch.Tensor, size: int) -> torch.Tensor:
 
 def _all_reduce(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
     assert step.op is not None
-    reduced = collectives.wait(collectives.all_reduce(part, _sent(step), engine.groups[step.axis]))
+    started = collectives.all_reduce(part, _sent(step), engine.groups[step.axis])
+    reduced = wait(started, "all_reduce")
     return reduced / step.source.mesh.axis_size(step.axis) if step.op == "avg" else reduced
 
 
@@ -84,7 +86,7 @@ def _swapped(
         [each.numel() for each in sent],
         engine.groups[step.axis],
     )
-    pieces = torch.split(collectives.wait(received), sizes)
+    pieces = torch.split(wait(received, "all_to_all"), sizes)
     return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
@@ -127,9 +129,8 @@ def _reduce_scatter(part: torch.Tensor, step: Step, engine: Engine) -> torch.Ten
     else:
         size = max(sizes)
         buffer = torch.cat([_padded(part[place], size) for place in places])
-    own = collectives.wait(
-        collectives.reduce_scatter(buffer, _sent(step), engine.groups[step.axis])
-    )
+    started = collectives.reduce_scatter(buffer, _sent(step), engine.groups[step.axis])
+    own = wait(started, "reduce_scatter")
     shape = _shape(step.part(rank, rank))
     reduced = own[: math.prod(shape)].reshape(shape)
     return reduced / len(peers) if step.op == "avg" else reduced

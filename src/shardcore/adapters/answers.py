@@ -1,0 +1,118 @@
+"""The signs of the ranks: each says once a second where it is, and a stopped one no more.
+
+A rank that waits in a collective cannot see who is late. The signs in the store show it.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, TypeVar
+
+from attrs import asdict, frozen
+
+from shardcore.adapters import exchange, process_group
+from shardcore.adapters.place import Here
+from shardcore.domain.errors import RankMismatchError
+
+if TYPE_CHECKING:  # a torch without torch.distributed has no stores
+    from torch.distributed.distributed_c10d import Store
+
+# A rank that gives no sign for so many seconds does not answer; a busy machine may delay one.
+_SILENT_SECONDS = 4.0
+_LOOK_SECONDS = 0.5
+# The most seconds that a store may take.
+_STORE_SECONDS = 2 * _SILENT_SECONDS
+
+_T = TypeVar("_T")
+
+
+@frozen
+class Sign:
+    """The sign of a rank.
+
+    Args:
+        number: How many signs it gave before.
+        waits: Whether its main thread waits in a collective of tensors.
+        line: The line of the user's code that it runs.
+    """
+
+    number: int
+    waits: bool
+    line: str
+
+
+def give(store: "Store", number: int, here: Here) -> None:
+    """Gives the sign of this rank."""
+    sign = Sign(number, here.waits, here.line)
+    store.set(f"sign/{process_group.rank()}", json.dumps(asdict(sign)))
+
+
+def absent(store: "Store") -> str:
+    """Returns the ranks for which the others wait, and where they are. It takes a few seconds."""
+    others = [each for each in range(process_group.world_size()) if each != process_group.rank()]
+    before = {rank: _sign(store, rank) for rank in others}
+    after, begun = dict(before), time.monotonic()
+    while time.monotonic() < begun + _SILENT_SECONDS and any(
+        before[rank] == after[rank] for rank in others
+    ):
+        time.sleep(_LOOK_SECONDS)
+        after = {rank: _sign(store, rank) for rank in others}
+    found = {
+        rank: _where(sign, is_silent=sign == before[rank])
+        for rank, sign in after.items()
+        if sign is None or sign == before[rank] or not sign.waits
+    }
+    if found:
+        return "; ".join(f"rank {rank}, {where}" for rank, where in found.items())
+    places = "; ".join(f"rank {rank} at {sign.line}" for rank, sign in after.items() if sign)
+    return f"no rank: all wait, in different collectives ({places})"
+
+
+def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
+    """Returns the error of a rank that waited in vain in `collective`; None for another `error`."""
+    text = str(error).lower()
+    if "gloo" not in text or "timed out" not in text or process_group.is_simulated():
+        return None
+    late = within(_STORE_SECONDS, lambda: absent(exchange.store_for_place()))
+    return RankMismatchError(
+        f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
+        f"{collective} for {late or 'the rank that holds the store, which does not answer'}. "
+        f"If it computes for so long, set {process_group.TIMEOUT_VARIABLE} to more seconds."
+    )
+
+
+def within(seconds: float, call: Callable[[], _T]) -> _T | None:
+    """Returns what `call` returns; None if it fails or takes longer: a store may be stopped.
+
+    Example:
+        >>> within(1.0, lambda: 3), within(0.01, lambda: time.sleep(0.1))
+        (3, None)
+    """
+    found: SimpleQueue[_T | None] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            found.put(call())
+        except RuntimeError:  # torch's for a lost store
+            found.put(None)
+
+    threading.Thread(target=run, name="shardcore-store", daemon=True).start()
+    try:
+        return found.get(timeout=seconds)
+    except Empty:
+        return None
+
+
+def _sign(store: "Store", rank: int) -> Sign | None:
+    key = f"sign/{rank}"
+    return Sign(**json.loads(store.get(key))) if store.check([key]) else None
+
+
+def _where(sign: Sign | None, *, is_silent: bool) -> str:
+    if sign is None:
+        return "which gave no sign yet"
+    if is_silent:
+        return f"which does not answer (last seen at {sign.line}): stopped, or its network stalls"
+    return f"which computes ({sign.line})"

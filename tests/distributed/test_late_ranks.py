@@ -1,0 +1,71 @@
+"""A rank that does not come to a collective: the others say which rank, collective and layer."""
+
+import os
+import re
+import signal
+import time
+
+import keras
+import numpy as np
+import pytest
+
+from shardcore.adapters import answers, exchange
+from shardcore.testing import RankFailed, run_ranks
+from tests.distributed.programs import distribute
+
+X, Y = np.ones((8, 4), "float32"), np.ones((8, 2), "float32")
+STEPS = 5
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def compute():
+    time.sleep(60)
+
+
+def step_of_own_loop(model):
+    return (model(X) ** 2).mean().backward()
+
+
+def captured_step(model):
+    return model.train_on_batch(X, Y)
+
+
+def message_of(step, late, monkeypatch):
+    """The error of rank 0 if rank 1 calls `late` before its last step."""
+    monkeypatch.setenv("SHARDCORE_TIMEOUT", "4")
+    monkeypatch.setattr(answers, "_SILENT_SECONDS", 2.0)
+    monkeypatch.setattr(exchange, "REPORT_SECONDS", 0.5)
+
+    def program(rank):
+        distribute((1, 2), {".*hidden/kernel": (None, "model"), ".*out/kernel": ("model", None)})
+        hidden, out = keras.layers.Dense(6, name="hidden"), keras.layers.Dense(2, name="out")
+        model = keras.Sequential([keras.Input((4,)), hidden, out], name="net")
+        model.compile("sgd", "mse")
+        for number in range(STEPS):
+            if rank == 1 and number == STEPS - 1:
+                late()
+            step(model)
+
+    with pytest.raises(RankFailed) as failed:
+        run_ranks(program, 2, init=False, timeout=40)
+    return str(failed.value)
+
+
+@pytest.mark.parametrize("step", [step_of_own_loop, captured_step])
+def test_a_stopped_rank_is_named_with_the_collective_and_the_layer(step, monkeypatch, capfd):
+    message = message_of(step, stop, monkeypatch)
+    how = " of a captured step" if step is captured_step else ""
+    where = rf"Rank 0 waited 4 seconds in all_reduce{how} \(.*, in layer 'net/out'\) for rank 1"
+    assert re.search(f"{where}, which does not answer", message), message
+    line = r"\[rank 0\] has waited \d seconds in a collective \(test_late_ranks.py:\d+\) for rank 1"
+    assert re.search(f"{line}, which does not answer", capfd.readouterr().err)
+
+
+def test_a_rank_that_computes_for_long_is_said_to_compute(monkeypatch, capfd):
+    message = message_of(step_of_own_loop, compute, monkeypatch)
+    computes = r"for rank 1, which computes \(test_late_ranks.py:\d+\)"
+    assert re.search(computes, message), message
+    assert re.search(computes, capfd.readouterr().err)
