@@ -59,7 +59,7 @@ def test_no_image_is_copied(installed):
         return named["aten::clone"].count
 
     of_kernel = 1  # whose memory has the channels first
-    assert copies() > of_kernel
+    assert copies() >= of_kernel  # Keras 3.13 copies no image
     assert installed(copies) == of_kernel
 
 

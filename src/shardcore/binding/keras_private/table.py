@@ -92,7 +92,7 @@ ALL = (
     Patch(
         "keras.src.distribution.distribution_lib:ModelParallel.num_model_replicas",
         "Knows one axis of the batch.",
-        since=(3, 14),
+        since=(3, 15),
     ),
     Patch(
         "keras.src.backend.common.variables:Variable.__init__",
