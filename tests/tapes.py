@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.capture.tape import Value
+from shardcore.adapters.torch_private import tree_leaves
 
 
 def after(step, one_pass, *tensors):
@@ -72,11 +73,18 @@ def results(tape, tensors):
 
 
 def changed(step, one_pass, *tensors):
-    """The operators of `step` before and after a pass, which gives the same results."""
+    """The operators of `step` before and after a pass, which gives the results of the step."""
     tape = recorded(step, *tensors)
     other = one_pass(tape)
-    assert results(other, tensors) == results(tape, tensors)
+    assert results(other, tensors) == eagerly(step, tensors)
     return names(tape), names(other)
+
+
+def eagerly(step, tensors):
+    """The results of `step` for `tensors`, and the values of `tensors` after it."""
+    copies = [each.clone() for each in tensors]
+    found = tree_leaves(step(*copies))
+    return [each.tolist() for each in (*found, *copies)]
 
 
 def highest(run):

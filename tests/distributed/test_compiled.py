@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.generated import graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
+from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
 from shardcore.adapters.capture.passes.inductor import with_reshapes
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_private import inductor
@@ -220,7 +221,9 @@ def test_the_result_of_a_collective_is_not_reshaped_before_its_wait():
 
         recorder = Recorder([x])
         recorder.run(step)
-        named = [call.operator.name() for call in with_reshapes(recorder.tape).calls]
+        named = [
+            call.operator.name() for call in with_reshapes(with_late_waits(recorder.tape)).calls
+        ]
         return [name for name in named if name in ("aten::view", "aten::reshape")]
 
     assert run_ranks(program, 2, timeout=60) == [["aten::reshape", "aten::view"]] * 2

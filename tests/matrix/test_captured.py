@@ -94,7 +94,8 @@ def with_old_values(tape):
 
 def test_a_pass_that_writes_other_values_is_found(monkeypatch):
     assert outcome_of_plain() == ("ok", "")
-    monkeypatch.setattr(passes, "PASSES", (*passes.PASSES, Pass(with_old_values)))
+    with_broken = lambda *how, of=passes.passes_of: (*of(*how), Pass(with_old_values))  # noqa: E731
+    monkeypatch.setattr(passes, "passes_of", with_broken)
     status, detail = outcome_of_plain()
     assert (status, "differs" in detail) == ("WRONG", True)
 

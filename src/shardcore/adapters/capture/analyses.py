@@ -4,7 +4,10 @@ from collections.abc import Container, Iterable
 from itertools import accumulate
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape import Call, Tape, Value, values
+from shardcore.adapters.capture.tape import Call, Tape, Value, numbered, values
+
+# A call moves over no more calls than a layer has: its operands are kept for a little longer.
+FAR = 64
 
 
 def gathers(call: Call) -> bool:
@@ -106,7 +109,7 @@ def last_uses(tape: Tape, *, sends: bool = False) -> dict[int, int]:
 
 def _lives(tape: Tape, *, sends: bool = True) -> dict[int, tuple[int, int]]:
     """Returns, by memory, the places of its first and last use, in flight if `sends`."""
-    theirs = tape.given()
+    theirs = tape.given() | tape.memories(map(numbered, tape.kept))
     found: dict[int, tuple[int, int]] = {}
     sent: dict[int, set[int]] = {}
     for place, call in enumerate(tape.calls):
@@ -116,16 +119,15 @@ def _lives(tape: Tape, *, sends: bool = True) -> dict[int, tuple[int, int]]:
         if sends and call.is_wait:
             used |= {memory for each in used for memory in sent.get(each, ())}
         found |= {memory: (found.get(memory, (place,))[0], place) for memory in used - theirs}
-    for value in values(tape.outputs):
-        memory = tape.memory[value.number]
-        if memory in found:
-            found[memory] = found[memory][0], len(tape.calls)
+    for memory in found.keys() & tape.memories(values(tape.outputs)):
+        found[memory] = found[memory][0], len(tape.calls)
     return found
 
 
 def held_bytes(call: Call, tape: Tape) -> int:
-    """Returns the bytes of the operands and results of a collective."""
-    return _bytes((value.number for value in {*call.operands, *call.results}), tape)
+    """Returns the bytes of the operands and results of a collective, without buffers."""
+    numbers = {value.number for value in (*call.operands, *call.results)}
+    return _bytes(numbers - tape.kept.keys(), tape)
 
 
 def sent_bytes(call: Call, tape: Tape) -> int:

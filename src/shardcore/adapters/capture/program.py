@@ -11,7 +11,7 @@ from shardcore.adapters.capture import compilation, constants, passes
 from shardcore.adapters.capture.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.functions import seeded_by_tensor, seeded_generator
 from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.passes.memory.kept_buckets import Memories
+from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.tape import Tape, Value, difference, values
 from shardcore.domain.capture import NotCaptured, RecordingsDiffer
@@ -99,11 +99,9 @@ class TapeCapture:
                 "Python or NumPy draws random numbers in it: draw by keras.random, with a "
                 "SeedGenerator of the layer"
             )
-        if most_bytes is not None:
-            tape = _with_bytes(tape, most_bytes)
         tape = with_checks(tape, literals)
         memories = None if compiled or tape.reshapes else self._memories
-        better = passes.improved(tape, memories, alike=most_bytes is not None)
+        better = passes.improved(tape, memories, most_bytes)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
         run, remark = function_of(better, literals), ""
         if compiled:
@@ -160,12 +158,3 @@ def started(tape: Tape) -> Iterator[StartedCollective]:
             # Whether it writes where its operand was may differ between ranks.
             name = call.collective
             yield StartedCollective(f"{name} of {len(tensors)}, {plain}", str(group), elements)
-
-
-def _with_bytes(tape: Tape, most_bytes: Sequence[int]) -> Tape:
-    """Returns `tape` with the agreed bytes of its all-reduces."""
-    bytes_of = iter(most_bytes)
-    return tape.with_calls(
-        attrs.evolve(call, sends=next(bytes_of)) if call.is_all_reduce else call
-        for call in tape.calls
-    )

@@ -125,7 +125,8 @@ class Recorder:
                 self.read(each, str(operator), number)
             if not any(map(torch.is_tensor, torch_private.tree_leaves(result))):
                 return
-        if operator in _ALIASES or (operator is _VIEW_AS and args[0] is args[1]):
+        is_alias = operator in _ALIASES or torch_private.is_wait(operator)
+        if is_alias or (operator is _VIEW_AS and args[0] is args[1]):
             self._name(result, references[0][0])
             return
         self._append(operator, args, kwargs, references, result)
@@ -256,7 +257,8 @@ def _is_value(kind: type) -> bool:
     return issubclass(kind, torch.Tensor | torch.Generator)
 
 
-# Their results are the operand: they concern autograd alone, and are not on the tape.
+# Their results are the operand: they concern autograd alone, and are not on the tape. Neither is a
+# wait for a collective: it ends where its result is read first.
 _ALIASES = {
     torch.ops.aten.alias.default,
     torch.ops.aten.detach.default,

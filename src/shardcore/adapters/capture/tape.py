@@ -100,7 +100,6 @@ class Call:
         writes: The values whose memory it writes into.
         line: The line of Python that led to it, for messages.
         backward: Whether it ran in a backward pass.
-        sends: The bytes of an all-reduce on the rank that sends most; 0 for those of this rank.
     """
 
     operator: Any
@@ -110,7 +109,6 @@ class Call:
     writes: tuple[Value, ...] = ()
     line: str = attrs.field(default="", eq=False)
     backward: bool = attrs.field(default=False, eq=False)
-    sends: int = attrs.field(default=0, eq=False)
 
     @cached_property
     def operands(self) -> tuple[Value, ...]:
@@ -208,11 +206,7 @@ class Tape:
     def all_reduce_bytes(self) -> tuple[int, ...]:
         """The bytes of each all-reduce, in order."""
         sums = (call for call in self.calls if call.is_all_reduce)
-        return tuple(self.bucket_bytes(call) for call in sums)
-
-    def bucket_bytes(self, call: Call) -> int:
-        """Returns the bytes of an all-reduce by which all ranks fill buckets."""
-        return call.sends or self.form(call.args[0]).bytes
+        return tuple(self.form(call.args[0]).bytes for call in sums)
 
     def new(self, form: Form, memory: int | None = None) -> Value:
         """Adds a value for a call that a pass adds; its memory is new, or that of `memory`."""

@@ -38,41 +38,31 @@ def agreed(
 ) -> Outcome:
     """Returns this rank's outcome, or that of a rank which has no program, for all ranks.
 
-    A rank whose shards have other sizes may put other all-reduces into one bucket. Then every rank
-    makes its program again, by the sizes of the rank with most.
-
     Args:
         make: Makes the outcome of this rank, by these bytes of each all-reduce; by its own if None.
         recording: What the step did.
         session: The session of the step; None on one device.
     """
-    outcome = make(None)
-    events = gathered(outcome.event, session)
-    if Event.REFUSED not in events and any(each is not Event.MATCHED for each in events):
+    outcome = make(_most_bytes(recording, session))
+    everyone = gathered((outcome.event, outcome.reason, _digests(outcome.program)), session)
+    events = {event for event, _, _ in everyone}
+    if Event.REFUSED in events:
+        return Outcome(Event.REFUSED, reason=next(reason for _, reason, _ in everyone if reason))
+    if events != {Event.MATCHED}:
         return Outcome(Event.DIFFERED if Event.DIFFERED in events else Event.RECORDED)
-    refusal, is_same = _compared(outcome, session)
-    if not refusal and not is_same:
-        most = _most_bytes(recording, session)
-        if most is not None:
-            outcome = make(most)
-            refusal, is_same = _compared(outcome, session)
-        if not refusal and not is_same:
-            refusal = "the ranks start other collectives"
-    return Outcome(Event.REFUSED, reason=refusal) if refusal else outcome
-
-
-def _compared(outcome: Outcome, session: Session | None) -> tuple[str, bool]:
-    """Returns the reason of the first rank that refuses, and whether all start the same."""
-    everyone = gathered((outcome.reason, _digests(outcome.program)), session)
-    refusal = next((reason for reason, _ in everyone if reason), "")
     found: dict[str, set[str]] = {}
-    for name, digest in (pair for _, digests in everyone for pair in digests.items()):
+    for name, digest in (pair for _, _, digests in everyone for pair in digests.items()):
         found.setdefault(name, set()).add(digest)
-    return refusal, all(len(each) == 1 for each in found.values())
+    if any(len(each) > 1 for each in found.values()):
+        return Outcome(Event.REFUSED, reason="the ranks start other collectives")
+    return outcome
 
 
 def _most_bytes(recording: Recording, session: Session | None) -> tuple[int, ...] | None:
-    """Returns the most bytes that a rank sends in each all-reduce; None if they do not match."""
+    """Returns the most bytes that a rank sends in each all-reduce; None if they do not match.
+
+    By these every rank fills its buckets, so that ranks with shards of other sizes join the same.
+    """
     everyone = gathered(recording.all_reduce_bytes, session)
     if len({len(each) for each in everyone}) > 1:
         return None

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from shardcore.adapters.capture import passes
-from shardcore.adapters.capture.passes.pipeline import Collectives, Fact, Pass, Pipeline
+from shardcore.adapters.capture.passes.communication.sums import Memories
+from shardcore.adapters.capture.passes.pipeline import Fact, Pass, Pipeline
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.capture.tape import Call
 from shardcore.domain.capture import NotCaptured
@@ -57,10 +58,10 @@ def with_other_outputs(tape):
     ],
 )
 def test_a_pass_that_loses_what_a_step_does_is_named(tape, broken, what):
-    kept = Pipeline((*passes.PASSES, *passes.PASSES_WITHOUT_COMPILER))
-    assert len(kept(tape).calls) <= len(tape.calls)
+    *first, last = passes.passes_of(Memories())
+    assert len(Pipeline((*first, last))(tape).calls) <= len(tape.calls)
     with pytest.raises(NotCaptured, match=f"pass '{broken.name}' does not keep {what}"):
-        Pipeline((*passes.PASSES, broken, *passes.PASSES_WITHOUT_COMPILER))(tape)
+        Pipeline((*first, broken, last))(tape)
 
 
 def send(name, result, tape):
@@ -86,17 +87,12 @@ def sent_twice(tape):
 
 
 @pytest.mark.parametrize(
-    ("run", "declared", "what"),
-    [
-        (swapped, Collectives.KEPT, "order of collectives"),
-        (swapped, Collectives.MOVED, None),
-        (sent_twice, Collectives.MOVED, "collectives"),
-        (sent_twice, Collectives.CHANGED, None),
-    ],
+    ("run", "joins", "what"),
+    [(swapped, False, "collectives"), (sent_twice, False, "collectives"), (sent_twice, True, None)],
 )
-def test_collectives_are_what_a_pass_declares(tape, run, declared, what):
+def test_collectives_are_what_a_pass_declares(tape, run, joins, what):
     sending = with_sends(tape, "all_reduce", "all_gather_into_tensor")
-    pipeline = Pipeline((Pass(run, collectives=declared),))
+    pipeline = Pipeline((Pass(run, joins=joins),))
     if what is None:
         pipeline(sending)
         return
@@ -104,20 +100,19 @@ def test_collectives_are_what_a_pass_declares(tape, run, declared, what):
         pipeline(sending)
 
 
-@pytest.mark.parametrize("alike", [passes.PASSES, passes.PASSES_ALIKE])
-def test_passes_stand_where_all_that_they_need_holds(alike):
-    Pipeline((*alike, *passes.PASSES_WITHOUT_COMPILER))
+@pytest.mark.parametrize("memories", [None, Memories()])
+def test_passes_stand_where_all_that_they_need_holds(memories):
+    Pipeline(passes.passes_of(memories))
     Pipeline(passes.PASSES_FOR_COMPILER)
 
 
-@pytest.mark.parametrize("each", [each for each in passes.PASSES if each.needs - {Fact.NEW_MEMORY}])
-def test_a_pass_without_the_facts_that_it_needs_is_refused(each):
+def test_a_pass_without_the_facts_that_it_needs_is_refused():
+    (each,) = (each for each in passes.passes_of(None) if Fact.UNREAD_LOSS in each.needs)
     with pytest.raises(AssertionError, match=f"pass '{each.name}' stands where this may not hold"):
         Pipeline((each,))
 
 
 def test_no_pass_follows_one_that_breaks_what_it_needs():
-    reused = passes.PASSES_WITHOUT_COMPILER[-1]
-    assert reused.breaks == {Fact.NEW_MEMORY}
+    assert passes.OPERANDS_REUSED.breaks == {Fact.NEW_MEMORY}
     with pytest.raises(AssertionError, match="dead operand"):
-        Pipeline((passes.PASSES[0], reused, passes.PASSES_WITHOUT_COMPILER[0]))
+        Pipeline((passes.OPERANDS_REUSED, passes.DIRECT_VIEWS))

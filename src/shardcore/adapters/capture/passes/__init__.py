@@ -1,5 +1,6 @@
 """Passes: each returns another tape that does the same. `improved` runs them in order."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from shardcore.adapters import torch_private
@@ -13,7 +14,7 @@ from shardcore.adapters.capture.passes.communication.overlap import (
     with_late_waits,
 )
 from shardcore.adapters.capture.passes.communication.regather import with_regathers
-from shardcore.adapters.capture.passes.communication.sums import in_buckets, with_small_sums_last
+from shardcore.adapters.capture.passes.communication.sums import Memories, in_buckets
 from shardcore.adapters.capture.passes.inductor import (
     with_factors_apart,
     with_onednn_products,
@@ -21,37 +22,13 @@ from shardcore.adapters.capture.passes.inductor import (
     with_reshapes,
     with_sizes,
 )
-from shardcore.adapters.capture.passes.memory.kept_buckets import Memories, with_kept_buckets
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
-from shardcore.adapters.capture.passes.pipeline import Collectives, Fact, Pass, Pipeline
+from shardcore.adapters.capture.passes.pipeline import Fact, Pass, Pipeline
 from shardcore.adapters.capture.tape import Tape
 
-_CLEANUP = (
-    Pass(with_plain_ones, gives={Fact.UNREAD_LOSS}),
-    Pass(without_dead_code),
-)
-_SMALL_SUMS = Pass(with_small_sums_last, needs={Fact.UNREAD_LOSS}, collectives=Collectives.MOVED)
-_REGATHERS = Pass(with_regathers, needs={Fact.NEW_MEMORY}, collectives=Collectives.CHANGED)
-_EARLY_STARTS = Pass(with_early_starts, needs={Fact.NEW_MEMORY}, collectives=Collectives.MOVED)
-_BUCKETS = Pass(
-    in_buckets,
-    needs={Fact.NEW_MEMORY},
-    gives={Fact.BUCKETS},
-    collectives=Collectives.CHANGED,
-)
-_LATE_WAITS = Pass(with_late_waits, needs={Fact.NEW_MEMORY})
-
-PASSES = (*_CLEANUP, _SMALL_SUMS, _REGATHERS, _EARLY_STARTS, _BUCKETS, _LATE_WAITS)
-
-# For ranks with local shards of different sizes. Their collectives depend on the agreed bytes of
-# all-reduces alone: these are in buckets before a pass asks for the memory of this rank.
-PASSES_ALIKE = (*_CLEANUP, _REGATHERS, _BUCKETS, _EARLY_STARTS, _LATE_WAITS)
-
 # Inductor does these by itself, or cannot take their results.
-PASSES_WITHOUT_COMPILER = (
-    Pass(with_direct_views, needs={Fact.NEW_MEMORY}),
-    Pass(with_operands_reused, breaks={Fact.NEW_MEMORY}),
-)
+DIRECT_VIEWS = Pass(with_direct_views, needs={Fact.NEW_MEMORY})
+OPERANDS_REUSED = Pass(with_operands_reused, breaks={Fact.NEW_MEMORY})
 
 # Inductor errs on these operators, or computes them slower than torch does.
 PASSES_FOR_COMPILER = (
@@ -62,23 +39,42 @@ PASSES_FOR_COMPILER = (
 )
 
 
-def improved(tape: Tape, memories: Memories | None = None, *, alike: bool = False) -> Tape:
+def passes_of(
+    memories: Memories | None, most_bytes: Sequence[int] | None = None
+) -> tuple[Pass, ...]:
+    """Returns the passes of `improved`.
+
+    Collectives depend on agreed sizes alone until their order is settled: the other passes, which
+    ask for the memory of this rank, keep that.
+    """
+    buckets = partial(in_buckets, memories=memories, sizes=most_bytes)
+    return (
+        Pass(with_plain_ones, gives={Fact.UNREAD_LOSS}),
+        Pass(without_dead_code),
+        *(() if memories is None else (DIRECT_VIEWS,)),
+        Pass(with_regathers, needs={Fact.NEW_MEMORY}, joins=True),
+        Pass(buckets, needs={Fact.NEW_MEMORY, Fact.UNREAD_LOSS}, joins=True),
+        Pass(with_early_starts, needs={Fact.NEW_MEMORY}),
+        Pass(with_late_waits, needs={Fact.NEW_MEMORY}),
+        *(() if memories is None else (OPERANDS_REUSED,)),
+    )
+
+
+def improved(
+    tape: Tape, memories: Memories | None = None, most_bytes: Sequence[int] | None = None
+) -> Tape:
     """Returns `tape` after all passes.
 
     Args:
         tape: A step.
         memories: Has the memory of buckets. None leaves out the passes that write into memory of
             others: Inductor, and steps that reshape a tensor in place, need the recorded strides.
-        alike: Whether its collectives must be those of ranks with local shards of other sizes.
+        most_bytes: The bytes of each all-reduce, on which all ranks agree; by default this rank's.
 
     Raises:
         NotCaptured: If a pass does not keep what it declares to keep.
     """
-    passes = PASSES_ALIKE if alike else PASSES
-    if memories is not None:
-        buckets = Pass(partial(with_kept_buckets, memories=memories), needs={Fact.BUCKETS})
-        passes = (*passes, *PASSES_WITHOUT_COMPILER, buckets)
-    return Pipeline(passes)(tape)
+    return Pipeline(passes_of(memories, most_bytes))(tape)
 
 
 def improved_for_compiler(tape: Tape, onednn: torch_private.OneDnn) -> Tape:

@@ -35,7 +35,7 @@ def with_plain_ones(tape: Tape) -> Tape:
     `ones_like` of the loss reads its shape only: the loss may then be summed over the ranks later.
     """
 
-    def rewrite(call: Call, _: Tape) -> Call:
+    def plain(call: Call) -> Call:
         if call.operator is not torch.ops.aten.ones_like.default:
             return call
         form = tape.form(call.result)
@@ -44,7 +44,7 @@ def with_plain_ones(tape: Tape) -> Tape:
         made = {"dtype": form.dtype, "device": form.device}
         return attrs.evolve(call, operator=torch.ops.aten.ones.default, args=([],), kwargs=made)
 
-    return rewritten(tape, rewrite)
+    return tape.with_calls(map(plain, tape.calls))
 
 
 def with_direct_views(tape: Tape) -> Tape:

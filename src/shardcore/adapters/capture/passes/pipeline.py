@@ -15,16 +15,7 @@ class Fact(Enum):
     """A fact about a tape that passes rely on."""
 
     UNREAD_LOSS = "the backward pass does not depend on the value of the loss"
-    BUCKETS = "all-reduces that can be joined are joined"
     NEW_MEMORY = "no result is written into the memory of a dead operand"
-
-
-class Collectives(Enum):
-    """The effect of a pass on collectives."""
-
-    KEPT = "keeps collectives and their order"
-    MOVED = "keeps collectives"
-    CHANGED = "joins or repeats collectives"
 
 
 @attrs.frozen
@@ -39,14 +30,14 @@ class Pass:
         needs: Facts that hold before it.
         gives: Facts that hold after it.
         breaks: Facts that may no longer hold after it.
-        collectives: Its effect on collectives.
+        joins: Whether it joins or repeats collectives; else it keeps them and their order.
     """
 
     run: Callable[[Tape], Tape]
     needs: Set[Fact] = frozenset()
     gives: Set[Fact] = frozenset()
     breaks: Set[Fact] = frozenset()
-    collectives: Collectives = Collectives.KEPT
+    joins: bool = False
 
     @property
     def name(self) -> str:
@@ -82,23 +73,20 @@ class Pipeline:
             NotCaptured: If a pass does not keep what it declares to keep; the error names it.
         """
         found = reduce(lambda tape, each: each.run(tape), self.passes, tape)
-        least = max((each.collectives for each in self.passes), key=list(Collectives).index)
-        if _broken(tape, found, least):
+        if _broken(tape, found, joins=any(each.joins for each in self.passes)):
             for each in self.passes:
                 before, tape = tape, each.run(tape)
-                if broken := _broken(before, tape, each.collectives):
+                if broken := _broken(before, tape, joins=each.joins):
                     raise NotCaptured(
                         f"pass {each.name!r} does not keep {broken}: please report it"
                     )
         return found
 
 
-def _broken(before: Tape, after: Tape, collectives: Collectives) -> str:
+def _broken(before: Tape, after: Tape, *, joins: bool) -> str:
     """Returns the effect that a pass did not keep; empty if it kept all that it declares."""
-    pairs = zip(_effects(before), _effects(after), strict=True)
-    names = ("writes", "draws", "outputs", "collectives", "order of collectives")
-    checked = {Collectives.KEPT: 5, Collectives.MOVED: 4, Collectives.CHANGED: 3}[collectives]
-    for name, (old, new) in list(zip(names, pairs, strict=True))[:checked]:
+    names = ["writes", "draws", "outputs", *([] if joins else ["collectives"])]
+    for name, old, new in zip(names, _effects(before), _effects(after), strict=False):
         if old != new:
             return name
     return "" if _is_ordered(after) else "the order of calls and their operands"
@@ -112,10 +100,7 @@ def _effects(tape: Tape) -> Iterator[Hashable]:
     draws = (call.operator for call in tape.calls if call.draws)
     yield frozenset(Counter(draws).items())
     yield tuple(tape.forms[value.number] for value in values(tape.outputs))
-    called = (call.collective for call in tape.calls)
-    names = [name for name in called if name]
-    yield frozenset(Counter(names).items())
-    yield tuple(names)
+    yield tuple(call.collective for call in tape.calls if call.collective)
 
 
 def _is_ordered(tape: Tape) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.passes.memory.kept_buckets import Memories
+from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.recorder import Recorder
 
 STEPS, LENGTH = 12, 30

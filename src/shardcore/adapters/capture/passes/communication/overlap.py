@@ -4,6 +4,7 @@ import attrs
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import (
+    FAR,
     gathering_ranks,
     gathers,
     held_bytes,
@@ -15,9 +16,6 @@ from shardcore.adapters.capture.analyses import (
 )
 from shardcore.adapters.capture.checks import check
 from shardcore.adapters.capture.tape import Call, Tape
-
-# A start overtakes no more calls than a layer has: their operands are kept for a little longer.
-FAR = 64
 
 
 def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
@@ -59,7 +57,7 @@ def _first_readers(tape: Tape) -> dict[int, int]:
     """Returns, by memory, the place of the first call that reads it; a view does not."""
     found: dict[int, int] = {}
     for place, call in enumerate(tape.calls):
-        if not is_view(call, tape) and not call.is_wait:
+        if not is_view(call, tape):
             for memory in tape.reads_of(call):
                 found.setdefault(memory, place)
     return found
@@ -68,8 +66,7 @@ def _first_readers(tape: Tape) -> dict[int, int]:
 def _is_fixed(call: Call, tape: Tape) -> bool:
     """Returns whether all ranks run `call` in one order: a collective, or an effect on the host."""
     operator = call.operator
-    starts = torch_private.is_of_collectives(operator) and not torch_private.is_wait(operator)
-    return starts or not tape.writes_of(call)
+    return torch_private.is_of_collectives(operator) or not tape.writes_of(call)
 
 
 @attrs.frozen
@@ -88,7 +85,7 @@ class _InFlight:
 
 
 def with_late_waits(tape: Tape) -> Tape:
-    """Returns `tape` with each wait moved to the first call that needs it.
+    """Returns `tape` with a wait for each collective, before the first call that needs it.
 
     Such a call reads the result, or overwrites the operand. A collective holds its operand until
     the wait: if that would exceed the peak memory of the step, the oldest one is waited for. On
@@ -97,19 +94,14 @@ def with_late_waits(tape: Tape) -> Tape:
     """
     needs, live = needs_of(tape), live_bytes(tape)
     highest = max(live, default=0)
-    starts: dict[int, int] = {}  # by the place of a collective, or of a wait for it, its place
     flight: dict[int, _InFlight] = {}  # by the place of the collective, the oldest first
     calls: list[Call] = []
     for place, call in enumerate(tape.calls):
-        needed = {starts[each] for each in needs[place] if each in starts}
-        if call.is_wait and needed:
-            starts[place] = max(needed)
-            continue
         if not is_view(call, tape):  # a view reads nothing
             ranks = gathering_ranks(call, tape)
             for each in list(flight):
                 is_next = ranks and flight[each].gathers_over == ranks
-                if each in needed or is_next or call.operator is check:
+                if each in needs[place] or is_next or call.operator is check:
                     calls += flight.pop(each).waits
         for each, started in list(flight.items()):
             if sum(other.held for other in flight.values()) <= highest - live[place]:
@@ -118,7 +110,6 @@ def with_late_waits(tape: Tape) -> Tape:
                 calls += flight.pop(each).waits
         calls.append(call)
         if call.collective:
-            starts[place] = place
             waits = [Call(torch_private.wait_for(), (made,), {}, made) for made in call.results]
             ranks = gathering_ranks(call, tape)
             flight[place] = _InFlight(waits, sent_bytes(call, tape), ranks)

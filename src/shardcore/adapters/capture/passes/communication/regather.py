@@ -34,9 +34,7 @@ def with_regathers(tape: Tape) -> Tape:
         if _may_repeat(made_by, readers[0], tape):
             names: dict[Value, Value] = {}
             for call in repeated((tape.calls[each] for each in made_by), names, found):
-                waits = [Call(torch_private.wait_for(), (call.result,), {}, call.result)]
-                late = [attrs.evolve(call, backward=True), *(waits if gathers(call) else ())]
-                again.setdefault(readers[0], []).extend(late)
+                again.setdefault(readers[0], []).append(attrs.evolve(call, backward=True))
             for reader in readers:
                 args, kwargs = renamed((calls[reader].args, calls[reader].kwargs), names)
                 calls[reader] = attrs.evolve(calls[reader], args=args, kwargs=kwargs)
@@ -57,7 +55,7 @@ def _uses(gather: int, tape: Tape) -> tuple[set[Value], int, list[int]]:
     readers, last_use = [], gather
     for place in range(gather + 1, len(tape.calls)):
         call = tape.calls[place]
-        if made.isdisjoint(call.operands) or call.is_wait:
+        if made.isdisjoint(call.operands):
             continue
         if call.backward:
             readers.append(place)

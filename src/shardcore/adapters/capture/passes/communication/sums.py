@@ -1,53 +1,19 @@
-"""Joins all-reduces into buckets; those of losses and metrics come last."""
+"""Joins all-reduces into buckets, in memory that is kept from run to run."""
 
 import math
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
+from weakref import WeakValueDictionary
 
 import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.analyses import needs_of
+from shardcore.adapters.capture.analyses import FAR, makers_of, needs_of
 from shardcore.adapters.capture.checks import check
-from shardcore.adapters.capture.passes.cleanup import VIEW
-from shardcore.adapters.capture.tape import Call, Form, Tape
-
-# The elements of a tensor that is small: a loss, a count, the counts of some classes.
-SMALL = 64
-
-
-def with_small_sums_last(tape: Tape) -> Tape:
-    """Returns `tape` with small all-reduces last, side by side, and all that depends on them.
-
-    One on which a large tensor depends stays where it is.
-    """
-    needs = needs_of(tape)
-    fixed: set[int] = set()  # the places of large calls, and of those on which they depend
-    for place, call in reversed(list(enumerate(tape.calls))):
-        if place in fixed or not _is_small(tape, call):
-            fixed |= {place, *needs[place]}
-    stages: dict[int, int] = {}  # by place of what is moved, how many all-reduces come before it
-    for place, call in enumerate(tape.calls):
-        before = [
-            stages[each] + tape.calls[each].is_all_reduce for each in needs[place] & stages.keys()
-        ]
-        if place not in fixed and (before or call.is_all_reduce):
-            stages[place] = max(before, default=0)
-    rest = (place for place in range(len(tape.calls)) if place not in stages)
-    last = sorted(stages, key=stages.__getitem__)
-    return tape.with_calls(tape.calls[place] for place in (*rest, *last))
-
-
-def _is_small(tape: Tape, call: Call) -> bool:
-    if call.operator is check:  # a step that may be left there should not have gone far
-        return False
-    touched = (*call.operands, *call.results)
-    forms = [tape.forms[value.number] for value in touched]
-    return all(form is not None and form.elements <= SMALL for form in forms) and (
-        call.is_all_reduce or call.is_wait or not torch_private.is_of_collectives(call.operator)
-    )
-
+from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
 
 # As in `DistributedDataParallel`: the latency of a collective is negligible.
 BUCKET_BYTES = 25 * 1024 * 1024
@@ -55,123 +21,251 @@ BUCKET_BYTES = 25 * 1024 * 1024
 SMALL_BYTES = 1024 * 1024
 # torch 2.13: the alignment of tensors on a CPU (c10::gAlignment); on a GPU it is a multiple of it.
 ROUND_BYTES = 64
+# The elements of a tensor that is small: a loss, a count, the counts of some classes.
+SMALL = 64
 
-FLATTEN = torch.ops.aten.flatten_dense_tensors.default
-SPLIT = torch.ops.aten.split_with_sizes.default
+_FLATTEN = torch.ops.aten.flatten_dense_tensors.default
+_SPLIT = torch.ops.aten.split_with_sizes.default
+_VIEW = torch.ops.aten.view.default
+_VIEWS = (_VIEW, torch_private.UNSAFE_VIEW)
+# Operators with an `out` variant that gives the same values.
+_INTO = {
+    torch.ops.aten.mm.default: torch.ops.aten.mm.out,
+    torch.ops.aten.bmm.default: torch.ops.aten.bmm.out,
+}
 
 
-def in_buckets(tape: Tape, most: int = BUCKET_BYTES, small: int = SMALL_BYTES) -> Tape:
+class Memories:
+    """The memory of buckets, into which a program writes before it reads them.
+
+    Programs run in turns: they share it. When the last program that has a tensor is gone, so is the
+    tensor. New memory of many megabytes comes from the operating system page by page, in each run,
+    which may take as long as the all-reduce.
+    """
+
+    def __init__(self) -> None:
+        self._made: WeakValueDictionary[tuple[Form, int], torch.Tensor] = WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def taken(self, form: Form, number: int) -> torch.Tensor:
+        """Returns a tensor of this form; a program takes several by their numbers."""
+        tensor = self._made.get((form, number))
+        if tensor is None:
+            tensor = torch.empty(form.shape, dtype=form.dtype, device=form.device)
+            self._made[form, number] = tensor
+        return tensor
+
+
+def in_buckets(
+    tape: Tape,
+    memories: Memories | None = None,
+    sizes: Sequence[int] | None = None,
+    most: int = BUCKET_BYTES,
+    small: int = SMALL_BYTES,
+) -> Tape:
     """Returns `tape` with all-reduces joined into buckets.
 
-    A bucket has one operation, dtype and group. It starts at the place of its last all-reduce, or
-    earlier if a call needs a result. For `n` bytes there are at most `ceil(n / most) + 1` buckets
-    of about one size: all but the last overlap with the backward pass. `small` bytes or fewer go
-    into one bucket.
+    A bucket has one operation, dtype and group. It starts at the place of its last all-reduce, and
+    what depends on the others moves behind it: small tensors, such as losses, however far; others
+    over few calls. For `n` bytes there are at most `ceil(n / most) + 1` buckets of about one size:
+    all but the last overlap with the backward pass. `small` bytes or fewer go into one bucket.
+
+    Args:
+        tape: A step.
+        memories: Has the memory of buckets, in which gradients are then computed and reduced. A
+            program copies its outputs before the next run writes there. None makes new memory in
+            each run.
+        sizes: The bytes of each all-reduce, the same on all ranks; by default those of this rank.
+        most: The most bytes of a bucket.
+        small: The bytes that need no second bucket.
     """
-    found = tape.with_calls([])
-    buckets: dict[Any, _Bucket] = {}
-    sizes = _sizes(tape, most, small)
-    chunks: list[list[Call]] = []
-    for call in tape.calls:
-        due = [key for key, each in buckets.items() if each.is_touched(call, tape)]
-        for key in due:
-            buckets.pop(key).send(found)
-        if call.is_all_reduce:
-            key = _kind(call, tape)
-            chunks.append([])
-            bucket = buckets.setdefault(key, _Bucket())
-            bucket.add(call, chunks[-1], tape)
-            if bucket.bytes >= sizes[key]:
-                buckets.pop(key).send(found)
-        elif not any(each.waits(call, tape) for each in buckets.values()):
-            chunks.append([call])
-    for bucket in buckets.values():
-        bucket.send(found)
-    found.calls = [call for chunk in chunks for call in chunk]
-    return found
+    places = (place for place, call in enumerate(tape.calls) if call.is_all_reduce)
+    bytes_of = dict(zip(places, sizes or tape.all_reduce_bytes, strict=True))
+    needs = needs_of(tape)
+    buckets = list(_buckets(tape, needs, bytes_of, _limits(tape, bytes_of, most, small)))
+    found = attrs.evolve(tape.with_calls(tape.calls), kept={})
+    instead: dict[int, list[Call]] = {}
+    kept = None if memories is None else _Kept(found, memories, instead)
+    for bucket in buckets:
+        # Tensors of odd sizes come last, so that the others are aligned in memory.
+        calls = sorted(
+            (tape.calls[place] for place in bucket), key=lambda call: _is_odd(call, tape)
+        )
+        if len(calls) > 1:
+            forms = [tape.form(call.args[0]) for call in calls]
+            form = Form((sum(each.elements for each in forms),), forms[0].dtype, forms[0].device)
+            joined = (
+                _in_new_memory(calls, form, found) if kept is None else kept.joined(calls, form)
+            )
+            instead |= {place: [] for place in bucket} | {bucket[-1]: joined}
+    found.share({} if kept is None else kept.owners)
+    order = _order(needs, buckets)
+    chunks = (instead.get(place, [tape.calls[place]]) for place in order)
+    return found.with_calls(chain.from_iterable(chunks))
+
+
+def _is_odd(call: Call, tape: Tape) -> bool:
+    return tape.form(call.args[0]).bytes % ROUND_BYTES != 0
 
 
 def _kind(call: Call, tape: Tape) -> Any:
-    """Returns the key of the bucket: operation, group, dtype and device."""
+    """Returns what all-reduces of one bucket share: operation, group, dtype and device."""
     form = tape.form(call.args[0])
     return (*call.args[1:], form.dtype, form.device)
 
 
-def _sizes(tape: Tape, most: int, small: int) -> dict[Any, int]:
-    """Returns, by key, the bytes after which a bucket starts."""
-    bytes_of: Counter[Any] = Counter()
-    for call in tape.calls:
-        if call.is_all_reduce:
-            bytes_of[_kind(call, tape)] += tape.bucket_bytes(call)
+def _limits(tape: Tape, bytes_of: dict[int, int], most: int, small: int) -> dict[Any, int]:
+    """Returns, by kind, the bytes after which a bucket starts."""
+    totals: Counter[Any] = Counter()
+    for place, size in bytes_of.items():
+        totals[_kind(tape.calls[place], tape)] += size
     return {
         kind: most if total <= small else math.ceil(total / (math.ceil(total / most) + 1))
-        for kind, total in bytes_of.items()
+        for kind, total in totals.items()
     }
 
 
 @attrs.define
-class _Bucket:
-    """All-reduces that have not started yet.
+class _Open:
+    """A bucket that may get more all-reduces.
 
     Args:
-        place: The calls at the place of the last one.
+        places: The places of its all-reduces.
+        bytes: Their bytes.
+        behind: Their places, and those of all calls that depend on them.
+        large: The place of the first large call among these.
     """
 
-    place: list[Call] = attrs.field(factory=list)
-    calls: list[Call] = attrs.field(factory=list)
+    places: list[int] = attrs.field(factory=list)
     bytes: int = 0
-    _made: set[int] = attrs.field(factory=set)
-    _read: set[int] = attrs.field(factory=set)
-
-    def add(self, call: Call, place: list[Call], tape: Tape) -> None:
-        self.place = place
-        self.calls.append(call)
-        self.bytes += tape.bucket_bytes(call)
-        self._made |= tape.writes_of(call)
-        self._read |= tape.reads_of(call)
-
-    def waits(self, call: Call, tape: Tape) -> bool:
-        """Returns whether `call` waits for one of them."""
-        return call.is_wait and bool(tape.reads_of(call) & self._made)
-
-    def is_touched(self, call: Call, tape: Tape) -> bool:
-        """Returns whether `call` needs a result, or writes into an operand."""
-        if self.waits(call, tape):
-            return False
-        touched = tape.reads_of(call) | tape.writes_of(call)
-        return bool(touched & self._made or tape.writes_of(call) & self._read)
-
-    def send(self, tape: Tape) -> None:
-        """Starts the bucket at its place, and waits for it; a later pass moves the wait."""
-        if len(self.calls) > 1:
-            self.place += _together(self.calls, tape)
-            return
-        (only,) = self.calls
-        self.place += [only, Call(torch_private.wait_for(), (only.result,), {}, only.result)]
+    behind: set[int] = attrs.field(factory=set)
+    large: float = math.inf
 
 
-def _together(bucket: list[Call], tape: Tape) -> list[Call]:
-    """Returns the calls that do those of `bucket` in one collective.
+def _buckets(
+    tape: Tape, needs: list[set[int]], bytes_of: dict[int, int], limits: dict[Any, int]
+) -> Iterator[list[int]]:
+    """Yields the places of the all-reduces of each bucket.
 
-    Tensors of odd sizes come last, so that the others are aligned in memory.
+    A bucket gets no more when an all-reduce depends on it: so no two wait for each other.
     """
-    bucket = sorted(bucket, key=lambda call: tape.form(call.args[0]).bytes % ROUND_BYTES != 0)
-    first = bucket[0]
-    form = tape.form(first.args[0])
-    forms = [tape.form(call.args[0]) for call in bucket]
-    whole = Form((sum(each.elements for each in forms),), form.dtype, form.device)
-    sent, reduced = tape.new(whole), tape.new(whole)
+    buckets: dict[Any, _Open] = {}
+    for place, call in enumerate(tape.calls):
+        for kind, bucket in list(buckets.items()):
+            is_behind = not needs[place].isdisjoint(bucket.behind)
+            if place in bytes_of and (is_behind or place - bucket.large > FAR):
+                yield buckets.pop(kind).places
+            elif is_behind:
+                bucket.behind.add(place)
+                if not _is_small(call, tape):
+                    bucket.large = min(bucket.large, place)
+        if place in bytes_of:
+            kind = _kind(call, tape)
+            bucket = buckets.setdefault(kind, _Open())
+            bucket.places.append(place)
+            bucket.bytes += bytes_of[place]
+            bucket.behind.add(place)
+            if bucket.bytes >= limits[kind]:
+                yield buckets.pop(kind).places
+    yield from (each.places for each in buckets.values())
+
+
+def _is_small(call: Call, tape: Tape) -> bool:
+    """Returns whether `call` may come much later: a step that is left at a check did not go far."""
+    forms = [tape.forms[value.number] for value in (*call.operands, *call.results)]
+    return call.operator is not check and all(each and each.elements <= SMALL for each in forms)
+
+
+def _order(needs: list[set[int]], buckets: list[list[int]]) -> list[int]:
+    """Returns the places of all calls, with what depends on a bucket behind its last all-reduce."""
+    last_of = {place: bucket[-1] for bucket in buckets for place in bucket}
+    behind: list[int] = []  # by place, the place at which a call stands, or behind it
+    for place, before in enumerate(needs):
+        behind.append(max([place, *(last_of.get(each, behind[each]) for each in before)]))
+    return sorted(range(len(needs)), key=lambda place: (behind[place], behind[place] > place))
+
+
+def _in_new_memory(calls: list[Call], form: Form, tape: Tape) -> list[Call]:
+    """Returns the calls that do `calls` in one collective of this form."""
+    first, forms = calls[0], [tape.form(call.result) for call in calls]
+    sent, reduced = tape.new(form), tape.new(form)
     parts = [
-        tape.new(Form((each.elements,), each.dtype, each.device), reduced.number) for each in forms
+        tape.new(Form((each.elements,), form.dtype, form.device), reduced.number) for each in forms
     ]
-    tape.share({call.result: reduced for call in bucket})  # results are views of the bucket
+    tape.share({call.result: reduced for call in calls})  # results are views of the bucket
     return [
-        Call(FLATTEN, ([call.args[0] for call in bucket],), {}, sent),
+        Call(_FLATTEN, ([call.args[0] for call in calls],), {}, sent),
         attrs.evolve(first, args=(sent, *first.args[1:]), result=reduced),
-        Call(torch_private.wait_for(), (reduced,), {}, reduced),
-        Call(SPLIT, (reduced, [each.elements for each in forms]), {}, parts),
+        Call(_SPLIT, (reduced, [each.elements for each in forms]), {}, parts),
         *(
-            Call(VIEW, (part, list(each.shape)), {}, call.result)
-            for part, each, call in zip(parts, forms, bucket, strict=True)
+            Call(_VIEW, (part, list(each.shape)), {}, call.result)
+            for part, each, call in zip(parts, forms, calls, strict=True)
         ),
     ]
+
+
+@attrs.define(eq=False)
+class _Kept:
+    """Writes all-reduces into memory that is kept, and the matrix products that only they read.
+
+    Args:
+        tape: The step, before and after.
+        memories: Has the memory.
+        instead: By place, the calls that stand there now.
+        owners: By value in a bucket, the bucket, with which it shares its memory.
+    """
+
+    tape: Tape
+    memories: Memories
+    instead: dict[int, list[Call]]
+    owners: dict[Value, Value] = attrs.field(factory=dict, init=False)
+    _makers: dict[Value, int] = attrs.field(init=False)
+    _readers: Counter[Value] = attrs.field(init=False)
+    _forms: Counter[Form] = attrs.field(factory=Counter, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._makers = makers_of(self.tape)
+        self._readers = Counter(value for call in self.tape.calls for value in call.operands)
+        self._readers.update(values(self.tape.outputs))
+
+    def joined(self, calls: list[Call], form: Form) -> list[Call]:
+        """Returns the calls that do `calls` in one collective of this form."""
+        bucket, first = self.tape.new(form), calls[0]
+        tensor = self.memories.taken(form, self._forms[form])
+        self._forms[form] += 1
+        self.tape.kept[bucket.number] = tensor
+        parts = torch.split(tensor, [self.tape.form(call.result).elements for call in calls])
+        copied: dict[Value, Value] = {}
+        for call, part in zip(calls, parts, strict=True):
+            self._keep(call.result, part, bucket)
+            if not self._is_made_in(part, call.args[0], bucket):
+                copied[call.result] = call.args[0]
+        lists = list(copied), list(copied.values())
+        copy = Call(torch_private.LIST_COPY, lists, {}, None, tuple(copied), first.line)
+        operator, args = torch_private.all_reduce_in_place(), (bucket, *first.args[1:])
+        joined = attrs.evolve(first, operator=operator, args=args, result=bucket, writes=(bucket,))
+        return [copy, joined] if copied else [joined]
+
+    def _keep(self, value: Value, part: torch.Tensor, bucket: Value) -> None:
+        self.tape.kept[value.number] = part.view(self.tape.form(value).shape)
+        self.owners[value] = bucket
+
+    def _is_made_in(self, part: torch.Tensor, value: Value, bucket: Value) -> bool:
+        """Returns whether the product of which `value` is a view is written into `part` now."""
+        views: list[int] = []
+        while value in self._makers and self._readers[value] == 1:
+            place = self._makers[value]
+            call = self.tape.calls[place]
+            if call.operator in _INTO and self.tape.form(value).is_dense:
+                self._keep(value, part, bucket)
+                into, kwargs = _INTO[call.operator], {**call.kwargs, "out": value}
+                made = attrs.evolve(call, operator=into, kwargs=kwargs, writes=(value,))
+                self.instead |= {place: [made], **{view: [] for view in views}}
+                return True
+            if call.operator not in _VIEWS:
+                return False
+            views.append(place)
+            value = call.args[0]
+        return False
