@@ -174,7 +174,8 @@ def distribute(case: Case, layout: str) -> None:
     if layout == "layout map":
         rules = case.backbone.get_layout_map(mesh, "model", "data")
     else:
-        rules = shardcore.plan(case.build, mesh, policy=layout)
+        small = {} if layout == "data_parallel" else {"small": 0}  # the models are
+        rules = shardcore.plan(case.build, mesh, policy=layout, **small)
     keras.distribution.set_distribution(
         keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="data")
     )
