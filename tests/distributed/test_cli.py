@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import keras
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from shardcore import cli
 from shardcore.testing import run_ranks
+from tests.plugins.packages import write_package
 
 MODEL = """
 import keras
@@ -117,6 +120,40 @@ def test_a_plan_tells_the_memory_of_a_step(target):
     assert "--memory simulates ranks, but a launcher started this one: leave it out" in err
 
 
+def test_a_plan_passes_over_the_distribution_that_the_function_sets(target):
+    words = ("--mesh", "1x2", "--policy", "fully_sharded", "--axes", "y,x", "--json")
+    plans = [command("plan", f"{target}:{each}", *words)[1] for each in ("ruled", "trained_plain")]
+    assert plans[0] == plans[1]
+    assert json.loads(plans[0])["mesh"] == "(y=1, x=2)"
+
+
+PRINTS = """
+from shardcore.ports.hookspecs import hookimpl
+print("a plug-in is imported")
+
+@hookimpl
+def shardcore_strategies():
+    print("its hook is called")
+    return []
+"""
+
+
+def test_only_data_is_on_standard_output(target, tmp_path, monkeypatch):
+    write_package(tmp_path, "prints-much", PRINTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "prints.py").write_text(f"print('the script')\n{MODEL}")
+    code, out, err = command("plan", f"{tmp_path}/prints.py", "--mesh", "1x2", "--json")
+    assert (code, json.loads(out)["mesh"]) == (0, "(data=1, model=2)")
+    for each in ("a plug-in is imported", "its hook is called", "the script"):
+        assert each in err
+
+
+def test_a_reader_that_has_enough_is_no_error(target):
+    command = f"{sys.executable} -m shardcore plan {target} --mesh 1x2 | true; echo $PIPESTATUS"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
 def test_verify_prints_the_table(target):
     code, out, _ = command("verify", target)
     assert code == 0
@@ -204,7 +241,7 @@ def test_explain_on_one_device(target):
         (["--ranks", "2"], LAUNCHED, 2, "but a launcher started this one: leave it out"),
         (["--batch", "data"], {}, 2, "name one that returns the global batch, --batch FUNCTION"),
         (["--step", "fit"], {}, 1, "explain() has the steps ('train', 'test', 'predict'), got 'f"),
-        (["--mesh", "2x4"], {}, 1, "trained() sets a distribution, and a plan is what one is"),
+        (["--mesh", "2x4"], {}, 2, "trained() sets a distribution, and --mesh lays the model out"),
         (["--ranks", "2", "--save", "a.png"], {}, 1, '"step.svg" or "step.html", got \'a.png\''),
     ],
 )

@@ -14,7 +14,7 @@ import torch
 from keras import layers
 
 import shardcore
-from shardcore import builtin_plugins, cli
+from shardcore import bootstrap, builtin_plugins, cli
 from shardcore.binding.planning.make_plan import describe
 from shardcore.domain.errors import LayoutError, PolicyError, RuleError
 from shardcore.domain.mesh import Mesh
@@ -136,7 +136,8 @@ def unbuilt():
 
 
 def distributed():
-    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    devices = keras.distribution.DeviceMesh((1,), ("batch",), ["cpu:0"])
+    keras.distribution.set_distribution(keras.distribution.DataParallel(device_mesh=devices))
     return build()
 
 
@@ -154,7 +155,6 @@ REFUSED = [
     ),
     (dict, MESH, r"what dict\(\) returned is dict, expected a Keras model"),
     ("model.keras", MESH, "a built Keras model or a function that builds one, got 'model.keras'"),
-    (distributed, MESH, r"distributed\(\) sets a distribution.* take set_distribution"),
     (reading, MESH, r"reading\(\) was called .* on the meta device, and reads values"),
     (build, (2, 4), r"for a keras.distribution.DeviceMesh, or, .*; got \(2, 4\)"),
     (build, Mesh((8,), ("batch",)), r"needs an axis beside that of the batch"),
@@ -170,6 +170,18 @@ def test_an_error_says_why_a_model_cannot_be_planned():
             assert keras.distribution.distribution() is None
 
     in_a_process(program)
+
+
+def test_a_distribution_that_the_function_sets_is_passed_over():
+    def program():
+        message = r"distributed\(\) sets a distribution.*: call shardcore.install\(\) first"
+        with pytest.raises(PolicyError, match=message):
+            plan(distributed, MESH)
+        shardcore.install()
+        planned = plan(distributed, MESH).to_dict() == plan(build, MESH).to_dict()
+        return planned, keras.distribution.distribution()
+
+    assert in_a_process(program) == (True, None)
 
 
 def test_an_error_of_the_function_is_its_own():
@@ -309,8 +321,11 @@ def test_it_prints_and_the_program_that_it_gives_makes_the_same_map():
 
     def program():
         made = plan(twice)
-        names = {"keras": keras, "device_mesh": made.device_mesh}
+        names = {}
+        shardcore.install()
+        bootstrap.simulate(8)
         exec(made.to_python(), names)
+        assert keras.distribution.distribution()._layout_map is names["layout_map"]
         kept = names["layout_map"]
         assert type(kept) is keras.distribution.LayoutMap
         assert {k: v.axes for k, v in kept.items()} == {k: v.axes for k, v in made.items()}

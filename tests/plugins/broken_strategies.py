@@ -13,12 +13,12 @@ from shardcore.strategies.single_device import SingleDeviceStrategy
 
 
 class CreatesFloats(ShardedStrategy):
-    def create(self, value, storage):
-        return super().create(value.float(), storage)
+    def create(self, value, storage, variable):
+        return super().create(value.float(), storage, variable)
 
 
 class StoresWhole(ShardedStrategy):
-    def create(self, value, storage):
+    def create(self, value, storage, variable):
         position = self.tensors.world.position
         view = value[storage.slices(value.shape, position)]  # and it keeps what it is a view of
         return self.tensors.join(view, storage, tuple(value.shape))
@@ -49,10 +49,10 @@ class AssignsOnRank0(ShardedStrategy):
 
 
 class LosesTheRest(ShardedStrategy):
-    def create(self, value, storage):
+    def create(self, value, storage, variable):
         rows = len(value) - len(value) % 2 if value.ndim else 0
         value[rows:] *= value.ndim == 0
-        return super().create(value, storage)
+        return super().create(value, storage, variable)
 
 
 class JoinsZeros(ShardedStrategy):
@@ -72,9 +72,9 @@ class AsksTheOthers(ShardedStrategy):
 
 
 class KeepsTheFirstAxis(ShardedStrategy):
-    def create(self, value, storage):
+    def create(self, value, storage, variable):
         first = [axes[0] if isinstance(axes, tuple) else axes for axes in storage.spec]
-        return super().create(value, Layout(storage.mesh, tuple(first)))
+        return super().create(value, Layout(storage.mesh, tuple(first)), variable)
 
 
 class AveragesGradients(ShardedStrategy):

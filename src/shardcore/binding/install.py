@@ -197,6 +197,8 @@ class Binding:
         if name != keras_private.CURRENT_DISTRIBUTION:
             original(name, value)
             return
+        if self.sessions.planning is threading.current_thread():
+            return
         before = keras.distribution.distribution()
         original(name, value)
         try:

@@ -27,6 +27,7 @@ class Installation:
         entry: The strategy that was chosen.
         options: The options of the strategy.
         passed_over: The reasons against the other strategies, by name.
+        plugins: The strategies and policies that packages offer.
         binding: The `shardcore.binding.install.Binding`.
         processes: The job of this process.
         undo: Restores what is not of Keras: the log, `KERAS_BACKEND`, torch, the watch of other
@@ -36,6 +37,7 @@ class Installation:
     entry: StrategyEntry
     options: dict[str, Any]
     passed_over: dict[str, str]
+    plugins: plugins.Plugins
     binding: Any
     processes: Any
     undo: ExitStack
@@ -60,6 +62,15 @@ def is_installed() -> bool:
     return _installed is not None
 
 
+def load_plugins() -> plugins.Plugins:
+    """Returns the strategies and policies that packages offer, with one warning of each problem."""
+    if _installed is not None:
+        return _installed.plugins
+    loaded = plugins.load()
+    loaded.log()
+    return loaded
+
+
 def install(strategy: str, options: dict[str, Any]) -> Installation:
     """Chooses a strategy and binds it into Keras; the same one again changes nothing."""
     global _installed  # noqa: PLW0603 - one Keras per process
@@ -74,8 +85,8 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
         newer = environment.check_versions()
         if newer:
             self_check.check(newer)
-        offers = plugins.offered(plugins.STRATEGIES)
-        entry, passed_over = plugins.choose(strategy, offers)
+        loaded = load_plugins()
+        entry, passed_over = plugins.choose(strategy, loaded.strategies)
         entry = plugins.with_options(entry, options)
         from shardcore.adapters.capture.program import TapeCapture
         from shardcore.adapters.processes import TorchProcesses
@@ -88,11 +99,13 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
         binding = Binding(entry, processes, capture)
         binding.put()
         undo.callback(processes.unwatch)
-        _installed = Installation(entry, options, passed_over, binding, processes, undo.pop_all())
+        _installed = Installation(
+            entry, options, passed_over, loaded, binding, processes, undo.pop_all()
+        )
     if newer:
         logger.warning("%s The self-check found nothing that does not fit.", " ".join(newer))
     # "auto" reports only that it cannot have the strategy that it prefers.
-    best = plugins.preferred(list(offers.found.values()))
+    best = plugins.preferred(list(loaded.strategies.found.values()))
     level = logging.INFO if strategy == "auto" and entry.name != best.name else logging.DEBUG
     logger.log(level, "strategy %r chosen%s", entry.name, _because(passed_over))
     return _installed

@@ -4,15 +4,16 @@ import inspect
 import logging
 from collections.abc import Collection, Mapping
 from functools import partial
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import attrs
 import pluggy
 
 from shardcore import builtin_plugins
+from shardcore.bootstrap import plugin_calls
 from shardcore.domain.errors import PluginError, PolicyError, ShardcoreError, StrategyError
-from shardcore.ports import hookspecs
+from shardcore.ports import hookspecs, policy, strategy
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import StrategyEntry
 
@@ -32,12 +33,14 @@ class Hook(Generic[E]):
         what: What it offers, for messages.
         entry: The type of what it gives.
         error: The type of the errors about it.
+        contract: The version of the contract of what it offers.
     """
 
     name: str
     what: str
     entry: type[E]
     error: type[ShardcoreError]
+    contract: int
 
     def check_options(self, name: str, options: Collection[str], known: Collection[str]) -> None:
         """Refuses options that the entry of that name does not know."""
@@ -48,8 +51,10 @@ class Hook(Generic[E]):
                 raise self.error(f"{what} has no option {option!r}; it has {has}.")
 
 
-STRATEGIES = Hook("shardcore_strategies", "strategy", StrategyEntry, StrategyError)
-POLICIES = Hook("shardcore_policies", "policy", PolicyEntry, PolicyError)
+STRATEGIES = Hook(
+    "shardcore_strategies", "strategy", StrategyEntry, StrategyError, strategy.CONTRACT
+)
+POLICIES = Hook("shardcore_policies", "policy", PolicyEntry, PolicyError, policy.CONTRACT)
 
 
 @attrs.frozen
@@ -78,15 +83,10 @@ class Offers(Generic[E]):
             f"{self.hook.what} {entry.name!r} is offered by package {first!r} and by package "
             f"{package!r}: uninstall one of the two, or rename its {self.hook.what}."
         )
-        self.refuse(package, reason)
+        self.broken[package] = reason
         if first != OURS:
             self.found.pop(entry.name, None)
             self.broken[first] = reason
-
-    def refuse(self, package: str, reason: str) -> None:
-        """Records and logs the reason against the entries of a package."""
-        self.broken[package] = reason
-        logger.warning("package %r: %s", package, reason)
 
     def get(self, name: str, *others: str) -> E:
         """Returns the entry of that name.
@@ -107,34 +107,81 @@ class Offers(Generic[E]):
         raise self.hook.error(f"No {self.hook.what} {name!r}: there are {names}. {remedy}")
 
 
-def offered(hook: Hook[E]) -> Offers[E]:
-    """Returns all entries of `hook`. A package that cannot be used is logged and recorded."""
+@attrs.frozen
+class Plugins:
+    """The strategies and policies that can be had, ours and those of packages."""
+
+    strategies: Offers[StrategyEntry] = attrs.field(factory=partial(Offers, STRATEGIES))
+    policies: Offers[PolicyEntry] = attrs.field(factory=partial(Offers, POLICIES))
+
+    def log(self) -> None:
+        """Logs each reason against a package once."""
+        every = [*self.strategies.broken.items(), *self.policies.broken.items()]
+        for package, reason in dict.fromkeys(every):
+            logger.warning("package %r: %s", package, reason)
+
+
+def load() -> Plugins:
+    """Returns all that packages offer; reasons against a package are recorded, not raised."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    offers = Offers(hook)
-    for entry in _offered(manager, builtin_plugins, hook):
-        offers.add(entry, OURS)
+    loaded = Plugins()
+    manager.register(builtin_plugins)
+    _add_all(manager, builtin_plugins, OURS, loaded)
     for point in entry_points(group=hookspecs.PROJECT):
         package = point.dist.name if point.dist is not None else point.module
         try:
-            entries = _offered(manager, point.load(), hook)
-        except Exception as error:  # noqa: BLE001 - a third party's module may raise anything
-            offers.refuse(package, _one_line("its plug-in cannot be used", error))
+            plugin = _registered(manager, point)
+        except PluginError as error:
+            loaded.strategies.broken[package] = loaded.policies.broken[package] = str(error)
+        else:
+            _add_all(manager, plugin, package, loaded)
+    return loaded
+
+
+def _registered(manager: pluggy.PluginManager, point: EntryPoint) -> object:
+    """Imports, registers and returns the plug-in of a package.
+
+    Raises:
+        PluginError: If it cannot be imported, or its hooks are not ours.
+    """
+    plugin = plugin_calls.call(point.load, f"the import of its plug-in {point.value!r}")
+    try:
+        manager.register(plugin)
+    except pluggy.PluginValidationError as error:
+        raise PluginError(" ".join(str(error).split())) from error
+    _check_hooks(manager, plugin)
+    return plugin
+
+
+def _add_all(manager: pluggy.PluginManager, plugin: object, package: str, loaded: Plugins) -> None:
+    """Adds what a plug-in offers by each hook; a hook that fails leaves the other alone."""
+    every: tuple[Offers[Any], ...] = (loaded.strategies, loaded.policies)
+    for offers in every:
+        try:
+            entries = _offered(manager, plugin, offers.hook)
+        except PluginError as error:
+            offers.broken[package] = str(error)
             continue
         for entry in entries:
             offers.add(entry, package)
-    return offers
 
 
 def _offered(manager: pluggy.PluginManager, plugin: object, hook: Hook[E]) -> list[E]:
     """Returns the entries that one plug-in offers by the hook, checked."""
-    manager.register(plugin)
-    _check_hooks(manager, plugin)
     hooks: list[Any] = getattr(manager.hook, hook.name).get_hookimpls()
-    offered = [each for found in hooks if found.plugin is plugin for each in found.function()]
+    name = f"its hook {hook.name}()"
+    its = [found.function for found in hooks if found.plugin is plugin]
+    offered = plugin_calls.call(lambda: [each for function in its for each in function()], name)
     for each in offered:
         if not isinstance(each, hook.entry):
-            raise PluginError(f"{hook.name}() gave {each!r}, expected a {hook.entry.__name__}")
+            raise PluginError(f"{name} gave {each!r}, expected a {hook.entry.__name__}")
+        if each.contract != hook.contract:
+            raise PluginError(
+                f"{name} gave {hook.what} {each.name!r} for version {each.contract} of the "
+                f"contract, and this shardcore has version {hook.contract}: install releases of "
+                "both that fit together"
+            )
     return offered
 
 
@@ -147,10 +194,6 @@ def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
         raise PluginError(
             f"the hooks of shardcore are {', '.join(ours)}, those of the plug-in {has}"
         )
-
-
-def _one_line(what: str, error: Exception) -> str:
-    return " ".join(f"{what}: {type(error).__name__}: {error}".split())
 
 
 def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, dict[str, str]]:
@@ -213,7 +256,13 @@ def preferred(usable: list[StrategyEntry]) -> StrategyEntry:
 
 
 def _why_unavailable(entry: StrategyEntry) -> str | None:
-    try:
+    if entry.package == OURS:
         return entry.why_unavailable()
-    except Exception as error:  # noqa: BLE001 - a third party's function may raise anything
-        return _one_line("why_unavailable() failed", error)
+    try:
+        reason = plugin_calls.call(entry.why_unavailable, "its why_unavailable()")
+        if reason is not None and not isinstance(reason, str):
+            raise PluginError(f"its why_unavailable() gave {reason!r}, expected None or a reason")
+    except PluginError as error:
+        logger.warning("package %r, strategy %r: %s", entry.package, entry.name, error)
+        return str(error)
+    return reason

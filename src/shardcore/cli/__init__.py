@@ -6,12 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from shardcore import api, bootstrap
-from shardcore.bootstrap import environment
 from shardcore.cli import checkpoints
 from shardcore.cli.arguments import (
     DEFAULT_POLICY,
@@ -41,10 +41,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 if all is as it should be, 1 if not, 2 for wrong usage.
     """
-    words = parser()
+    try:
+        return _run(arguments)
+    finally:
+        _print("")
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    # Only the result goes to standard output: not what plug-ins, Keras and the script print.
+    with redirect_stdout(sys.stderr):
+        words = parser()
     options = words.parse_args(arguments)
     try:
-        return COMMANDS[options.command](options)
+        with redirect_stdout(sys.stderr):
+            code, result = COMMANDS[options.command](options)
+        _print(result)
+        return code
     except UsageError as error:
         words.exit(2, f"{words.prog}: error: {error}\n")
     except ShardcoreError as error:
@@ -56,30 +68,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
 
 
-def _status(options: argparse.Namespace) -> int:
+def _print(text: str) -> None:
+    """Prints `text`; a reader that has gone, such as `head`, is no error."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _status(options: argparse.Namespace) -> tuple[int, str]:
     api.install(options.strategy)
     bootstrap.installation().binding.library.initialize()
-    _show(api.status(), options)
-    return 0
+    return 0, _shown(api.status(), options)
 
 
-def _plan(options: argparse.Namespace) -> int:
+def _plan(options: argparse.Namespace) -> tuple[int, str]:
     file, name = parse_target(options.target)
     mesh = parse_mesh(options.mesh, options.axes)
     settings = dict(map(parse_option, options.option))
     if options.python and (options.json or options.memory):
         raise UsageError("--python prints a program: leave out --json and --memory")
     policy = options.policy or DEFAULT_POLICY
+    api.install()
     if options.memory:
-        api.install()
         _simulate(mesh.size, "--memory")
-    environment.choose_backend()
+    elif resolve_job(environ=os.environ) is None:
+        bootstrap.simulate(mesh.size)  # for a function that makes a mesh of all devices
     script = load_script(file)
     build = function_of(script, name)
     plan = api.plan(build, mesh, policy, **settings)
     if options.python:
-        print(plan.to_python(), end="")
-        return 0
+        return 0, plan.to_python()
     memory = None
     if options.memory:
         batch = function_of(script, options.batch, BATCH)
@@ -87,13 +108,11 @@ def _plan(options: argparse.Namespace) -> int:
         memory = bootstrap.estimate_memory(build, batch, policy)
     if options.json:
         more = {} if memory is None else {"memory": memory.to_dict()}
-        print(json.dumps({**plan.to_dict(), **more}, indent=2))
-    else:
-        print(plan if memory is None else f"{plan}\n\n{memory}")
-    return 0
+        return 0, json.dumps({**plan.to_dict(), **more}, indent=2) + "\n"
+    return 0, f"{plan}\n" if memory is None else f"{plan}\n\n{memory}\n"
 
 
-def _explain(options: argparse.Namespace) -> int:
+def _explain(options: argparse.Namespace) -> tuple[int, str]:
     file, name = parse_target(options.target)
     mesh = None if options.mesh is None else parse_mesh(options.mesh, options.axes)
     settings = dict(map(parse_option, options.option))
@@ -104,13 +123,19 @@ def _explain(options: argparse.Namespace) -> int:
     if mesh is not None:
         policy = options.policy or DEFAULT_POLICY
         api.plan(function_of(script, name), mesh, policy, **settings).distribute()
-    explanation = api.explain(build_model(script, name), batch(), options.step)
+    sessions = bootstrap.installation().binding.sessions
+    planned = sessions.current()
+    model = build_model(script, name)
+    if mesh is not None and sessions.current() is not planned:
+        raise UsageError(
+            f"{name}() sets a distribution, and --mesh lays the model out by a policy: leave out "
+            "--mesh and give --ranks, or take set_distribution(...) out of the function"
+        )
+    explanation = api.explain(model, batch(), options.step)
     if options.save and explanation.rank == 0:
         explanation.save(options.save)
-    if explanation.rank == 0 and not options.json and explanation.layouts:
-        print(explanation.layouts, end="\n\n")
-    _show(explanation, options)
-    return 0
+    before = explanation.rank == 0 and not options.json and explanation.layouts
+    return 0, (f"{before}\n\n" if before else "") + _shown(explanation, options)
 
 
 def _simulate_ranks(mesh: Mesh | None, options: argparse.Namespace) -> None:
@@ -132,15 +157,15 @@ def _simulate(ranks: int, option: str) -> None:
     bootstrap.simulate(ranks)
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _verify(options: argparse.Namespace) -> tuple[int, str]:
     file, name = parse_target(options.target)
     api.install(options.strategy)
     report = api.verify(build_model(load_script(file), name))
-    _show(report, options)
-    return 0 if report.ok else 1
+    return 0 if report.ok else 1, _shown(report, options)
 
 
-COMMANDS = {
+# Each returns the exit code, and what it prints.
+COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[int, str]]] = {
     "status": _status,
     "plan": _plan,
     "explain": _explain,
@@ -149,9 +174,11 @@ COMMANDS = {
 }
 
 
-def _show(result: Status | Explanation | Verification, options: argparse.Namespace) -> None:
-    if result.rank == 0:
-        print(json.dumps(result.to_dict(), indent=2) if options.json else result)
+def _shown(result: Status | Explanation | Verification, options: argparse.Namespace) -> str:
+    """Returns the text of a result; nothing on a rank that does not print."""
+    if result.rank != 0:
+        return ""
+    return f"{json.dumps(result.to_dict(), indent=2) if options.json else result}\n"
 
 
 def load_script(file: Path) -> ModuleType:

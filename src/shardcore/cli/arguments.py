@@ -40,8 +40,9 @@ PLAN = """\
 Calls a function of your script on the meta device, which stores no values, and
 prints which layout a policy gives each variable of the model that it returns,
 how much a rank stores, and why. It needs no devices and no other processes.
-The function sets no distribution. With --memory it runs a train step of the
-compiled model too, on tensors without values, which take no memory.
+A distribution that the function sets is passed over. With --memory it runs a
+train step of the compiled model too, on tensors without values, which take no
+memory.
 """
 
 PLAN_EPILOG = """\
@@ -98,8 +99,8 @@ class UsageError(ShardcoreError, ValueError):
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line, which sets `command` to its first word."""
-    strategies = plugins.offered(plugins.STRATEGIES).found
-    policies = plugins.offered(plugins.POLICIES).found
+    loaded = plugins.load()
+    strategies, policies = loaded.strategies.found, loaded.policies.found
     listed = f"strategies:\n{_listed(strategies)}\n\npolicies:\n{_listed(policies)}"
     raw = argparse.RawDescriptionHelpFormatter
     found = argparse.ArgumentParser(
@@ -166,7 +167,7 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--memory", action="store_true", help="print what a train step takes on a rank, by kind"
     )
-    plan.add_argument("--python", action="store_true", help="print the program that makes it")
+    plan.add_argument("--python", action="store_true", help="print a program that sets it")
     return found
 
 

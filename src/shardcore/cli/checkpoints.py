@@ -54,21 +54,20 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    """Runs the subcommand, and returns its exit code."""
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Runs the subcommand, and returns its exit code and what it prints."""
     return {"inspect": _inspect, "verify": _verify, "convert": _convert}[options.action](options)
 
 
-def _inspect(options: argparse.Namespace) -> int:
+def _inspect(options: argparse.Namespace) -> tuple[int, str]:
     from shardcore.adapters.checkpoints import folders
 
     path = _found(options.directory)
     shown = Inspection(str(path), folders.read_index(path))
-    print(json.dumps(shown.to_dict(), indent=2) if options.json else shown)
-    return 0
+    return 0, f"{json.dumps(shown.to_dict(), indent=2) if options.json else shown}\n"
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _verify(options: argparse.Namespace) -> tuple[int, str]:
     from shardcore.adapters.checkpoints.store import FolderStore
 
     path, store = _found(options.directory), FolderStore()
@@ -77,11 +76,11 @@ def _verify(options: argparse.Namespace) -> int:
     with store.reading(path, index) as reader:
         for each in index.variables:
             reader.check(each, each.whole)
-    print(f"{path}: {len(index.variables)} variables in {len(index.files)} files, all as written")
-    return 0
+    counts = f"{len(index.variables)} variables in {len(index.files)} files"
+    return 0, f"{path}: {counts}, all as written\n"
 
 
-def _convert(options: argparse.Namespace) -> int:
+def _convert(options: argparse.Namespace) -> tuple[int, str]:
     from shardcore.adapters.checkpoints import folders
     from shardcore.adapters.checkpoints.conversion import convert
 
@@ -92,10 +91,10 @@ def _convert(options: argparse.Namespace) -> int:
     if limit is not None and limit <= 0:
         raise CheckpointError(f"Expected --max-shard-size above 0, got {limit}.")
     done = convert(source, options.target, None if limit is None else int(limit * 2**30))
-    print(f"{done.path}: {done.variables} variables, {done.nbytes} bytes, from {source}")
+    said = f"{done.path}: {done.variables} variables, {done.nbytes} bytes, from {source}\n"
     if done.left_out:
-        print(f"left out, as this format does not have them: {', '.join(done.left_out)}")
-    return 0
+        said += f"left out, as this format does not have them: {', '.join(done.left_out)}\n"
+    return 0, said
 
 
 def _found(directory: Path) -> Path:

@@ -5,13 +5,15 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from shardcore.domain.errors import ShardcoreError, StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry, Tensors
 from shardcore.ports.types import TensorT
 from shardcore.ports.world import World
+
+T = TypeVar("T")
 
 METHODS = tuple(
     name for kind in (Strategy, Tensors) for name in vars(kind) if not name.startswith("_")
@@ -25,64 +27,96 @@ def opened(entry: StrategyEntry, world: World) -> Strategy[Any]:
         StrategyError: If opening fails, or a method is missing or takes other arguments.
         ShardcoreError: If the strategy itself raises one.
     """
-    try:
-        strategy = entry.open(world)
-    except ShardcoreError:
-        raise
-    except Exception as error:
-        raise StrategyError(
-            f"{_who(entry)} could not be opened on mesh {world.mesh}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    strategy = _called(entry, f"open() on mesh {world.mesh}", lambda: entry.open(world))
     for name in METHODS:
         _check_method(entry, strategy, name)
     return strategy
 
 
-def check_storage(entry: StrategyEntry, variable: NewVariable, storage: object) -> Layout:
-    """Returns `storage`, the strategy's answer for `variable`, if it is a storage layout.
+def storage(entry: StrategyEntry, strategy: Strategy[Any], variable: NewVariable) -> Layout:
+    """Returns the storage layout that the strategy chooses for `variable`.
 
     Raises:
-        StrategyError: If it is not.
+        StrategyError: If it chooses none that fits, or fails.
     """
+    what = f"variable {variable.path!r} of shape {variable.shape}"
+    chosen: object = _called(entry, f"storage() of {what}", lambda: strategy.storage(variable))
     if (
-        isinstance(storage, Layout)
-        and storage.mesh == variable.layout.mesh
-        and storage.ndim == len(variable.shape)
-        and not storage.partial
+        isinstance(chosen, Layout)
+        and chosen.mesh == variable.layout.mesh
+        and chosen.ndim == len(variable.shape)
+        and not chosen.partial
     ):
-        return storage
+        return chosen
     raise StrategyError(
-        f"{_who(entry)} wants to keep variable {variable.path!r} of shape {variable.shape} as "
-        f"{storage!s}: storage() must give a Layout over mesh {variable.layout.mesh}, of "
+        f"{_who(entry)} wants to keep {what} as "
+        f"{chosen!s}: storage() must give a Layout over mesh {variable.layout.mesh}, of "
         f"{len(variable.shape)} dims and with no partial sum, such as {variable.layout}."
     )
 
 
-def check_created(
+def created(
     entry: StrategyEntry,
-    variable: str,
-    created: TensorT,
-    shape: tuple[int, ...],
-    local: Callable[[TensorT], TensorT],
-    local_shape: tuple[int, ...],
-) -> None:
-    """Refuses the value `created` for a new variable if its global or local shape differs.
+    strategy: Strategy[TensorT],
+    value: TensorT,
+    storage: Layout,
+    variable: NewVariable,
+    position: int,
+) -> TensorT:
+    """Returns the strategy's tensor for the value of `variable`, at `position` in the mesh.
 
-    `local` is the strategy's method, which returns the local shard.
+    Raises:
+        StrategyError: If its global or local shape differs from that of the variable, or the
+            strategy fails.
     """
-    found = _shape(created)
+    what = f"create() of variable {variable.path!r}"
+    tensor = _called(entry, what, lambda: strategy.create(value, storage, variable))
+    found = _shape(tensor)
+    if found != variable.shape:
+        raise StrategyError(
+            f"{_who(entry)} made a value of shape {found} for variable {variable.path!r}: create() "
+            f"must give a tensor of the global shape {variable.shape}."
+        )
+    found, expected = _shape(strategy.local(tensor)), storage.local_shape(variable.shape, position)
+    if found != expected:
+        raise StrategyError(
+            f"{_who(entry)} stores a part of shape {found} of variable {variable.path!r} on this "
+            f"rank: by its layout the part has shape {expected}."
+        )
+    return tensor
+
+
+def joined(
+    entry: StrategyEntry,
+    strategy: Strategy[TensorT],
+    part: TensorT,
+    layout: Layout,
+    shape: tuple[int, ...],
+) -> TensorT:
+    """Returns the tensor of global shape `shape` that the strategy makes of the ranks' parts.
+
+    Raises:
+        StrategyError: If it has another shape, or the strategy fails.
+    """
+    what = f"join() of a part of shape {_shape(part)}"
+    tensor = _called(entry, what, lambda: strategy.join(part, layout, shape))
+    found = _shape(tensor)
     if found != shape:
         raise StrategyError(
-            f"{_who(entry)} made a value of shape {found} for variable {variable!r}: create() must "
-            f"give a tensor of the global shape {shape}."
+            f"{_who(entry)} joined parts to a value of shape {found}: join() must give a tensor of "
+            f"the global shape {shape}."
         )
-    found = _shape(local(created))
-    if found != local_shape:
-        raise StrategyError(
-            f"{_who(entry)} stores a part of shape {found} of variable {variable!r} on this rank: "
-            f"by its layout the part has shape {local_shape}."
-        )
+    return tensor
+
+
+def _called(entry: StrategyEntry, what: str, call: Callable[[], T]) -> T:
+    """Returns what a method of the strategy returns; its error names the package."""
+    try:
+        return call()
+    except ShardcoreError:
+        raise
+    except Exception as error:
+        raise StrategyError(f"{_who(entry)}: {what}: {type(error).__name__}: {error}") from error
 
 
 def _who(entry: StrategyEntry) -> str:

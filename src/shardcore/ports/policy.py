@@ -5,6 +5,10 @@ from collections.abc import Callable, Mapping
 import attrs
 
 from shardcore.domain.spec import DimSpec
+from shardcore.ports import entries
+
+# The version of the contract of policies that this release has.
+CONTRACT = 1
 
 Spec = tuple[DimSpec, ...]
 
@@ -40,7 +44,11 @@ class PolicyEntry:
             whose layout it changes. Variables that it leaves out are replicated. Its parameters
             after the first two are its options.
         batch_ndim: The number of mesh axes, from the first, that split the batch.
+        contract: The version of the contract of policies that it is written for.
         package: The package that offers it, for messages; shardcore sets it.
+
+    Raises:
+        PluginError: If a field is of another type.
 
     Example:
         >>> entry = PolicyEntry("mine", "Everything replicated.", plan=lambda model, mesh: {})
@@ -48,8 +56,18 @@ class PolicyEntry:
         'mine'
     """
 
-    name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9_-]*"))
+    name: str
     summary: str
     plan: Policy
     batch_ndim: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    contract: int = 1
     package: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        entries.check(
+            self,
+            name=entries.NAME,
+            summary=entries.TEXT,
+            plan=entries.FUNCTION,
+            contract=entries.INT,
+        )

@@ -7,7 +7,11 @@ from typing import Any, Protocol
 import attrs
 
 from shardcore.domain.layout import Layout
+from shardcore.ports import entries
 from shardcore.ports.types import TensorT
+
+# The version of the contract of strategies that this release has.
+CONTRACT = 1
 
 
 @attrs.frozen
@@ -118,13 +122,15 @@ class Strategy(Tensors[TensorT], Protocol[TensorT]):
         returns the same on all ranks. It may shard the variables of an optimizer further.
         """
 
-    def create(self, value: TensorT, storage: Layout) -> TensorT:
+    def create(self, value: TensorT, storage: Layout, variable: NewVariable) -> TensorT:
         """Returns the value of a new variable, in its storage layout. Starts no collective.
 
         Args:
             value: The initial value, equal on all ranks: a plain tensor, which is freed
                 afterwards, or, of a large variable, a tensor that `join` made in `storage`.
             storage: The storage layout.
+            variable: The variable, as `storage` gets it; also for a layout that is given by hand,
+                and for a buffer of a torch module.
 
         Returns:
             A tensor of the global shape that stores the local shard only.
@@ -155,7 +161,11 @@ class StrategyEntry:
         preference: `strategy="auto"` takes the available entry with the highest; None is never
             taken by "auto".
         serves_one_device: Whether it also serves a model for which no distribution is set.
+        contract: The version of the contract of strategies that it is written for.
         package: The package that offers it, for messages; shardcore sets it.
+
+    Raises:
+        PluginError: If a field is of another type.
 
     Example:
         >>> entry = StrategyEntry("mine", "An example.", open=lambda world: None)
@@ -163,10 +173,23 @@ class StrategyEntry:
         (True, True)
     """
 
-    name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9_-]*"))
+    name: str
     summary: str
     open: Callable[..., Strategy[Any]]
     why_unavailable: Callable[[], str | None] = lambda: None
     preference: int | None = None
     serves_one_device: bool = False
+    contract: int = 1
     package: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        entries.check(
+            self,
+            name=entries.NAME,
+            summary=entries.TEXT,
+            open=entries.FUNCTION,
+            why_unavailable=entries.FUNCTION,
+            preference=entries.INT_OR_NONE,
+            serves_one_device=entries.BOOL,
+            contract=entries.INT,
+        )

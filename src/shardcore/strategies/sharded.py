@@ -34,7 +34,7 @@ class ShardedStrategy(Generic[TensorT]):
         """Returns the layout that the distribution gives."""
         return variable.layout
 
-    def create(self, value: TensorT, storage: Layout) -> TensorT:
+    def create(self, value: TensorT, storage: Layout, variable: NewVariable) -> TensorT:
         """Returns `value`, sharded, and marked as the value of a variable."""
         return self.tensors.mark_weight(self.tensors.shard(value, storage))
 

@@ -43,7 +43,7 @@ class SingleDeviceStrategy(Generic[TensorT]):
         """Returns the layout that the distribution gives."""
         return variable.layout
 
-    def create(self, value: TensorT, storage: Layout) -> TensorT:
+    def create(self, value: TensorT, storage: Layout, variable: NewVariable) -> TensorT:
         """Returns the value itself."""
         return value
 

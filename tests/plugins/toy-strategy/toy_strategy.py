@@ -15,7 +15,7 @@ class Toy:
     def storage(self, variable):
         return variable.layout
 
-    def create(self, value, storage):
+    def create(self, value, storage, variable):
         events["create"] += 1
         return value
 

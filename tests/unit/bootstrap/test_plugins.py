@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from shardcore import bootstrap
-from shardcore.bootstrap import plugins
+from shardcore.bootstrap import plugin_calls, plugins
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.ports.strategy import StrategyEntry
 from tests.plugins.packages import write_package
@@ -78,14 +78,14 @@ def test_an_entry_whose_check_fails_counts_as_unavailable():
     odd = StrategyEntry("odd", "An example.", lambda world: None, fails, preference=9)
     chosen, passed_over = plugins.choose("auto", offers(odd, entry("single", 0)))
     assert chosen.name == "single"
-    assert passed_over == {"odd": "why_unavailable() failed: OSError: no driver"}
+    assert passed_over == {"odd": "its why_unavailable() failed: OSError: no driver"}
 
 
 # --- plug-ins -------------------------------------------------------------------------------------
 
 
 def test_shardcore_offers_its_own_by_the_same_hook():
-    found = plugins.offered(plugins.STRATEGIES).found
+    found = plugins.load().strategies.found
     assert {name: each.package for name, each in found.items()} == {
         "dtensor": "shardcore",
         "manual": "shardcore",
@@ -95,59 +95,128 @@ def test_shardcore_offers_its_own_by_the_same_hook():
 
 def test_an_installed_package_offers_a_strategy(packages):
     write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
-    offered = plugins.offered(plugins.STRATEGIES)
+    offered = plugins.load().strategies
     assert offered.found["more"].package == "more-strategies"
     assert offered.broken == {}
     assert plugins.choose("more", offered)[0].name == "more"
 
 
+HOOK = "its hook shardcore_strategies() "
+IMPORT = "the import of its plug-in 'broken_strategies' "
+
+
+def hook(body):
+    return HEAD + f"@hookimpl\ndef shardcore_strategies():\n    {body}"
+
+
+def entry_with(**fields):
+    given = "".join(f", {name}={value!r}" for name, value in fields.items())
+    return hook(f"return [StrategyEntry('toy', 'An example.', open=print{given})]")
+
+
 BROKEN = {
-    "import": ("import a_library_that_is_not_there", "ModuleNotFoundError", "not_there"),
+    "import": (
+        "import a_library_that_is_not_there",
+        IMPORT + "failed: ModuleNotFoundError: No module named 'a_library_that_is_not_there'",
+    ),
+    "exit at import": ("raise SystemExit(3)", IMPORT + "failed: SystemExit: 3"),
+    "interrupt at import": ("raise KeyboardInterrupt", IMPORT + "failed: KeyboardInterrupt:"),
+    "import that hangs": (
+        "import time\ntime.sleep(60)",
+        IMPORT + "has not returned after 0.3 seconds",
+    ),
     "signature": (
         HEAD + "@hookimpl\ndef shardcore_strategies(world): return []",
-        "PluginValidationError",
-        "world",
+        "Argument(s) {'world'} are declared in the hookimpl",
     ),
-    "result": (
-        HEAD + "@hookimpl\ndef shardcore_strategies(): return ['toy']",
-        "PluginError",
-        "'toy'",
-    ),
-    "no hook": (HEAD + "def shardcore_strategies(): return []", "PluginError", "@hookimpl"),
+    "no list": (hook("return None"), HOOK + "failed: TypeError: 'NoneType' object is not iterable"),
+    "no entry": (hook("return ['toy']"), HOOK + "gave 'toy', expected a StrategyEntry"),
+    "no hook": (HEAD + "def shardcore_strategies(): return []", "are they marked with @hookimpl?"),
     "unknown hook": (
         HEAD + "@hookimpl\ndef shardcore_strategy(): return []",
-        "PluginError",
         "those of the plug-in shardcore_strategy",
     ),
-    "hook raises": (HEAD + "@hookimpl\ndef shardcore_strategies(): 1 / 0", "ZeroDivisionError", ""),
+    "hook raises": (hook("1 / 0"), HOOK + "failed: ZeroDivisionError: division by zero"),
+    "hook exits": (hook("raise SystemExit"), HOOK + "failed: SystemExit:"),
+    "hook that hangs": (
+        hook("import time; time.sleep(60)"),
+        HOOK + "has not returned after 0.3 seconds",
+    ),
+    "preference": (
+        entry_with(preference="high"),
+        HOOK + "failed: PluginError: StrategyEntry(preference=...): expected int or None, got 'hi",
+    ),
+    "name": (
+        hook("return [StrategyEntry('To y', 'An example.', open=print)]"),
+        HOOK + "failed: PluginError: StrategyEntry(name=...): expected small letters, digits, ",
+    ),
+    "contract": (
+        entry_with(contract=2),
+        HOOK + "gave strategy 'toy' for version 2 of the contract, and this shardcore has version",
+    ),
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_package_is_reported_and_breaks_no_other(packages, caplog, monkeypatch, kind):
-    source, error, detail = BROKEN[kind]
-    write_package(packages, f"broken-{kind.replace(' ', '-')}", source)
-    write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
+@pytest.fixture
+def warned(caplog, monkeypatch):
+    """The warnings that are logged."""
     monkeypatch.setattr(logging.getLogger("shardcore"), "propagate", True)
     with caplog.at_level("WARNING", logger="shardcore.install"):
-        offered = plugins.offered(plugins.STRATEGIES)
+        yield caplog
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_package_is_reported_once_and_breaks_no_other(packages, warned, monkeypatch, kind):
+    source, said = BROKEN[kind]
+    write_package(packages, "broken-strategies", source)
+    write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
+    if "hang" in kind:  # the others may take their time on a busy machine
+        monkeypatch.setattr(plugin_calls, "SECONDS", 0.3)
+    loaded = plugins.load()
+    loaded.log()
+    offered = loaded.strategies
 
     assert {"dtensor", "manual", "single", "more"} == offered.found.keys()
     ((package, reason),) = offered.broken.items()
-    assert package == f"broken-{kind.replace(' ', '-')}"
-    assert reason.startswith(f"its plug-in cannot be used: {error}:")
-    assert detail in reason
+    assert package == "broken-strategies"
+    assert said in reason
     assert "\n" not in reason
-    assert caplog.messages == [f"package {package!r}: {reason}"]
+    assert warned.messages == [f"package {package!r}: {reason}"]
     assert plugins.choose("single", offered)[1][package] == reason
-    with pytest.raises(StrategyError, match=f"package {package!r}: its plug-in cannot"):
+    with pytest.raises(StrategyError, match=r"No strategy 'toy': .* package 'broken-strategies': "):
         plugins.choose("toy", offered)
+
+
+def test_a_hook_that_fails_leaves_the_other_hook_alone(packages):
+    source = HEAD + OFFER.format(name="more") + "@hookimpl\ndef shardcore_policies(): 1 / 0"
+    write_package(packages, "more-of-both", source)
+    loaded = plugins.load()
+    assert loaded.strategies.found["more"].package == "more-of-both"
+    assert loaded.policies.broken["more-of-both"].startswith("its hook shardcore_policies() failed")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise SystemExit(1)", "its why_unavailable() failed: SystemExit: 1"),
+        ("return 3", "its why_unavailable() gave 3, expected None or a reason"),
+        ("import time; time.sleep(60)", "its why_unavailable() has not returned after 0.3 seconds"),
+    ],
+)
+def test_a_check_of_availability_may_fail(packages, warned, monkeypatch, body, said):
+    check = f"\ndef check():\n    {body}\n"
+    offer = OFFER.format(name="more").replace("None)]", "None, why_unavailable=check)]")
+    write_package(packages, "more-strategies", HEAD + check + offer)
+    offered = plugins.load().strategies
+    monkeypatch.setattr(plugin_calls, "SECONDS", 0.3)
+    assert plugins.choose("auto", offered)[1]["more"] == said
+    assert warned.messages == [f"package 'more-strategies', strategy 'more': {said}"]
 
 
 def test_a_name_of_ours_stays_ours(packages):
     write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
     write_package(packages, "greedy-strategies", HEAD + OFFER.format(name="single"))
-    offered = plugins.offered(plugins.STRATEGIES)
+    offered = plugins.load().strategies
     assert offered.found["single"].package == "shardcore"
     assert offered.found["more"].package == "more-strategies"
     assert offered.broken == {
@@ -163,7 +232,7 @@ def test_a_name_that_several_packages_take_is_refused_and_names_them(packages):
     for name in ("more-strategies", "greedy-strategies", "third-strategies"):
         write_package(packages, name, HEAD + OFFER.format(name="more"))
     write_package(packages, "other-strategies", HEAD + OFFER.format(name="other"))
-    offered = plugins.offered(plugins.STRATEGIES)
+    offered = plugins.load().strategies
     assert plugins.choose("other", offered)[0].package == "other-strategies"
     assert offered.broken.keys() == {"more-strategies", "greedy-strategies", "third-strategies"}
     with pytest.raises(StrategyError, match=r"^No strategy 'more': .*Or is it one of") as error:

@@ -55,7 +55,8 @@ def test_an_error_of_opening_names_the_package():
     def fails(world):
         raise OSError("no driver")
 
-    with pytest.raises(StrategyError, match=WHO + r"could .* mesh \(data=1\): OSError: no driver$"):
+    said = r"^Strategy .* 'a-package': open\(\) on mesh \(data=1\): OSError: no driver$"
+    with pytest.raises(StrategyError, match=said):
         contract.opened(entry(fails), WORLD)
 
 
@@ -68,16 +69,40 @@ def test_an_error_of_ours_is_left_as_it_is():
 
 
 MESH = Mesh((2,), ("data",))
-VARIABLE = NewVariable("a/kernel", (4, 2), Layout(MESH, (None, None)), "data", of_optimizer=False)
+VARIABLE = NewVariable(
+    "a/kernel", (4, 2), Layout(MESH, (None, None)), ("data",), of_optimizer=False
+)
+
+
+@attrs.frozen
+class Answers:
+    """A strategy that gives these answers; an error is raised."""
+
+    answer: object
+    part: tuple = (2, 2)
+
+    def _answer(self, *arguments):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    storage = create = join = _answer
+
+    def local(self, tensor):
+        return SimpleNamespace(shape=self.part)
+
+
+def storage(answer):
+    return contract.storage(entry(print), Answers(answer), VARIABLE)
 
 
 def test_a_storage_layout_that_fits_is_taken():
-    storage = Layout(MESH, ("data", None))
-    assert contract.check_storage(entry(None), VARIABLE, storage) is storage
+    layout = Layout(MESH, ("data", None))
+    assert storage(layout) is layout
 
 
 @pytest.mark.parametrize(
-    "storage",
+    "answer",
     [
         None,
         ("data", None),
@@ -86,31 +111,47 @@ def test_a_storage_layout_that_fits_is_taken():
         Layout(MESH, (None, None), {"data": "sum"}),
     ],
 )
-def test_a_storage_layout_that_does_not_fit_is_refused(storage):
+def test_a_storage_layout_that_does_not_fit_is_refused(answer):
     with pytest.raises(
         StrategyError, match=WHO + r"wants to keep variable 'a/kernel' of shape \(4, 2\) as "
     ):
-        contract.check_storage(entry(None), VARIABLE, storage)
+        storage(answer)
 
 
-@attrs.frozen
-class Value:
-    shape: tuple
-    part: tuple
+def tensor(*shape):
+    return SimpleNamespace(shape=shape)
 
 
-def check(created):
-    def local(value):
-        return SimpleNamespace(shape=value.part)
-
-    contract.check_created(entry(None), "a/kernel", created, (4, 2), local, (2, 2))
+def create(answer, part=(2, 2)):
+    layout = Layout(MESH, ("data", None))
+    return contract.created(entry(print), Answers(answer, part), tensor(), layout, VARIABLE, 0)
 
 
 def test_a_created_value_must_have_its_global_and_local_shape():
-    check(Value((4, 2), (2, 2)))
+    assert create(tensor(4, 2)).shape == (4, 2)
     with pytest.raises(StrategyError, match=WHO + r"made a value of shape \(2, 2\) for variable"):
-        check(Value((2, 2), (2, 2)))
+        create(tensor(2, 2))
     with pytest.raises(StrategyError, match=WHO + r"made a value of shape none, of type NoneType"):
-        check(None)
+        create(None)
     with pytest.raises(StrategyError, match=WHO + r"stores a part of shape \(4, 2\) of variable"):
-        check(Value((4, 2), (4, 2)))
+        create(tensor(4, 2), part=(4, 2))
+
+
+def join(answer):
+    layout = Layout(MESH, ("data", None))
+    return contract.joined(entry(print), Answers(answer), tensor(2, 2), layout, (4, 2))
+
+
+def test_joined_parts_must_have_the_global_shape():
+    assert join(tensor(4, 2)).shape == (4, 2)
+    with pytest.raises(StrategyError, match=WHO + r"joined parts to a value of shape \(2, 2\): "):
+        join(tensor(2, 2))
+    with pytest.raises(StrategyError, match=WHO + r"joined .* shape none, of type str,: join\(\)"):
+        join("garbage")
+
+
+@pytest.mark.parametrize(("call", "what"), [(storage, "storage"), (create, "create"), (join, "jo")])
+def test_an_error_of_a_method_names_package_and_method(call, what):
+    who = r"^Strategy 'mine' of package 'a-package': "
+    with pytest.raises(StrategyError, match=who + rf"{what}.*\(\) of .*: KeyError: 'lost'$"):
+        call(KeyError("lost"))

@@ -61,7 +61,7 @@ def test_a_plain_output_with_a_rule_is_cut_without_communication():
 
 def test_a_variable_is_cut_and_its_gradients_are_tracked_in_the_same_layout():
     life, asked = strategy()
-    stored = life.create(Tensor("w"), COLUMNS)
+    stored = life.create(Tensor("w"), COLUMNS, None)
     life.track(stored, COLUMNS)
     life.assign(stored, Tensor("new"))
     assert [call[0] for call in asked] == ["shard", "mark_weight", "on_gradient", "copy_into"]

@@ -12,7 +12,7 @@ ONE = World(Mesh((1, 1), ("data", "model")), (0,), 0, "cpu")
 def test_on_one_device_every_value_is_returned_unchanged():
     strategy, value = SingleDeviceStrategy(ONE), object()
     layout = Layout(ONE.mesh, ("data", "model"))
-    assert strategy.create(value, layout) is value
+    assert strategy.create(value, layout, None) is value
     assert strategy.join(value, layout, (4, 4)) is value
     assert strategy.activation(value, layout) is value
     assert strategy.local(value) is value

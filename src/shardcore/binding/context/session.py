@@ -22,7 +22,7 @@ from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import Match
 from shardcore.domain.spec import entry_axes
 from shardcore.ports import contract
-from shardcore.ports.strategy import StrategyEntry
+from shardcore.ports.strategy import NewVariable, StrategyEntry
 from shardcore.ports.world import Processes, World
 
 logger = logging.getLogger("shardcore.session")
@@ -82,6 +82,15 @@ class Session:
         """Returns the layout of a batch with `ndim` dims: rows split over the batch axes."""
         return Layout(self.mesh, (self.batch_axes, *(None,) * (ndim - 1)))
 
+    def created(self, value: torch.Tensor, storage: Layout, variable: NewVariable) -> torch.Tensor:
+        """Returns the strategy's tensor for the value of a new variable, checked."""
+        position = self.world.position
+        return contract.created(self.entry, self.strategy, value, storage, variable, position)
+
+    def join(self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> torch.Tensor:
+        """Returns the tensor of global shape `shape` of the ranks' parts, checked."""
+        return contract.joined(self.entry, self.strategy, part, layout, shape)
+
     def keras_layout(self, layout: Layout) -> Any:
         """Returns `layout` as a Keras `TensorLayout` on the distribution's mesh."""
         return keras.distribution.TensorLayout(layout.spec, self.distribution.device_mesh)
@@ -107,6 +116,7 @@ class Sessions:
         shared_work: The collective work that runs now, None without any.
         beside_weights: The attributes of the file of weights that a callback saves now.
         new_shard: The variable whose initial value is drawn in pieces now, None without one.
+        planning: The thread on which a model is built for a plan now, None without one.
     """
 
     entry: StrategyEntry
@@ -121,6 +131,7 @@ class Sessions:
     shared_work: Any = attrs.field(default=None, init=False)
     beside_weights: dict[str, str] = attrs.field(factory=dict, init=False)
     new_shard: Any = attrs.field(default=None, init=False)
+    planning: threading.Thread | None = attrs.field(default=None, init=False)
     _strategies: dict[World, TorchStrategy] = attrs.field(factory=dict, init=False)
     _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 
@@ -215,6 +226,15 @@ class Sessions:
     def run(self) -> TrainerRun | None:
         """Returns the innermost running fit, evaluate, predict or step, None outside."""
         return self.runs[-1] if self.runs else None
+
+    @contextmanager
+    def ignoring_distributions(self) -> Iterator[None]:
+        """Opens a context in which this thread sets no distribution: it builds for a plan."""
+        self.planning = threading.current_thread()
+        try:
+            yield
+        finally:
+            self.planning = None
 
     @contextmanager
     def working(self, trainer: keras.Model) -> Iterator[TrainerRun]:

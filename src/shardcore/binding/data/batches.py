@@ -32,10 +32,15 @@ def distribute(data: object, session: Session) -> Any:
     Only row counts are communicated, unless the processes have other numbers of rows than
     `torch.chunk` would give them.
     """
+    if not session.distribution.auto_shard_dataset:
+        return join_own_rows(data, session)
     tensors = keras_private.map_leaves(as_tensor, data)
-    if session.distribution.auto_shard_dataset:
-        return keras_private.map_leaves(lambda leaf: _take_rows(leaf, session), tensors)
-    return _join_all_rows(tensors, session)
+    return keras_private.map_leaves(lambda leaf: _take_rows(leaf, session), tensors)
+
+
+def join_own_rows(data: object, session: Session) -> Any:
+    """Returns the global batch of which each process gives its own rows."""
+    return _join_all_rows(keras_private.map_leaves(as_tensor, data), session)
 
 
 def as_tensor(leaf: object) -> Any:
@@ -57,7 +62,7 @@ def own_rows(count: int, session: Session) -> slice | None:
 
 def join_rows(rows: torch.Tensor, count: int, session: Session) -> Any:
     """Returns this rank's `rows` as a part of a batch of `count`."""
-    return session.strategy.join(rows, session.batch_layout(rows.ndim), (count, *rows.shape[1:]))
+    return session.join(rows, session.batch_layout(rows.ndim), (count, *rows.shape[1:]))
 
 
 def _take_rows(batch: object, session: Session) -> Any:
@@ -68,7 +73,7 @@ def _take_rows(batch: object, session: Session) -> Any:
     shape = tuple(batch.shape)
     layout = _rows_layout(shape, session)
     rows = batch[layout.slices(shape, session.world.position)]
-    return session.strategy.join(rows, layout, shape)
+    return session.join(rows, layout, shape)
 
 
 def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:
@@ -131,7 +136,7 @@ def _join_rows(rows: Any, given: tuple[_Rows, ...], session: Session) -> Any:
     shape = (sum(counts), *rows.shape[1:])
     layout = session.batch_layout(rows.ndim)
     if 0 not in counts and layout.chunk_sizes(0, shape[0]) == counts:
-        return session.strategy.join(rows, layout, shape)
+        return session.join(rows, layout, shape)
     return _take_rows(_gather_rows(rows, counts, session), session)
 
 
@@ -178,7 +183,7 @@ def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) 
     padded[: rows.shape[0]] = rows
     shape = (most * len(counts), *rows.shape[1:])
     gathered = session.strategy.full_tensor(
-        session.strategy.join(padded, session.batch_layout(rows.ndim), shape)
+        session.join(padded, session.batch_layout(rows.ndim), shape)
     )
     parts = gathered.reshape(len(counts), most, *rows.shape[1:])
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])

@@ -41,7 +41,8 @@ def estimate_memory(
     """
     with tracer.without_values(), keras_private.drawing_without_values():
         try:
-            model = build()
+            with sessions.ignoring_distributions():
+                model = build()
             data = checked_batch(model, batch(), "train")
             session = sessions.required()
             with sessions.scope_of(model), session.strategy.scope():

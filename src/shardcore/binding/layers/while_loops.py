@@ -145,4 +145,4 @@ class _Loop:
         layout, shape = form
         if layout is None or self.session is None:
             return part
-        return self.session.strategy.join(part, layout, shape)
+        return self.session.join(part, layout, shape)

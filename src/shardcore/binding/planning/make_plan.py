@@ -1,11 +1,13 @@
 """Plans for Keras models: the facts of a model, which a policy gets, and the layout map."""
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 
 from shardcore.binding import keras_private
+from shardcore.binding.context.session import Sessions
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.planning.plan import Plan
 from shardcore.domain.errors import PolicyError
@@ -17,10 +19,15 @@ from shardcore.ports.types import MeshLike
 Choose = Callable[[LayerFacts, Mesh], Planned]
 
 
-def make_plan(model: object, mesh: MeshLike, policy: str, choose: Choose) -> Plan:
-    """Returns the plan of a policy for `model`, a built model or a function that builds one."""
+def make_plan(
+    model: object, mesh: MeshLike, policy: str, choose: Choose, sessions: Sessions | None
+) -> Plan:
+    """Returns the plan of a policy for `model`, a built model or a function that builds one.
+
+    `sessions` are those of the installation, None without one.
+    """
     device_mesh = _device_mesh(mesh)
-    facts = _facts(model)
+    facts = _facts(model, nullcontext() if sessions is None else sessions.ignoring_distributions())
     planned = choose(facts, Mesh(device_mesh.shape, device_mesh.axis_names))
     outputs = [layer.output_path for layer in facts.layers() if layer.output_path]
     return Plan(device_mesh, policy, facts.all_variables(), outputs, planned)
@@ -39,7 +46,8 @@ def _device_mesh(mesh: MeshLike) -> Any:
     )
 
 
-def _facts(model: object) -> LayerFacts:
+def _facts(model: object, building: AbstractContextManager[None]) -> LayerFacts:
+    """Returns the facts of `model`; its function runs in the context `building`."""
     if isinstance(model, keras.layers.Layer):
         return _described(model, "the model")
     if not callable(model):
@@ -55,7 +63,8 @@ def _facts(model: object) -> LayerFacts:
         keras.device("meta"),
     ):
         try:
-            built = model()
+            with building:
+                built = model()
         except (NotImplementedError, RuntimeError) as error:
             if "meta" not in str(error):
                 raise
@@ -67,8 +76,8 @@ def _facts(model: object) -> LayerFacts:
             ) from error
         if keras.distribution.distribution() is not None:
             raise PolicyError(
-                f"{name} sets a distribution, and a plan is what one is made of: take "
-                "set_distribution(...) out of it, and call it after the plan is made."
+                f"{name} sets a distribution, which a plan can only pass over where shardcore is "
+                "installed: call shardcore.install() first."
             )
         return _described(built, f"what {name} returned")
 

@@ -20,7 +20,7 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
     """A `LayoutMap` that knows the variables for which it was made.
 
     Print it for a table. Its rules may be replaced or deleted: the table shows it. `to_python()`
-    returns the lines for a program. `batch_axes` are the mesh axes that split the batch, for the
+    returns a program. `batch_axes` are the mesh axes that split the batch, for the
     argument `batch_dim_name` of `keras.distribution.ModelParallel`.
     """
 
@@ -79,14 +79,28 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         return self.report().to_dict()
 
     def to_python(self) -> str:
-        """Returns the lines of a program that build the same layout map without this class."""
+        """Returns a program that sets the distribution of the plan without this class."""
+        shape, axis_names = tuple(self.mesh.shape), tuple(self.mesh.axis_names)
         lines = [
             f"# policy {self.policy!r} over mesh {self.mesh}",
+            "import shardcore",
+            "",
+            "shardcore.install()",
+            "import keras",
+            "",
+            f"device_mesh = keras.distribution.DeviceMesh({shape!r}, {axis_names!r})",
             "layout_map = keras.distribution.LayoutMap(device_mesh)",
         ]
         for key, layout in self._layout_map.items():
             text = f'r"{key}"' if "\\" in key and '"' not in key else repr(key)
             lines.append(f"layout_map[{text}] = {layout.axes!r}  # {self._reason(key)}")
+        batch = self.batch_axes[0] if len(self.batch_axes) == 1 else self.batch_axes
+        lines += [
+            "distribution = keras.distribution.ModelParallel(",
+            f"    layout_map=layout_map, batch_dim_name={batch!r}",
+            ")",
+            "keras.distribution.set_distribution(distribution)",
+        ]
         return "\n".join(lines) + "\n"
 
     def check(self, model_name: str, paths: Collection[str]) -> None:

@@ -31,8 +31,11 @@ def parallelize(module: Any, mesh: MeshLike, rules: RulesLike, sessions: Session
     if session.mesh.size == 1:
         return module
     torch_state.agree(module, session)
-    tensors = [*module.parameters(), *module.buffers()]
-    stored = {id(t): torch_state.stored(t, layouts.get(id(t)), session) for t in tensors}
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    stored = {
+        id(each): torch_state.stored(each, name, layouts.get(id(each)), session)
+        for name, each in tensors
+    }
     torch_state.replace_tensors(module, stored)
     for each in module.modules():
         ModuleEdge(session, sessions.edges, outputs.get(each)).attach(each)

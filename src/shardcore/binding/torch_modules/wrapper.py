@@ -62,10 +62,7 @@ def _track(wrapper: keras.layers.TorchModuleWrapper, session: Session) -> None:
         variable = _variable([wrapper.name, *name.split(".")], parameter, session)
         keras_private.track(wrapper, variable)
         stored[id(parameter)] = tensor_of(variable)
-    for buffer in wrapper.module.buffers():
-        if not session.strategy.owns(buffer):
-            stored[id(buffer)] = torch_state.stored(buffer, None, session)
-    torch_state.replace_tensors(wrapper.module, stored)
+    torch_state.replace_tensors(wrapper.module, stored | torch_state.buffers(wrapper, session))
 
 
 def _variable(names: list[str], parameter: torch.Tensor, session: Session) -> Any:

@@ -85,9 +85,7 @@ def _replace(owner: Layer, replaced: dict[int, torch.Tensor], session: Session) 
     modules = [each for _, each in keras_private.modules_of(owner)]
     for wrapper in modules:
         if isinstance(wrapper, TorchModuleWrapper):
-            for buffer in wrapper.module.buffers():
-                if not session.strategy.owns(buffer):
-                    replaced[id(buffer)] = torch_state.stored(buffer, None, session)
+            replaced |= torch_state.buffers(wrapper, session)
     for module in modules:
         if not isinstance(module, Layer):
             torch_state.replace_tensors(module, replaced)

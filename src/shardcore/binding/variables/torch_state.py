@@ -5,25 +5,39 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from keras.layers import TorchModuleWrapper
 
 from shardcore.binding.context.rank_consistency import digest
 from shardcore.binding.context.session import Session
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
+from shardcore.ports.strategy import NewVariable
 
 
-def stored(tensor: torch.Tensor, layout: Layout | None, session: Session) -> torch.Tensor:
+def stored(
+    tensor: torch.Tensor, path: str, layout: Layout | None, session: Session
+) -> torch.Tensor:
     """Returns the strategy's tensor for a plain parameter or buffer, equal on all ranks.
 
-    It is replicated if no layout is given.
+    It is replicated if no layout is given. `path` is its name in the module.
     """
     layout = layout or Layout.replicated(session.mesh, tensor.ndim)
-    kept: torch.Tensor = session.strategy.create(tensor.detach(), layout)
+    new = NewVariable(path, tuple(tensor.shape), layout, session.batch_axes, of_optimizer=False)
+    kept = session.created(tensor.detach(), layout, new)
     if isinstance(tensor, torch.nn.Parameter):
         kept = torch.nn.Parameter(kept, requires_grad=tensor.requires_grad)
         if kept.requires_grad:
             session.strategy.track(kept, layout)
     return kept
+
+
+def buffers(wrapper: TorchModuleWrapper, session: Session) -> dict[int, torch.Tensor]:
+    """Returns the plain buffers of a wrapped module, replicated, by the `id` of each."""
+    return {
+        id(buffer): stored(buffer, f"{wrapper.path}/{name.replace('.', '/')}", None, session)
+        for name, buffer in wrapper.module.named_buffers()
+        if not session.strategy.owns(buffer)
+    }
 
 
 def agree(module: torch.nn.Module, session: Session) -> None:

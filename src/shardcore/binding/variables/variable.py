@@ -130,10 +130,12 @@ def place(
     keras_private.update_shape(variable)
     ruled = layout is None and keras_private.layout_of(variable) is None
     rule = session.rule(variable.path) if ruled else None
+    new = new_variable(variable, session, layout, of_optimizer)
     if layout is None:
-        layout = ruled_layout(variable, session, of_optimizer)
+        layout = contract.storage(session.entry, session.strategy, new)
     stored = torch.nn.Parameter(
-        _created(variable, layout, session), requires_grad=tensor_of(variable).requires_grad
+        session.created(tensor_of(variable).detach(), layout, new),
+        requires_grad=tensor_of(variable).requires_grad,
     )
     if stored.requires_grad:
         session.strategy.track(stored, layout)
@@ -155,28 +157,20 @@ def place(
     )
 
 
-def ruled_layout(variable: Variable, session: Session, of_optimizer: bool = False) -> Layout:
+def ruled_layout(variable: Variable, session: Session) -> Layout:
     """Returns the layout in which the strategy stores `variable`, by its rule, if it has one."""
+    return contract.storage(session.entry, session.strategy, new_variable(variable, session))
+
+
+def new_variable(
+    variable: Variable, session: Session, layout: Layout | None = None, of_optimizer: bool = False
+) -> NewVariable:
+    """Returns the facts on `variable` for a strategy; by default in the distribution's layout."""
     path, shape = variable.path, tuple(variable.shape)
-    layout = session.packed.get(path)
+    if layout is None:
+        layout = session.packed.get(path)
     if layout is None:
         found: Layout = session.distribution.get_variable_layout(variable).backend_layout
         layout = found.fitting(shape, f"Variable {path!r}")
     of_optimizer = of_optimizer or keras_private.is_made_by_optimizer()
-    new = NewVariable(path, shape, layout, session.batch_axes, of_optimizer)
-    return contract.check_storage(session.entry, new, session.strategy.storage(new))
-
-
-def _created(variable: Variable, layout: Layout, session: Session) -> torch.Tensor:
-    """Returns the strategy's tensor for the full value of `variable`, with checked shapes."""
-    shape = tuple(variable.shape)
-    created: torch.Tensor = session.strategy.create(tensor_of(variable).detach(), layout)
-    contract.check_created(
-        session.entry,
-        variable.path,
-        created,
-        shape,
-        session.strategy.local,
-        layout.local_shape(shape, session.world.position),
-    )
-    return created
+    return NewVariable(path, shape, layout, session.batch_axes, of_optimizer)

@@ -27,4 +27,6 @@ class StrategyContract(VariablePromises, TrainingPromises, FailurePromises):
         strategy: Its name, as `shardcore.install(strategy=...)` takes it.
         several_ranks: Whether it serves several ranks. If not, every test of several ranks checks
             that it is refused there.
+        tolerance: How far numbers of training may be from those of one device, relative to numbers
+            of about one. By default 1e-5, for sums in another order.
     """

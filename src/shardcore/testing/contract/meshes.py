@@ -31,7 +31,7 @@ class OnMeshes:
 
     def entry(self) -> StrategyEntry:
         """Returns the strategy as its package offers it."""
-        return plugins.choose(self.strategy, plugins.offered(plugins.STRATEGIES))[0]
+        return plugins.choose(self.strategy, plugins.load().strategies)[0]
 
     def serves(self, shape: Shape) -> bool:
         """Returns whether the mesh is served; if not, the strategy must refuse to be opened.

@@ -8,8 +8,7 @@ import numpy as np
 
 import shardcore
 from shardcore import bootstrap
-from shardcore.binding.context.session import Session
-from shardcore.domain.layout import Layout
+from shardcore.binding.context.session import Session, stored_layout
 from shardcore.testing.contract.meshes import AXES, Shape
 
 # Five columns on two ranks, seven rows in batches of four: nothing here divides evenly.
@@ -82,7 +81,7 @@ def gradients(rank: int, strategy: str | None, shape: Shape) -> dict[str, Any]:
 
     Returns:
         By path: the gradient, or on a mesh the part of it that this rank keeps, whether a sum
-        over the ranks is pending in it, and which part the layout says.
+        over the ranks is pending in it, and which part the storage layout says.
     """
     if strategy is not None:
         distribute(strategy, shape)
@@ -101,8 +100,9 @@ def gradients(rank: int, strategy: str | None, shape: Shape) -> dict[str, Any]:
 def _kept(variable: keras.Variable, session: Session) -> tuple[Any, bool, tuple[slice, ...]]:
     gradient = variable.value.grad
     layout = session.strategy.layout(gradient)
-    spec = RULES.get(variable.path, (None,) * len(variable.shape))
-    slices = Layout(session.mesh, spec).slices(variable.shape, session.world.position)
+    storage = stored_layout(variable)  # that of `storage()`, which may differ from the rule
+    assert storage is not None, f"variable {variable.path!r} is stored without a layout"
+    slices = storage.slices(variable.shape, session.world.position)
     pending = layout is not None and bool(layout.partial)
     return session.strategy.local(gradient).numpy(force=True).copy(), pending, slices
 

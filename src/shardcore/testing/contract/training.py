@@ -4,16 +4,13 @@ import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from shardcore.testing.contract import programs
 from shardcore.testing.contract.meshes import OnMeshes, Shape
 from shardcore.testing.ranks import run_ranks
-
-# Relative to numbers of about one; sums over ranks are taken in another order than on one device.
-TOLERANCE = 1e-5
 
 
 @cache
@@ -24,19 +21,32 @@ def one_device(program: Callable[..., Any]) -> dict[str, Any]:
     return found
 
 
-def _trains_on(shape: Shape) -> Callable[[OnMeshes], None]:
+def _trains_on(shape: Shape) -> Callable[["TrainingPromises"], None]:
     """Returns the test that training on a mesh gives every number of plain Keras, on every rank."""
 
-    def test(self: OnMeshes) -> None:
+    def test(self: "TrainingPromises") -> None:
         if self.serves(shape):
             for rank, found in enumerate(_on_ranks(programs.train, self.strategy, shape)):
-                _close(found, one_device(programs.train), f"rank {rank}")
+                self.close(found, one_device(programs.train), f"rank {rank}")
 
     return test
 
 
 class TrainingPromises(OnMeshes):
     """The promises that a user sees."""
+
+    # Relative to numbers of about one; sums over ranks are taken in another order than on one
+    # device.
+    tolerance: ClassVar[float] = 1e-5
+
+    def close(self, found: dict[str, Any], expected: dict[str, Any], where: str) -> None:
+        """Checks that the numbers of `found` are those of `expected`, within the tolerance."""
+        assert found.keys() == expected.keys(), f"{where}: {sorted(found)}, not {sorted(expected)}"
+        near = self.tolerance
+        for name, value in found.items():
+            np.testing.assert_allclose(
+                value, expected[name], near, near, err_msg=f"{where}: {name}"
+            )
 
     test_one_rank_gives_the_numbers_of_plain_keras = _trains_on((1, 1))
     test_data_parallel_gives_the_numbers_of_one_device = _trains_on((2, 1))
@@ -54,7 +64,7 @@ class TrainingPromises(OnMeshes):
             for path, (part, pending, slices) in found.items():
                 where = f"rank {rank}: the gradient of {path}"
                 assert not pending, f"{where} has a sum pending: track() must reduce it"
-                _close({where: part}, {where: expected[path][slices]}, "")
+                self.close({where: part}, {where: expected[path][slices]}, "")
 
     def test_a_file_is_that_of_one_device(self, tmp_path: Path) -> None:
         """Plain Keras reads what a mesh saved; both resume with the loss that would have come."""
@@ -62,18 +72,10 @@ class TrainingPromises(OnMeshes):
         ranks = _on_ranks(programs.save, self.strategy, shape, tmp_path)
         ((found, plain),) = run_ranks(programs.load, 1, tmp_path)
         for rank, (weights, further, resumed) in enumerate(ranks):
-            _close(found, weights, f"the file, and what rank {rank} kept")
+            self.close(found, weights, f"the file, and what rank {rank} kept")
             next_losses = {"on the mesh": resumed, "in plain Keras": plain}
-            _close(next_losses, dict.fromkeys(next_losses, further), f"rank {rank}, next loss")
+            self.close(next_losses, dict.fromkeys(next_losses, further), f"rank {rank}, next loss")
 
 
 def _on_ranks(program: Callable[..., Any], strategy: str, shape: Shape, *args: object) -> list[Any]:
     return run_ranks(program, math.prod(shape), strategy, shape, *args)
-
-
-def _close(found: dict[str, Any], expected: dict[str, Any], where: str) -> None:
-    assert found.keys() == expected.keys(), f"{where}: {sorted(found)}, not {sorted(expected)}"
-    for name, value in found.items():
-        np.testing.assert_allclose(
-            value, expected[name], rtol=TOLERANCE, atol=TOLERANCE, err_msg=f"{where}: {name}"
-        )

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from shardcore.domain.layout import Layout
-from shardcore.ports.strategy import Strategy
+from shardcore.ports.strategy import NewVariable, Strategy
 from shardcore.ports.world import World
 from shardcore.testing import count_collectives
 from shardcore.testing.contract.meshes import OnMeshes, on_mesh
@@ -37,7 +37,12 @@ class Case:
 
     def stored(self) -> torch.nn.Parameter:
         """Returns the value of the variable, created as Keras does, from a copy of `full`."""
-        return torch.nn.Parameter(self.strategy.create(self.full.clone(), self.layout))
+        return torch.nn.Parameter(self.created(self.full.clone()))
+
+    def created(self, value: torch.Tensor) -> torch.Tensor:
+        """Returns the strategy's tensor for `value`, as that of a weight."""
+        new = NewVariable("weight", tuple(value.shape), self.layout, ("data",), of_optimizer=False)
+        return self.strategy.create(value, self.layout, new)
 
     def part(self, full: torch.Tensor) -> torch.Tensor:
         """Returns the part of a full tensor that this rank must store."""
@@ -73,16 +78,15 @@ def cases(
 def is_created(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Checks that `create` keeps dtype and value, full or joined; each rank has its part."""
     for case in cases(strategy, world, EVEN, EVEN.to(torch.int64), EVEN > 40):
-        created = strategy.create(case.full.clone(), case.layout)
+        created = case.created(case.full.clone())
         assert created.dtype == case.full.dtype, f"{created.dtype} is not {case.full.dtype}"
         case.check(created, case.full)
         part, shape = case.part(case.full).clone(), tuple(case.full.shape)
         joined = strategy.join(part, case.layout, shape)
-        case.check(strategy.create(joined, case.layout), case.full)
+        case.check(case.created(joined), case.full)
     scalar = torch.tensor(3.0, device=world.device_type)
-    Case(strategy, world, scalar, Layout(world.mesh, ())).check(
-        strategy.create(scalar.clone(), Layout(world.mesh, ())), scalar
-    )
+    number = Case(strategy, world, scalar, Layout(world.mesh, ()))
+    number.check(number.created(scalar.clone()), scalar)
 
 
 def stores_its_part(strategy: Strategy[torch.Tensor], world: World) -> None:
@@ -129,7 +133,7 @@ def is_assigned(strategy: Strategy[torch.Tensor], world: World) -> None:
         memory = strategy.local(stored.detach()).data_ptr()
         values = [case.full + 1]
         values += [
-            strategy.create(case.full + number, Layout(world.mesh, spec))
+            attrs.evolve(case, layout=Layout(world.mesh, spec)).created(case.full + number)
             for number, spec in enumerate(SPECS, 2)
         ]
         for number, value in enumerate(values, 1):
