@@ -12,12 +12,15 @@ from typing import Any
 
 import attrs
 import torch
+from torch.utils.data import DistributedSampler
 
 from shardcore.binding import keras_private
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session
 from shardcore.binding.data import batches
 from shardcore.binding.types import Original
+from shardcore.domain.errors import RankMismatchError
+from shardcore.domain.spec import named_axes
 
 
 def array_loader(session: Session, original: Original, adapter: keras_private.DataAdapter) -> Any:
@@ -77,14 +80,44 @@ def epoch_facts(adapter: keras_private.DataAdapter, session: Session) -> rank_co
 def together(
     adapter: keras_private.DataAdapter, batches_of_process: Iterable[object], session: Session
 ) -> Any:
-    """Returns the batches of a data adapter, compared between ranks if no step would."""
-    shared = bool(session.distribution.auto_shard_dataset)
+    """Returns the batches of a data adapter, compared between ranks if no step would.
+
+    The loader of a `DistributedSampler` gives this rank's own rows, whatever the distribution says.
+    """
+    if session.mesh.size == 1:
+        return batches_of_process
+    auto = bool(session.distribution.auto_shard_dataset)
+    sampler = _distributed_sampler(adapter)
+    if sampler is not None:
+        _check_sampler(sampler, session)
+    shared = auto and sampler is None
     known = keras_private.arrays_of(adapter) is not None or (
         adapter.num_batches is not None and not shared
     )
-    if known or session.mesh.size == 1:
-        return batches_of_process
-    return _compared(batches_of_process, session, shared)
+    compared = batches_of_process if known else _compared(batches_of_process, session, shared)
+    if auto and not shared:
+        return (batches.join_own_rows(batch, session) for batch in compared)
+    return compared
+
+
+def _distributed_sampler(adapter: keras_private.DataAdapter) -> DistributedSampler[Any] | None:
+    """Returns the `DistributedSampler` of the adapter's `DataLoader`; None without."""
+    loader = keras_private.loader_of(adapter)
+    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    return sampler if isinstance(sampler, DistributedSampler) else None
+
+
+def _check_sampler(sampler: DistributedSampler[Any], session: Session) -> None:
+    """Refuses a sampler that splits rows otherwise than the batch axis."""
+    places = session.mesh.size_along(session.batch_axes)
+    place = session.mesh.place_along(session.batch_axes, session.world.position)
+    if (sampler.num_replicas, sampler.rank) != (places, place):
+        raise RankMismatchError(
+            f"Rank {session.processes.rank} is at place {place} of {places} of "
+            f"{named_axes(session.batch_axes)}, and the DistributedSampler of its DataLoader gives "
+            f"the rows of rank {sampler.rank} of {sampler.num_replicas}: give it "
+            f"num_replicas={places} and rank=distribution.data_shard_id."
+        )
 
 
 _END = object()

@@ -16,6 +16,7 @@ from keras.src.callbacks import (
 from keras.src.ops.node import Node
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
 from keras.src.utils.python_utils import is_default, pythonify_logs
 
@@ -137,6 +138,11 @@ def _rests(callback: Callback, phase: str) -> bool:
 def arrays_of(adapter: DataAdapter) -> Any:
     """Returns the nested arrays from which a data adapter cuts its batches; None without."""
     return adapter._inputs if isinstance(adapter, ArrayDataAdapter) else None
+
+
+def loader_of(adapter: DataAdapter) -> torch.utils.data.DataLoader[Any] | None:
+    """Returns the user's `DataLoader` of a data adapter; None without."""
+    return adapter._dataloader if isinstance(adapter, TorchDataLoaderAdapter) else None
 
 
 def begin_at(model: Model, epoch: int | None) -> None:
