@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from keras import layers
 
+import shardcore
 from shardcore.adapters import exchange, place
 from shardcore.domain.errors import RankMismatchError
 from shardcore.testing import RankFailed, run_ranks
@@ -149,6 +150,24 @@ def test_a_rank_that_waits_in_another_collective_is_named_with_its_line(monkeypa
     where = r"waits for rank 1, which waits in another collective \(test_one_rank_alone.py:"
     with pytest.raises(RankFailed, match=where):
         run_ranks(program, 2, timeout=30)
+
+
+def test_ranks_that_make_other_collectives_in_a_loop_get_an_error_that_names_both():
+    def program(rank):
+        trained((2, 1))
+        tensor = np.ones((2 + rank, 3), "float32")
+        messages = []
+        for call in (shardcore.all_reduce, (shardcore.all_reduce, shardcore.all_gather)[rank]):
+            with pytest.raises(RankMismatchError) as raised:
+                call(tensor)
+            messages.append(str(raised.value))
+        return messages
+
+    for shapes, calls in run_ranks(program, 2):
+        assert "all_reduce('sum') of a tensor of (2, 3) float32" in shapes
+        assert "all_reduce('sum') of a tensor of (3, 3) float32" in shapes
+        assert "all_reduce('sum')" in calls
+        assert "all_gather(axis=0) of a tensor of (3, 3) float32" in calls
 
 
 def test_a_rank_that_has_ended_is_named():

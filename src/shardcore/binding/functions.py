@@ -1,5 +1,6 @@
 """The functions of the public API on variables and tensors, with collectives by mesh axis."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
@@ -13,7 +14,7 @@ from shardcore.binding.data import batches
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.torch_modules import wrapper
 from shardcore.binding.variables import adoption
-from shardcore.binding.variables.variable import place, strategy_of
+from shardcore.binding.variables.variable import full_tensor, place
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
@@ -52,9 +53,8 @@ class Functions:
 
     def all_gather_variable(self, variable: keras.Variable) -> Tensor:
         """Returns the full value as a plain tensor."""
-        strategy = strategy_of(variable, self.sessions)
-        value: Tensor = tensor_of(variable)
-        return value.detach() if strategy is None else strategy.full_tensor(value)
+        value: Tensor = full_tensor(tensor_of(variable).detach(), self.sessions)
+        return value
 
     def all_reduce(self, tensor: Array, op: ReduceOp, axis_name: str | None) -> Tensor:
         """Reduces the ranks' tensors along the axis, which are partial values of one tensor."""
@@ -62,7 +62,8 @@ class Functions:
         tensor = _plain(tensor, "all_reduce", session)
         pending = dict.fromkeys(_axes(axis_name, session), op)
         layout = Layout(session.mesh, (None,) * tensor.ndim, pending)
-        return _whole_of(tensor, layout, tuple(tensor.shape), session)
+        with self._together(f"all_reduce({op!r})", tensor):
+            return _whole_of(tensor, layout, tuple(tensor.shape), session)
 
     def all_gather(self, tensor: Array, dim: int, axis_name: str | None) -> Tensor:
         """Gathers the ranks' tensors along the axis: they are chunks of one tensor."""
@@ -79,7 +80,13 @@ class Functions:
         shape = list(tensor.shape)
         for axis in axes:
             shape[dim] *= session.mesh.axis_size(axis)
-        return _whole_of(tensor, Layout(session.mesh, spec), tuple(shape), session)
+        with self._together(f"all_gather(axis={dim})", tensor):
+            return _whole_of(tensor, Layout(session.mesh, spec), tuple(shape), session)
+
+    def _together(self, call: str, tensor: Tensor) -> AbstractContextManager[None]:
+        """Opens a context for a collective: all ranks make the same call, on equal shapes."""
+        kind = str(tensor.dtype).removeprefix("torch.")
+        return self.sessions.together(f"{call} of a tensor of {tuple(tensor.shape)} {kind}")
 
     def ensure_dtensor(self, tensor: Array, layout: LayoutLike | None) -> Tensor:
         """Returns `tensor` as one of the strategy's own."""
@@ -108,7 +115,7 @@ def _whole_of(
     part: torch.Tensor, layout: Layout, shape: tuple[int, ...], session: Session
 ) -> torch.Tensor:
     """Returns, on every rank, the plain full tensor of which each rank has a part."""
-    joined = session.strategy.join(part, layout, shape)
+    joined = session.join(part, layout, shape)
     replicated = Layout.replicated(session.mesh, part.ndim)
     return session.strategy.local(session.strategy.activation(joined, replicated))
 

@@ -282,8 +282,11 @@ def test_a_report_loses_nothing_and_its_suggestions_work(keys, asked):
         ("dense", "a/dense_1/kernel", "did you mean '.*dense.*'?"),
         ("dense.kernel", "a/dense/kernel", "did you mean '.*dense/kernel.*'?"),
         ("conv|dense", "a/dense/kernel", "did you mean '.*(conv|dense).*'?"),
-        (".*dens.*krnel", "a/dense/kernel", "the closest path is 'a/dense/kernel'"),
+        (".*dens.*krnel", "a/dense/kernel", "did you mean '.*dens.*kernel'?"),
         ("a.dense.weigth", "a/dense/kernel", "the closest path is 'a.dense.weight'"),
+        (".*dens/kernel", "a/dense/kernel", "did you mean '.*dense/kernel'? It matches 'a/dense/k"),
+        (".*Dense_1.*", "a/dense_1/kernel", "did you mean '.*dense_1.*'?"),
+        ("a/dense/kernels", "a/dense/kernel", "the closest path is 'a/dense/kernel'"),
         ("(?i)DENSE", "zzzz", None),
     ],
 )

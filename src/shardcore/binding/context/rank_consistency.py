@@ -25,7 +25,8 @@ def check_model(model: Model, data: object, session: Session) -> None:
     Refuses a model that was laid out over another mesh.
     """
     variables = list(variables_of(model))
-    facts = {"mesh": f"{session.mesh} over processes {session.world.processes}"}
+    facts = {"strategy": session.entry.name}
+    facts |= {"mesh": f"{session.mesh} over processes {session.world.processes}"}
     facts |= {f"variable {v.path}": _describe(v, session) for v in variables}
     inputs = batch_facts(data, session)
     facts["batch inputs"] = str(len(inputs))
@@ -229,6 +230,8 @@ class _ShapeOf:
         kind = getattr(self.array, "dtype", type(self.array).__name__)
         return f"{tuple(getattr(self.array, 'shape', ()))} {str(kind).removeprefix('torch.')}"
 
+    __str__ = __repr__
+
 
 def generators(session: Session) -> Facts:
     """Returns facts on the states of torch's generators, which are equal on all ranks."""
@@ -252,11 +255,11 @@ def _content(leaf: Any, session: Session) -> str:
     if session.strategy.owns(leaf):
         layout = session.strategy.layout(leaf)
         if layout is None or not layout.is_replicated:
-            return f"shape {tuple(leaf.shape)}, layout {layout}"
+            return f"{_ShapeOf(leaf)}, layout {layout}"
         leaf = session.strategy.local(leaf)
     if isinstance(leaf, torch.Tensor):
         content = digest(leaf)
     else:
         in_bytes = getattr(leaf, "tobytes", lambda: repr(leaf).encode())()
         content = hashlib.sha256(in_bytes).hexdigest()
-    return f"shape {tuple(getattr(leaf, 'shape', ()))}, content {content[:12]}"
+    return f"{_ShapeOf(leaf)}, content {content[:12]}"

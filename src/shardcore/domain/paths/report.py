@@ -1,6 +1,7 @@
 """Report on the rules that matched a model's paths, with hints for unused rules."""
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from textwrap import wrap
@@ -9,6 +10,9 @@ import attrs
 
 from shardcore.domain.errors import RuleError
 from shardcore.domain.paths.key import PathKey, slashed, spellings
+
+# A word of a key or of a path.
+_WORD = re.compile(r"[A-Za-z]\w+")
 
 
 @attrs.frozen
@@ -53,7 +57,12 @@ def _table(rows: Mapping[str, str]) -> list[str]:
 
 def hint(key: PathKey, paths: Collection[str], matched: Mapping[str, str]) -> str | None:
     """Returns a hint for a `key` that decided no path; `matched` has the keys that did."""
-    return _overruled(key, matched) or _unanchored(key, paths) or _closest(key, paths)
+    return (
+        _overruled(key, matched)
+        or _unanchored(key, paths)
+        or _misspelt(key, paths)
+        or _closest(key, paths)
+    )
 
 
 def _overruled(key: PathKey, matched: Mapping[str, str]) -> str | None:
@@ -65,17 +74,32 @@ def _overruled(key: PathKey, matched: Mapping[str, str]) -> str | None:
 
 def _unanchored(key: PathKey, paths: Iterable[str]) -> str | None:
     """Returns the hint for a key that `re.search` would find: older Keras releases used it."""
+    meant = _meant(widen(key), paths)
+    return meant and f"a rule must match the whole path: {meant}"
+
+
+def _meant(text: str, paths: Iterable[str]) -> str | None:
+    """Returns the question whether the key `text` is meant; None if it matches no path."""
     try:
-        widened = PathKey(widen(key))
+        key = PathKey(text)
     except RuleError:  # such as inline flags, which must come first
         return None
-    found = [path for path in paths if widened.fullmatches(spellings(path))]
+    found = [path for path in paths if key.fullmatches(spellings(path))]
     if not found:
         return None
-    return (
-        f"a rule must match the whole path: did you mean {widened.text!r}? "
-        f"It matches {found[0]!r}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
-    )
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"did you mean {text!r}? It matches {found[0]!r}{more}"
+
+
+def _misspelt(key: PathKey, paths: Collection[str]) -> str | None:
+    """Returns the hint for a key of which one word is almost a word of a path."""
+    known = dict.fromkeys(word for path in paths for word in _WORD.findall(path))
+    for found in _WORD.finditer(key.text):
+        for near in difflib.get_close_matches(found[0], known):
+            meant = _meant(key.text[: found.start()] + near + key.text[found.end() :], paths)
+            if meant:
+                return meant
+    return None
 
 
 def widen(key: PathKey) -> str:
