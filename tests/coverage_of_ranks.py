@@ -11,7 +11,7 @@ def save_before_results() -> None:
         return
     from coverage import Coverage
 
-    from shardcore.testing import ranks
+    from shardcore.adapters import forked_ranks as ranks
 
     flush = ranks._flush
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ensure_dtensor_input,
         explain,
         install,
+        launch,
         mesh_info,
         parallelize_torch_module,
         plan,
@@ -41,8 +42,8 @@ __all__ = [
     "Link", "ShardcoreError", "ShardedCheckpoint", "all_gather", "all_gather_variable",
     "all_reduce", "distribute_model", "distribute_tensor", "distribute_variable",
     "ensure_dtensor", "ensure_dtensor_input", "explain", "install",
-    "latest_checkpoint", "load_checkpoint", "mesh_info", "parallelize_torch_module", "plan",
-    "rules_report", "save_checkpoint", "status", "uninstall", "verify",
+    "latest_checkpoint", "launch", "load_checkpoint", "mesh_info", "parallelize_torch_module",
+    "plan", "rules_report", "save_checkpoint", "status", "uninstall", "verify",
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ The examples have one model, on a mesh of one device::
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardcore import bootstrap
 from shardcore.bootstrap import environment, planning
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from shardcore.binding.context.session import Sessions
     from shardcore.binding.functions import Functions, Tensor
     from shardcore.binding.planning.plan import Plan
+
+ResultT = TypeVar("ResultT")
 
 
 def install(strategy: str = "auto", **options: object) -> Status:
@@ -170,8 +172,9 @@ def plan(
     Args:
         model: A function without arguments that builds the model. It runs on the meta device,
             which stores no values, and does not change the names and initial values of models
-            that are built later. Or a built model; the variables of the model that you build
-            later need the same paths, so name its layers.
+            that are built later. A distribution that it sets is passed over. Or a built model;
+            the variables of the model that you build later need the same paths, so name its
+            layers.
         mesh: The `keras.distribution.DeviceMesh`; or a `shardcore.domain.mesh.Mesh`, to see
             a plan on a machine without these devices.
         policy: "data_parallel", "fully_sharded", "hybrid_sharded", "tensor_parallel",
@@ -184,7 +187,7 @@ def plan(
     Returns:
         The `Plan`, a `keras.distribution.LayoutMap`. `print(plan)` shows its rules, what they
         save and why; `plan[key] = spec` and `del plan[key]` edit it; `plan.to_python()` is a
-        program that makes the same layout map.
+        program that sets the same distribution.
 
     Raises:
         PolicyError: If there is no such policy or option, or it cannot plan this model.
@@ -200,7 +203,11 @@ def plan(
     from shardcore.binding.planning.make_plan import make_plan
 
     return make_plan(
-        model, mesh, policy, lambda facts, shape: planning.plan(policy, facts, shape, options)
+        model,
+        mesh,
+        policy,
+        lambda facts, shape: planning.plan(policy, facts, shape, options),
+        _sessions() if bootstrap.is_installed() else None,
     )
 
 
@@ -304,7 +311,7 @@ def all_gather_variable(variable: KerasVariable) -> "Tensor":
 
 
 def all_reduce(tensor: Array, op: ReduceOp = "sum", axis_name: str | None = None) -> "Tensor":
-    """Returns the reduction of the ranks' tensors along a mesh axis, on each of them.
+    """Returns the reduction of the ranks' tensors along a mesh axis. All ranks call it.
 
     Args:
         tensor: The plain tensor of this rank; all ranks have the same shape.
@@ -314,6 +321,7 @@ def all_reduce(tensor: Array, op: ReduceOp = "sum", axis_name: str | None = None
     Raises:
         LayoutError: If the tensor is sharded.
         MeshError: If the mesh has no such axis.
+        RankMismatchError: If another rank makes another call, or gives another shape or dtype.
 
     Example:
         >>> bool((shardcore.all_reduce(x, axis_name="data") == x).all())  # one rank: the same
@@ -323,7 +331,7 @@ def all_reduce(tensor: Array, op: ReduceOp = "sum", axis_name: str | None = None
 
 
 def all_gather(tensor: Array, axis: int = 0, axis_name: str | None = None) -> "Tensor":
-    """Returns the ranks' tensors along a mesh axis, concatenated along the tensor dim `axis`.
+    """Returns the ranks' tensors along a mesh axis, joined at dim `axis`. All ranks call it.
 
     Args:
         tensor: The plain tensor of this rank; all ranks have the same shape.
@@ -333,6 +341,7 @@ def all_gather(tensor: Array, axis: int = 0, axis_name: str | None = None) -> "T
     Raises:
         LayoutError: If the tensor is sharded, or has no such dim.
         MeshError: If the mesh has no such axis.
+        RankMismatchError: If another rank makes another call, or gives another shape or dtype.
 
     Example:
         >>> shardcore.all_gather(x, axis=1).shape  # (16, 8 * ranks)
@@ -422,6 +431,38 @@ def mesh_info() -> dict[str, Any]:
         ('data', 'model')
     """
     return _functions().mesh_info()
+
+
+def launch(function: Callable[..., ResultT], devices: int, *args: object) -> list[ResultT]:
+    """Runs `function(*args)` on new ranks of this machine, for a notebook or a plain `python` call.
+
+    The ranks are forked from this process: the function may be one of a notebook's cell. It
+    installs shardcore, sets the distribution and builds the model, as a script for `torchrun`
+    does. A rank computes on one CPU thread, or on its GPU.
+
+    Args:
+        function: The program of each rank. What it returns is picklable: numbers, arrays, paths of
+            files that it saved.
+        devices: The number of ranks, one device each.
+        *args: The arguments of the function.
+
+    Returns:
+        What the function returned on each rank, in the order of ranks.
+
+    Raises:
+        RankFailed: If a rank failed: it has the traceback of that rank. All ranks have ended then;
+            so they have after an interrupt.
+        EnvironmentProblem: If this process is a rank itself, or has used CUDA.
+
+    Example:
+        >>> shardcore.launch(lambda base: base + 1, 2, 10)
+        [11, 11]
+    """
+    from shardcore.adapters import forked_ranks
+
+    forked_ranks.check_parent()
+    case = forked_ranks.Case(lambda rank: function(*args), (), None, init=False)
+    return forked_ranks.run(case, devices)
 
 
 def _sessions() -> "Sessions":

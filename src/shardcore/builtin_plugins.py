@@ -82,8 +82,11 @@ def why_no_dtensor() -> str | None:
 
 def why_no_distributed() -> str | None:
     """Returns None if `manual` is available, else the reason with its remedy."""
-    if importlib.import_module("torch.distributed").is_available():
-        return None
+    try:
+        if importlib.import_module("torch.distributed").is_available():
+            return None
+    except ImportError as error:
+        return f"torch cannot be imported: {error}. Install it: pip install torch."
     return "This torch was built without torch.distributed: install one that has it."
 
 

@@ -23,6 +23,7 @@ PURE = ("domain/", "policies/")
 ALLOWED = {
     "bootstrap/__init__.py: global _installed": "the installation",
     "bootstrap/environment.py: os.environ": "KERAS_BACKEND, which uninstall() unsets",
+    "adapters/forked_ranks.py: os.environ": "of a rank, in its own process",
     "adapters/failure.py: sys.excepthook": "put back when the watch of other ranks is stopped",
     "reporting/errors.py: sys.excepthook": "put back by uninstall(); set by a failing command",
     "cli/__init__.py: sys.modules": "the user's script, where pickling looks for its classes",

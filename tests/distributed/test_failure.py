@@ -15,8 +15,8 @@ import pytest
 import torch.distributed as dist
 
 from shardcore.adapters.failure import FailureWatch
+from shardcore.adapters.forked_ranks import free_port
 from shardcore.testing import run_ranks
-from shardcore.testing.ranks import free_port
 
 PROGRAM = """
 import os, signal, sys, time

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from keras import distribution as kd
 
 import shardcore
+from shardcore.adapters.forked_ranks import free_port
 from shardcore.domain.errors import EnvironmentProblem, LayoutError, MeshError, RuleError
 from shardcore.testing import run_ranks
-from shardcore.testing.ranks import free_port
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 

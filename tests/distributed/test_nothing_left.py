@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shardcore.testing.ranks import free_port
+from shardcore.adapters.forked_ranks import free_port
 from tests.checks.tree import ROOT
 from tests.distributed.programs import STRATEGY
 

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters import exchange, process_group
+from shardcore.adapters.forked_ranks import free_port
 from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job, resolve_job
 from shardcore.testing import run_ranks
-from shardcore.testing.ranks import free_port
 
 
 def test_a_process_alone_starts_nothing():

@@ -75,7 +75,7 @@ def a_loop_with_metrics_and_validation():
 
 
 class CustomModel(keras.Model):
-    """Steps of its own, by a tracker of its own."""
+    """A model with its own steps, and its own tracker."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -33,6 +33,18 @@ class OtherRankFailed(ShardcoreError, RuntimeError):  # noqa: N818 - it says wha
     """Another rank has failed, or SIGTERM came: this rank ends."""
 
 
+class RankFailed(ShardcoreError, AssertionError):  # noqa: N818 - it says what happened
+    """A rank that this process started raised, died or did not end in time.
+
+    Attributes:
+        rank: The first rank that failed.
+    """
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 class PluginError(ShardcoreError, TypeError):
     """A plug-in whose offer does not match the hook's specification."""
 

@@ -3,7 +3,8 @@
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from shardcore.testing.ranks import RankFailed, run_ranks
+from shardcore.domain.errors import RankFailed
+from shardcore.testing.ranks import run_ranks
 
 if TYPE_CHECKING:
     from shardcore.adapters.traffic import Traffic

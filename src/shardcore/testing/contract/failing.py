@@ -5,10 +5,11 @@ import subprocess
 import sys
 from typing import Any
 
+from shardcore.adapters.forked_ranks import free_port
 from shardcore.domain.errors import ShardcoreError
 from shardcore.testing.contract import programs
 from shardcore.testing.contract.meshes import OnMeshes
-from shardcore.testing.ranks import free_port, run_ranks
+from shardcore.testing.ranks import run_ranks
 
 PROGRAM = """
 import sys
