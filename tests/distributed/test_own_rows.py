@@ -129,7 +129,7 @@ def test_ranks_with_different_batches_are_an_error_at_the_update(loop, update):
     for done, same, message in run_ranks(program, 2):
         assert (done, same) == (update, True)
         assert "Ranks disagree on plain input 0 of 'sequential" in message
-        assert f"call {update + 1} in a loop: rank 1 has shape (4, 6), content" in message
+        assert f"call {update + 1} in a loop: rank 1 has shape (4, 6) float32, content" in message
         assert "shardcore.ensure_dtensor_input" in message
 
 

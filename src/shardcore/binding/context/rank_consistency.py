@@ -255,11 +255,11 @@ def _content(leaf: Any, session: Session) -> str:
     if session.strategy.owns(leaf):
         layout = session.strategy.layout(leaf)
         if layout is None or not layout.is_replicated:
-            return f"{_ShapeOf(leaf)}, layout {layout}"
+            return f"shape {_ShapeOf(leaf)}, layout {layout}"
         leaf = session.strategy.local(leaf)
     if isinstance(leaf, torch.Tensor):
         content = digest(leaf)
     else:
         in_bytes = getattr(leaf, "tobytes", lambda: repr(leaf).encode())()
         content = hashlib.sha256(in_bytes).hexdigest()
-    return f"{_ShapeOf(leaf)}, content {content[:12]}"
+    return f"shape {_ShapeOf(leaf)}, content {content[:12]}"
