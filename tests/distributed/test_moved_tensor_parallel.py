@@ -39,6 +39,8 @@ OF_VOCABULARY = {
     r"logits/kernel": (None, "model"),
     r"logits/bias": ("model",),
 }
+# Keras 3.13 multiplies one-hot targets, which are replicated: so is the gradient of the logits.
+OF_LOSS = 2 if IS_3_13 else 3
 # Blocks, kind of attention, rate of dropout, whether the vocabulary is split.
 ONE_AXIS = {
     2: [
@@ -72,10 +74,8 @@ def expected_of(case, mesh):
     calls, moved = 4 * blocks, 4 * blocks * activation
     if vocabulary:
         # The rows of the embedding, the gradient of the head's input; of each token the largest
-        # logit, the sum of the powers, the sum of the gradient. Keras 3.13 multiplies one-hot
-        # targets, which are replicated: so is the gradient.
-        of_loss = 2 if IS_3_13 else 3
-        calls, moved = calls + 2 + of_loss, moved + 2 * activation + of_loss * 4 * tokens
+        # logit, the sum of the powers, the sum of the gradient.
+        calls, moved = calls + 2 + OF_LOSS, moved + 2 * activation + OF_LOSS * 4 * tokens
     for _ in range(vocabulary + (data > 1)):  # the loss, over each axis that it is pending on
         calls, moved = calls + 1, moved + 4
     if data > 1:
@@ -156,16 +156,22 @@ def expected_of_sequences(mesh, blocks=2):
     it, as that of the all-reduce in whose place both stand.
     """
     data, model = mesh
-    activation = 4 * BATCH * LENGTH // data * WIDTH
+    tokens = BATCH * LENGTH // data
+    activation = 4 * tokens * WIDTH
     norms = 4 * (2 * blocks + 1) * 2 * WIDTH
     # In each block two of each forward and two backward. The rows of the embedding are scattered
-    # too, and their gradient is gathered, as is the input of the head.
-    gathers, scatters = 4 * blocks + 2, 4 * blocks + 1
-    calls, moved = 1, norms  # their gradients, of which each rank has the part of its tokens
-    if data > 1:  # the gradients of all variables, those of the norms by themselves, and the loss
-        split_head = parameters_of_a_rank((blocks, "heads", 0.0, True), model)
-        of_head = (WIDTH * VOCABULARY + VOCABULARY) * (model - 1) // model
-        calls, moved = calls + 3, moved + 4 * (split_head + of_head) + 4
+    # too, and the input of the head is gathered; and the gradient of each the other way.
+    gathers = scatters = 4 * blocks + 2
+    # The gradients of the norms, of which each rank has the part of its tokens; and of the split
+    # logits as in `expected_of`.
+    calls, moved = 1 + OF_LOSS, norms + OF_LOSS * 4 * tokens
+    for _ in range(1 + (data > 1)):  # the loss, over each axis that it is pending on
+        calls, moved = calls + 1, moved + 4
+    if data > 1:  # the gradients of all variables, those of the norms by themselves
+        calls, moved = (
+            calls + 2,
+            moved + 4 * parameters_of_a_rank((blocks, "heads", 0.0, True), model),
+        )
     return [
         {"all_gather": gathers, "reduce_scatter": scatters, "all_reduce": calls},
         {

@@ -99,7 +99,7 @@ def do_once(work: Callable[[], _T], what: str) -> _T:
         return work()
     own, shared = process_group.rank(), _for_bytes()
     name = f"work/{shared.add(f'count/{own}', 0)}/{what}"
-    name = f"{name}/{shared.add(f'{name}/{own}', 1)}"
+    name = f"{name}/{shared.add(f'{name}/times/{own}', 1)}"
     begun = time.monotonic()
     while own and not shared.check([name]) and time.monotonic() < begun + _RANK_0_SECONDS:
         time.sleep(_SLEEP_SECONDS)
