@@ -13,8 +13,8 @@ import attrs
 from benchmarks import cases
 from benchmarks.cases import Case
 from benchmarks.rows import RAN_IN_PYTHON, Row
+from shardcore.domain.errors import RankFailed
 from shardcore.testing import count_collectives, run_ranks
-from shardcore.testing.ranks import RankFailed
 
 BLOCKS = 2
 WARM_UP = 3

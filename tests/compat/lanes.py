@@ -112,9 +112,11 @@ def within(
 
     Then it is interrupted, and has a while to end. What is left of its process group is killed.
     """
-    with subprocess.Popen(
-        list(command), cwd=ROOT, env=environment, start_new_session=True
-    ) as process:
+    # A shell has its background jobs ignore interrupts, and they would pass this on.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(list(command), cwd=ROOT, env=environment, start_new_session=True)
+    signal.signal(signal.SIGINT, handler)
+    with process:
         try:
             return process.wait(limit)
         except subprocess.TimeoutExpired:
