@@ -24,7 +24,7 @@ PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 
 # These need torch; every other unit test and doctest must pass in .venv-core.
 NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/checkpoint_api.py src/shardcore/testing \
-	tests/unit/adapters tests/unit/binding
+	tests/unit/adapters tests/unit/binding tests/unit/gpu
 
 # Two tests at a time. Of tests on ranks, one computes while the ranks of the other wait, or a compiler runs.
 AT_A_TIME := -n 2 --dist worksteal
@@ -85,8 +85,8 @@ unit-core: $(CORE_VENV)/.installed
 	$(CORE_VENV)/bin/python -m pytest $(AT_A_TIME) tests/unit src --doctest-modules $(NEEDS_TORCH:%=--ignore=%)
 
 unit-torch: $(VENV)/.installed
-	$(call headline,unit tests and doctests with torch and Keras)
-	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/unit src --doctest-modules
+	$(call headline,unit tests and doctests that need torch and Keras)
+	$(VENV)/bin/python -m pytest $(AT_A_TIME) $(NEEDS_TORCH) --doctest-modules
 
 distributed: $(VENV)/.installed
 	$(call headline,distributed tests on real ranks)

@@ -106,17 +106,23 @@ def test_the_all_reduces_of_a_block_are_listed_at_their_layers(mesh, tmp_path):
         explanation, traffic, trainable, layers = found
         assert_counted(explanation, traffic)
         split = [each for each in explanation.collectives if each.axes == ("model",)]
-        assert [(each.phase, each.layer) for each in split] == [
+        assert {each.kind for each in split} == {"all_reduce"}
+        activations = [each for each in split if each.operand_bytes == ACTIVATION // mesh[0]]
+        assert [(each.phase, each.layer) for each in activations] == [
             ("forward", "tokens"),
             ("forward", "block_0/attention/attention_output"),
             ("forward", "block_0/contract"),
+            ("backward", "block_0"),  # the input of the head, whose columns are split
             ("backward", "block_0/mlp_norm"),
             ("backward", "block_0/attention_norm"),
         ]
-        assert {each.kind for each in split} == {"all_reduce"}
-        assert {each.operand_bytes for each in split} == {ACTIVATION // mesh[0]}
-        assert "the layer's output: a partial sum over axis 'model'" in split[1].reason
-        assert "the gradient of the output of block_0/mlp_norm" in split[3].reason
+        assert "the layer's output: a partial sum over axis 'model'" in activations[1].reason
+        assert "the gradient of the output of block_0/mlp_norm" in activations[4].reason
+        others = [each for each in split if each not in activations]
+        assert [each.phase for each in others] == [
+            *("loss and metrics", "loss and metrics", "backward"),  # of the loss of split logits
+            *("loss and metrics", "loss and metrics"),  # accuracy; the loss and the metrics
+        ]
         if mesh == (2, 2):
             assert_gradients(explanation, trainable)
         assert not explanation.avoidable

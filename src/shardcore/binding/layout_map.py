@@ -1,5 +1,6 @@
 """Patches: `LayoutMap` and `TensorLayout`, whose rules `domain.paths` matches."""
 
+import math
 from typing import Any
 
 from keras.distribution import LayoutMap, ModelParallel, TensorLayout
@@ -28,8 +29,8 @@ def rules_of(layout_map: LayoutMap) -> PathRules[Any]:
 
 def model_replicas(distribution: ModelParallel) -> int:
     """Replaces `ModelParallel.num_model_replicas`: `batch_dim_name` may be several axes."""
-    mesh = distribution.device_mesh
-    return Mesh(mesh.shape, mesh.axis_names).size_along(entry_axes(distribution.batch_dim_name))
+    mesh, axes = distribution.device_mesh, entry_axes(distribution.batch_dim_name)
+    return math.prod(mesh.shape[mesh.axis_names.index(axis)] for axis in axes)
 
 
 def lookup(_original: Original, layout_map: LayoutMap, key: str) -> Any:
