@@ -26,6 +26,7 @@ def distributed(ranks, strategy="dtensor", **options):
     shardcore.install(strategy)
     mesh = keras.distribution.DeviceMesh(*MESHES[ranks])
     plan = shardcore.plan(build, mesh, "hybrid_sharded", small=0)
+    assert plan.batch_dim_name == ROWS
     parallel = keras.distribution.ModelParallel(layout_map=plan, batch_dim_name=ROWS, **options)
     keras.distribution.set_distribution(parallel)
     return parallel

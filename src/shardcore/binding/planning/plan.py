@@ -8,6 +8,7 @@ import keras
 from shardcore.domain.errors import RuleError
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import PathRules
+from shardcore.domain.spec import DimSpec, dim_spec
 from shardcore.policies.rules import Planned
 from shardcore.ports.model import VariableFacts
 from shardcore.ports.types import LayoutLike
@@ -20,8 +21,7 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
     """A `LayoutMap` that knows the variables for which it was made.
 
     Print it for a table. Its rules may be replaced or deleted: the table shows it. `to_python()`
-    returns a program. `batch_axes` are the mesh axes that split the batch, for the
-    argument `batch_dim_name` of `keras.distribution.ModelParallel`.
+    returns a program.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
     ) -> None:
         super().__init__(device_mesh)
         self.policy = policy
-        self.batch_axes = planned.batch_axes
+        self._batch_axes = planned.batch_axes
         self._variables = tuple(variables)
         self._outputs = tuple(outputs)
         self._made = {rule.key: rule for rule in planned.rules}
@@ -56,10 +56,15 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         """The mesh of its specs."""
         return Mesh(self.device_mesh.shape, self.device_mesh.axis_names)
 
+    @property
+    def batch_dim_name(self) -> DimSpec:
+        """The mesh axis that splits the batch, or several, as `ModelParallel` takes them."""
+        return dim_spec(self._batch_axes)
+
     def distribute(self) -> None:
         """Sets the distribution that uses the plan."""
         distribution = keras.distribution.ModelParallel(
-            layout_map=self, batch_dim_name=self.batch_axes
+            layout_map=self, batch_dim_name=self.batch_dim_name
         )
         keras.distribution.set_distribution(distribution)
 
@@ -94,10 +99,9 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         for key, layout in self._layout_map.items():
             text = f'r"{key}"' if "\\" in key and '"' not in key else repr(key)
             lines.append(f"layout_map[{text}] = {layout.axes!r}  # {self._reason(key)}")
-        batch = self.batch_axes[0] if len(self.batch_axes) == 1 else self.batch_axes
         lines += [
             "distribution = keras.distribution.ModelParallel(",
-            f"    layout_map=layout_map, batch_dim_name={batch!r}",
+            f"    layout_map=layout_map, batch_dim_name={self.batch_dim_name!r}",
             ")",
             "keras.distribution.set_distribution(distribution)",
         ]
