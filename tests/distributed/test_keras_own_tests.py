@@ -15,6 +15,8 @@ WITHOUT_TENSORFLOW = "not dataset or unsupported_dataset"
 # Its test sets a distribution over eight devices, and shardcore refuses one that this job lacks.
 OF_EIGHT_DEVICES = "DistributionTest::test_scope"
 
+# The line of Keras that CI has.
+TESTED = (3, 15)
 # In Keras 3.13 a rule matches a part of a path. Under shardcore it matches the path, as since 3.14.
 OF_PARTS_OF_PATHS = {"LayoutMapTest::test_get"} if LINE < (3, 14) else set()
 
@@ -40,7 +42,7 @@ def test_keras_tests_of_distributions_pass_that_it_skips_without_jax():
     assert "has 8 devices, but the job has 1 processes" in found.pop(OF_EIGHT_DEVICES)
     failed = {name: outcome for name, outcome in found.items() if outcome != "passed"}
     assert failed.keys() == OF_PARTS_OF_PATHS, failed
-    assert len(found) >= 26
+    assert len(found) >= (31 if LINE == TESTED else 26)
 
 
 def test_the_scope_of_a_distribution_over_eight_devices_passes_in_a_job_of_eight():
@@ -49,13 +51,13 @@ def test_the_scope_of_a_distribution_over_eight_devices_passes_in_a_job_of_eight
 
 
 @pytest.mark.parametrize(
-    ("file", "chosen", "fewest"),  # the number of tests that pass in Keras 3.13
+    ("file", "chosen", "fewest"),  # how many pass in Keras 3.15, and in 3.13
     [
-        ("layers/layer_test.py", "", 50),
-        ("optimizers/optimizer_test.py", "", 39),
+        ("layers/layer_test.py", "", (59, 50)),
+        ("optimizers/optimizer_test.py", "", (40, 39)),
         # Left out: what starts processes, which a rank of run_ranks may not; and a large model.
-        ("saving/saving_lib_test.py", "not concurrently and not efficientnet", 51),
-        ("trainers/trainer_test.py", "not multiprocessing", 87),
+        ("saving/saving_lib_test.py", "not concurrently and not efficientnet", (70, 51)),
+        ("trainers/trainer_test.py", "not multiprocessing", (89, 87)),
     ],
 )
 def test_the_same_tests_of_keras_pass_as_without_shardcore(file, chosen, fewest):
@@ -64,4 +66,4 @@ def test_the_same_tests_of_keras_pass_as_without_shardcore(file, chosen, fewest)
         for prepare in (lambda: None, shardcore.install)
     )
     assert under == without
-    assert len(without) >= fewest
+    assert len(without) >= fewest[LINE != TESTED]
