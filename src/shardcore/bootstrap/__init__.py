@@ -140,7 +140,7 @@ def estimate_memory(
         policy: The policy's name.
 
     Raises:
-        PolicyError: If the model or its step reads values.
+        PolicyError: If the model or its step fails without values.
         StrategyError: If the model is not compiled, or the batch is none.
     """
     from shardcore.adapters.memory import StepMemory

@@ -1,9 +1,9 @@
-"""Policy `hybrid_sharded`: `fully_sharded` within a group of ranks, equal groups beside each other.
+"""Policy `hybrid_sharded`: shards inside each group of ranks, and equal groups as replicas.
 
 The mesh is `(replica, shard, model)`, or `(replica, shard)`: a group of ranks that are near each
-other, such as those of a host, holds a model in shards; a gradient is reduce-scattered within the
-group, and the shards are all-reduced across the groups. Kernels are split over the model axis as by
-`tensor_parallel` first. The batch is split over `("replica", "shard")`.
+other, such as those of a host, holds a model in shards. A gradient is reduce-scattered inside the
+group, and its shards are all-reduced across groups. With a model axis `tensor_parallel` splits
+kernels over it first. The batch is split over `("replica", "shard")`.
 """
 
 from shardcore.domain.errors import PolicyError
@@ -17,13 +17,14 @@ from shardcore.ports.policy import Choice
 def plan(
     model: LayerFacts, mesh: Mesh, *, shard: str | None = None, small: int = SMALL
 ) -> dict[str, Choice]:
-    """Splits every large variable over the axis `shard`, and kernels over that behind it before.
+    """Splits kernels over an axis behind `shard`, then every large variable over `shard`.
 
     Args:
         model: The model.
         mesh: The mesh.
         shard: The axis that splits variables, by default the second.
-        small: A variable is split if that saves every rank this many bytes.
+        small: A variable is split over `shard` if that saves every rank this many bytes, and a part
+            of the model over the last axis if it has as many.
 
     Raises:
         PolicyError: If the mesh has fewer than two axes, or the axis is the first.
@@ -37,9 +38,11 @@ def plan(
     name = mesh.axis_names[1] if shard is None else shard
     behind = mesh.axis_names[mesh.axis_index(name) + 1 :]
     variables = model.all_variables()
-    chosen = all_replicated(variables, "it is small")
-    if behind:
-        chosen |= tensor_parallel.plan(model, mesh, axis=behind[-1], small=small)
+    chosen = (
+        tensor_parallel.plan(model, mesh, axis=behind[-1], small=small)
+        if behind
+        else all_replicated(variables, "no axis of the model")
+    )
     return {each.path: _further(each, chosen[each.path], mesh, name, small) for each in variables}
 
 

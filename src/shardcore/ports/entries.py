@@ -24,6 +24,7 @@ class Kind:
 TEXT = Kind("str", lambda value: isinstance(value, str))
 BOOL = Kind("bool", lambda value: isinstance(value, bool))
 INT = Kind("int", lambda value: type(value) is int)
+COUNT = Kind("an int of 1 or more", lambda value: type(value) is int and value >= 1)
 INT_OR_NONE = Kind("int or None", lambda value: value is None or type(value) is int)
 FUNCTION = Kind("a function", callable)
 NAME = Kind(

@@ -48,7 +48,7 @@ class PolicyEntry:
         package: The package that offers it, for messages; shardcore sets it.
 
     Raises:
-        PluginError: If a field is of another type.
+        PluginError: If a field has a value that it may not have.
 
     Example:
         >>> entry = PolicyEntry("mine", "Everything replicated.", plan=lambda model, mesh: {})
@@ -59,7 +59,7 @@ class PolicyEntry:
     name: str
     summary: str
     plan: Policy
-    batch_ndim: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    batch_ndim: int = 1
     contract: int = 1
     package: str = ""
 
@@ -69,5 +69,6 @@ class PolicyEntry:
             name=entries.NAME,
             summary=entries.TEXT,
             plan=entries.FUNCTION,
+            batch_ndim=entries.COUNT,
             contract=entries.INT,
         )

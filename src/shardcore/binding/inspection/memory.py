@@ -13,7 +13,7 @@ from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data import batches
 from shardcore.binding.inspection.explain import checked_batch
 from shardcore.domain.checkpoints.division import divide, pieces
-from shardcore.domain.errors import PolicyError
+from shardcore.domain.errors import PolicyError, ShardcoreError
 from shardcore.domain.memory import highest
 from shardcore.ports.memory import MemoryTracer
 from shardcore.reporting.memory import MemoryReport
@@ -36,7 +36,7 @@ def estimate_memory(
         tracer: Notes what is allocated.
 
     Raises:
-        PolicyError: If the model or its step reads values.
+        PolicyError: If the model or its step fails without values.
         StrategyError: If the model is not compiled, or the batch is none.
     """
     with tracer.without_values(), keras_private.drawing_without_values():
@@ -47,11 +47,14 @@ def estimate_memory(
             session = sessions.required()
             with sessions.scope_of(model), session.strategy.scope():
                 state = _run(model, data, session, sessions, tracer)
+        except ShardcoreError:
+            raise
         except (RuntimeError, NotImplementedError) as error:
             raise PolicyError(
-                f"The step runs on tensors without values, to see how much memory it takes, and it "
-                f"reads values ({type(error).__name__}: {error}): compute with keras.ops, and load "
-                "weights outside the function that builds the model."
+                "To see how much memory the step takes, it runs on tensors without values, and "
+                f"there it failed ({type(error).__name__}: {error}). If it reads values: compute "
+                "with keras.ops, and load weights outside the function that builds the model. If "
+                "it reads none, it fails in fit() too."
             ) from error
     return MemoryReport(
         policy,
