@@ -1,4 +1,4 @@
-"""The model that the examples in `shardcore.api` use, on a mesh of one device.
+"""The model that the examples in `shardcore.api` and `tensor_api` use, on a mesh of one device.
 
 Those in `shardcore.checkpoint_api` use a checkpoint of it too.
 """
@@ -18,7 +18,7 @@ def example_of_api(
     """Sets up what the docstrings of these modules show, for the doctests of them only."""
     test = getattr(request.node, "dtest", None)
     module = "" if test is None else test.name.rpartition(".")[0]
-    if module not in ("shardcore.api", "shardcore.checkpoint_api"):
+    if module not in ("shardcore.api", "shardcore.checkpoint_api", "shardcore.tensor_api"):
         yield
         return
     import shardcore

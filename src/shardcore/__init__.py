@@ -10,6 +10,22 @@ from shardcore.domain.errors import ShardcoreError
 
 if TYPE_CHECKING:
     from shardcore.api import (
+        explain,
+        install,
+        launch,
+        plan,
+        rules_report,
+        status,
+        uninstall,
+        verify,
+    )
+    from shardcore.checkpoint_api import (
+        ShardedCheckpoint,
+        latest_checkpoint,
+        load_checkpoint,
+        save_checkpoint,
+    )
+    from shardcore.tensor_api import (
         all_gather,
         all_gather_variable,
         all_reduce,
@@ -18,22 +34,8 @@ if TYPE_CHECKING:
         distribute_variable,
         ensure_dtensor,
         ensure_dtensor_input,
-        explain,
-        install,
-        launch,
         mesh_info,
         parallelize_torch_module,
-        plan,
-        rules_report,
-        status,
-        uninstall,
-        verify,
-    )  # fmt: skip
-    from shardcore.checkpoint_api import (
-        ShardedCheckpoint,
-        latest_checkpoint,
-        load_checkpoint,
-        save_checkpoint,
     )
 
 __version__ = "0.1.0"
@@ -50,9 +52,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'shardcore' has no attribute {name!r}")
-    from shardcore import api, checkpoint_api
+    from shardcore import api, checkpoint_api, tensor_api
 
-    return getattr(checkpoint_api if hasattr(checkpoint_api, name) else api, name)
+    modules = (api, tensor_api, checkpoint_api)
+    return next(getattr(each, name) for each in modules if hasattr(each, name))
 
 
 def __dir__() -> list[str]:

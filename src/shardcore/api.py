@@ -1,4 +1,4 @@
-"""The functions of `shardcore`. Each finds the installation and calls it.
+"""The functions of `shardcore` that install it, start ranks, and plan and check a model.
 
 The examples have one model, on a mesh of one device::
 
@@ -20,24 +20,18 @@ The examples have one model, on a mesh of one device::
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from shardcore import bootstrap
 from shardcore.bootstrap import environment, planning
 from shardcore.domain.paths.report import RulesReport
-from shardcore.domain.placements import ReduceOp
-
-from shardcore.ports.types import (  # isort: skip
-    Array, KerasModel, KerasModelT, KerasVariable, KerasVariableT, LayoutLike, MeshLike, RulesLike,
-    TorchModuleT,
-)  # fmt: skip
+from shardcore.ports.types import KerasModel, MeshLike
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
 
 if TYPE_CHECKING:
     from shardcore.binding.context.session import Sessions
-    from shardcore.binding.functions import Functions, Tensor
     from shardcore.binding.planning.plan import Plan
 
 ResultT = TypeVar("ResultT")
@@ -230,209 +224,6 @@ def rules_report(model: KerasModel) -> RulesReport | None:
     return rules_report.rules_report(model, _sessions().required())
 
 
-def distribute_variable(
-    variable: KerasVariableT, layout: LayoutLike | None = None
-) -> KerasVariableT:
-    """Redistributes a Keras variable, such as one created before the distribution was set.
-
-    All ranks call it; all take the value of rank 0.
-
-    Args:
-        variable: The Keras variable. It is changed in place.
-        layout: A `TensorLayout` or a tuple of axis names, one entry per dim; by default the
-            layout that the distribution gives.
-
-    Returns:
-        The variable.
-
-    Raises:
-        LayoutError: If the layout does not fit the variable.
-        StrategyError: If no distribution is set.
-
-    Example:
-        >>> shardcore.distribute_variable(model.weights[0], ("model", None)).path
-        'net/hidden/kernel'
-    """
-    _functions().distribute_variable(variable, layout)
-    return variable
-
-
-def distribute_model(model: KerasModelT) -> KerasModelT:
-    """Lays a model out by the distribution that is set, with its optimizer and metrics.
-
-    A model that was made before the distribution needs no call: it is laid out at its first use.
-    This moves one that was laid out under another distribution. All ranks call it; the full value
-    of one variable at a time is gathered.
-
-    Args:
-        model: The Keras model. Its variables are changed in place.
-
-    Returns:
-        The model.
-
-    Raises:
-        RankMismatchError: If a variable without a layout has other values on another rank.
-        StrategyError: If no distribution is set.
-
-    Example:
-        >>> shardcore.distribute_model(model).weights[0].path
-        'net/hidden/kernel'
-    """
-    _functions().distribute_model(model)
-    return model
-
-
-def distribute_tensor(tensor: Array, layout: LayoutLike) -> "Tensor":
-    """Returns `tensor` in `layout`, differentiable. All ranks call it.
-
-    Args:
-        tensor: A tensor or array. A plain one is equal on all ranks.
-        layout: A `TensorLayout` or a tuple of axis names, one entry per dim.
-
-    Raises:
-        LayoutError: If the layout does not fit the tensor.
-        StrategyError: If no distribution is set.
-
-    Example:
-        >>> shardcore.distribute_tensor(x, ("data", None)).shape  # the global shape
-        torch.Size([16, 8])
-    """
-    return _functions().distribute_tensor(tensor, layout)
-
-
-def all_gather_variable(variable: KerasVariable) -> "Tensor":
-    """Returns the full tensor of a Keras variable, plain, on every rank. All ranks call it.
-
-    Example:
-        >>> shardcore.all_gather_variable(model.weights[0]).shape
-        torch.Size([8, 4])
-    """
-    return _functions().all_gather_variable(variable)
-
-
-def all_reduce(tensor: Array, op: ReduceOp = "sum", axis_name: str | None = None) -> "Tensor":
-    """Returns the reduction of the ranks' tensors along a mesh axis. All ranks call it.
-
-    Args:
-        tensor: The plain tensor of this rank; all ranks have the same shape.
-        op: "sum", "avg", "max", "min" or "product".
-        axis_name: The mesh axis, by default all of them.
-
-    Raises:
-        LayoutError: If the tensor is sharded.
-        MeshError: If the mesh has no such axis.
-        RankMismatchError: If another rank makes another call, or gives another shape or dtype.
-
-    Example:
-        >>> bool((shardcore.all_reduce(x, axis_name="data") == x).all())  # one rank: the same
-        True
-    """
-    return _functions().all_reduce(tensor, op, axis_name)
-
-
-def all_gather(tensor: Array, axis: int = 0, axis_name: str | None = None) -> "Tensor":
-    """Returns the ranks' tensors along a mesh axis, joined at dim `axis`. All ranks call it.
-
-    Args:
-        tensor: The plain tensor of this rank; all ranks have the same shape.
-        axis: The tensor dim to concatenate along.
-        axis_name: The mesh axis, by default all of them.
-
-    Raises:
-        LayoutError: If the tensor is sharded, or has no such dim.
-        MeshError: If the mesh has no such axis.
-        RankMismatchError: If another rank makes another call, or gives another shape or dtype.
-
-    Example:
-        >>> shardcore.all_gather(x, axis=1).shape  # (16, 8 * ranks)
-        torch.Size([16, 8])
-    """
-    return _functions().all_gather(tensor, axis, axis_name)
-
-
-def ensure_dtensor(tensor: Array, layout: LayoutLike | None = None) -> "Tensor":
-    """Returns `tensor` as a sharded tensor of the strategy, by default replicated.
-
-    On a mesh of one device it returns a plain tensor.
-
-    Args:
-        tensor: A tensor or array. A plain one is equal on all ranks.
-        layout: A `TensorLayout` or a tuple of axis names, one entry per dim.
-
-    Raises:
-        LayoutError: If the layout does not fit the tensor.
-
-    Example:
-        >>> shardcore.ensure_dtensor(x).shape
-        torch.Size([16, 8])
-    """
-    return _functions().ensure_dtensor(tensor, layout)
-
-
-def ensure_dtensor_input(data: object) -> Any:
-    """Returns a batch, sharded over the batch axis as `fit` does.
-
-    Args:
-        data: The global batch: any nest of arrays and tensors whose first dim is the batch.
-
-    Example:
-        >>> [each.shape for each in shardcore.ensure_dtensor_input((x, y))]
-        [torch.Size([16, 8]), torch.Size([16, 4])]
-    """
-    return _functions().ensure_dtensor_input(data)
-
-
-def parallelize_torch_module(
-    module: TorchModuleT, mesh: MeshLike, rules: RulesLike
-) -> TorchModuleT:
-    """Shards a torch module in place by rules, as torch's `parallelize_module` does.
-
-    All ranks call it, under a distribution; all take the values of rank 0. A key of a rule matches
-    the module's parameter names ("encoder.0.weight") as a key of a layout map matches paths.
-    Parameters without a rule, and buffers, are replicated. At the edge of every submodule plain
-    tensors become replicated ones, and partial sums are reduced. A key that ends in ".output"
-    sets the layout at that edge. Wrap the module in `keras.layers.TorchModuleWrapper` afterwards;
-    it keeps its layouts.
-
-    Args:
-        module: A `torch.nn.Module`.
-        mesh: The mesh of the distribution that is set: the Keras `DeviceMesh`, the
-            `shardcore.domain.mesh.Mesh` or the torch `DeviceMesh`.
-        rules: A `LayoutMap`, a dict or pairs: keys, and a `TensorLayout` or a tuple of axis
-            names, one entry per dim.
-
-    Returns:
-        The module. Make an optimizer of `torch.optim` after it: the parameters are new.
-
-    Raises:
-        RuleError: If a rule matches nothing, or two rules match one parameter.
-        LayoutError: If a layout does not fit its parameter or the mesh.
-        MeshError: If `mesh` is not that of the distribution.
-        StrategyError: If it is no module, is sharded already, or no distribution is set.
-
-    Example:
-        >>> import torch
-        >>> module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
-        >>> rules = {"0.weight": ("model", None), "1.weight": (None, "model")}
-        >>> shardcore.parallelize_torch_module(module, mesh, rules) is module
-        True
-    """
-    from shardcore.binding.torch_modules import parallelize
-
-    parallelize.parallelize(module, mesh, rules, _sessions())
-    return module
-
-
-def mesh_info() -> dict[str, Any]:
-    """Returns `shape`, `axis_names` and `devices` of the mesh of the distribution that is set.
-
-    Example:
-        >>> shardcore.mesh_info()["axis_names"]
-        ('data', 'model')
-    """
-    return _functions().mesh_info()
-
-
 def launch(function: Callable[..., ResultT], devices: int, *args: object) -> list[ResultT]:
     """Runs `function(*args)` on new ranks of this machine, for a notebook or a plain `python` call.
 
@@ -450,6 +241,7 @@ def launch(function: Callable[..., ResultT], devices: int, *args: object) -> lis
         What the function returned on each rank, in the order of ranks.
 
     Raises:
+        MeshError: If `devices` is below 1.
         RankFailed: If a rank failed: it has the traceback of that rank. All ranks have ended then;
             so they have after an interrupt.
         EnvironmentProblem: If this process is a rank itself, or has used CUDA.
@@ -468,9 +260,3 @@ def launch(function: Callable[..., ResultT], devices: int, *args: object) -> lis
 def _sessions() -> "Sessions":
     sessions: Sessions = bootstrap.installation().binding.sessions
     return sessions
-
-
-def _functions() -> "Functions":
-    from shardcore.binding.functions import Functions
-
-    return Functions(_sessions())

@@ -20,12 +20,12 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
 from shardcore.ports.types import Array, LayoutLike
 
-Tensor = torch.Tensor  # by which `shardcore.api` names the class without an import of torch
+Tensor = torch.Tensor  # by which `shardcore.tensor_api` names the class without an import of torch
 
 
 @attrs.frozen
 class Functions:
-    """The functions of `shardcore` on variables and tensors; `shardcore.api` documents each."""
+    """The functions that `shardcore.tensor_api` documents."""
 
     sessions: Sessions
 
