@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from shardcore.adapters import answers, exchange
+from shardcore.adapters import exchange, heartbeats
 from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.programs import distribute
 
@@ -36,7 +36,7 @@ def captured_step(model):
 def message_of(step, late, monkeypatch):
     """The error of rank 0 if rank 1 calls `late` before its last step."""
     monkeypatch.setenv("SHARDCORE_TIMEOUT", "4")
-    monkeypatch.setattr(answers, "_SILENT_SECONDS", 2.0)
+    monkeypatch.setattr(heartbeats, "_SILENT_SECONDS", 2.0)
     monkeypatch.setattr(exchange, "REPORT_SECONDS", 0.5)
 
     def program(rank):

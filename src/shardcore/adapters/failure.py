@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 from uuid import uuid4
 
-from shardcore.adapters import answers, exchange, process_group
+from shardcore.adapters import exchange, heartbeats, process_group
 from shardcore.adapters.failure_store import Failure, FailureStore
 from shardcore.adapters.host_process import HostProcess
 from shardcore.adapters.interrupt import Interrupt
@@ -98,7 +98,7 @@ class FailureWatch:
         if world_size == 1 or process_group.is_simulated():
             return None
         exchange.tell_place(exchange.store(), "")
-        answers.give(exchange.store(), 0, Place().look())
+        heartbeats.send(exchange.store(), 0, Place().look())
         # An earlier watch of the same job has left its keys in the store.
         names, processes = zip(*exchange.gather((uuid4().hex, HostProcess.own())), strict=True)
         here = {
@@ -165,7 +165,7 @@ class FailureWatch:
                 return
             here = main.look()
             with _store_may_be_gone():
-                answers.give(store_for_place, number, here)
+                heartbeats.send(store_for_place, number, here)
                 if str(here) != published:
                     exchange.tell_place(store_for_place, published := str(here))
                 is_late = here.waits and here.seconds >= exchange.REPORT_SECONDS
@@ -175,7 +175,7 @@ class FailureWatch:
 
     def _report(self, here: Here, store: "Store") -> None:
         """Says for whom this rank waits."""
-        late = answers.absent(store)
+        late = heartbeats.late_ranks(store)
         seconds = f"{here.seconds:.0f} seconds"
         say(f"[rank {self._rank}] has waited {seconds} in a collective ({here.line}) for {late}\n")
 
@@ -257,7 +257,7 @@ class FailureWatch:
             first = self._look(self._store) or self._store.claim(own)
             return first, [each for each in range(self._world_size) if self._store.has_ended(each)]
 
-        found = answers.within(_STORE_SECONDS, published)
+        found = heartbeats.within(_STORE_SECONDS, published)
         if found is None:  # rank 0, which may hold it, is stopped
             self._released.set()
         return found or (own, [])

@@ -19,7 +19,7 @@ STAY_SECONDS = 6.0
 # Parts of the file names of Python code that starts collectives or waits for them.
 _FILES = (
     collectives.__file__,
-    str(Path(__file__).with_name("answers.py")),  # a collective has waited in vain
+    str(Path(__file__).with_name("heartbeats.py")),  # a collective has waited in vain
     *("/torch/distributed/", CAPTURED, "torchinductor"),
 )
 

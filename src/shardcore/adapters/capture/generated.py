@@ -7,7 +7,7 @@ import attrs
 import torch
 from torch import fx
 
-from shardcore.adapters import answers, torch_private
+from shardcore.adapters import heartbeats, torch_private
 from shardcore.adapters.capture.tape import Call, Literals, Number, Tape, Value, numbered, values
 from shardcore.domain.capture import GuardFailed
 from shardcore.reporting.errors import CAPTURED
@@ -34,7 +34,7 @@ def function_of(tape: Tape, literals: Literals) -> Callable[..., tuple[torch.Ten
             if not 0 <= place < len(recorded):
                 raise
             collective, line = recorded[place]
-            late = answers.timed_out(error, f"{collective} of a captured step ({line})")
+            late = heartbeats.timed_out(error, f"{collective} of a captured step ({line})")
             if late is not None:
                 raise late from error
             error.add_note(f"In a captured step, where eagerly it is {line}")

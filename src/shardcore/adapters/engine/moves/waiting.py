@@ -2,7 +2,7 @@
 
 import torch
 
-from shardcore.adapters import answers
+from shardcore.adapters import heartbeats
 from shardcore.adapters.capture.places import place
 from shardcore.adapters.torch_private import collectives
 
@@ -16,7 +16,7 @@ def wait(value: torch.Tensor, collective: str) -> torch.Tensor:
     try:
         return collectives.wait(value)
     except RuntimeError as error:
-        late = answers.timed_out(error, f"{collective} ({place()})")
+        late = heartbeats.timed_out(error, f"{collective} ({place()})")
         if late is None:
             raise
         raise late from error

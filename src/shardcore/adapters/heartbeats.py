@@ -1,6 +1,6 @@
-"""The signs of the ranks: each says once a second where it is, and a stopped one no more.
+"""Heartbeats: each rank writes into the store once a second where it is; a stopped one does not.
 
-A rank that waits in a collective cannot see who is late. The signs in the store show it.
+A rank that waits in a collective cannot see who is late. The heartbeats show it.
 """
 
 import json
@@ -19,7 +19,7 @@ from shardcore.domain.errors import RankMismatchError
 if TYPE_CHECKING:  # a torch without torch.distributed has no stores
     from torch.distributed.distributed_c10d import Store
 
-# A rank that gives no sign for so many seconds does not answer; a busy machine may delay one.
+# A rank without a heartbeat for so many seconds does not answer; a busy machine may delay one.
 _SILENT_SECONDS = 4.0
 _LOOK_SECONDS = 0.5
 # The most seconds that a store may take.
@@ -29,11 +29,11 @@ _T = TypeVar("_T")
 
 
 @frozen
-class Sign:
-    """The sign of a rank.
+class Heartbeat:
+    """A heartbeat of a rank.
 
     Args:
-        number: How many signs it gave before.
+        number: How many came before.
         waits: Whether its main thread waits in a collective of tensors.
         line: The line of the user's code that it runs.
     """
@@ -43,30 +43,30 @@ class Sign:
     line: str
 
 
-def give(store: "Store", number: int, here: Here) -> None:
-    """Gives the sign of this rank."""
-    sign = Sign(number, here.waits, here.line)
-    store.set(f"sign/{process_group.rank()}", json.dumps(asdict(sign)))
+def send(store: "Store", number: int, here: Here) -> None:
+    """Sends a heartbeat of this rank."""
+    beat = Heartbeat(number, here.waits, here.line)
+    store.set(f"heartbeat/{process_group.rank()}", json.dumps(asdict(beat)))
 
 
-def absent(store: "Store") -> str:
+def late_ranks(store: "Store") -> str:
     """Returns the ranks for which the others wait, and where they are. It takes a few seconds."""
     others = [each for each in range(process_group.world_size()) if each != process_group.rank()]
-    before = {rank: _sign(store, rank) for rank in others}
+    before = {rank: _last(store, rank) for rank in others}
     after, begun = dict(before), time.monotonic()
     while time.monotonic() < begun + _SILENT_SECONDS and any(
         before[rank] == after[rank] for rank in others
     ):
         time.sleep(_LOOK_SECONDS)
-        after = {rank: _sign(store, rank) for rank in others}
+        after = {rank: _last(store, rank) for rank in others}
     found = {
-        rank: _where(sign, is_silent=sign == before[rank])
-        for rank, sign in after.items()
-        if sign is None or sign == before[rank] or not sign.waits
+        rank: _where(beat, is_silent=beat == before[rank])
+        for rank, beat in after.items()
+        if beat is None or beat == before[rank] or not beat.waits
     }
     if found:
         return "; ".join(f"rank {rank}, {where}" for rank, where in found.items())
-    places = "; ".join(f"rank {rank} at {sign.line}" for rank, sign in after.items() if sign)
+    places = "; ".join(f"rank {rank} at {beat.line}" for rank, beat in after.items() if beat)
     return f"no rank: all wait, in different collectives ({places})"
 
 
@@ -75,7 +75,7 @@ def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
     text = str(error).lower()
     if "gloo" not in text or "timed out" not in text or process_group.is_simulated():
         return None
-    late = within(_STORE_SECONDS, lambda: absent(exchange.store_for_place()))
+    late = within(_STORE_SECONDS, lambda: late_ranks(exchange.store_for_place()))
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
         f"{collective} for {late or 'the rank that holds the store, which does not answer'}. "
@@ -105,14 +105,14 @@ def within(seconds: float, call: Callable[[], _T]) -> _T | None:
         return None
 
 
-def _sign(store: "Store", rank: int) -> Sign | None:
-    key = f"sign/{rank}"
-    return Sign(**json.loads(store.get(key))) if store.check([key]) else None
+def _last(store: "Store", rank: int) -> Heartbeat | None:
+    key = f"heartbeat/{rank}"
+    return Heartbeat(**json.loads(store.get(key))) if store.check([key]) else None
 
 
-def _where(sign: Sign | None, *, is_silent: bool) -> str:
-    if sign is None:
-        return "which gave no sign yet"
+def _where(beat: Heartbeat | None, *, is_silent: bool) -> str:
+    if beat is None:
+        return "which has sent no heartbeat"
     if is_silent:
-        return f"which does not answer (last seen at {sign.line}): stopped, or its network stalls"
-    return f"which computes ({sign.line})"
+        return f"which does not answer (last seen at {beat.line}): stopped, or its network stalls"
+    return f"which computes ({beat.line})"
