@@ -17,6 +17,7 @@ MOVED = {
     (3, 16): {
         "keras.src.backend.torch.core": "keras.src.backend.torch.ops.core",
         "keras.src.backend.torch.nn": "keras.src.backend.torch.ops.nn",
+        "keras.src.backend.torch.numpy": "keras.src.backend.torch.ops.numpy",
         "keras.src.backend.torch.trainer:TorchTrainer._should_torch_compile": (
             "keras.src.backend.torch.trainer:Trainer._use_torch_compile"
         ),

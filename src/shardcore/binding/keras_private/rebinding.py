@@ -8,7 +8,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from shardcore.binding.keras_private.table import PATCHES, Patch
+from shardcore.binding.keras_private.table import PATCHES, WITHOUT_VALUES, Patch
 from shardcore.binding.types import Original
 
 
@@ -40,7 +40,8 @@ def replace(patch: Patch, make: Callable[[Any], Any], undo: ExitStack) -> None:
 
 def missing() -> list[str]:
     """Returns the names of the patch table that this Keras does not have."""
-    return [patch.place for patch in PATCHES.values() if not _is_there(patch)]
+    patches = [*PATCHES.values(), *WITHOUT_VALUES.values()]
+    return [patch.place for patch in patches if not _is_there(patch)]
 
 
 def _is_there(patch: Patch) -> bool:

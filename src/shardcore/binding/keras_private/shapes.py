@@ -9,7 +9,7 @@ import torch
 
 from shardcore.binding.keras_private.process import is_symbolic
 from shardcore.binding.keras_private.rebinding import around, replace
-from shardcore.binding.keras_private.table import Patch
+from shardcore.binding.keras_private.table import WITHOUT_VALUES
 from shardcore.binding.types import Original
 
 
@@ -29,7 +29,7 @@ def repeating_shapes() -> Iterator[None]:
         shape = keras.ops.repeat(keras.KerasTensor(x.shape, dtype), repeats, axis).shape
         return torch.empty(shape, dtype=x.dtype, device=x.device)
 
-    with _replaced("keras.src.backend.torch.numpy:repeat", around(repeat)):
+    with _replaced("numpy.repeat", around(repeat)):
         yield
 
 
@@ -40,12 +40,12 @@ def drawing_without_values() -> Iterator[None]:
     def generator(original: Original, seed: Any) -> None:
         return None
 
-    with _replaced("keras.src.backend.torch.random:torch_seed_generator", around(generator)):
+    with _replaced("random.torch_seed_generator", around(generator)):
         yield
 
 
 @contextmanager
-def _replaced(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def _replaced(key: str, make: Callable[[Any], Any]) -> Iterator[None]:
     with ExitStack() as undo:
-        replace(Patch(name, "it needs values", everywhere=True), make, undo)
+        replace(WITHOUT_VALUES[key], make, undo)
         yield

@@ -367,3 +367,19 @@ ALL = (
 assert len({patch.key for patch in ALL}) == len(ALL), "two patches have one key"
 # Those of the Keras that is installed, by their keys.
 PATCHES = {patch.key: patch for patch in ALL if patch.since <= LINE <= patch.until}
+# Replaced only in the contexts of `shapes`, in which tensors have no values.
+WITHOUT_VALUES = {
+    patch.key: patch
+    for patch in (
+        Patch(
+            "keras.src.backend.torch.numpy:repeat",
+            "Gives itself a symbolic tensor on the meta device, which it cannot convert.",
+            everywhere=True,
+        ),
+        Patch(
+            "keras.src.backend.torch.random:torch_seed_generator",
+            "Reads the values of a seed.",
+            everywhere=True,
+        ),
+    )
+}
