@@ -8,7 +8,7 @@ A dim of several segments is split within each of them.
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 import attrs
@@ -192,6 +192,7 @@ class Layout:
         """Whether axes that split one dim do so in the order of the mesh."""
         return self.spec == Layout.from_placements(self.mesh, self.placements, self.ndim).spec
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - layouts are few, and a step asks for each gradient
     def without(self, *axes: str) -> "Layout":
         """Returns this layout with `axes` splitting no dim.
 
@@ -211,7 +212,7 @@ class Layout:
         blocks = (b if entry else 1 for entry, b in zip(spec, self.blocks, strict=True))
         return Layout(self.mesh, spec, self.partial, tuple(blocks))
 
-    @property
+    @cached_property
     def reduced(self) -> "Layout":
         """This layout with every pending reduction done."""
         return Layout(self.mesh, self.spec, (), self.blocks) if self.partial else self

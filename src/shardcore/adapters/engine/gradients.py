@@ -1,6 +1,7 @@
 """Gradients: all-reduced in buckets, or redistributed into the layout of their variable."""
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -118,8 +119,10 @@ def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
     if not isinstance(gradient, ShardedTensor):
         return
     with torch.no_grad():
-        gradient = _as_if(layout, in_layout(gradient, _cut(gradient.form.layout, layout)))
-        have = gradient.form.layout
+        gradient = in_layout(gradient, _cut(gradient.form.layout, layout))
+        have = _as_if(layout, gradient.form.layout)
+        if have != gradient.form.layout:
+            gradient = gradient.engine.sharded(gradient.part, have, gradient.form.shape)
         parameter.grad = gradient
         if {op for _, op in have.partial} == {"sum"} and have.reduced == layout:
             waiting.add(parameter, gradient)
@@ -127,17 +130,20 @@ def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
             parameter.grad = in_layout(gradient, layout)
 
 
-def _as_if(layout: Layout, gradient: ShardedTensor) -> Any:
-    """Returns `gradient` with `layout` if they differ only in axes of one rank and partial sums."""
-    have = gradient.form.layout
+@lru_cache(maxsize=4096)
+def _as_if(layout: Layout, have: Layout) -> Layout:
+    """Returns `layout`, or `have` if they differ in more than axes of one rank and partial sums.
+
+    The partial sums are those of `have`.
+    """
     single = [axis for axis in layout.mesh.axis_names if layout.mesh.axis_size(axis) == 1]
     if have == layout or have.reduced.without(*single) != layout.without(*single):
-        return gradient
+        return have
     pending = tuple(each for each in have.partial if each[0] not in single)
-    said = Layout(layout.mesh, layout.spec, pending, layout.blocks)
-    return gradient.engine.sharded(gradient.part, said, gradient.form.shape)
+    return Layout(layout.mesh, layout.spec, pending, layout.blocks)
 
 
+@lru_cache(maxsize=4096)
 def _cut(layout: Layout, target: Layout) -> Layout:
     """Returns `layout` split like `target` by its replicated axes, to sum fewer bytes."""
     pending = [axis for axis, _ in layout.partial]

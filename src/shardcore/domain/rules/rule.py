@@ -149,6 +149,7 @@ class OperatorRule:
         given = given or [each for each in self.operands if not each.added]
         return frozenset[str]().union(*(each.factors for each in given))
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - rules are few, and a step asks for each view
     def local_shape(self, shape: Shape, part: Shape) -> Shape:
         """Returns the local shape of the only result, of `shape`.
 
