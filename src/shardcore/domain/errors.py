@@ -53,5 +53,9 @@ class PolicyError(ShardcoreError, ValueError):
     """A policy that does not exist, or that cannot plan this model on this mesh."""
 
 
+class MachineError(ShardcoreError, ValueError):
+    """A description of a machine that does not exist or is invalid."""
+
+
 class CheckpointError(ShardcoreError, ValueError):
     """A checkpoint that is missing, incomplete or damaged, or that does not fit the model."""

@@ -1,0 +1,44 @@
+"""Descriptions of machines in files, and by the names of well-known ones."""
+
+import json
+import tomllib
+from pathlib import Path
+
+from shardcore.domain.errors import MachineError
+from shardcore.domain.known_machines import known_machines
+from shardcore.domain.machine import Machine, machine_of
+
+
+def find(name_or_file: str) -> Machine:
+    """Returns a well-known machine by its name, or the one that a JSON or TOML file describes.
+
+    Raises:
+        MachineError: If there is no such machine or file, or the file describes none.
+
+    Example:
+        >>> find("h100").devices
+        8
+    """
+    known = known_machines()
+    if name_or_file in known:
+        return known[name_or_file]
+    path = Path(name_or_file)
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except FileNotFoundError:
+        raise MachineError(
+            f"No machine {name_or_file!r}: there are {', '.join(known)}, and no such file. "
+            "'shardcore measure FILE' describes the machine at hand."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise MachineError(f"{name_or_file!r} is no file of a machine: {error}") from error
+    try:
+        return machine_of(data)
+    except MachineError as error:
+        raise MachineError(f"{name_or_file!r}: {error}") from error
+
+
+def write(machine: Machine, file: str) -> None:
+    """Writes the description of a machine as JSON, which `find` reads."""
+    Path(file).write_text(json.dumps(machine.to_dict(), indent=2) + "\n", encoding="utf-8")

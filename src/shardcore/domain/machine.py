@@ -1,0 +1,176 @@
+"""A machine as data: what its devices compute in a second, and the links between them.
+
+It describes hosts that are alike. The rates are those of one device.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from shardcore.domain.cost import BETWEEN_HOSTS, WITHIN_A_HOST, Link
+from shardcore.domain.errors import MachineError, MeshError
+from shardcore.domain.mesh import Mesh
+
+
+@attrs.frozen
+class Speed:
+    """The speed of a device with numbers of one dtype.
+
+    Args:
+        flops: The floating-point operations of matrix products in a second.
+        bandwidth: The bytes that it reads and writes in its memory in a second.
+
+    Raises:
+        MachineError: If one of them is not a positive number.
+
+    Example:
+        >>> Speed(flops=100e12, bandwidth=2e12).seconds(flops=100e9, moved=1e9)
+        0.001
+    """
+
+    flops: float
+    bandwidth: float
+
+    def __attrs_post_init__(self) -> None:
+        for name, unit in (("flops", "operations a second"), ("bandwidth", "bytes a second")):
+            _check_positive("A speed", name, getattr(self, name), unit)
+
+    def seconds(self, flops: float, moved: float) -> float:
+        """Returns the seconds of an operator that does `flops` and moves `moved` bytes of memory.
+
+        This is the roofline: the slower of the two alone. Williams, Waterman and Patterson,
+        "Roofline", Communications of the ACM 52 (4), 2009.
+        """
+        return max(flops / self.flops, moved / self.bandwidth)
+
+
+@attrs.frozen
+class Machine:
+    """Hosts that are alike, with devices that are alike.
+
+    Args:
+        name: Its name.
+        devices: The devices of one host.
+        memory: The bytes of memory of one device.
+        speeds: The speed of one device by dtype, "float32" among them, which stands in for a dtype
+            without one.
+        within: The link of a device to those of its host.
+        between: The link of a device to those of other hosts: its share of the network.
+
+    Raises:
+        MachineError: If a field has a value that it may not have.
+
+    Example:
+        >>> machine = Machine("mine", 2, 10**9, {"float32": Speed(1e12, 1e10)})
+        >>> machine.speed("bfloat16").flops
+        1000000000000.0
+    """
+
+    name: str
+    devices: int
+    memory: int
+    speeds: Mapping[str, Speed]
+    within: Link = WITHIN_A_HOST
+    between: Link = BETWEEN_HOSTS
+
+    def __attrs_post_init__(self) -> None:
+        for name, unit in (("devices", "a number of devices"), ("memory", "bytes")):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise MachineError(f"A machine has {name}, an integer, {unit}: got {value!r}.")
+            _check_positive("A machine", name, value, unit)
+        if "float32" not in self.speeds:
+            raise MachineError(
+                "A machine has a speed for 'float32', which stands in for a dtype without one: "
+                f"got speeds for {list(self.speeds)}."
+            )
+
+    def speed(self, dtype: str) -> Speed:
+        """Returns the speed with numbers of `dtype`; that of float32 if it is unknown."""
+        return self.speeds.get(dtype, self.speeds["float32"])
+
+    def links(self, mesh: Mesh) -> dict[str, Link]:
+        """Returns the link of each axis of a mesh whose ranks fill one host after the other.
+
+        An axis whose groups are each in one host has the link within it. Along another axis the
+        ranks of a host send over their shares of the network together, as the rings of NCCL do:
+        the bandwidth of a rank is that of all of them, at most that within the host.
+
+        Example:
+            >>> machine = Machine("mine", 4, 10**9, {"float32": Speed(1e12, 1e10)})
+            >>> links = machine.links(Mesh((2, 4), ("data", "model")))
+            >>> links["data"] == machine.between, links["model"] == machine.within
+            (True, True)
+            >>> machine.links(Mesh((8,), ("data",)))["data"].bandwidth
+            13000000000.0
+        """
+        return {axis: self._link(mesh, axis) for axis in mesh.axis_names}
+
+    def _link(self, mesh: Mesh, axis: str) -> Link:
+        size, at = mesh.axis_size(axis), mesh.axis_index(axis)
+        step = math.prod(mesh.shape[at + 1 :])  # between neighbours along the axis
+        if mesh.size <= self.devices or self.devices % (step * size) == 0:
+            return self.within
+        together = max(1, min(size, self.devices // step))
+        bandwidth = min(self.within.bandwidth, together * self.between.bandwidth)
+        return Link(self.between.latency, bandwidth)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the same as plain data, fit for JSON."""
+        return attrs.asdict(self)
+
+
+def machine_of(data: object) -> Machine:
+    """Returns the machine that plain data describes, as `Machine.to_dict` gives them.
+
+    Raises:
+        MachineError: If a field is missing, unknown, or has a value that it may not have.
+
+    Example:
+        >>> machine = Machine("mine", 2, 10**9, {"float32": Speed(1e12, 1e10)})
+        >>> machine_of(machine.to_dict()) == machine
+        True
+    """
+    fields = _fields(Machine, data, "A machine")
+    speeds = fields["speeds"]
+    if not isinstance(speeds, Mapping):
+        raise MachineError(f"The speeds of a machine are given by dtype, got {speeds!r}.")
+    made: dict[str, Speed] = {
+        str(dtype): Speed(**_fields(Speed, each, f"The speed for {dtype!r}"))
+        for dtype, each in speeds.items()
+    }
+    links: dict[str, Any] = {
+        name: _link(fields[name], f"The link {name!r}")
+        for name in ("within", "between")
+        if name in fields
+    }
+    return Machine(**(fields | links | {"speeds": made}))
+
+
+def _link(data: object, what: str) -> Link:
+    try:
+        return Link(**_fields(Link, data, what))
+    except MeshError as error:
+        raise MachineError(f"{what}: {error}") from error
+
+
+def _fields(kind: type[Any], data: object, what: str) -> dict[str, Any]:
+    """Returns the fields for `kind` that `data` has, after a check of their names."""
+    if not isinstance(data, Mapping):
+        raise MachineError(f"{what} is given by its fields, got {data!r}.")
+    known = {each.name: each.default is attrs.NOTHING for each in attrs.fields(kind)}
+    missing = [name for name, needed in known.items() if needed and name not in data]
+    unknown = [name for name in data if name not in known]
+    if missing or unknown:
+        wrong = [f"{name!r} is missing" for name in missing]
+        wrong += [f"{name!r} is unknown" for name in unknown]
+        raise MachineError(f"{what} has the fields {', '.join(known)}: {', '.join(wrong)}.")
+    return dict(data)
+
+
+def _check_positive(what: str, name: str, value: object, unit: str) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
+        raise MachineError(f"{what} has {name} above 0, in {unit}, got {value!r}.")

@@ -1,0 +1,45 @@
+"""Descriptions of machines in files."""
+
+import attrs
+import pytest
+
+from shardcore.bootstrap import machines
+from shardcore.domain.errors import MachineError
+from shardcore.domain.known_machines import known_machines
+
+TOML = """
+name = "mine"
+devices = 2
+memory = 1000
+[speeds.float32]
+flops = 1e12
+bandwidth = 1e10
+"""
+
+
+def test_a_machine_is_written_and_read(tmp_path):
+    mine = attrs.evolve(known_machines()["h100"], name="mine")
+    machines.write(mine, str(tmp_path / "mine.json"))
+    assert machines.find(str(tmp_path / "mine.json")) == mine
+
+
+def test_a_machine_may_be_toml(tmp_path):
+    (tmp_path / "mine.toml").write_text(TOML)
+    found = machines.find(str(tmp_path / "mine.toml"))
+    assert (found.devices, found.speeds["float32"].flops) == (2, 1e12)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"No machine '.*': there are p4d, a100, h100, h200, and no such file"),
+        ("{", r"is no file of a machine: Expecting property name"),
+        ("[]", r"mine.json': A machine is given by its fields, got \[\]"),
+    ],
+)
+def test_a_file_that_describes_no_machine_is_an_error(tmp_path, text, message):
+    file = tmp_path / "mine.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(MachineError, match=message):
+        machines.find(str(file))
