@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from enum import Enum
 from types import FunctionType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -104,7 +105,7 @@ def _content(value: Any, depth: int) -> Any:
     """A value as something that stays as it is when the value changes."""
     if isinstance(value, ContextVar):
         return _content(value.get(None), depth)
-    if isinstance(value, dict):
+    if isinstance(value, dict | WeakKeyDictionary):
         return {repr(k): _content(v, depth - 1) for k, v in value.items()} if depth else len(value)
     if isinstance(value, list | tuple | set | frozenset):
         members = sorted(value, key=repr) if isinstance(value, set | frozenset) else value

@@ -29,6 +29,7 @@ def test_a_process_alone_starts_nothing():
 def test_started_from_the_environment_and_ended():
     def program(rank):
         ours = process_group.start(resolve_job(environ=os.environ), timeout=30)
+        exchange.share_secret()
         # A rank that ends its group at once breaks those that are still connecting.
         exchange.gather(None)
         place = process_group.rank(), process_group.world_size()
@@ -153,6 +154,7 @@ def put_away(_):
         hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)
 
 ours = process_group.start(resolve_job(environ=os.environ))
+exchange.share_secret()
 # For ever, as the caches of DTensor keep the groups of a mesh.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
 work = dist.all_reduce(torch.ones(2), async_op=True)

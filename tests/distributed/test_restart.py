@@ -12,6 +12,7 @@ rank, first = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] 
 if rank == 1 and not first:
     time.sleep(1)  # rank 0 finds the addresses of the ended ranks alone
 ours = process_group.start(resolve_job(environ=os.environ), timeout=20)
+exchange.share_secret()
 exchange.gather(rank)
 if first and rank == 1:
     time.sleep(0.5)

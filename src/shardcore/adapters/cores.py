@@ -20,7 +20,7 @@ def divide() -> None:
     All ranks get the smallest share: with other numbers of threads they would round differently.
     All ranks call it together.
     """
-    if process_group.world_size() == 1 or process_group.is_simulated():
+    if not process_group.has_others():
         return
     host, cores = socket.gethostname(), _cores()
     most = _most_threads(cores, os.getppid()) if process_group.device_type() == "cpu" else 0

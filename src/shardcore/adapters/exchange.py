@@ -10,16 +10,14 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from attrs import frozen
 
-from shardcore.adapters import process_group
+from shardcore.adapters import process_group, signed_store
+from shardcore.adapters.signed_store import SignedStore
 from shardcore.domain.errors import RankMismatchError, ShardcoreError, StrategyError
 from shardcore.reporting.errors import say, user_line
-
-if TYPE_CHECKING:  # a torch without torch.distributed has no stores
-    from torch.distributed.distributed_c10d import Store
 
 # The seconds after which a rank says for whom it waits.
 REPORT_SECONDS = 30.0
@@ -50,6 +48,25 @@ class _Said:
     value: Any
 
 
+def share_secret() -> None:
+    """Gives the ranks the secret with which they sign their values. All call it together, first.
+
+    Raises:
+        RankMismatchError: If a rank does not come within `SHARDCORE_TIMEOUT`.
+    """
+    if not process_group.has_others() or signed_store.has_secret():
+        return
+    said = _Said("the start of the job", user_line(inspect.currentframe()), None)
+    unsigned = SignedStore(_plain_store(), b"")  # it is asked who has come, and nothing more
+    try:
+        _come(said, b"", unsigned)
+    except ShardcoreError:
+        raise
+    except RuntimeError as error:
+        raise _lost(said, {0: ENDED}) from error
+    signed_store.share_secret()
+
+
 def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
     """Returns the value of every rank, in the order of ranks. All ranks call it together.
 
@@ -63,9 +80,8 @@ def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
             tensors, or does not come within `SHARDCORE_TIMEOUT`.
     """
     _check_thread()
-    ranks = range(process_group.world_size())
-    if len(ranks) == 1 or process_group.is_simulated():
-        return [value for _ in ranks]
+    if not process_group.has_others():
+        return [value] * process_group.world_size()
     said = _Said(what, user_line(inspect.currentframe()), value)
     try:
         everyone = _exchanged(said)
@@ -95,22 +111,22 @@ def do_once(work: Callable[[], _T], what: str) -> _T:
     Raises:
         RankMismatchError: If the rank that does it does not end within `SHARDCORE_TIMEOUT`.
     """
-    if process_group.world_size() == 1 or process_group.is_simulated():
+    if not process_group.has_others():
         return work()
-    own, shared = process_group.rank(), _for_bytes()
-    name = f"work/{shared.add(f'count/{own}', 0)}/{what}"
-    name = f"{name}/{shared.add(f'{name}/times/{own}', 1)}"
+    own, shared = process_group.rank(), store()
+    name = f"work/{shared.store.add(f'count/{own}', 0)}/{what}"
+    name = f"{name}/{shared.store.add(f'{name}/times/{own}', 1)}"
     begun = time.monotonic()
-    while own and not shared.check([name]) and time.monotonic() < begun + _RANK_0_SECONDS:
+    while own and not shared.store.check([name]) and time.monotonic() < begun + _RANK_0_SECONDS:
         time.sleep(_SLEEP_SECONDS)
-    first = int(shared.compare_set(name, "", str(own)))
+    first = int(shared.claim(name, str(own).encode()))
+    key = f"{name}/result"
     if first == own:
         result = work()
-        shared.set(f"{name}/result", pickle.dumps(result))
+        shared.set(key, pickle.dumps(result))
         return result
-    said = _Said(what, user_line(inspect.currentframe()), None)
-    _wait({first: f"{name}/result"}, said, shared)
-    found: _T = pickle.loads(shared.get(f"{name}/result"))
+    _wait({first: key}, _Said(what, user_line(inspect.currentframe()), None), shared)
+    found: _T = pickle.loads(shared.get([key])[0])
     return found
 
 
@@ -130,14 +146,14 @@ def _check_thread() -> None:
         )
 
 
-def tell_place(store: "Store", place: str) -> None:
+def tell_place(shared: SignedStore, place: str) -> None:
     """Tells the others where this rank is, as a predicate: "has ended"; empty while it works."""
-    store.set(f"place/{process_group.rank()}", place)
+    shared.set(f"place/{process_group.rank()}", place.encode())
 
 
-def store_for_place() -> "Store":
-    """Returns a separate connection to the store, for `tell_place` on another thread."""
-    return process_group.store_for_thread(_PREFIX)
+def store_for_thread(prefix: str = _PREFIX) -> SignedStore:
+    """Returns a separate connection to the store, for another thread; see `tell_place`."""
+    return SignedStore(process_group.store_for_thread(prefix), signed_store.secret())
 
 
 def places() -> dict[int, str]:
@@ -149,8 +165,12 @@ def places() -> dict[int, str]:
         return {0: ENDED}  # it, or the launcher, holds the store
 
 
-def store() -> "Store":
+def store() -> SignedStore:
     """Returns the store on the connection of the main thread, which never waits on it."""
+    return SignedStore(_plain_store(), signed_store.secret())
+
+
+def _plain_store() -> Any:
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
@@ -158,40 +178,33 @@ def store() -> "Store":
     return PrefixStore(_PREFIX, group.get_group_store())
 
 
-def _for_bytes() -> Any:
-    """Returns the store; the stubs of torch do not know that it takes bytes."""
-    return store()
-
-
 def _exchanged(said: _Said) -> list[_Said]:
-    own, shared = process_group.rank(), _for_bytes()
-    number = shared.add(f"count/{own}", 1)
+    shared = store()
+    keys = _come(said, pickle.dumps(said), shared)
+    return [pickle.loads(each) for each in shared.get(list(keys.values()))]
+
+
+def _come(said: _Said, value: bytes, shared: SignedStore) -> dict[int, str]:
+    """Brings the value of this rank; returns the keys of all values, once all ranks have come."""
+    own = process_group.rank()
+    number = shared.store.add(f"count/{own}", 1)
     keys = {rank: f"{number}/{rank}" for rank in range(process_group.world_size())}
-    shared.set(keys[own], pickle.dumps(said))
+    shared.set(keys[own], value)
     _wait(keys, said, shared)
-    everyone = [pickle.loads(each) for each in _values(shared, list(keys.values()))]
     if number > 1:  # all ranks have read what came before
-        shared.delete_key(f"{number - 1}/{own}")
-    return everyone
+        shared.store.delete_key(f"{number - 1}/{own}")
+    return keys
 
 
-def _values(shared: Any, keys: list[str]) -> list[bytes]:
-    """Returns the values of `keys`: in one request, where the store can do that."""
-    if shared.has_extended_api():
-        values: list[bytes] = shared.multi_get(keys)
-        return values
-    return [shared.get(key) for key in keys]
-
-
-def _wait(keys: dict[int, str], said: _Said, shared: "Store") -> None:
+def _wait(keys: dict[int, str], said: _Said, shared: SignedStore) -> None:
     """Waits for the key of each rank, unless a rank that is missing does not come."""
     most = process_group.seconds(None)
     begun, next_ask, next_report = time.monotonic(), 0.5, REPORT_SECONDS
-    while not shared.check(list(keys.values())):
+    while not shared.store.check(list(keys.values())):
         waited = time.monotonic() - begun
         if waited >= min(next_ask, most):
             next_ask = waited + 0.5
-            missing = [rank for rank, key in keys.items() if not shared.check([key])]
+            missing = [rank for rank, key in keys.items() if not shared.store.check([key])]
             _check_places({rank: _place(shared, rank) for rank in missing}, waited, most, said)
             if waited >= next_report:
                 next_report = most
@@ -212,9 +225,8 @@ def _check_places(places: dict[int, str], waited: float, most: float, said: _Sai
         raise _lost(said, {rank: place or late for rank, place in places.items()})
 
 
-def _place(shared: "Store", rank: int) -> str:
-    key = f"place/{rank}"
-    return shared.get(key).decode() if shared.check([key]) else ""
+def _place(shared: SignedStore, rank: int) -> str:
+    return (shared.find(f"place/{rank}") or b"").decode()
 
 
 def _lost(said: _Said, places: dict[int, str]) -> RankMismatchError:

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Iterator
 from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 from uuid import uuid4
 
 from shardcore.adapters import exchange, heartbeats, process_group
@@ -29,10 +29,8 @@ from shardcore.adapters.failure_store import Failure, FailureStore
 from shardcore.adapters.host_process import HostProcess
 from shardcore.adapters.interrupt import Interrupt
 from shardcore.adapters.place import Here, Place
+from shardcore.adapters.signed_store import SignedStore
 from shardcore.reporting.errors import say, strip_own_frames
-
-if TYPE_CHECKING:  # a torch without torch.distributed has no stores
-    from torch.distributed.distributed_c10d import Store
 
 _POLL_SECONDS = 1.0
 # The most seconds that a failing rank waits until the others have read its error.
@@ -64,8 +62,8 @@ class FailureWatch:
         self._neighbours = neighbours
         self._pid = os.getpid()
         # Both now: a connection to a closed store takes minutes to fail.
-        self._store = FailureStore(process_group.store_for_thread(key), rank)
-        stores = FailureStore(process_group.store_for_thread(key), rank), exchange.store_for_place()
+        self._store = FailureStore(exchange.store_for_thread(key), rank)
+        stores = FailureStore(exchange.store_for_thread(key), rank), exchange.store_for_thread()
         self._thread = threading.Thread(
             target=self._watch, args=stores, name="shardcore-failure-watch", daemon=True
         )
@@ -95,8 +93,9 @@ class FailureWatch:
             The watch. None if there is no other rank: for a single process, or simulated peers.
         """
         rank, world_size = process_group.rank(), process_group.world_size()
-        if world_size == 1 or process_group.is_simulated():
+        if not process_group.has_others():
             return None
+        exchange.share_secret()
         exchange.tell_place(exchange.store(), "")
         heartbeats.send(exchange.store(), 0, Place().look())
         # An earlier watch of the same job has left its keys in the store.
@@ -154,7 +153,7 @@ class FailureWatch:
             yield
             time.sleep(0.05)
 
-    def _watch(self, store: FailureStore, store_for_place: "Store") -> None:
+    def _watch(self, store: FailureStore, store_for_place: SignedStore) -> None:
         main, published, reported = Place(), "", False
         for number in count(1):
             if self._stopped.wait(_POLL_SECONDS) or self._released.is_set():
@@ -173,7 +172,7 @@ class FailureWatch:
                     self._report(here, store_for_place)
                 reported = is_late
 
-    def _report(self, here: Here, store: "Store") -> None:
+    def _report(self, here: Here, store: SignedStore) -> None:
         """Says for whom this rank waits."""
         late = heartbeats.late_ranks(store)
         seconds = f"{here.seconds:.0f} seconds"

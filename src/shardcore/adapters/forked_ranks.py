@@ -218,7 +218,7 @@ def _become_rank(case: Case[Any], place: _Place, rank: int) -> None:
     if not case.init and "torch" not in sys.modules:
         return
     # Here, as only this needs torch.
-    from shardcore.adapters import process_group
+    from shardcore.adapters import exchange, process_group
 
     process_group.single_threaded()
     if case.init:
@@ -227,6 +227,7 @@ def _become_rank(case: Case[Any], place: _Place, rank: int) -> None:
             case.timeout,
             init_method=f"file://{place.folder}/store",
         )
+        exchange.share_secret()
 
 
 def _collect(case: Case[_Result], place: _Place, ranks: list[_Rank]) -> list[_Result]:

@@ -8,16 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from attrs import asdict, frozen
 
 from shardcore.adapters import exchange, process_group
 from shardcore.adapters.place import Here
+from shardcore.adapters.signed_store import SignedStore
 from shardcore.domain.errors import RankMismatchError
-
-if TYPE_CHECKING:  # a torch without torch.distributed has no stores
-    from torch.distributed.distributed_c10d import Store
 
 # A rank without a heartbeat for so many seconds does not answer; a busy machine may delay one.
 _SILENT_SECONDS = 4.0
@@ -43,13 +41,13 @@ class Heartbeat:
     line: str
 
 
-def send(store: "Store", number: int, here: Here) -> None:
+def send(store: SignedStore, number: int, here: Here) -> None:
     """Sends a heartbeat of this rank."""
     beat = Heartbeat(number, here.waits, here.line)
-    store.set(f"heartbeat/{process_group.rank()}", json.dumps(asdict(beat)))
+    store.set(f"heartbeat/{process_group.rank()}", json.dumps(asdict(beat)).encode())
 
 
-def late_ranks(store: "Store") -> str:
+def late_ranks(store: SignedStore) -> str:
     """Returns the ranks for which the others wait, and where they are. It takes a few seconds."""
     others = [each for each in range(process_group.world_size()) if each != process_group.rank()]
     before = {rank: _last(store, rank) for rank in others}
@@ -75,7 +73,7 @@ def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
     text = str(error).lower()
     if "gloo" not in text or "timed out" not in text or process_group.is_simulated():
         return None
-    late = within(_STORE_SECONDS, lambda: late_ranks(exchange.store_for_place()))
+    late = within(_STORE_SECONDS, lambda: late_ranks(exchange.store_for_thread()))
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
         f"{collective} for {late or 'the rank that holds the store, which does not answer'}. "
@@ -105,9 +103,9 @@ def within(seconds: float, call: Callable[[], _T]) -> _T | None:
         return None
 
 
-def _last(store: "Store", rank: int) -> Heartbeat | None:
-    key = f"heartbeat/{rank}"
-    return Heartbeat(**json.loads(store.get(key))) if store.check([key]) else None
+def _last(store: SignedStore, rank: int) -> Heartbeat | None:
+    found = store.find(f"heartbeat/{rank}")
+    return None if found is None else Heartbeat(**json.loads(found))
 
 
 def _where(beat: Heartbeat | None, *, is_silent: bool) -> str:

@@ -106,6 +106,11 @@ def is_simulated() -> bool:
     return is_started() and dist.get_backend() == "fake"
 
 
+def has_others() -> bool:
+    """Returns whether other processes work with this one; simulated ranks do not."""
+    return world_size() > 1 and not is_simulated()
+
+
 def device_type() -> str:
     """Returns the type of the device on which Keras computes: "cpu", "cuda", "mps" or "xpu".
 

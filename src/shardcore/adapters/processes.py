@@ -104,7 +104,7 @@ class TorchProcesses:
     @property
     def has_others(self) -> bool:
         """Whether other processes work with this one; simulated ranks do not."""
-        return self.world_size > 1 and not process_group.is_simulated()
+        return process_group.has_others()
 
     @property
     def device_type(self) -> str:

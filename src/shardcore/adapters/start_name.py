@@ -4,6 +4,7 @@ torch 2.13 keeps one store through all restarts, and gloo would read the address
 The count of restarts is no name: the agents of two hosts can differ in it.
 """
 
+import re
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ def agree(store: "Store", job: Job, limit: timedelta) -> str:
         return own
     store.set(f"asks/{job.rank}", own)
     store.wait([f"answer/{own}"], limit)
-    name: str = store.get(f"answer/{own}").decode()
+    name = _name(store.get(f"answer/{own}"))
     store.set(f"{name}/{job.rank}", "")
     return name
 
@@ -47,5 +48,11 @@ def _answer(store: "Store", name: str, others: range, limit: timedelta) -> None:
             raise dist.DistStoreError(f"ranks {late} did not come")
         for rank in others:
             if store.check([f"asks/{rank}"]):
-                store.set(f"answer/{store.get(f'asks/{rank}').decode()}", name)
+                store.set(f"answer/{_name(store.get(f'asks/{rank}'))}", name)
         time.sleep(_SLEEP_SECONDS)
+
+
+def _name(found: bytes) -> str:
+    if not re.fullmatch(rb"[0-9a-f]{32}", found):
+        raise dist.DistStoreError("a name in the store is not of a rank: who else writes there?")
+    return found.decode()

@@ -53,7 +53,11 @@ def strip_own_frames(error: BaseException) -> None:
 
 
 def say(text: str) -> None:
-    """Writes `text` to standard error in one piece, so that lines of several ranks do not mix."""
+    """Writes `text` to standard error in one piece, so that lines of several ranks do not mix.
+
+    Control characters, which may be of another rank, do not reach the terminal.
+    """
+    text = "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
     with suppress(OSError):  # standard error is closed
         sys.stderr.write(text)
         sys.stderr.flush()

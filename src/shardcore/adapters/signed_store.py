@@ -1,0 +1,130 @@
+"""A store whose values only ranks of this job can write.
+
+Who reaches the port of torch's store can write into it. Each value is therefore signed (HMAC) with
+a secret that rank 0 draws and sends to the others over the process group. A value is checked before
+anything reads it, and only then decoded.
+"""
+
+import hmac
+import os
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+
+from shardcore.domain.errors import EnvironmentProblem, StrategyError
+from shardcore.reporting.errors import say
+
+_SIZE = 32  # bytes of the secret, and of a signature
+_TRIES = 5
+
+_SECRETS: "WeakKeyDictionary[Any, bytes]" = WeakKeyDictionary()
+
+
+def has_secret() -> bool:
+    """Returns whether the ranks of the process group share a secret."""
+    return dist.group.WORLD in _SECRETS
+
+
+def share_secret() -> None:
+    """Gives all ranks of the process group a secret of rank 0. A collective."""
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    drawn = torch.tensor(list(os.urandom(_SIZE)), dtype=torch.uint8, device=device)
+    dist.broadcast(drawn, src=0)
+    _SECRETS[dist.group.WORLD] = bytes(drawn.tolist())
+
+
+def secret() -> bytes:
+    """Returns the secret of the ranks.
+
+    Raises:
+        StrategyError: If they share none.
+    """
+    found = _SECRETS.get(dist.group.WORLD)
+    if found is None:
+        raise StrategyError(
+            "Expected the ranks to share a secret before they exchange values: call "
+            "keras.distribution.initialize(), or set a distribution, on all ranks first."
+        )
+    return found
+
+
+@frozen
+class SignedStore:
+    """Signed values in a store. What needs no signature is called on `store` itself.
+
+    Args:
+        store: The store, on a connection of one thread.
+        secret: The secret of the ranks.
+
+    Example:
+        >>> from torch.distributed import HashStore
+        >>> shared = SignedStore(HashStore(), b"drawn by rank 0")
+        >>> shared.set("place/1", b"has ended")
+        >>> shared.get(["place/1"])
+        [b'has ended']
+    """
+
+    store: Any  # a Store: the stubs of torch do not know that it takes bytes
+    secret: bytes
+
+    def set(self, key: str, value: bytes) -> None:
+        """Writes a value."""
+        self.store.set(key, self._signed(key, value))
+
+    def get(self, keys: list[str]) -> list[bytes]:
+        """Returns the values of `keys`, which exist: in one request, where the store can do that.
+
+        Raises:
+            EnvironmentProblem: If no rank of this job has written one of them.
+        """
+        extended = self.store.has_extended_api()
+        found = self.store.multi_get(keys) if extended else [self.store.get(key) for key in keys]
+        return [self._checked(key, each) for key, each in zip(keys, found, strict=True)]
+
+    def find(self, key: str) -> bytes | None:
+        """Returns the value of `key`; None if there is none, or only one of another program.
+
+        That one is removed, and a line says so.
+        """
+        if not self.store.check([key]):
+            return None
+        found = self.store.get(key)
+        value = self._opened(key, found)
+        if value is None and found:
+            self.store.compare_set(key, found, b"")
+            say(f"{self._problem(key)} It is ignored.\n")
+        return value
+
+    def claim(self, key: str, value: bytes) -> bytes:
+        """Writes a value unless a rank has written one before; returns the first."""
+        signed, expected = self._signed(key, value), b""
+        for _ in range(_TRIES):
+            found = self.store.compare_set(key, expected, signed)
+            first = self._opened(key, found)
+            if first is not None:
+                return first
+            expected = found  # of another program: it is replaced
+        raise EnvironmentProblem(self._problem(key))
+
+    def _signed(self, key: str, value: bytes) -> bytes:
+        return hmac.digest(self.secret, repr(key).encode() + value, "sha256") + value
+
+    def _opened(self, key: str, found: bytes) -> bytes | None:
+        value = found[_SIZE:]
+        return value if hmac.compare_digest(found, self._signed(key, value)) else None
+
+    def _checked(self, key: str, found: bytes) -> bytes:
+        value = self._opened(key, found)
+        if value is None:
+            raise EnvironmentProblem(self._problem(key))
+        return value
+
+    def _problem(self, key: str) -> str:
+        return (
+            f"Expected the value {key!r} in the store of the process group to be of a rank of this "
+            "job, but another program has written it. Let a firewall close the port of the store "
+            "(MASTER_PORT, or that of torchrun's rendezvous) to other hosts and users."
+        )
