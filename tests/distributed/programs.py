@@ -26,9 +26,9 @@ def needs_compiler(test):
     return skips(pytest.mark.usefixtures("loaded_inductor")(test))
 
 
-def distribute(shape, rules=None, *, axis_names=AXES, auto_shard_dataset=True):
+def distribute(shape, rules=None, *, axis_names=AXES, auto_shard_dataset=True, strategy=STRATEGY):
     """Sets `ModelParallel` over a mesh of `shape`, as a user would; gives the distribution."""
-    shardcore.install(STRATEGY)
+    shardcore.install(strategy)
     mesh = keras.distribution.DeviceMesh(shape, axis_names)
     layout_map = keras.distribution.LayoutMap(mesh)
     for path, spec in (rules or {}).items():

@@ -141,6 +141,7 @@ class Binding:
                 f"random.{name}": partial(operations.draw, sessions, capture)
                 for name in table.DRAWS
             },
+            "core.remat": partial(operations.remat, capture),
             "Adam._parallel_update_step": partial(operations.fused_update, sessions),
             "core.scatter": operations.scatter,
             "nn._transpose_spatial_inputs": operations.with_channels_first,

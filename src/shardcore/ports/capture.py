@@ -1,6 +1,7 @@
 """Captured steps: the recording of one step, and the program made of two recordings."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import attrs
@@ -135,4 +136,10 @@ class StepCapture(Protocol[TensorT_contra]):
                 `operands` by name, and `seed`, a number.
             seed: A plain tensor with that number.
             operands: Plain tensors, and constants whose `repr` is a Python literal.
+        """
+
+    def recomputation(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Returns the contexts of a forward pass that begins now, and of its recomputations.
+
+        All draw the same random values. A step is being recorded.
         """

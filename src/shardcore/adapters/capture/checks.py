@@ -12,6 +12,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.constants import varying_memories
+from shardcore.adapters.capture.functions import generator_states, set_generator_states
 from shardcore.adapters.capture.rewriting import repeated
 from shardcore.adapters.capture.tape import Call, Literals, Read, Tape, Value, numbered
 from shardcore.domain.capture import GuardFailed, NotCaptured
@@ -145,20 +146,12 @@ class Rollback:
         """
         written = [*(inputs[n] for n in self.inputs), *self.written]
         before = [each.detach().clone() for each in written]
-        states = _generator_states() if self.draws else []
+        states = generator_states() if self.draws else []
         try:
             yield
         except GuardFailed:
             for tensor, value in zip(written, before, strict=True):
                 tensor.detach().copy_(value)
-            for state in states[:1]:
-                torch.set_rng_state(state)
-            for state in states[1:]:
-                torch.cuda.set_rng_state(state)
+            if states:
+                set_generator_states(states)
             raise
-
-
-def _generator_states() -> list[torch.Tensor]:
-    """Returns the states of torch's generators: of the CPU, and of the GPU if one is in use."""
-    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if is_used else [])]

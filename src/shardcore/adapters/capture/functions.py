@@ -1,6 +1,6 @@
 """Functions that read a tensor on the host, or check its values, without an operator."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, wraps
 from typing import Any
@@ -113,3 +113,24 @@ def seeded_by_tensor(draw: Callable[..., Any]) -> Callable[..., Any]:
         return draw(**operands, seed=int(seed) & _SEED_BITS)
 
     return draw_with
+
+
+def _among_draws(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Tags `function` as an operator that draws: a program keeps it in order with the draws."""
+    vars(function)["tags"] = (torch.Tag.nondeterministic_seeded,)
+    return function
+
+
+@_among_draws
+def generator_states() -> list[torch.Tensor]:
+    """Returns the states of torch's generators: of the CPU, and of the GPU if one is in use."""
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if is_used else [])]
+
+
+@_among_draws
+def set_generator_states(states: Sequence[torch.Tensor]) -> None:
+    """Sets torch's generators to `states`, of `generator_states`."""
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)

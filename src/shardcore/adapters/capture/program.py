@@ -7,7 +7,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture import compilation, constants, passes
+from shardcore.adapters.capture import compilation, constants, passes, recomputation
 from shardcore.adapters.capture.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.functions import seeded_by_tensor, seeded_generator
 from shardcore.adapters.capture.generated import function_of
@@ -143,6 +143,12 @@ class TapeCapture:
         recorder = recording()
         assert recorder is not None, "no step is being recorded"
         return recorder.at_once(seeded_by_tensor(draw), (seed,), operands)
+
+    def recomputation(self) -> recomputation.Contexts:
+        """Returns the contexts of a forward pass that begins now, and of its recomputations."""
+        recorder = recording()
+        assert recorder is not None, "no step is being recorded"
+        return recomputation.contexts(recorder)
 
 
 def started(tape: Tape) -> Iterator[StartedCollective]:

@@ -13,7 +13,12 @@ import numpy as np
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.functions import NUMBERS, FunctionListener, Unobserved
+from shardcore.adapters.capture.functions import (
+    NUMBERS,
+    FunctionListener,
+    Unobserved,
+    generator_states,
+)
 from shardcore.adapters.capture.places import place
 from shardcore.adapters.capture.tape import Call, Form, Number, Read, Tape, Value, numbered
 from shardcore.adapters.torch_private import Args, Kwargs
@@ -41,7 +46,7 @@ class Recorder:
         # By their text, the numbers that torch reads from tensors in a call; and those it uses.
         self._taken: dict[str, tuple[torch.Tensor, Any]] | None = None
         self._used: set[str] = set()
-        self._drawn = torch.get_rng_state()
+        self._drawn = generator_states()
         self.tape.inputs = [self._from_outside(each) for each in inputs]
 
     def run(self, step: Callable[[], Any]) -> Any:
@@ -66,8 +71,9 @@ class Recorder:
         return outputs
 
     def _check_generator(self) -> None:
-        """Checks that draws alone changed torch's generator: no operator sets its state."""
-        if not torch.equal(self._drawn, torch.get_rng_state()):
+        """Checks that draws alone changed torch's generators: no operator sets their state."""
+        states = generator_states()
+        if len(states) != len(self._drawn) or not all(map(torch.equal, states, self._drawn)):
             self.refuse("the state of torch's random generator is set in the step", _DRAW)
 
     def refuse(self, why: str, remedy: str) -> None:
@@ -115,7 +121,7 @@ class Recorder:
     def _end(self, operator: Any, args: Args, kwargs: Kwargs, references: Any, result: Any) -> None:
         """Notes an operator that has run."""
         if torch_private.draws(operator):
-            self._drawn = torch.get_rng_state()
+            self._drawn = generator_states()
         if operator is torch_private.ITEM and self._taken is not None:
             self._taken[repr(result)] = args[0], result
             return
@@ -152,6 +158,8 @@ class Recorder:
         with self.unheard():
             result = function(*args, **kwargs)
         self._append(function, args, kwargs, self._operands(args, kwargs), result)
+        if torch_private.draws(function):
+            self._drawn = generator_states()
         return result
 
     @contextmanager

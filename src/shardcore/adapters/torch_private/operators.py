@@ -195,5 +195,5 @@ def direct(operator: object) -> Any:
 
 @cache
 def draws(operator: object) -> bool:
-    """Returns whether `operator` draws from a random generator."""
+    """Returns whether `operator` draws from a random generator, or reads or sets its state."""
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())

@@ -211,6 +211,10 @@ ALL = (
         for name in DRAWS
     ),
     Patch(
+        "keras.src.backend.torch.core:remat",
+        "Sets torch's own generators to recompute a layer, where a recording does not see it.",
+    ),
+    Patch(
         f"{ADAM}:Adam._parallel_update_step",
         "Runs ten operators over all variables: torch has one.",
     ),

@@ -1,14 +1,16 @@
-"""Patches: random draws, `scatter`, `repeat`, images, sparse cross entropy, the optimizers."""
+"""Patches of draws, `remat`, `scatter`, `repeat`, images, sparse cross entropy, optimizers."""
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 import keras
 import torch
 from torch.optim.adam import adam
+from torch.utils.checkpoint import checkpoint
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session, Sessions
@@ -58,6 +60,26 @@ def _next_seed(seed: Seed, sessions: Sessions) -> Any:
     total = first + second
     strategy = sessions.keeper(total)
     return total if strategy is None else strategy.full_tensor(total)
+
+
+def remat(
+    capture: StepCapture[torch.Tensor], original: Original, function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Replaces `remat` in a step that is being recorded: torch sets its generators unseen there."""
+    recomputed = original(function)
+
+    def call(*args: object, **kwargs: object) -> Any:
+        if not capture.is_recording() or keras_private.is_symbolic():
+            return recomputed(*args, **kwargs)
+        return checkpoint(
+            partial(function, **kwargs),
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=capture.recomputation,
+        )
+
+    return call
 
 
 def scatter(original: Original, indices: Any, values: Array, shape: Sequence[int]) -> Any:

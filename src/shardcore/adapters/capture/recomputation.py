@@ -1,0 +1,35 @@
+"""Recomputed layers: their forward pass runs again in the backward pass, and draws the same."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import attrs
+
+from shardcore.adapters.capture.functions import generator_states, set_generator_states
+from shardcore.adapters.capture.recorder import Recorder
+
+Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
+
+
+def contexts(recorder: Recorder) -> Contexts:
+    """Returns the contexts of a forward pass that begins now, and of its recomputations.
+
+    That torch's generators are read and set is recorded, as `torch.utils.checkpoint` does unseen.
+    """
+    return nullcontext(), _Recomputation(recorder, recorder.at_once(generator_states, (), {}))
+
+
+@attrs.define(eq=False)
+class _Recomputation(AbstractContextManager[None]):
+    """Sets torch's generators to the states `begin`; at the end, to those before."""
+
+    recorder: Recorder
+    begin: Any
+    _before: Any = attrs.field(default=None, init=False)
+
+    def __enter__(self) -> None:
+        self._before = self.recorder.at_once(generator_states, (), {})
+        self.recorder.at_once(set_generator_states, (self.begin,), {})
+
+    def __exit__(self, *error: object) -> None:
+        self.recorder.at_once(set_generator_states, (self._before,), {})
