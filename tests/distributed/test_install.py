@@ -338,6 +338,34 @@ def test_a_torch_without_distributed_gives_single_and_the_reason(tmp_path):
     assert f"strategy 'single' chosen (not 'dtensor': {reason}; not 'manual': " in done.stderr
 
 
+# Keras 3.16 needs torch.distributed.tensor; older lines only their backend.
+WITHOUT_A_MODULE = """
+import os, sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            raise ImportError(f"no module {name} here")
+
+sys.meta_path.insert(0, Without())
+import shardcore
+try:
+    shardcore.install()
+except shardcore.ShardcoreError as error:
+    print(type(error).__name__, error)
+assert not shardcore.status().installed
+assert "KERAS_BACKEND" not in os.environ
+"""
+
+
+def test_a_keras_that_cannot_be_imported_is_an_error_that_says_what_is_missing():
+    name = "torch.distributed.tensor" if LINE >= (3, 16) else "keras.src.backend.torch"
+    done = python(WITHOUT_A_MODULE, name)
+    assert done.stdout.startswith("EnvironmentProblem Keras 3."), done.stderr
+    assert f": no module {name} here. " in done.stdout
+    assert "install one, or keras<3.16." in done.stdout
+
+
 @pytest.fixture
 def newer_torch(tmp_path):
     """A path by which the installed torch calls itself 2.99."""

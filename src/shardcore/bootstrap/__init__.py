@@ -90,7 +90,9 @@ def install(strategy: str, options: dict[str, Any]) -> Installation:
         entry = plugins.with_options(entry, options)
         from shardcore.adapters.capture.program import TapeCapture
         from shardcore.adapters.processes import TorchProcesses
-        from shardcore.binding.install import Binding
+
+        with environment.keras_imported():
+            from shardcore.binding.install import Binding
 
         processes = TorchProcesses()
         processes.take_device()

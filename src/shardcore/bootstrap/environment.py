@@ -6,7 +6,8 @@ import os
 import platform
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from shardcore.domain.errors import EnvironmentProblem
@@ -65,6 +66,23 @@ def check_versions() -> list[str]:
         if _release(found) > _release(newest):
             newer.append(f"{package} {found} is newer than {newest}, the newest tested release.")
     return newer
+
+
+@contextmanager
+def keras_imported() -> Iterator[None]:
+    """Opens a context in which Keras is imported.
+
+    Raises:
+        EnvironmentProblem: If Keras and torch cannot be imported together.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"Keras {package_version('keras')} cannot be imported with torch "
+            f"{package_version('torch')}: {error}. From 3.16 on, Keras needs a torch that has "
+            "torch.distributed.tensor: install one, or keras<3.16."
+        ) from error
 
 
 def _release(version: str) -> tuple[int, ...]:
