@@ -23,7 +23,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from shardcore import bootstrap
-from shardcore.bootstrap import environment, planning
+from shardcore.bootstrap import auto, environment, planning
+from shardcore.domain.errors import PolicyError
 from shardcore.domain.paths.report import RulesReport
 from shardcore.ports.types import KerasModel, MeshLike
 from shardcore.reporting.explanation import Explanation
@@ -155,8 +156,10 @@ def explain(model: KerasModel, batch: object, step: str = "train") -> Explanatio
 
 def plan(
     model: KerasModel | Callable[[], KerasModel],
-    mesh: MeshLike,
+    mesh: MeshLike | None = None,
     policy: str = "tensor_parallel",
+    *,
+    devices: int | None = None,
     **options: object,
 ) -> "Plan":
     """Returns a layout map for the model, made by a policy: print it, edit it, use it.
@@ -172,19 +175,26 @@ def plan(
         mesh: The `keras.distribution.DeviceMesh`; or a `shardcore.domain.mesh.Mesh`, to see
             a plan on a machine without these devices.
         policy: "data_parallel", "fully_sharded", "hybrid_sharded", "tensor_parallel",
-            "sequence_parallel", or the name of a plug-in's.
+            "sequence_parallel", or the name of a plug-in's. "auto" chooses mesh and policy by the
+            predicted time of a train step.
+        devices: The number of devices, in place of the mesh; "auto" alone takes it.
         **options: Options of the policy: `axis`, the mesh axis to shard over; `small`, the bytes
             below which a variable is replicated. "data_parallel" takes `axis` only,
             "hybrid_sharded" takes `shard`, the axis of shards, in place of `axis`.
-            "sequence_parallel" also takes `batch`, the axis of the batch.
+            "sequence_parallel" also takes `batch`, the axis of the batch. "auto" takes other
+            options: `batch`, a batch or a function that returns one, `rows`, those of the global
+            batch, by default as many as `batch` has, `machine`, the name or the file of a machine
+            or a `Machine`, by default "h100", and in place of the machine's `memory`, the bytes of
+            a device, or text such as "80GB", and `host`, the devices of a host.
 
     Returns:
         The `Plan`, a `keras.distribution.LayoutMap`. `print(plan)` shows its rules, what they
         save and why; `plan[key] = spec` and `del plan[key]` edit it; `plan.to_python()` is a
-        program that sets the same distribution.
+        program that sets the same distribution. `plan.ranking` has the predictions of "auto".
 
     Raises:
         PolicyError: If there is no such policy or option, or it cannot plan this model.
+        MachineError: If there is no such machine.
         EnvironmentProblem: If Keras runs on another backend.
 
     Example:
@@ -194,6 +204,14 @@ def plan(
         ('data', None)
     """
     environment.choose_backend()
+    if policy == auto.NAME:
+        found: Plan = auto.plan(model, mesh, devices, options)
+        return found
+    if mesh is None or devices is not None:
+        raise PolicyError(
+            f"Policy {policy!r} takes a mesh, and policy 'auto' devices=: got mesh={mesh!r}, "
+            f"devices={devices!r}."
+        )
     from shardcore.binding.planning.make_plan import make_plan
 
     return make_plan(

@@ -26,7 +26,7 @@ ALLOWED = {
     "adapters/forked_ranks.py: os.environ": "of a rank, in its own process",
     "adapters/failure.py: sys.excepthook": "put back when the watch of other ranks is stopped",
     "reporting/errors.py: sys.excepthook": "put back by uninstall(); set by a failing command",
-    "cli/__init__.py: sys.modules": "the user's script, where pickling looks for its classes",
+    "cli/scripts.py: sys.modules": "the user's script, where pickling looks for its classes",
     "adapters/torch_private/without_dtensor.py: sys.modules": "put back at the end of the `with`",
     "adapters/threads.py: _here": "of a thread, zero outside a `with`; read below torch",
     "ports/trace_context.py: layer_scope": "of a context, empty outside a `with`; read below torch",

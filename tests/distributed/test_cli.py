@@ -120,6 +120,24 @@ def test_a_plan_tells_the_memory_of_a_step(target):
     assert "--memory simulates ranks, but a launcher started this one: leave it out" in err
 
 
+def test_a_plan_chooses_the_mesh_and_the_policy(target):
+    """The model is tiny: every collective costs more than what it saves."""
+    words = ("plan", f"{target}:trained_plain", "--devices", "4", "--policy", "auto")
+    words = (*words, "--batch", "24", "--host", "2")
+    code, out, _ = command(*words)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "predicted steps of 24 rows on h100: 2 devices a host" in out
+    code, out, _ = command(*words, "--json")
+    ranking = json.loads(out)["ranking"]
+    seconds = [each["cost"]["seconds"] for each in ranking["priced"]]
+    assert len(seconds) == 6
+    assert seconds == sorted(seconds)
+    code, out, err = command(*words, "--memory", "10B")
+    assert (code, out) == (1, "")
+    assert "No layout fits. 6 layouts: too large for the memory; the smallest is" in err
+
+
 def test_a_plan_passes_over_the_distribution_that_the_function_sets(target):
     words = ("--mesh", "1x2", "--policy", "fully_sharded", "--axes", "y,x", "--json")
     plans = [command("plan", f"{target}:{each}", *words)[1] for each in ("ruled", "trained_plain")]

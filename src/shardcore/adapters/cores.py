@@ -22,7 +22,7 @@ def divide() -> None:
     """
     if not process_group.has_others():
         return
-    host, cores = socket.gethostname(), _cores()
+    host, cores = socket.gethostname(), available()
     most = _most_threads(cores, os.getppid()) if process_group.device_type() == "cpu" else 0
     everyone = exchange.gather((host, cores, most))
     hosts = [each for each, _, _ in everyone]
@@ -33,7 +33,7 @@ def divide() -> None:
         logger.debug("%d threads for each rank: %s; %s changes it", share, here, _VARIABLE)
 
 
-def _cores() -> int:
+def available() -> int:
     """Returns the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return os.cpu_count() or 1 if affinity is None else len(affinity(0))

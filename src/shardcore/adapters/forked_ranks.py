@@ -115,7 +115,8 @@ def _forked(case: Case[Any], place: _Place, world_size: int) -> Iterator[list[_R
             for rank in range(world_size):
                 receiver, sender = context.Pipe(duplex=False)
                 arguments = (case, place, rank, sender)
-                process = context.Process(target=_child, args=arguments, daemon=True)
+                # No daemon: a rank may fork processes too.
+                process = context.Process(target=_child, args=arguments)
                 with warnings.catch_warnings():
                     # Python 3.12 warns of forking beside threads, which is documented above.
                     warnings.simplefilter("ignore", DeprecationWarning)
@@ -156,9 +157,14 @@ def check_parent() -> None:
             f"launch() starts ranks, and this process is rank {job.rank} of {job.world_size} "
             "already: call the function itself."
         )
+    check_device("launch()")
+
+
+def check_device(what: str) -> None:
+    """Refuses the call `what`, which forks this process, if it has used CUDA."""
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
         raise EnvironmentProblem(
-            "launch() forks this process, which has used CUDA, and CUDA does not survive a fork: "
+            f"{what} forks this process, which has used CUDA, and CUDA does not survive a fork: "
             "start a new process (restart the notebook's kernel), and use CUDA in the function "
             "only."
         )

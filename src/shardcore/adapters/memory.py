@@ -30,24 +30,29 @@ class StepMemory:
         with torch_private.ResultListener(self._saw):
             yield
 
-    def hold(self, tensor: torch.Tensor, kind: Kind) -> None:
-        """Notes the memory of a plain tensor or, if it is noted already, what it is for."""
+    def hold(self, tensor: torch.Tensor, kind: Kind) -> int:
+        """Notes the memory of a plain tensor or, if it is noted already, what it is for.
+
+        Returns:
+            The number of its allocation.
+        """
         memory = torch_private.memory_of(tensor)
         number = self._held.get(memory)
         if number is not None:
             self._made[number] = attrs.evolve(self._made[number], kind=kind)
-            return
+            return number
         storage = tensor.untyped_storage()
         self._time += 1
         self._held[memory] = len(self._made)
         self._made.append(Allocation(kind, storage.nbytes(), self._time))
         weakref.finalize(storage, self._free, memory).atexit = False
+        return self._held[memory]
 
     def allocations(self) -> list[Allocation]:
         """Returns all that was noted."""
         return list(self._made)
 
-    def _saw(self, operator: torch_private.Operator, result: Any) -> None:
+    def _saw(self, operator: torch_private.Operator, _operands: Any, result: Any) -> None:
         kind: Kind = "collectives" if torch_private.is_of_collectives(operator) else "activations"
         for each in filter(_has_memory, torch_private.tree_leaves(result)):
             if torch_private.memory_of(each) not in self._held:

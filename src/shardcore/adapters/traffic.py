@@ -57,23 +57,30 @@ class StepTracer:
     Args:
         listen: Called with each collective.
         variables: The tensors of the variables, by path.
+        values: Whether the step runs with values.
     """
 
     def __init__(
-        self, listen: Callable[[Facts], None], variables: Mapping[str, torch.Tensor]
+        self,
+        listen: Callable[[Facts], None],
+        variables: Mapping[str, torch.Tensor],
+        *,
+        values: bool = True,
     ) -> None:
         self._listen = listen
-        # By the `id` of the parameter, and by the address of this rank's part of it.
+        self._values = values
+        # By the `id` of the parameter, and by the memory of this rank's part of it.
         self._paths = {id(each): path for path, each in variables.items()}
-        self._places = {_place(_part(each)): path for path, each in variables.items()}
-        self._places.pop(0, None)
+        self._memories = {
+            torch_private.memory_of(_part(each)): path for path, each in variables.items()
+        }
         self._running: _Running | None = None
         self._turns: list[tuple[int, str]] = []
         self._made_of: Any = WeakIdKeyDictionary()
 
     def tracing(self) -> AbstractContextManager[Any]:
         """Opens a context in which collectives are seen."""
-        return torch_private.CollectiveListener(self._saw, self._around)
+        return torch_private.CollectiveListener(self._saw, self._around, values=self._values)
 
     @contextmanager
     def layer(self, layer: str) -> Iterator[None]:
@@ -139,8 +146,8 @@ class StepTracer:
                 self._made_of[_part(each)] = next(iter(sources))
 
     def _variable(self, part: torch.Tensor) -> str | None:
-        path: str | None = self._made_of.get(part) or self._places.get(_place(part))
-        return path
+        path: str | None = self._made_of.get(part)
+        return path or self._memories.get(torch_private.memory_of(part))
 
 
 def _tensors(structure: object) -> list[torch.Tensor]:
@@ -153,8 +160,3 @@ def _part(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
-
-
-def _place(part: torch.Tensor) -> int:
-    """Returns the address of a tensor's storage; 0 if it has no element."""
-    return part.untyped_storage().data_ptr()

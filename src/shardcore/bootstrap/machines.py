@@ -1,6 +1,7 @@
 """Descriptions of machines in files, and by the names of well-known ones."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -42,3 +43,23 @@ def find(name_or_file: str) -> Machine:
 def write(machine: Machine, file: str) -> None:
     """Writes the description of a machine as JSON, which `find` reads."""
     Path(file).write_text(json.dumps(machine.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def bytes_of(size: int | str) -> int:
+    """Returns a number of bytes: an integer, or text such as "80GB" or "74.5 GiB".
+
+    Raises:
+        MachineError: If it is neither.
+
+    Example:
+        >>> bytes_of("80GB"), bytes_of("2 GiB"), bytes_of(512)
+        (80000000000, 2147483648, 512)
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGT]?)(i?)B", str(size))
+    if found is None or not float(found[1]):
+        raise MachineError(f"{size!r} is no size: give bytes, or text such as '80GB' or '74.5GiB'.")
+    power = " KMGT".index(found[2].upper() or " ")
+    unit: int = (1024 if found[3] else 1000) ** power
+    return round(float(found[1]) * unit)

@@ -20,7 +20,7 @@ def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, Any])
         PolicyError: If there is no such policy, it does not take the options, or what it gives
             does not fit the model.
     """
-    entry = bootstrap.load_plugins().policies.get(policy)
+    entry = bootstrap.load_plugins().policies.get(policy, "auto")
     parameters = list(inspect.signature(entry.plan).parameters.values())
     if not any(each.kind is each.VAR_KEYWORD for each in parameters):
         plugins.POLICIES.check_options(policy, options, [each.name for each in parameters[2:]])

@@ -1,18 +1,14 @@
 """The `shardcore` command: prints the strategy, and plans, explains and verifies a model."""
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from shardcore import api, bootstrap
-from shardcore.cli import checkpoints
+from shardcore.cli import checkpoints, plans, ranks
 from shardcore.cli.arguments import (
     DEFAULT_POLICY,
     UsageError,
@@ -21,6 +17,7 @@ from shardcore.cli.arguments import (
     parse_target,
     parser,
 )
+from shardcore.cli.scripts import BATCH, build_model, function_of, load_script
 from shardcore.domain.errors import ShardcoreError
 from shardcore.domain.job import resolve_job
 from shardcore.domain.mesh import Mesh
@@ -28,8 +25,6 @@ from shardcore.reporting.errors import show_user_frames
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
-
-BATCH = "the global batch, --batch FUNCTION"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,34 +79,6 @@ def _status(options: argparse.Namespace) -> tuple[int, str]:
     return 0, _shown(api.status(), options)
 
 
-def _plan(options: argparse.Namespace) -> tuple[int, str]:
-    file, name = parse_target(options.target)
-    mesh = parse_mesh(options.mesh, options.axes)
-    settings = dict(map(parse_option, options.option))
-    if options.python and (options.json or options.memory):
-        raise UsageError("--python prints a program: leave out --json and --memory")
-    policy = options.policy or DEFAULT_POLICY
-    api.install()
-    if options.memory:
-        _simulate(mesh.size, "--memory")
-    elif resolve_job(environ=os.environ) is None:
-        bootstrap.simulate(mesh.size)  # for a function that makes a mesh of all devices
-    script = load_script(file)
-    build = function_of(script, name)
-    plan = api.plan(build, mesh, policy, **settings)
-    if options.python:
-        return 0, plan.to_python()
-    memory = None
-    if options.memory:
-        batch = function_of(script, options.batch, BATCH)
-        plan.distribute()
-        memory = bootstrap.estimate_memory(build, batch, policy)
-    if options.json:
-        more = {} if memory is None else {"memory": memory.to_dict()}
-        return 0, json.dumps({**plan.to_dict(), **more}, indent=2) + "\n"
-    return 0, f"{plan}\n" if memory is None else f"{plan}\n\n{memory}\n"
-
-
 def _explain(options: argparse.Namespace) -> tuple[int, str]:
     file, name = parse_target(options.target)
     mesh = None if options.mesh is None else parse_mesh(options.mesh, options.axes)
@@ -146,15 +113,9 @@ def _simulate_ranks(mesh: Mesh | None, options: argparse.Namespace) -> None:
     if options.ranks is not None and options.ranks < 1:
         raise UsageError(f"--ranks {options.ranks} is no number of ranks: give 1 or more")
     if options.ranks is not None:
-        _simulate(options.ranks, "--ranks")
+        ranks.simulate(options.ranks, "--ranks")
     elif resolve_job(environ=os.environ) is None:
         bootstrap.simulate(mesh.size if mesh else 1)
-
-
-def _simulate(ranks: int, option: str) -> None:
-    if resolve_job(environ=os.environ) is not None:
-        raise UsageError(f"{option} simulates ranks, but a launcher started this one: leave it out")
-    bootstrap.simulate(ranks)
 
 
 def _verify(options: argparse.Namespace) -> tuple[int, str]:
@@ -167,7 +128,7 @@ def _verify(options: argparse.Namespace) -> tuple[int, str]:
 # Each returns the exit code, and what it prints.
 COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[int, str]]] = {
     "status": _status,
-    "plan": _plan,
+    "plan": plans.run,
     "explain": _explain,
     "verify": _verify,
     "checkpoint": checkpoints.run,
@@ -179,70 +140,3 @@ def _shown(result: Status | Explanation | Verification, options: argparse.Namesp
     if result.rank != 0:
         return ""
     return f"{json.dumps(result.to_dict(), indent=2) if options.json else result}\n"
-
-
-def load_script(file: Path) -> ModuleType:
-    """Runs a script, with its folder first on `sys.path`, and returns its module.
-
-    Raises:
-        UsageError: If it is no Python file.
-    """
-    module_name = file.stem
-    spec = importlib.util.spec_from_file_location(module_name, file.resolve())
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{str(file)!r} is no Python file: its name should end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.resolve().parent))
-    # Pickle and Keras' serialization look there for the classes of the script.
-    sys.modules[module_name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def function_of(
-    script: ModuleType, name: str, returned: str = "the model, FILE:FUNCTION"
-) -> Callable[[], Any]:
-    """Returns the function `name` of a script.
-
-    Args:
-        script: The module.
-        name: The function's name.
-        returned: What it returns, and how it is named on the command line, for the error.
-
-    Raises:
-        UsageError: If there is none.
-    """
-    function = getattr(script, name, None)
-    if not callable(function):
-        own = [key for key, each in vars(script).items() if _is_own_function(each, script.__name__)]
-        raise UsageError(
-            f"{script.__file__} has no function {name!r}; it has {', '.join(own) or 'none'}: "
-            f"name one that returns {returned}"
-        )
-    found: Callable[[], Any] = function
-    return found
-
-
-def _is_own_function(value: object, module_name: str) -> bool:
-    return callable(value) and getattr(value, "__module__", None) == module_name
-
-
-def build_model(script: ModuleType, name: str) -> Any:
-    """Returns the Keras model that the function `name` of a script returns.
-
-    Raises:
-        UsageError: If there is no such function, or it returns anything else.
-    """
-    model = function_of(script, name)()
-    kind = getattr(sys.modules.get("keras"), "Model", None)
-    if kind is None or not isinstance(model, kind):
-        raise UsageError(
-            f"{name}() of {script.__file__} returned {type(model).__name__}, expected a "
-            "keras.Model that is built: does it end in 'return model'?"
-        )
-    if not model.built:
-        raise UsageError(
-            f"{name}() of {script.__file__} returned a model that is not built, so it has no "
-            "variables yet: give it an Input, call it on a batch, or call model.build(shape)"
-        )
-    return model

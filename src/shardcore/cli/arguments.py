@@ -42,7 +42,8 @@ prints which layout a policy gives each variable of the model that it returns,
 how much a rank stores, and why. It needs no devices and no other processes.
 A distribution that the function sets is passed over. With --memory it runs a
 train step of the compiled model too, on tensors without values, which take no
-memory.
+memory. With --policy auto it predicts a train step under every mesh of the
+devices and every policy, and prints the fastest that fit, with the best plan.
 """
 
 PLAN_EPILOG = """\
@@ -51,6 +52,7 @@ examples:
   shardcore plan model.py:make --mesh 2x4 --axes data,model --option small=0
   shardcore plan model.py --mesh 1x8 --python > layout.py    a program to edit
   shardcore plan model.py --mesh 16x8 --memory    the bytes of a train step too
+  shardcore plan model.py --devices 64 --policy auto --machine a100 --batch 512
 """
 
 EXPLAIN = """\
@@ -141,12 +143,15 @@ def parser() -> argparse.ArgumentParser:
         )
     ranks = explain.add_mutually_exclusive_group()
     ranks.add_argument("--ranks", type=int, metavar="N", help="how many ranks to simulate")
-    for each, ways, needed in ((plan, plan, True), (explain, ranks, False)):
-        ways.add_argument("--mesh", required=needed, metavar="2x4", help="how many ranks, by axes")
+    shape = plan.add_mutually_exclusive_group(required=True)
+    shape.add_argument("--devices", type=int, metavar="N", help="how many, for --policy auto")
+    for each, ways in ((plan, shape), (explain, ranks)):
+        ways.add_argument("--mesh", metavar="2x4", help="how many ranks, by axes")
         each.add_argument("--axes", metavar="NAMES", help=f"the axes' names ({','.join(AXES[2])})")
         each.add_argument(
             "--policy",
-            help=f"{', '.join(policies)} (default: {DEFAULT_POLICY})",
+            help=f"{', '.join(policies)} (default: {DEFAULT_POLICY})"
+            + (", or auto with --devices" if each is plan else ""),
         )
         each.add_argument(
             "--option",
@@ -161,12 +166,19 @@ def parser() -> argparse.ArgumentParser:
             "--batch",
             default=DEFAULT_BATCH,
             metavar="FUNCTION",
-            help=f"the function of the script that returns the global batch ({DEFAULT_BATCH})",
+            help=f"the function of the script that returns the global batch ({DEFAULT_BATCH})"
+            + ("; with --policy auto also a number of rows" if each is plan else ""),
         )
     explain.add_argument("--save", metavar="FILE", help="write the picture: step.svg, step.html")
     plan.add_argument(
-        "--memory", action="store_true", help="print what a train step takes on a rank, by kind"
+        "--memory",
+        nargs="?",
+        const=True,
+        metavar="80GB",
+        help="print what a train step takes on a rank, by kind; with --policy auto, the limit",
     )
+    plan.add_argument("--host", type=int, metavar="8", help="the devices of a host, for auto")
+    plan.add_argument("--machine", metavar="NAME|FILE", help="the machine, for auto (h100)")
     plan.add_argument("--python", action="store_true", help="print a program that sets it")
     return found
 

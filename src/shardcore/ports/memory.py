@@ -17,8 +17,12 @@ class MemoryTracer(Protocol[TensorT_contra]):
     def tracing(self) -> AbstractContextManager[None]:
         """Opens a context in which the results of operators are noted."""
 
-    def hold(self, tensor: TensorT_contra, kind: Kind) -> None:
-        """Notes the memory of a plain tensor or, if it is noted already, what it is for."""
+    def hold(self, tensor: TensorT_contra, kind: Kind) -> int:
+        """Notes the memory of a plain tensor or, if it is noted already, what it is for.
+
+        Returns:
+            The number of its allocation.
+        """
 
     def allocations(self) -> Sequence[Allocation]:
         """Returns all that was noted."""

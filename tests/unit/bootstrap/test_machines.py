@@ -43,3 +43,9 @@ def test_a_file_that_describes_no_machine_is_an_error(tmp_path, text, message):
         file.write_text(text)
     with pytest.raises(MachineError, match=message):
         machines.find(str(file))
+
+
+@pytest.mark.parametrize("size", ["80", "GB", "-1GB", "0GB", "80 PB", -1, 1.5, True, None])
+def test_what_is_no_size_is_an_error(size):
+    with pytest.raises(MachineError, match="is no size: give bytes, or text such as '80GB'"):
+        machines.bytes_of(size)

@@ -205,6 +205,13 @@ def test_a_mesh(shape, names, expected):
         (["--mesh", "2x2x2x2"], 1, "has 4 axes but axis_names () has 0"),
         (["--mesh", "2", "--option", "small"], 2, "'small' is none: give NAME=VALUE"),
         ([], 2, "--mesh"),
+        (["--mesh", "2", "--devices", "2"], 2, "not allowed with argument"),
+        (["--mesh", "2", "--policy", "auto"], 2, "--policy auto goes with --devices N"),
+        (["--devices", "2"], 2, "--policy auto goes with --devices N"),
+        (["--mesh", "2", "--host", "8"], 2, "--host is for --policy auto"),
+        (["--mesh", "2", "--memory", "80GB"], 2, "--memory 80GB is for --policy auto"),
+        (["--devices", "2", "--policy", "auto", "--memory"], 2, "memory without a size is not for"),
+        (["--devices", "2", "--policy", "auto", "--option", "small=0"], 2, "--option is not for"),
     ],
 )
 def test_a_plan_that_is_asked_for_wrongly(capsys, tmp_path, words, code, message):

@@ -1,7 +1,7 @@
 """Dispatch modes that see every operator, or every collective, that this thread runs."""
 
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.adapters.torch_private.collectives import Started, started_by
-from shardcore.adapters.torch_private.operators import Operator
+from shardcore.adapters.torch_private.operators import Operator, is_fused
 from shardcore.adapters.torch_private.trees import Args, Kwargs, tree_leaves
 
 # torch 2.13: wraps the result of a collective for autograd; the result was seen before.
@@ -33,6 +33,7 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before: Called with the operator and its operands; returns None to skip `after`.
         after: Called with the operator, its operands, what `before` returned, and the result.
         context: Entered while an operator is seen and runs.
+        values: Whether operators on tensors without values are passed over.
     """
 
     def __init__(
@@ -40,9 +41,12 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before: Callable[[Any, Args, Kwargs], Any],
         after: Callable[[Any, Args, Kwargs, Any, Any], None] | None = None,
         context: AbstractContextManager[None] | None = None,
+        *,
+        values: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._before, self._after, self._context = before, after, context or nullcontext()
+        self._values = values
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -55,13 +59,16 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # sharded tensors first: their shards' operators come here
         kwargs = kwargs or {}
         with self._context:
-            if _computes_nothing(func) or _is_without_values((args, kwargs) if kwargs else args):
+            if _computes_nothing(func) or self._is_passed((args, kwargs) if kwargs else args):
                 return func(*args, **kwargs)
             found = self._before(func, args, kwargs)
             result = func(*args, **kwargs)
-            if found is not None and self._after is not None and not _is_without_values(result):
+            if found is not None and self._after is not None and not self._is_passed(result):
                 self._after(func, args, kwargs, found, result)
             return result
+
+    def _is_passed(self, nest: object) -> bool:
+        return self._values and _is_without_values(nest)
 
 
 # FakeTensor: a library infers shapes, and computes nothing.
@@ -82,13 +89,13 @@ def _is_without_values(nest: object) -> bool:
 
 
 class ResultListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the results of all operators on plain tensors, also of those without values.
+    """Sees all operators on plain tensors with their results, also of those without values.
 
     Args:
-        listen: Called with the operator and its result.
+        listen: Called with the operator, its operands `(args, kwargs)`, and its result.
     """
 
-    def __init__(self, listen: Callable[[Operator, Any], None]) -> None:
+    def __init__(self, listen: Callable[[Operator, Any, Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._listen = listen
 
@@ -97,14 +104,32 @@ class ResultListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if not _PLAIN.issuperset(types):
             return NotImplemented  # sharded tensors first: their shards' operators come here
-        result = func(*args, **(kwargs or {}))
-        self._listen(func, result)
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self._listen(func, (args, kwargs), result)
         return result
 
 
-def without_values() -> AbstractContextManager[Any]:
-    """Returns a context in which operators give tensors with shapes, and compute nothing."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+class _WithoutUpdates(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Skips fused updates of optimizers, which write into operands and return nothing.
+
+    torch 2.13 has no form of them without values: it would allocate all operands to run them.
+    """
+
+    def __torch_dispatch__(
+        self, func: Operator, types: Collection[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        if not _PLAIN.issuperset(types):
+            return NotImplemented  # sharded tensors first: their shards' operators come here
+        return None if is_fused(func) else func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Opens a context in which operators give tensors with shapes, and compute nothing."""
+    updates = _WithoutUpdates()  # type: ignore[no-untyped-call]
+    with FakeTensorMode(allow_non_fake_inputs=True), updates:
+        yield
 
 
 class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]
@@ -114,19 +139,22 @@ class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]
         listen: Called with each collective.
         around: Returns, for an operator on sharded tensors and its operands, the context in
             which it runs. The value of the context is called with the result.
+        values: Whether collectives of tensors without values are passed over.
     """
 
     def __init__(
         self,
         listen: Callable[[Started], None],
         around: Callable[[Any, Any], AbstractContextManager[Callable[[Any], None]]] | None = None,
+        *,
+        values: bool = True,
     ) -> None:
         def before(operator: Operator, args: Args, kwargs: Kwargs) -> None:
             started = started_by(operator, args)
             if started is not None:
                 listen(started)
 
-        super().__init__(before)
+        super().__init__(before, values=values)
         self._around = around
         self._handed_on = False
 

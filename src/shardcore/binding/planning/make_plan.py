@@ -27,10 +27,25 @@ def make_plan(
     `sessions` are those of the installation, None without one.
     """
     device_mesh = _device_mesh(mesh)
-    facts = _facts(model, nullcontext() if sessions is None else sessions.ignoring_distributions())
+    facts = facts_of(model, sessions)
     planned = choose(facts, Mesh(device_mesh.shape, device_mesh.axis_names))
+    return plan_of(facts, device_mesh, policy, planned)
+
+
+def facts_of(model: object, sessions: Sessions | None) -> LayerFacts:
+    """Returns the facts of `model`, a built model or a function that builds one."""
+    return _facts(model, nullcontext() if sessions is None else sessions.ignoring_distributions())
+
+
+def plan_of(facts: LayerFacts, mesh: MeshLike, policy: str, planned: Planned) -> Plan:
+    """Returns the plan over `mesh` that has the rules of a policy."""
     outputs = [layer.output_path for layer in facts.layers() if layer.output_path]
-    return Plan(device_mesh, policy, facts.all_variables(), outputs, planned)
+    return Plan(_device_mesh(mesh), policy, facts.all_variables(), outputs, planned)
+
+
+def joined_mesh(mesh: Mesh) -> Any:
+    """Returns the Keras mesh over all devices of the job, which this process joins."""
+    return keras.distribution.DeviceMesh(mesh.shape, mesh.axis_names)
 
 
 def _device_mesh(mesh: MeshLike) -> Any:

@@ -13,6 +13,7 @@ from shardcore.policies.rules import Planned
 from shardcore.ports.model import VariableFacts
 from shardcore.ports.types import LayoutLike
 from shardcore.reporting.plan import PlanReport, plan_report
+from shardcore.reporting.ranking import Ranking
 
 EDITED = "edited"
 
@@ -34,6 +35,8 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
     ) -> None:
         super().__init__(device_mesh)
         self.policy = policy
+        # Of policy "auto": the predicted costs of all meshes and policies.
+        self.ranking: Ranking | None = None
         self._batch_axes = planned.batch_axes
         self._variables = tuple(variables)
         self._outputs = tuple(outputs)

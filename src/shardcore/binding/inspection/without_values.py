@@ -1,0 +1,125 @@
+"""A train step that runs on tensors without values, while tracers watch it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import attrs
+import torch
+from keras import Model, Variable
+
+from shardcore.binding import keras_private
+from shardcore.binding.checkpoints.state import StateTensor, tensors_of
+from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.data import batches
+from shardcore.binding.inspection.explain import checked_batch
+from shardcore.domain.errors import PolicyError, ShardcoreError
+from shardcore.ports.memory import MemoryTracer
+
+# Opens the context of the step, for the built model.
+Watch = Callable[[Model, Session], AbstractContextManager[Any]]
+
+
+@attrs.frozen(eq=False)
+class RunStep:
+    """A step that has run.
+
+    Args:
+        model: The model.
+        session: The distribution.
+        state: The tensors that the model keeps, each with the number of its allocation.
+        gradients: The gradients of variables, with the numbers of their allocations.
+    """
+
+    model: Model
+    session: Session
+    state: tuple[tuple[StateTensor, int], ...]
+    gradients: tuple[tuple[Variable, int], ...]
+
+
+def run_step(
+    build: Callable[[], Model],
+    batch: Callable[[], Any],
+    sessions: Sessions,
+    tracer: MemoryTracer[torch.Tensor],
+    watch: Watch = lambda model, session: nullcontext(),
+) -> RunStep:
+    """Runs one train step as `train_on_batch` does, eagerly.
+
+    Args:
+        build: Returns the compiled model.
+        batch: Returns the global batch.
+        sessions: The distribution that is set.
+        tracer: Notes what is allocated.
+        watch: Opens a context for the step alone.
+
+    Raises:
+        PolicyError: If the model or its step fails without values.
+        StrategyError: If the model is not compiled, or the batch is none.
+    """
+    with tracer.without_values(), keras_private.drawing_without_values():
+        try:
+            with sessions.ignoring_distributions():
+                model = build()
+            data = checked_batch(model, batch(), "train")
+            session = sessions.required()
+            with sessions.scope_of(model), session.strategy.scope():
+                return _run(model, data, session, sessions, tracer, watch)
+        except ShardcoreError:
+            raise
+        except (RuntimeError, NotImplementedError) as error:
+            raise PolicyError(
+                "To see how much memory the step takes, it runs on tensors without values, and "
+                f"there it failed ({type(error).__name__}: {error}). If it reads values: compute "
+                "with keras.ops, and load weights outside the function that builds the model. If "
+                "it reads none, it fails in fit() too."
+            ) from error
+
+
+def _run(
+    model: Model,
+    data: Any,
+    session: Session,
+    sessions: Sessions,
+    tracer: MemoryTracer[torch.Tensor],
+    watch: Watch,
+) -> RunStep:
+    keras_private.build_by(model, data)
+    state = tuple(
+        (each, tracer.hold(each.local, "optimizer" if each.group == "optimizer" else "variables"))
+        for each in tensors_of(model, session)
+    )
+    (data,) = batches.distribute_step([data], session)
+    data = keras_private.map_tensors(lambda each: _rows(each, session, tracer), data)
+    model.reset_metrics()
+    with sessions.working(model), watch(model, session), tracer.tracing():
+        with sessions.sums.step():
+            outputs = model.train_step(data)
+        keras_private.map_tensors(session.strategy.full_tensor, outputs)
+        found = tuple(_gradients(model, session, tracer))
+    return RunStep(model, session, state, found)
+
+
+def _gradients(
+    model: Model, session: Session, tracer: MemoryTracer[torch.Tensor]
+) -> Iterator[tuple[Variable, int]]:
+    for variable in model.trainable_variables:
+        gradient = keras_private.gradient_of(variable)
+        if gradient is not None:
+            yield variable, tracer.hold(_local(gradient, session), "gradients")
+
+
+def _rows(
+    tensor: torch.Tensor, session: Session, tracer: MemoryTracer[torch.Tensor]
+) -> torch.Tensor:
+    """Returns this rank's part of the batch without the rest, as `fit` reads it from arrays."""
+    layout = session.strategy.layout(tensor)
+    rows = _local(tensor, session).clone()
+    tracer.hold(rows, "batch")
+    return rows if layout is None else session.strategy.join(rows, layout, tuple(tensor.shape))
+
+
+def _local(tensor: torch.Tensor, session: Session) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = session.strategy.local(tensor)
+    return found

@@ -1,0 +1,107 @@
+"""Traces of a model's step under several layouts, each in a process that is forked for it.
+
+A process is the first rank of simulated ranks: the process group, the names and the seeds of the
+caller stay as they are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+
+from shardcore import bootstrap
+from shardcore.domain.errors import PolicyError, ShardcoreError
+from shardcore.domain.machine import Machine
+from shardcore.domain.traced_step import TracedStep
+from shardcore.policies.candidates import Candidate
+from shardcore.policies.rules import Planned
+from shardcore.ports.model import LayerFacts
+
+
+@attrs.frozen(eq=False)
+class Traced:
+    """The step that is traced.
+
+    Args:
+        build: Returns the compiled model.
+        batch: A batch of any number of rows.
+        rows: The rows of the global batch.
+    """
+
+    build: Callable[[], Any]
+    batch: Any
+    rows: int
+
+
+@attrs.frozen
+class Laid:
+    """A candidate with the rules of its policy."""
+
+    candidate: Candidate
+    planned: Planned
+
+
+def traces(
+    laid: Sequence[Laid], asked: Traced, machine: Machine, facts: LayerFacts
+) -> list[TracedStep]:
+    """Returns the trace of each, of as many at a time as there are cores.
+
+    Raises:
+        PolicyError: If the model or its step fails without values, or this process cannot be
+            forked for it.
+    """
+    from shardcore.adapters import cores, forked_ranks, process_group
+
+    if process_group.is_started():
+        raise PolicyError(
+            "Policy 'auto' traces steps in processes that are forked from this one, which has "
+            "joined a job: call plan() before the first DeviceMesh, DataParallel or list_devices()."
+        )
+    forked_ranks.check_device("plan(policy='auto')")
+    at_a_time = cores.available()
+    found: list[TracedStep] = []
+    for start in range(0, len(laid), at_a_time):
+        some = laid[start : start + at_a_time]
+
+        def work(rank: int, some: Sequence[Laid] = some) -> TracedStep | ShardcoreError:
+            return _trace(some[rank], asked, machine, facts)
+
+        for each in forked_ranks.run(forked_ranks.Case(work, (), None, init=False), len(some)):
+            if isinstance(each, ShardcoreError):
+                raise each
+            found.append(each)
+    return found
+
+
+def _trace(
+    laid: Laid, asked: Traced, machine: Machine, facts: LayerFacts
+) -> TracedStep | ShardcoreError:
+    """Returns the trace of a step on a small mesh, or the error in it."""
+    from shardcore.adapters.memory import StepMemory
+    from shardcore.adapters.step_work import StepWork
+    from shardcore.adapters.traffic import StepTracer
+    from shardcore.binding.inspection.traced_step import trace_step
+    from shardcore.binding.planning.make_plan import plan_of
+
+    candidate = laid.candidate
+    mesh = candidate.small
+    rows = asked.rows // candidate.batch_parts * mesh.size_along(candidate.batch_axes)
+    try:
+        _install({"links": machine.links(candidate.mesh)})
+        bootstrap.simulate(mesh.size)
+        plan_of(facts, mesh, candidate.policy, laid.planned).distribute()
+        sessions = bootstrap.installation().binding.sessions
+        watching = StepMemory(), StepWork(), partial(StepTracer, values=False)
+        return trace_step(asked.build, asked.batch, rows, sessions, *watching)
+    except ShardcoreError as error:
+        return error
+
+
+def _install(options: Mapping[str, Any]) -> None:
+    """Installs the strategy of the caller's process, or the best one, with `options`."""
+    strategy, before = "auto", dict[str, Any]()
+    if bootstrap.is_installed():
+        strategy, before = bootstrap.installation().entry.name, bootstrap.installation().options
+        bootstrap.uninstall()
+    bootstrap.install(strategy, {**before, **options})

@@ -1,0 +1,155 @@
+"""The report on policy `auto`: meshes and policies by the predicted time of a step."""
+
+from collections import Counter
+from typing import Any
+
+import attrs
+from rich.table import Table
+
+from shardcore.domain.machine import Machine
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.step_cost import StepCost
+from shardcore.reporting.tables import Column, Shown, build, human_bytes
+
+# The number of candidates that the table has.
+SHOWN = 10
+
+# Reasons against a candidate that fits the model.
+BATCH = "the batch does not divide by the ranks that share it"
+MEMORY = "memory"
+
+COLUMNS = (
+    Column("policy and mesh"), Column("step", right=True), Column("compute", right=True),
+    Column("exposed", right=True), Column("memory", right=True), Column("sends", "below"),
+    Column("holds", "below"), Column("loses because", "below"),
+)  # fmt: skip
+
+
+@attrs.frozen
+class Priced:
+    """A candidate that fits.
+
+    Args:
+        policy: The name of the policy.
+        mesh: The mesh.
+        cost: The predicted cost of a step.
+    """
+
+    policy: str
+    mesh: Mesh
+    cost: StepCost
+
+
+@attrs.frozen
+class Passed:
+    """A candidate that does not fit.
+
+    Args:
+        policy: The name of the policy.
+        mesh: The mesh.
+        reason: The reason.
+        bytes: The bytes that it needs at least, if that is the reason.
+    """
+
+    policy: str
+    mesh: Mesh
+    reason: str
+    bytes: int = 0
+
+
+@attrs.frozen
+class Ranking(Shown):
+    """Meshes and policies for a model, by the predicted time of a step.
+
+    Args:
+        rows: The rows of the global batch.
+        machine: The machine.
+        priced: Those that fit, the fastest first.
+        passed: Those that do not.
+    """
+
+    rows: int
+    machine: Machine
+    priced: tuple[Priced, ...]
+    passed: tuple[Passed, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the same as plain data, fit for JSON."""
+        found = super().to_dict()
+        for each, data in zip(self.priced, found["priced"], strict=True):
+            data["cost"] |= {"seconds": each.cost.seconds, "peak": each.cost.peak}
+            data["why"] = self.why(each)
+        return found
+
+    def why(self, other: Priced) -> str:
+        """Returns why a candidate is slower than the first, in words; empty for the first."""
+        best, cost = self.priced[0].cost, other.cost
+        computes, waits = cost.compute - best.compute, cost.exposed - best.exposed
+        if max(computes, waits) <= 0:
+            return ""
+        if computes > waits:
+            return f"computes {human_seconds(computes)} longer"
+        slowest = max(cost.communication, key=lambda axis: cost.communication[axis])
+        return f"waits {human_seconds(waits)} longer, most for axis {slowest!r}"
+
+    def why_none(self) -> str:
+        """Returns the reasons against all candidates, in words."""
+        return "; ".join(
+            f"{what}: {why}{least and f' ({least})'}" for what, why, least in self._out()
+        )
+
+    def table(self, width: int | None = None) -> Table:
+        """Returns a table of the best candidates, and why the others are out."""
+        rows: list[tuple[str, ...]] = [self._row(each) for each in self.priced[:SHOWN]]
+        more = len(self.priced) - SHOWN
+        rows += [()] if self.passed or more > 0 else []
+        if more > 0:
+            rows.append((f"{more} more that fit", "", "", "", "", "", "", "they are slower"))
+        rows += [
+            (f"{what} out", "", "", "", least, "", "", reason)
+            for what, reason, least in self._out()
+        ]
+        title = (
+            f"predicted steps of {self.rows} rows on {self.machine.name}: "
+            f"{self.machine.devices} devices a host, {human_bytes(self.machine.memory)} each"
+        )
+        return build(title, COLUMNS, rows, width)
+
+    def _row(self, each: Priced) -> tuple[str, ...]:
+        cost = each.cost
+        seconds = map(human_seconds, (cost.seconds, cost.compute, cost.exposed))
+        size = "x".join(map(str, each.mesh.shape))
+        sends = "nothing"
+        if cost.sent:
+            sends = ", ".join(f"{axis} {human_bytes(sent)}" for axis, sent in cost.sent.items())
+        holds = ", ".join(f"{kind} {human_bytes(held)}" for kind, held in cost.memory.items())
+        name = f"{each.policy} {size}"
+        why = self.why(each)
+        lines = (f"sends: {sends}", f"holds: {holds}", why and f"loses: {why}")
+        return name, *seconds, human_bytes(cost.peak), *lines
+
+    def _out(self) -> list[tuple[str, str, str]]:
+        """Returns the reasons against the others, with their numbers and the least bytes."""
+        found = []
+        for reason, count in Counter(each.reason for each in self.passed).items():
+            these = [each for each in self.passed if each.reason == reason]
+            least = min(these, key=lambda each: each.bytes)
+            if reason == MEMORY:
+                text = f"too large for the memory; the smallest is {least.policy} {least.mesh}"
+                found.append((f"{count} layouts", text, human_bytes(least.bytes)))
+            else:
+                found.append((f"{count} layouts", reason, ""))
+        return found
+
+
+def human_seconds(seconds: float) -> str:
+    """Returns a time for people.
+
+    Example:
+        >>> human_seconds(2.5), human_seconds(0.0123), human_seconds(4e-5)
+        ('2.50 s', '12.3 ms', '40.0 µs')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.{2 if unit == 's' else 1}f} {unit}"
+    return f"{seconds * 1e6:.1f} µs"

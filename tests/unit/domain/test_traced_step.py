@@ -1,0 +1,71 @@
+"""A step that was traced on a small mesh, on a large one."""
+
+from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.layout import Layout
+from shardcore.domain.memory import Allocation
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.traced_step import Moved, Stored, TracedStep, Work
+
+AXES = ("data", "model")
+SMALL, LARGE = Mesh((2, 2), AXES), Mesh((8, 2), AXES)
+KERNEL = Stored("kernel", (100, 8), ("data", "model"), 4)
+BIAS = Stored("bias", (8,), (None,), 4)
+SHARDED, SUMMED = Layout(SMALL, KERNEL.spec), Layout(SMALL, (None, "model"), {"data": "sum"})
+
+
+def traced(*facts, work=(), allocations=()):
+    return TracedStep(SMALL, tuple(work), facts, tuple(allocations), (KERNEL, BIAS))
+
+
+def moved(fact):
+    (found,) = traced(fact).on(LARGE).moved
+    return found
+
+
+def test_an_activation_is_as_large_on_the_large_mesh():
+    fact = Facts("all_reduce", "forward", ("model",), operand_bytes=640)
+    assert moved(fact) == Moved("all_reduce", ("model",), 640, waits=True)
+
+
+def test_a_shard_of_a_weight_is_smaller():
+    """100 rows are 50 on each of two ranks, and 13 on the first of eight."""
+    fact = Facts(
+        "all_gather", "forward", ("data",), (), 50 * 4 * 4, shape=KERNEL.shape, source=SHARDED,
+        variable="kernel",
+    )  # fmt: skip
+    assert moved(fact) == Moved("all_gather", ("data",), 13 * 4 * 4, waits=False)
+
+
+def test_a_gradient_is_as_large_before_it_is_scattered():
+    fact = Facts(
+        "reduce_scatter", "backward", ("data",), (), 100 * 4 * 4, shape=KERNEL.shape,
+        source=SUMMED, reduced=("kernel",),
+    )  # fmt: skip
+    assert moved(fact) == Moved("reduce_scatter", ("data",), 100 * 4 * 4, waits=False)
+
+
+def test_a_bucket_has_the_shards_of_its_gradients():
+    fact = Facts("all_reduce", "backward", ("data",), (), 832, reduced=("kernel", "bias"))
+    assert moved(fact).operand_bytes == 13 * 4 * 4 + 32
+
+
+def test_equal_collectives_are_counted():
+    fact = Facts("all_reduce", "forward", ("model",), operand_bytes=640)
+    (found,) = traced(fact, fact).on(LARGE).moved
+    assert found.times == 2
+
+
+def test_an_update_and_the_memory_of_variables_shrink_with_the_shards():
+    work = (
+        Work("aten.mm.default", "float32", 1000, 320, updates=False, times=3),
+        Work("aten.add_.Tensor", "float32", 0, 832, updates=True),
+    )
+    allocations = (
+        (Allocation("variables", 800, 0), 0),
+        (Allocation("activations", 320, 1), None),
+        (Allocation("variables", 32, 0), 1),
+    )
+    step = traced(work=work, allocations=allocations).on(LARGE)
+    assert [each.bytes for each in step.work] == [320, 208 + 32]
+    assert step.work[0].times == 3
+    assert dict(step.memory) == {"variables": 208 + 32, "activations": 320}
