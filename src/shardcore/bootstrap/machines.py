@@ -40,9 +40,18 @@ def find(name_or_file: str) -> Machine:
         raise MachineError(f"{name_or_file!r}: {error}") from error
 
 
-def write(machine: Machine, file: str) -> None:
-    """Writes the description of a machine as JSON, which `find` reads."""
-    Path(file).write_text(json.dumps(machine.to_dict(), indent=2) + "\n", encoding="utf-8")
+def write(machine: Machine, file: Path) -> None:
+    """Writes the description of a machine as JSON, which `find` reads.
+
+    Raises:
+        MachineError: If the file cannot be written.
+    """
+    try:
+        file.write_text(json.dumps(machine.to_dict(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise MachineError(
+            f"The description cannot be written to {str(file)!r}: {error}"
+        ) from error
 
 
 def bytes_of(size: int | str) -> int:

@@ -6,8 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from pathlib import Path
 
 from shardcore import api, bootstrap
+from shardcore.bootstrap import machines, measuring
 from shardcore.cli import checkpoints, plans, ranks
 from shardcore.cli.arguments import (
     DEFAULT_POLICY,
@@ -23,6 +25,7 @@ from shardcore.domain.job import resolve_job
 from shardcore.domain.mesh import Mesh
 from shardcore.reporting.errors import show_user_frames
 from shardcore.reporting.explanation import Explanation
+from shardcore.reporting.machine import MachineReport
 from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
 
@@ -125,12 +128,24 @@ def _verify(options: argparse.Namespace) -> tuple[int, str]:
     return 0 if report.ok else 1, _shown(report, options)
 
 
+def _measure(options: argparse.Namespace) -> tuple[int, str]:
+    api.install()
+    file = Path(options.file)
+    machine = measuring.measure(file.stem)
+    if bootstrap.installation().processes.rank != 0:
+        return 0, ""
+    machines.write(machine, file)
+    text = json.dumps(machine.to_dict(), indent=2)
+    return 0, f"{text}\n" if options.json else f"{MachineReport(machine)}\n"
+
+
 # Each returns the exit code, and what it prints.
 COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[int, str]]] = {
     "status": _status,
     "plan": plans.run,
     "explain": _explain,
     "verify": _verify,
+    "measure": _measure,
     "checkpoint": checkpoints.run,
 }
 

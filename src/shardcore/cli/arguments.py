@@ -55,6 +55,16 @@ examples:
   shardcore plan model.py --devices 64 --policy auto --machine a100 --batch 512
 """
 
+MEASURE = """\
+Measures how fast a device multiplies and copies, by dtype, and the links between
+the ranks, and writes a description for plan --machine. It takes some seconds.
+"""
+
+MEASURE_EPILOG = """\
+example:
+  torchrun --nproc_per_node=8 --module shardcore measure mine.json
+"""
+
 EXPLAIN = """\
 Runs one step of the compiled model that a function of your script returns, on
 the batch that another one returns. Prints where the layout of each variable
@@ -122,12 +132,15 @@ def parser() -> argparse.ArgumentParser:
     explain = add("explain", help=about, description=EXPLAIN, epilog=EXPLAIN_EPILOG)
     about = "check that every rank stores its shards of a model"
     verify = add("verify", help=about, description=VERIFY, epilog=EPILOG)
+    about = "measure this machine, for plan --policy auto"
+    measure = add("measure", help=about, description=MEASURE, epilog=MEASURE_EPILOG)
+    measure.add_argument("file", metavar="FILE", help="the file that is written, such as mine.json")
     about = "inspect, verify and convert sharded checkpoints"
     checkpoint = add(
         "checkpoint", help=about, description=checkpoints.DESCRIPTION, epilog=checkpoints.EPILOG
     )
     checkpoints.add_words(checkpoint)
-    for each in (status, plan, explain, verify):
+    for each in (status, plan, explain, verify, measure):
         each.add_argument("--json", action="store_true", help="print data instead of a table")
     for each in (status, explain, verify):
         each.add_argument(

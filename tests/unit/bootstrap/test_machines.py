@@ -19,7 +19,7 @@ bandwidth = 1e10
 
 def test_a_machine_is_written_and_read(tmp_path):
     mine = attrs.evolve(known_machines()["h100"], name="mine")
-    machines.write(mine, str(tmp_path / "mine.json"))
+    machines.write(mine, tmp_path / "mine.json")
     assert machines.find(str(tmp_path / "mine.json")) == mine
 
 
@@ -49,3 +49,8 @@ def test_a_file_that_describes_no_machine_is_an_error(tmp_path, text, message):
 def test_what_is_no_size_is_an_error(size):
     with pytest.raises(MachineError, match="is no size: give bytes, or text such as '80GB'"):
         machines.bytes_of(size)
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
+    with pytest.raises(MachineError, match="cannot be written to"):
+        machines.write(known_machines()["h100"], tmp_path / "no folder" / "mine.json")

@@ -1,0 +1,91 @@
+"""The rates of this machine, as its ranks reach them at the same time."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from shardcore.adapters import process_group
+from shardcore.domain.cost import Link, bytes_sent
+from shardcore.domain.machine import Speed
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_SECONDS = 1.0  # of one measurement
+_RUNS = 50  # at most
+_COPIED = 64 * 2**20  # larger than caches: bytes that are copied
+_SENT = 16 * 2**20  # bytes of the all-reduce that shows the bandwidth
+_ONE_MATRIX = 256  # the size of the first matrix, from which that of the measured one follows
+_LARGEST = 8192
+
+
+def speeds() -> dict[str, Speed]:
+    """Returns the speed of this device, by dtype."""
+    device = process_group.device_type()
+    return {str(dtype).removeprefix("torch."): _speed(dtype, device) for dtype in _DTYPES}
+
+
+def memory(ranks_here: int) -> int:
+    """Returns the bytes of memory of this device; on CPUs the share of one rank of this host."""
+    if process_group.device_type() == "cuda":
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks_here
+
+
+def link(groups: Sequence[Sequence[int]]) -> Link:
+    """Returns the link between the ranks of a group, while all groups are at work.
+
+    The latency is the time of an all-reduce of one number; the bandwidth follows from one of 16 MiB
+    and the bytes of a ring. A collective: all ranks call it.
+
+    Args:
+        groups: The processes of each group; each process is in one, and all have the same size.
+    """
+    device = process_group.device_type()
+    made = [(ranks, dist.new_group(list(ranks))) for ranks in groups]
+    group = next(each for ranks, each in made if process_group.rank() in ranks)
+    one = torch.zeros(1, device=device)
+    many = torch.zeros(_SENT // 4, device=device)
+    # All ranks run equally often: the time is that of a fixed number of collectives.
+    latency = statistics.median(_times(lambda: dist.all_reduce(one, group=group), _RUNS))
+    seconds = min(_times(lambda: dist.all_reduce(many, group=group), _RUNS // 5))
+    sent = bytes_sent("all_reduce", len(groups[0]), _SENT)
+    return Link(latency, sent / max(seconds - latency, 1e-9))
+
+
+def _speed(dtype: torch.dtype, device: str) -> Speed:
+    first = _seconds_of_product(_ONE_MATRIX, dtype, device)
+    # A product of so many rows takes about a tenth of a measurement, if it is as fast.
+    size = int(_ONE_MATRIX * (_SECONDS / 10 / first) ** (1 / 3)) // 64 * 64
+    size = max(_ONE_MATRIX, min(size, _LARGEST))
+    flops = 2 * size**3 / _seconds_of_product(size, dtype, device)
+    source = torch.zeros(_COPIED // dtype.itemsize, dtype=dtype, device=device)
+    target = torch.empty_like(source)
+    seconds = min(_times(lambda: target.copy_(source)))
+    return Speed(flops, 2 * _COPIED / seconds)
+
+
+def _seconds_of_product(size: int, dtype: torch.dtype, device: str) -> float:
+    left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    return min(_times(lambda: left @ right))
+
+
+def _times(run: Callable[[], object], runs: int | None = None) -> list[float]:
+    """Returns the seconds of some runs after a first one: `runs`, or as many as fit."""
+    run()
+    found: list[float] = []
+    end = time.perf_counter() + _SECONDS
+    while len(found) < (runs or _RUNS) and (runs or not found or time.perf_counter() < end):
+        _synchronize()
+        start = time.perf_counter()
+        run()
+        _synchronize()
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def _synchronize() -> None:
+    if process_group.device_type() == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,57 @@
+"""The description of the machine at hand, which all ranks measure together."""
+
+import socket
+from collections.abc import Mapping, Sequence
+
+from shardcore import bootstrap
+from shardcore.domain.cost import BETWEEN_HOSTS, WITHIN_A_HOST, Link
+from shardcore.domain.errors import MachineError
+from shardcore.domain.machine import Machine, Speed
+
+
+def measure(name: str) -> Machine:
+    """Returns the description of this machine; where ranks differ, that of the slowest.
+
+    A link that no two ranks use is the default of `domain.cost`. A collective: all ranks call it.
+
+    Args:
+        name: The name of the machine.
+
+    Raises:
+        EnvironmentProblem: If shardcore is not installed.
+        MachineError: If the hosts have different numbers of ranks.
+    """
+    from shardcore.adapters import rates
+
+    processes = bootstrap.installation().processes
+    processes.initialize()
+    hosts: dict[str, list[int]] = {}
+    for rank, host in enumerate(processes.gather(socket.gethostname())):
+        hosts.setdefault(host, []).append(rank)
+    sizes = {host: len(ranks) for host, ranks in hosts.items()}
+    if len(set(sizes.values())) > 1:
+        raise MachineError(f"Hosts are alike: start as many ranks on each, got {sizes}.")
+    here = len(hosts[socket.gethostname()])
+    near = list(hosts.values())
+    far = [list(ranks) for ranks in zip(*near, strict=True)]
+    within = rates.link(near) if here > 1 else WITHIN_A_HOST
+    between = rates.link(far) if len(near) > 1 else BETWEEN_HOSTS
+    found = processes.gather((rates.speeds(), rates.memory(here), within, between))
+    speeds, memory, within_all, between_all = zip(*found, strict=True)
+    return Machine(
+        name, here, min(memory), _slowest(speeds), _worst(within_all), _worst(between_all)
+    )
+
+
+def _slowest(speeds: Sequence[Mapping[str, Speed]]) -> dict[str, Speed]:
+    return {
+        dtype: Speed(
+            min(each[dtype].flops for each in speeds),
+            min(each[dtype].bandwidth for each in speeds),
+        )
+        for dtype in speeds[0]
+    }
+
+
+def _worst(links: Sequence[Link]) -> Link:
+    return Link(max(each.latency for each in links), min(each.bandwidth for each in links))

@@ -1,0 +1,37 @@
+"""The report on a machine: the speeds of a device, and the links."""
+
+from typing import Any
+
+import attrs
+from rich.table import Table
+
+from shardcore.domain.machine import Machine
+from shardcore.reporting.tables import Column, Shown, build, human_bytes
+
+COLUMNS = (Column("what"), Column("value", right=True), Column("and", right=True))
+
+
+@attrs.frozen
+class MachineReport(Shown):
+    """A machine as a table."""
+
+    machine: Machine
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the machine as plain data, fit for JSON."""
+        return self.machine.to_dict()
+
+    def table(self, width: int | None = None) -> Table:
+        """Returns a table with a row for each dtype and each link."""
+        machine = self.machine
+        rows: list[tuple[str, ...]] = [
+            (dtype, f"{each.flops / 1e9:.3g} GFLOP/s", f"{each.bandwidth / 1e9:.3g} GB/s")
+            for dtype, each in machine.speeds.items()
+        ]
+        links = {"link within a host": machine.within, "link between hosts": machine.between}
+        rows += [
+            (name, f"{link.latency * 1e6:.3g} µs", f"{link.bandwidth / 1e9:.3g} GB/s")
+            for name, link in links.items()
+        ]
+        rows.append(("memory of a device", human_bytes(machine.memory), ""))
+        return build(f"{machine.name}: {machine.devices} devices a host", COLUMNS, rows, width)
