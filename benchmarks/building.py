@@ -1,7 +1,8 @@
-"""The memory of a rank while a model is built, loaded or quantized, against what it must hold."""
+"""The memory of a rank that builds, saves, loads or quantizes a model, against its shards."""
 
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,11 @@ def _measure(_rank: int, blocks: int, strategy: str, folder: Path) -> dict[str, 
     model = note("Model(...)", None, lambda _: _model(blocks))
     for name in ("weights.h5", "weights.json"):
         path, most = folder / f"model.{name}", 0.3 if name.endswith("json") else None
-        model.save_weights(path, max_shard_size=most)
+        save = partial(keras.Model.save_weights, filepath=path, max_shard_size=most)
+        note(f"save_weights to .{name}", model, save)
         note(f"load_weights of .{name}", model, lambda model: model.load_weights(path))  # noqa: B023
     path = folder / "model.keras"
-    model.save(path)
+    note("save to .keras", model, lambda model: model.save(path))
     note("load_weights of .keras", model, lambda model: model.load_weights(path))
     model.compile("adam", "mse")
     note("optimizer.build", model, lambda model: model.optimizer.build(model.trainable_variables))

@@ -4,9 +4,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from shardcore.adapters.engine.library import open_engine
+from shardcore.adapters.engine.moves.gathering import gathered_in_pieces
 from shardcore.adapters.engine.tensor_classes.dtensors import DTensors
+from shardcore.adapters.engine.tensor_classes.local_shards import LocalShards
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
+from shardcore.domain.placements import Segments
 from shardcore.ports.world import World
 from shardcore.testing import count_collectives, run_ranks
 
@@ -66,3 +69,37 @@ def moves(rank):
 def test_operators_move_what_they_must_and_no_more():
     expected = {name: calls for name, (_, _, calls) in CASES.items()}
     assert run_ranks(moves, 2) == [expected] * 2
+
+
+SQUARE = Mesh((2, 2), ("data", "model"))
+SPLITS = {
+    "rows": Layout(SQUARE, ("model", None)),
+    "columns": Layout(SQUARE, (None, "data")),
+    "rows and columns": Layout(SQUARE, ("model", "data")),
+    "rows over both axes": Layout(SQUARE, (("data", "model"), None)),
+    "columns over both axes, the second major": Layout(SQUARE, (None, ("model", "data"))),
+    "columns in segments": Layout(SQUARE, ("data", "model"), blocks=(1, Segments(3))),
+    "rows in blocks": Layout(SQUARE, ("data", None), blocks=(16, 1)),
+}
+
+
+def test_a_tensor_gathered_in_pieces_is_the_full_tensor():
+    processes = (3, 1, 0, 2)
+    value = torch.arange(150 * 54, dtype=torch.float32).reshape(150, 54)
+
+    def gathered(process):
+        tensors = open_engine(
+            World(SQUARE, processes, process, "cpu"), LocalShards.over, "compute", "per_use", {}
+        )
+        wrong = []
+        for name, layout in SPLITS.items():
+            sharded = tensors.shard(value, layout)
+            for at_once in (256, 8192):
+                with count_collectives() as counted:
+                    found = gathered_in_pieces(sharded, at_once)
+                pieces = counted.calls["all_gather"]
+                if not torch.equal(found, value) or pieces < 2:
+                    wrong.append((name, at_once, pieces))
+        return wrong
+
+    assert run_ranks(gathered, 4) == [[]] * 4

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from shardcore.adapters import exchange, process_group
 from shardcore.adapters.engine import differentiable, gradients, redistributed
 from shardcore.adapters.engine.engine import Engine, TensorClasses, process_groups
+from shardcore.adapters.engine.moves.gathering import GATHERED_BYTES, gathered_in_pieces
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, reduced
 from shardcore.adapters.engine.redistributed import BUCKET_BYTES, UnshardedWeights
 from shardcore.adapters.engine.tensor import ShardedTensor
@@ -132,6 +133,9 @@ class EngineTensors:
         if own is None:
             return tensor.detach()
         own = own.detach()
+        form = own.form
+        if form.weight and not form.is_replicated and own.nbytes > GATHERED_BYTES:
+            return gathered_in_pieces(reduced(own))
         return redistributed.handed_out(own, full(own))
 
     def local(self, tensor: Any) -> torch.Tensor:

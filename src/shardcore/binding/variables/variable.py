@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import ml_dtypes
+import numpy
 import torch
 from keras import Variable
 
@@ -90,10 +92,32 @@ def represent(_original: Callable[..., str], variable: Variable) -> str:
 
 def to_numpy(sessions: Sessions, original: Original, x: object) -> Any:
     """Replaces `convert_to_numpy`: gathers sharded tensors, alone or in a list, first."""
-    value = getattr(x, "value", x)  # a Keras variable
+    value: Any = getattr(x, "value", x)  # of a Keras variable
     if isinstance(value, list | tuple):
         return original([full_tensor(getattr(each, "value", each), sessions) for each in value])
-    return original(full_tensor(value, sessions))
+    if isinstance(value, numpy.ndarray) and sessions.shared_work:
+        return value  # that a file gets: Keras converts it twice, each time by a copy
+    strategy = sessions.keeper(value) if isinstance(value, torch.Tensor) else None
+    if strategy is None:
+        return original(value)
+    full = full_tensor(value, sessions)
+    shares = _share_memory(full, strategy.local(value))  # with the variable, as one device has it
+    return original(full) if shares else _array(full)
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _array(gathered: torch.Tensor) -> Any:
+    """Returns an array that shares the memory of the `gathered` tensor, where Keras makes copies.
+
+    NumPy knows no bfloat16, so torch does not convert it.
+    """
+    host = gathered.cpu()
+    if host.dtype is torch.bfloat16:
+        return host.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return host.numpy()
 
 
 def full_tensor(tensor: Any, sessions: Sessions) -> Any:

@@ -11,6 +11,7 @@ from shardcore.adapters.engine.moves.waiting import wait
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.redistribution import Step
 from shardcore.domain.segments import Exchange
+from shardcore.ports.world import World
 
 
 def _slice(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
@@ -22,10 +23,10 @@ def _slice(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
 def _all_gather(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
     """Uneven shards are each sent in a buffer of the size of the largest."""
     assert step.source_dim is not None
-    peers = _peers(step, engine)
+    peers = peers_of(step.axis, engine.world)
     shapes = [step.source.local_shape(step.shape, peer) for peer in peers]
     sizes = [math.prod(shape) for shape in shapes]
-    buffer = _padded(part, max(sizes))
+    buffer = padded(part, max(sizes))
     buffers = wait(collectives.all_gather(buffer, engine.groups[step.axis]), "all_gather")
     even = len(set(shapes)) == 1 and math.prod(shapes[0][: step.source_dim]) == 1
     if even and _is_sorted(peers):
@@ -48,7 +49,7 @@ def _in_axis_order(chunks: Sequence[torch.Tensor], peers: Sequence[int]) -> list
     return [chunk for _, chunk in sorted(zip(peers, chunks, strict=True), key=lambda pair: pair[0])]
 
 
-def _padded(part: torch.Tensor, size: int) -> torch.Tensor:
+def padded(part: torch.Tensor, size: int) -> torch.Tensor:
     """Returns the elements of `part`, padded with zeros to `size` elements."""
     flat = part.reshape(-1)
     if flat.numel() == size:
@@ -64,7 +65,7 @@ def _all_reduce(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
 
 
 def _all_to_all(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
-    peers, rank = _peers(step, engine), engine.world.position
+    peers, rank = peers_of(step.axis, engine.world), engine.world.position
     sent = [part[step.part(rank, peer)] for peer in peers]
     shapes = [_shape(step.part(peer, rank)) for peer in peers]
     assert step.source_dim is not None
@@ -103,7 +104,7 @@ def exchanged(part: torch.Tensor, exchange: Exchange, engine: Engine) -> torch.T
 
     if exchange.is_local:
         return part_for(own)
-    places = [mesh.coordinate(peer)[index] for peer in _peers(exchange, engine)]
+    places = [mesh.coordinate(peer)[index] for peer in peers_of(exchange.axis, engine.world)]
     wanted = exchange.received(own)
     sizes = [[size for owner, size in wanted if owner == place] for place in places]
     shapes = [(*part.shape[:dim], sum(each), *part.shape[dim + 1 :]) for each in sizes]
@@ -119,7 +120,7 @@ def _reduce_scatter(part: torch.Tensor, step: Step, engine: Engine) -> torch.Ten
     """Uneven shards are each sent in a buffer of the size of the largest."""
     assert step.op is not None
     assert step.target_dim is not None
-    peers, rank = _peers(step, engine), engine.world.position
+    peers, rank = peers_of(step.axis, engine.world), engine.world.position
     places = [step.part(rank, peer) for peer in peers]
     shapes = [_shape(place) for place in places]
     sizes = [math.prod(shape) for shape in shapes]
@@ -128,7 +129,7 @@ def _reduce_scatter(part: torch.Tensor, step: Step, engine: Engine) -> torch.Ten
         buffer = part.reshape(-1)
     else:
         size = max(sizes)
-        buffer = torch.cat([_padded(part[place], size) for place in places])
+        buffer = torch.cat([padded(part[place], size) for place in places])
     started = collectives.reduce_scatter(buffer, _sent(step), engine.groups[step.axis])
     own = wait(started, "reduce_scatter")
     shape = _shape(step.part(rank, rank))
@@ -156,8 +157,10 @@ def _shape(part: tuple[slice, ...]) -> tuple[int, ...]:
     return tuple(each.stop - each.start for each in part)
 
 
-def _peers(step: Step | Exchange, engine: Engine) -> tuple[int, ...]:
-    """Returns the mesh ranks along the axis, in the order of their process group: by process."""
-    world = engine.world
-    peers = world.mesh.axis_group(step.axis, world.position)
+def peers_of(axis: str, world: World, rank: int | None = None) -> tuple[int, ...]:
+    """Returns the mesh ranks along `axis`, in the order of their process group: by process.
+
+    They are the peers of `rank`, by default of this one.
+    """
+    peers = world.mesh.axis_group(axis, world.position if rank is None else rank)
     return tuple(sorted(peers, key=world.processes.__getitem__))
