@@ -10,7 +10,7 @@ from unittest import mock
 import attrs
 from attrs import field, frozen
 
-from benchmarks import building, cases, contenders, rounds, rows, worlds
+from benchmarks import building, cases, contenders, plans, rounds, rows, worlds
 from benchmarks.cases import Case
 from benchmarks.contender import CAPTURED, INDUCTOR, KERAS, PEERS, Contender, Goal
 from benchmarks.rows import Row
@@ -194,6 +194,11 @@ def build(options: Options) -> Iterator[Row]:
     yield from building.rows(options.quick, options.strategy)
 
 
+def plan(options: Options) -> Iterator[Row]:
+    """The order of layouts by predicted steps, beside that by measured ones."""
+    yield from plans.rows(options.quick, options.strategy)
+
+
 def _cuda(options: Options) -> Iterator[Row]:
     from benchmarks import cuda  # which imports what is above
 
@@ -211,5 +216,6 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "compiling": compiling,
     "worlds": simulated,
     "build": build,
+    "plan": plan,
     "cuda": _cuda,
 }

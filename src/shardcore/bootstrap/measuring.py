@@ -36,11 +36,11 @@ def measure(name: str) -> Machine:
     far = [list(ranks) for ranks in zip(*near, strict=True)]
     within = rates.link(near) if here > 1 else WITHIN_A_HOST
     between = rates.link(far) if len(near) > 1 else BETWEEN_HOSTS
-    found = processes.gather((rates.speeds(), rates.memory(here), within, between))
-    speeds, memory, within_all, between_all = zip(*found, strict=True)
-    return Machine(
-        name, here, min(memory), _slowest(speeds), _worst(within_all), _worst(between_all)
-    )
+    hidden = rates.hidden() if processes.world_size > 1 else 1.0
+    found = processes.gather((rates.speeds(), rates.memory(here), within, between, hidden))
+    speeds, memory, within_all, between_all, hidden_all = zip(*found, strict=True)
+    links = _worst(within_all), _worst(between_all)
+    return Machine(name, here, min(memory), _slowest(speeds), *links, min(hidden_all))
 
 
 def _slowest(speeds: Sequence[Mapping[str, Speed]]) -> dict[str, Speed]:

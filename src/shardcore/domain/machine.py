@@ -58,6 +58,8 @@ class Machine:
             without one.
         within: The link of a device to those of its host.
         between: The link of a device to those of other hosts: its share of the network.
+        hidden: The share of its time, from 0 to 1, in which a collective runs beside operators
+            without slowing them down. On CPUs both need the cores.
 
     Raises:
         MachineError: If a field has a value that it may not have.
@@ -74,6 +76,7 @@ class Machine:
     speeds: Mapping[str, Speed]
     within: Link = WITHIN_A_HOST
     between: Link = BETWEEN_HOSTS
+    hidden: float = 1.0
 
     def __attrs_post_init__(self) -> None:
         for name, unit in (("devices", "a number of devices"), ("memory", "bytes")):
@@ -81,6 +84,9 @@ class Machine:
             if not isinstance(value, int) or isinstance(value, bool):
                 raise MachineError(f"A machine has {name}, an integer, {unit}: got {value!r}.")
             _check_positive("A machine", name, value, unit)
+        is_number = isinstance(self.hidden, int | float) and not isinstance(self.hidden, bool)
+        if not is_number or not 0 <= self.hidden <= 1:
+            raise MachineError(f"A machine has hidden from 0 to 1, a share: got {self.hidden!r}.")
         if "float32" not in self.speeds:
             raise MachineError(
                 "A machine has a speed for 'float32', which stands in for a dtype without one: "

@@ -56,8 +56,8 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
     Parallel and Distributed Computing 69 (2), 2009; `domain.cost.bytes_sent`).
 
     The step waits for collectives of activations. Those of weights and gradients are hidden behind
-    its operators, as far as these last: a captured step starts them early and waits late. Those
-    that are longer than all operators together are exposed by the rest.
+    its operators, as far as these last and the machine hides them: a captured step starts them
+    early and waits late. The rest is exposed.
 
     Example:
         >>> from shardcore.domain.machine import Speed
@@ -89,7 +89,7 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
             waited += seconds
         else:
             hidden += seconds
-    exposed = waited + max(0.0, hidden - compute)
+    exposed = waited + hidden - min(hidden * machine.hidden, compute)
     return StepCost(compute, communication, exposed, sent, step.memory)
 
 

@@ -33,5 +33,6 @@ class MachineReport(Shown):
             (name, f"{link.latency * 1e6:.3g} µs", f"{link.bandwidth / 1e9:.3g} GB/s")
             for name, link in links.items()
         ]
+        rows.append(("hidden share of a collective", f"{machine.hidden:.2f}", ""))
         rows.append(("memory of a device", human_bytes(machine.memory), ""))
         return build(f"{machine.name}: {machine.devices} devices a host", COLUMNS, rows, width)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks import cases, page, rounds, rows, table, worlds
+from benchmarks import cases, page, plans, rounds, rows, table, worlds
 from benchmarks.contender import CAPTURED, Contender, Goal
 from benchmarks.rounds import Measured
 from benchmarks.rows import Row
@@ -29,7 +29,7 @@ def found(**changed):
     return {PEER: peer, CAPTURED: mine}
 
 
-@pytest.mark.parametrize("module", [cases, page, table, worlds])
+@pytest.mark.parametrize("module", [cases, page, plans, table, worlds])
 def test_examples(module) -> None:
     failed, attempted = doctest.testmod(module)
     assert attempted

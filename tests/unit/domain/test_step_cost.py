@@ -1,5 +1,6 @@
 """The predicted cost of a step, by hand."""
 
+import attrs
 import pytest
 
 from shardcore.domain.cost import Link
@@ -53,6 +54,14 @@ def test_collectives_of_weights_are_hidden_behind_operators_and_the_rest_is_expo
         found = cost(waits, hidden, work=[Work("mm", "float32", flops, 0, updates=False)])
         assert found.exposed == pytest.approx(exposed)
         assert found.seconds == pytest.approx(flops / 100 + exposed)
+
+
+def test_a_machine_hides_a_share_of_a_collective():
+    """Of 14 seconds 0.25 are hidden behind 20 seconds of operators, or none."""
+    work = (Work("mm", "float32", 2000, 0, updates=False),)
+    step = RankStep(MESH, work, (Moved("reduce_scatter", ("data",), 600, waits=False),), {})
+    for share, exposed in ((0.25, 14 * 0.75), (0, 14)):
+        assert cost_of(step, attrs.evolve(MACHINE, hidden=share)).exposed == pytest.approx(exposed)
 
 
 def test_a_collective_over_two_axes_has_the_slower_link():
