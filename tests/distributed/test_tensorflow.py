@@ -4,6 +4,7 @@ Run with tensorflow-cpu 2.20, tensorboard 2.20, onnx 1.23, onnxscript 0.7 and op
 """
 
 import os
+import resource
 import tempfile
 
 import keras
@@ -110,6 +111,25 @@ def write_summaries(rank, mesh, folder):
         written = keras.callbacks.TensorBoard(folder / way, **options)
         data = {"validation_data": (WORDS, Y), "batch_size": 4, "epochs": 2, "verbose": 0}
         built.fit(WORDS, Y, callbacks=[written], **data)
+
+
+@pytest.mark.parametrize("update_freq", ["epoch", "batch"])
+def test_a_full_disk_is_one_error_on_all_ranks_for_tensorboard(update_freq, tmp_path):
+    def log(rank):
+        distribute((1, 2), {".*kernel": (None, "model")})
+        model = keras.Sequential([keras.Input((8,)), *[keras.layers.Dense(8) for _ in range(40)]])
+        model.compile("sgd", "mse")
+        written = keras.callbacks.TensorBoard(tmp_path, histogram_freq=1, update_freq=update_freq)
+        if rank == 0:  # more than the ranks exchange, less than the histograms
+            resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+        with pytest.raises(tf.errors.OpError, match="File too large") as error:
+            model.fit(np.ones((32, 8)), np.ones((32, 8)), 8, 20, verbose=0, callbacks=[written])
+        if rank == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        return str(error.value)
+
+    on_rank_0, on_rank_1 = run_ranks(log, 2)
+    assert on_rank_0 == on_rank_1
 
 
 def files(folder):

@@ -155,8 +155,12 @@ class Binding:
             "H5IOStore.close": partial(saving.close_store, sessions),
             "saving_lib.save_weights_only": partial(saving.save_weights, sessions),
             **{
-                method: partial(callbacks.together, sessions)
-                for methods in table.WRITERS.values()
+                method: partial(replace, sessions)
+                for replace, writers in (
+                    (callbacks.together, table.WRITERS),
+                    (callbacks.raised_later, table.STEP_WRITERS),
+                )
+                for methods in writers.values()
                 for method in methods
             },
             "BackupAndRestore._save_model": partial(backup.save, sessions),

@@ -2,7 +2,6 @@
 
 import io
 import os
-from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -29,8 +28,30 @@ def together(
     if session is None or session.mesh.size == 1:
         original(callback, *args, **kwargs)
         return
-    work = partial(original, callback, *args, **kwargs)
+
+    def work() -> None:
+        failure = vars(callback).pop("_shardcore_failure", None)
+        if failure is not None:
+            raise failure
+        original(callback, *args, **kwargs)
+
     raise_on_all_ranks(work, f"write the file of {name}", session, sessions)
+
+
+def raised_later(
+    sessions: Sessions, original: Original, callback: Callback, *args: object, **kwargs: object
+) -> None:
+    """Replaces a method that writes at each step: the next one of `together` raises its error.
+
+    So the ranks do not exchange errors at each step.
+    """
+    session = sessions.current()
+    try:
+        original(callback, *args, **kwargs)
+    except Exception as error:
+        if session is None or session.mesh.size == 1:
+            raise
+        vars(callback).setdefault("_shardcore_failure", error)
 
 
 @attrs.frozen

@@ -59,6 +59,17 @@ CALLBACKS_WITH_FILES = ("backup_and_restore", "csv_logger", "model_checkpoint", 
 WRITERS = {
     "csv_logger": ("CSVLogger.on_train_begin", "CSVLogger.on_epoch_end"),
     "model_checkpoint": ("ModelCheckpoint._save_model",),
+    "tensorboard": tuple(
+        f"TensorBoard.{method}"
+        for method in (
+            *("set_model", "on_train_begin", "on_train_end"),
+            *("on_test_begin", "on_test_end", "on_epoch_end"),
+        )
+    ),
+}
+# Those that may write at each step.
+STEP_WRITERS = {
+    "tensorboard": ("TensorBoard.on_train_batch_begin", "TensorBoard.on_train_batch_end"),
 }
 
 ALL = (
@@ -340,7 +351,7 @@ ALL = (
             f"keras.src.callbacks.{module}:{method}",
             "A full disk would be an error on one rank.",
         )
-        for module, methods in WRITERS.items()
+        for module, methods in (*WRITERS.items(), *STEP_WRITERS.items())
         for method in methods
     ),
     Patch(
