@@ -19,6 +19,6 @@ def fallbacks() -> Counter[str]:
 
 
 def forget_fallbacks() -> None:
-    """Count from zero; the next call of an operator is warned of again."""
+    """Count from zero."""
     for each in _counters():
         each.clear()

@@ -25,6 +25,7 @@ ALLOWED = {
     "bootstrap/environment.py: os.environ": "KERAS_BACKEND, which uninstall() unsets",
     "adapters/forked_ranks.py: os.environ": "of a rank, in its own process",
     "adapters/failure.py: sys.excepthook": "put back when the watch of other ranks is stopped",
+    "adapters/interrupt.py: sys.unraisablehook": "likewise",
     "reporting/errors.py: sys.excepthook": "put back by uninstall(); set by a failing command",
     "cli/scripts.py: sys.modules": "the user's script, where pickling looks for its classes",
     "adapters/torch_private/without_dtensor.py: sys.modules": "put back at the end of the `with`",

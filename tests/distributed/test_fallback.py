@@ -14,18 +14,18 @@ class Counting(keras.layers.Layer):
         return torch.histc(x.reshape(-1).float(), bins=4, min=0, max=4)
 
 
-def test_it_names_operator_layer_and_cost():
+def test_it_names_operator_layer_and_cost_where_the_operands_are_not_small():
     def program(rank):
         distribute((2, 1))
         warnings = []
         fallback.logger.warning = lambda message, *values: warnings.append(message % values)
-        model = keras.Sequential([keras.Input((3,), dtype="int32"), Counting(name="counting")])
-        counts = model.predict_on_batch(np.array([[0, 1, 1], [3, 3, 3]], "int32"))
-        return counts.tolist(), warnings
+        model = keras.Sequential([keras.Input((None,), dtype="int32"), Counting(name="counting")])
+        small, large = np.array([[0, 1, 1], [3, 3, 3]], "int32"), np.ones((2, 300), "int32")
+        return [model.predict_on_batch(each).tolist() for each in (small, large, large)], warnings
 
     for counts, warnings in run_ranks(program, 2):
-        assert counts == [1, 2, 0, 3]
+        assert counts == [[1, 2, 0, 3], [0, 600, 0, 0], [0, 600, 0, 0]]
         (warning,) = warnings
         assert warning.startswith("Operator aten.histc.default in layer 'sequential/counting' ")
-        assert "(6,) as [S(0), R]" in warning
-        assert "(24 bytes)" in warning
+        assert "(600,) as [S(0), R]" in warning
+        assert "(2400 bytes)" in warning

@@ -8,19 +8,22 @@ from shardcore.ports.trace_context import layer_scope
 
 logger = logging.getLogger("shardcore.operators")
 
+# Operands of at most so many bytes cost nothing worth a warning.
+_SMALL = 1024
+
 
 def tell(operator: object, args: object) -> None:
-    """Counts a call in the engine of its sharded operands, and warns at the first one."""
+    """Counts a call in the engine of its sharded operands, and warns at the first large one."""
     operands = sharded(args)
-    counts = operands[0].engine.fallbacks
-    counts[str(operator)] += 1
-    if counts[str(operator)] > 1:
+    engine, size = operands[0].engine, sum(operand.nbytes for operand in operands)
+    engine.fallbacks[str(operator)] += 1
+    if size <= _SMALL or str(operator) in engine.warned:
         return
+    engine.warned.add(str(operator))
     shapes = ", ".join(
         f"{tuple(operand.shape)} as [{', '.join(map(str, operand.mesh_layout.placements))}]"
         for operand in operands
     )
-    size = sum(operand.nbytes for operand in operands)
     logger.warning(
         "Operator %s%s cannot be split for %s: its operands are replicated first (%d bytes). "
         "The result is right; each rank does all of the work of this operator.",

@@ -167,6 +167,7 @@ class Binding:
             "BackupAndRestore._load_model": partial(backup.load, sessions),
             "RemoteMonitor.on_epoch_end": partial(callbacks.send_once, sessions),
             "io_utils.print_msg": partial(callbacks.print_once, sessions),
+            "summary_utils.print_summary": partial(callbacks.summarize_once, sessions),
             "ProgbarLogger.set_params": partial(callbacks.show_once, sessions),
         }
         # Likewise, with the session first; without a session the replaced function runs.

@@ -33,7 +33,7 @@ class OtherRankFailed(ShardcoreError, RuntimeError):  # noqa: N818 - it says wha
     """Another rank has failed, or SIGTERM came: this rank ends."""
 
 
-class RankFailed(ShardcoreError, AssertionError):  # noqa: N818 - it says what happened
+class RankFailed(ShardcoreError, RuntimeError):  # noqa: N818 - it says what happened
     """A rank that this process started raised, died or did not end in time.
 
     Attributes:

@@ -48,6 +48,8 @@ class Engine:
     steps: int = attrs.field(default=0, init=False)
     # How often each operator ran on full operands.
     fallbacks: Counter[str] = attrs.field(factory=Counter, init=False)
+    # The operators that a warning has named for it.
+    warned: set[str] = attrs.field(factory=set, init=False)
     _forms: dict[Hashable, Form] = attrs.field(factory=dict, init=False)
 
     def form(

@@ -2,6 +2,7 @@
 
 import io
 import os
+from collections.abc import Callable
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -134,6 +135,20 @@ def print_once(sessions: Sessions, original: Original, *args: object, **line: ob
     """Replaces `print_msg`: rank 0 prints."""
     if not _is_other_rank(sessions):
         original(*args, **line)
+
+
+def summarize_once(
+    sessions: Sessions,
+    original: Original,
+    model: object,
+    line_length: int | None = None,
+    positions: object = None,
+    print_fn: Callable[[str], object] | None = None,
+    **options: object,
+) -> None:
+    """Replaces `print_summary`: rank 0 prints; a `print_fn` gets the text on each rank."""
+    if print_fn is not None or not _is_other_rank(sessions):
+        original(model, line_length, positions, print_fn, **options)
 
 
 def show_once(

@@ -375,6 +375,7 @@ ALL = (
         "On torch every rank would write the same folder.",
     ),
     Patch("keras.src.utils.io_utils:print_msg", "One rank prints.", everywhere=True),
+    Patch("keras.src.utils.summary_utils:print_summary", "One rank prints.", everywhere=True),
     Patch(
         "keras.src.callbacks.progbar_logger:ProgbarLogger.set_params", "One rank shows progress."
     ),
