@@ -36,14 +36,20 @@ UNDER_MANUAL := functions loops lora train_step views
 # One thread: the ranks are forked from this process.
 FAULTS := KERAS_BACKEND=torch OMP_NUM_THREADS=1 $(VENV)/bin/python -m
 
+# Targets take both cores, except those that `make test` runs side by side.
+ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
-.PHONY: demo test test-fast coverage lint faults checks unit unit-core unit-torch distributed matrix matrix-full \
+endif
+.PHONY: demo test test-fast coverage lint faults checks unit unit-core unit-torch distributed matrix-full \
 	bench bench-jax hub compat compat-all gpu docs traffic clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python examples/demo.py
 
-test: lint checks unit docs distributed matrix
+# Installation and linters use one core: another installation and the site have the other one.
+test:
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target SIDE_BY_SIDE=1 lint docs $(CORE_VENV)/.installed
+	$(MAKE) --no-print-directory checks unit distributed
 
 test-fast: lint
 	$(call headline,unit tests and doctests with torch and Keras; the lines that they run)
@@ -89,14 +95,10 @@ unit-torch: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest $(AT_A_TIME) $(NEEDS_TORCH) --doctest-modules
 
 distributed: $(VENV)/.installed
-	$(call headline,distributed tests on real ranks)
-	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/distributed --durations=20
+	$(call headline,distributed tests on real ranks and a part of the matrices of operators and layers)
+	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/distributed tests/matrix --durations=20
 	$(call headline,some of them once more under strategy manual)
 	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(AT_A_TIME) $(UNDER_MANUAL:%=tests/distributed/test_%.py)
-
-matrix: $(VENV)/.installed
-	$(call headline,a part of the matrices: operators and layers against one device; captured steps against eager ones)
-	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/matrix --durations=20
 
 matrix-full: $(VENV)/.installed
 	$(call headline,the whole of the matrices, which takes an hour or two, and docs/reference/coverage.md)
@@ -196,6 +198,6 @@ endef
 define create_venv
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	echo "shardcore needs Python 3.11 or newer, and '$(PYTHON)' is not: $$($(PYTHON) --version 2>&1)."; \
-	echo "Name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; } >&2
+	echo "Name another one: make PYTHON=/path/to/python3.11 $(if $(SIDE_BY_SIDE),test,$(MAKECMDGOALS))"; exit 1; } >&2
 $(PYTHON) -m venv $(@D)
 endef
