@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardcore import cli
-from shardcore.testing import run_ranks
+from shardcore.testing import RankFailed, run_ranks
 from tests.plugins.packages import write_package
 
 MODEL = """
@@ -202,9 +202,7 @@ def test_what_cannot_be_verified(target, function, code, message):
 
 def test_an_error_of_the_script_keeps_its_traceback(tmp_path):
     (tmp_path / "failing.py").write_text("def build():\n    return {}['key']\n")
-    with pytest.raises(
-        AssertionError, match=r"failing\.py\", line 2, in build(.|\n)*KeyError: 'ke"
-    ):
+    with pytest.raises(RankFailed, match=r"failing\.py\", line 2, in build(.|\n)*KeyError: 'ke"):
         command("verify", f"{tmp_path}/failing.py")
 
 
