@@ -87,6 +87,31 @@ def test_a_layer_that_repeats_heads_is_planned_on_the_meta_device():
     assert [each["shapes"] for each in made["rules"]] == [((16,),)]
 
 
+class Nested(layers.Layer):
+    """Keras builds its layer by a symbolic call."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(8)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def nested():
+    inputs = keras.Input((8,))
+    return keras.Model(inputs, Nested()(inputs))
+
+
+def test_a_function_whose_layers_build_others_is_planned_again_after_it_was_built():
+    def program():
+        nested()
+        return [plan(nested).to_python() for _ in range(2)]
+
+    first, second = in_a_process(program)
+    assert first == second
+
+
 def test_no_rule_is_made_or_missed_for_the_state_of_a_seed_generator():
     def program():
         shardcore.install()

@@ -84,8 +84,9 @@ def unnoticed() -> Iterator[None]:
     No distribution may be set.
     """
     before = dict(vars(global_state.GLOBAL_STATE_TRACKER))
-    names = copy(before.get("object_name_uids"))
-    global_state.set_global_attribute("object_name_uids", names)
+    # Inside, Keras changes copies: of its counts of names, and of its list of variables to come.
+    containers = {key: copy(each) for key, each in before.items() if isinstance(each, list | dict)}
+    vars(global_state.GLOBAL_STATE_TRACKER).update(containers)
     try:
         with generators_kept():
             yield
