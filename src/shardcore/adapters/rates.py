@@ -4,6 +4,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,8 @@ def link(groups: Sequence[Sequence[int]]) -> Link:
         groups: The processes of each group; each process is in one, and all have the same size.
     """
     device = process_group.device_type()
-    made = [(ranks, dist.new_group(list(ranks))) for ranks in groups]
+    limit = timedelta(seconds=process_group.seconds(None))
+    made = [(ranks, dist.new_group(list(ranks), timeout=limit)) for ranks in groups]
     group = next(each for ranks, each in made if process_group.rank() in ranks)
     one = torch.zeros(1, device=device)
     many = torch.zeros(_SENT // 4, device=device)
