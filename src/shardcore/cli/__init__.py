@@ -21,8 +21,6 @@ from shardcore.cli.arguments import (
 )
 from shardcore.cli.scripts import BATCH, build_model, function_of, load_script
 from shardcore.domain.errors import ShardcoreError
-from shardcore.domain.job import resolve_job
-from shardcore.domain.mesh import Mesh
 from shardcore.reporting.errors import show_user_frames
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.machine import MachineReport
@@ -87,7 +85,7 @@ def _explain(options: argparse.Namespace) -> tuple[int, str]:
     mesh = None if options.mesh is None else parse_mesh(options.mesh, options.axes)
     settings = dict(map(parse_option, options.option))
     api.install(options.strategy)
-    _simulate_ranks(mesh, options)
+    ranks.simulate_for(mesh, options)
     script = load_script(file)
     batch = function_of(script, options.batch, BATCH)
     if mesh is not None:
@@ -106,19 +104,6 @@ def _explain(options: argparse.Namespace) -> tuple[int, str]:
         explanation.save(options.save)
     before = explanation.rank == 0 and not options.json and explanation.layouts
     return 0, (f"{before}\n\n" if before else "") + _shown(explanation, options)
-
-
-def _simulate_ranks(mesh: Mesh | None, options: argparse.Namespace) -> None:
-    """Simulates the ranks of the mesh, or as many as `--ranks` says, without a launcher."""
-    unused = [each for each in ("policy", "axes", "option") if getattr(options, each)]
-    if mesh is None and unused:
-        raise UsageError(f"--{unused[0]} goes with --mesh: give ranks by axes, such as --mesh 2x4")
-    if options.ranks is not None and options.ranks < 1:
-        raise UsageError(f"--ranks {options.ranks} is no number of ranks: give 1 or more")
-    if options.ranks is not None:
-        ranks.simulate(options.ranks, "--ranks")
-    elif resolve_job(environ=os.environ) is None:
-        bootstrap.simulate(mesh.size if mesh else 1)
 
 
 def _verify(options: argparse.Namespace) -> tuple[int, str]:
