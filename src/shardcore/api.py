@@ -181,11 +181,11 @@ def plan(
         **options: Options of the policy: `axis`, the mesh axis to shard over; `small`, the bytes
             below which a variable is replicated. "data_parallel" takes `axis` only,
             "hybrid_sharded" takes `shard`, the axis of shards, in place of `axis`.
-            "sequence_parallel" also takes `batch`, the axis of the batch. "auto" takes other
-            options: `batch`, a batch or a function that returns one, `rows`, those of the global
-            batch, by default as many as `batch` has, `machine`, the name or the file of a machine
-            or a `Machine`, by default "h100", and in place of the machine's `memory`, the bytes of
-            a device, or text such as "80GB", and `host`, the devices of a host.
+            "sequence_parallel" also takes `batch`, the axis of the batch.
+            "auto" takes others: `batch`, a batch or a function that returns one; `rows`, the rows
+            of the global batch, by default those of `batch`; `machine`, a `Machine`, its name or
+            its file, by default "h100"; `memory`, the bytes of a device as a number or as text
+            such as "80GB", and `host`, the devices of a host, by default those of the machine.
 
     Returns:
         The `Plan`, a `keras.distribution.LayoutMap`. `print(plan)` shows its rules, what they

@@ -154,8 +154,7 @@ class Layout:
         Raises:
             LayoutError: If it has another number of dims.
         """
-        sizes = tuple(shape)
-        if self.ndim != len(sizes):
+        if self.ndim != len(sizes := tuple(shape)):
             raise LayoutError(
                 f"{what} has shape {sizes}, but its layout {self} is of {self.ndim} dims: give one "
                 "entry per dim, None where it is not split."

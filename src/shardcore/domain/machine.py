@@ -177,6 +177,5 @@ def _fields(kind: type[Any], data: object, what: str) -> dict[str, Any]:
 
 
 def _check_positive(what: str, name: str, value: object, unit: str) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise MachineError(f"{what} has {name} above 0, in {unit}, got {value!r}.")
