@@ -10,7 +10,7 @@ from keras import layers
 import shardcore
 from shardcore.binding.planning.make_plan import facts_of
 from shardcore.bootstrap import machines, search
-from shardcore.bootstrap.traces import Traced, traces
+from shardcore.bootstrap.traces import TraceRequest, traces
 from shardcore.policies.candidates import candidates
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.models import Block
@@ -47,10 +47,10 @@ def traced(build, devices):
     """Returns each candidate, with the collectives of its traced step."""
     facts, machine = facts_of(build, None), machines.find("a100")
     every = candidates(devices, host=2)
-    laid = [search.laid_out(each, ROWS, machine, facts) for each in every]
-    asked = Traced(build, BATCHES[build], ROWS)
+    planned = [search.with_rules(each, ROWS, machine, facts) for each in every]
+    asked = TraceRequest(build, BATCHES[build], ROWS)
     found = []
-    for each, step in zip(laid, traces(laid, asked, machine, facts), strict=True):
+    for each, step in zip(planned, traces(planned, asked, machine, facts), strict=True):
         calls, operand_bytes = Counter(), Counter()
         for moved in step.on(each.candidate.mesh).moved:
             calls[moved.kind] += moved.times

@@ -7,7 +7,7 @@ import attrs
 
 from shardcore import bootstrap
 from shardcore.bootstrap import machines, planning, search
-from shardcore.bootstrap.traces import Traced
+from shardcore.bootstrap.traces import TraceRequest
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.machine import Machine
 from shardcore.reporting.ranking import Priced, Ranking
@@ -38,7 +38,7 @@ def plan(model: object, mesh: object, devices: int | None, options: Mapping[str,
     rows = options.get("rows") or rows_of(batch)
     installed = bootstrap.installation() if bootstrap.is_installed() else None
     facts = facts_of(build, None if installed is None else installed.binding.sessions)
-    ranking = search.search(Traced(build, batch, rows), devices, _machine(options), facts)
+    ranking = search.search(TraceRequest(build, batch, rows), devices, _machine(options), facts)
     best = _best(ranking)
     planned = planning.plan(best.policy, facts, best.mesh, {})
     is_here = installed is not None and installed.processes.launched == devices

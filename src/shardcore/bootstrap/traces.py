@@ -4,6 +4,8 @@ A process is the first rank of simulated ranks: the process group, the names and
 caller stay as they are.
 """
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,9 +20,14 @@ from shardcore.policies.candidates import Candidate
 from shardcore.policies.rules import Planned
 from shardcore.ports.model import LayerFacts
 
+logger = logging.getLogger("shardcore.plan")
+
+# After so many seconds the progress is logged.
+_PATIENCE = 2.0
+
 
 @attrs.frozen(eq=False)
-class Traced:
+class TraceRequest:
     """The step that is traced.
 
     Args:
@@ -35,15 +42,15 @@ class Traced:
 
 
 @attrs.frozen
-class Laid:
+class PlannedCandidate:
     """A candidate with the rules of its policy."""
 
     candidate: Candidate
-    planned: Planned
+    plan: Planned
 
 
 def traces(
-    laid: Sequence[Laid], asked: Traced, machine: Machine, facts: LayerFacts
+    planned: Sequence[PlannedCandidate], request: TraceRequest, machine: Machine, facts: LayerFacts
 ) -> list[TracedStep]:
     """Returns the trace of each, of as many at a time as there are cores.
 
@@ -59,23 +66,25 @@ def traces(
             "joined a job: call plan() before the first DeviceMesh, DataParallel or list_devices()."
         )
     forked_ranks.check_device("plan(policy='auto')")
-    at_a_time = cores.available()
+    at_a_time, began = cores.available(), time.monotonic()
     found: list[TracedStep] = []
-    for start in range(0, len(laid), at_a_time):
-        some = laid[start : start + at_a_time]
+    for start in range(0, len(planned), at_a_time):
+        some = planned[start : start + at_a_time]
 
-        def work(rank: int, some: Sequence[Laid] = some) -> TracedStep | ShardcoreError:
-            return _trace(some[rank], asked, machine, facts)
+        def work(rank: int, some: Sequence[PlannedCandidate] = some) -> TracedStep | ShardcoreError:
+            return _trace(some[rank], request, machine, facts)
 
         for each in forked_ranks.run(forked_ranks.Case(work, (), None, init=False), len(some)):
             if isinstance(each, ShardcoreError):
                 raise each
             found.append(each)
+        if len(found) < len(planned) and time.monotonic() > began + _PATIENCE:
+            logger.info("policy 'auto' has traced %d of %d layouts", len(found), len(planned))
     return found
 
 
 def _trace(
-    laid: Laid, asked: Traced, machine: Machine, facts: LayerFacts
+    planned: PlannedCandidate, request: TraceRequest, machine: Machine, facts: LayerFacts
 ) -> TracedStep | ShardcoreError:
     """Returns the trace of a step on a small mesh, or the error in it."""
     from shardcore.adapters.memory import StepMemory
@@ -84,16 +93,16 @@ def _trace(
     from shardcore.binding.inspection.traced_step import trace_step
     from shardcore.binding.planning.make_plan import plan_of
 
-    candidate = laid.candidate
+    candidate = planned.candidate
     mesh = candidate.small
-    rows = asked.rows // candidate.batch_parts * mesh.size_along(candidate.batch_axes)
+    rows = request.rows // candidate.batch_parts * mesh.size_along(candidate.batch_axes)
     try:
         _install({"links": machine.links(candidate.mesh)})
         bootstrap.simulate(mesh.size)
-        plan_of(facts, mesh, candidate.policy, laid.planned).distribute()
+        plan_of(facts, mesh, candidate.policy, planned.plan).distribute()
         sessions = bootstrap.installation().binding.sessions
         watching = StepMemory(), StepWork(), partial(StepTracer, values=False)
-        return trace_step(asked.build, asked.batch, rows, sessions, *watching)
+        return trace_step(request.build, request.batch, rows, sessions, *watching)
     except ShardcoreError as error:
         return error
 

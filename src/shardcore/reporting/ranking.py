@@ -41,7 +41,7 @@ class Priced:
 
 
 @attrs.frozen
-class Passed:
+class PassedOver:
     """A candidate that does not fit.
 
     Args:
@@ -65,13 +65,13 @@ class Ranking(Shown):
         rows: The rows of the global batch.
         machine: The machine.
         priced: Those that fit, the fastest first.
-        passed: Those that do not.
+        passed_over: Those that do not.
     """
 
     rows: int
     machine: Machine
     priced: tuple[Priced, ...]
-    passed: tuple[Passed, ...]
+    passed_over: tuple[PassedOver, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the same as plain data, fit for JSON."""
@@ -102,7 +102,7 @@ class Ranking(Shown):
         """Returns a table of the best candidates, and why the others are out."""
         rows: list[tuple[str, ...]] = [self._row(each) for each in self.priced[:SHOWN]]
         more = len(self.priced) - SHOWN
-        rows += [()] if self.passed or more > 0 else []
+        rows += [()] if self.passed_over or more > 0 else []
         if more > 0:
             rows.append((f"{more} more that fit", "", "", "", "", "", "", "they are slower"))
         rows += [
@@ -131,8 +131,8 @@ class Ranking(Shown):
     def _out(self) -> list[tuple[str, str, str]]:
         """Returns the reasons against the others, with their numbers and the least bytes."""
         found = []
-        for reason, count in Counter(each.reason for each in self.passed).items():
-            these = [each for each in self.passed if each.reason == reason]
+        for reason, count in Counter(each.reason for each in self.passed_over).items():
+            these = [each for each in self.passed_over if each.reason == reason]
             least = min(these, key=lambda each: each.bytes)
             if reason == MEMORY:
                 text = f"too large for the memory; the smallest is {least.policy} {least.mesh}"
