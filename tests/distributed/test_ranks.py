@@ -1,6 +1,7 @@
 """The harness itself: results in order, failures with their cause, nothing left behind."""
 
 import atexit
+import ctypes
 import multiprocessing
 import os
 import time
@@ -81,6 +82,21 @@ def test_a_rank_that_dies_is_named_before_the_errors_that_follow_from_it():
     with pytest.raises(RankFailed, match=r"^rank 1 ended without a result, exit code -9"):
         run_ranks(program, 2)
     assert multiprocessing.active_children() == []
+
+
+def test_the_stacks_of_a_rank_that_crashes_are_shown():
+    def crashes_here(rank):
+        if rank == 1:
+            ctypes.string_at(0)
+        dist.barrier()
+
+    with pytest.raises(RankFailed, match=r"^rank 1 ended") as failed:
+        run_ranks(crashes_here, 2)
+    first, *_ = str(failed.value).split("\nrank 0 failed")
+    assert "exit code -11" in first
+    assert "Segmentation fault" in first
+    assert "in crashes_here" in first
+    assert "Extension modules" not in first
 
 
 def test_a_result_that_cannot_be_pickled_is_a_failure_of_its_rank():

@@ -63,7 +63,7 @@ class _Place:
     folder: Path
 
     def stacks(self, rank: int) -> Path:
-        """Returns the file to which the rank writes its stacks when it gets SIGUSR1."""
+        """Returns the file to which the rank writes its stacks: on SIGUSR1, and when it crashes."""
         return self.folder / f"stacks-{rank}"
 
 
@@ -193,6 +193,7 @@ def _child(case: Case[Any], place: _Place, rank: int, sender: Connection) -> Non
     atexit._clear()  # noqa: SLF001 - the only way, undocumented since Python 3.0
     dump = place.stacks(rank).open("w")
     faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True)
+    faulthandler.enable(file=dump)
     try:
         _become_rank(case, place, rank)
         message = pickle.dumps(("result", case.function(rank, *case.arguments)))
@@ -248,7 +249,7 @@ def _collect(case: Case[_Result], place: _Place, ranks: list[_Rank]) -> list[_Re
             break
         for pipe in ready:
             each = waiting.pop(pipe)  # type: ignore[call-overload]
-            kind, value = _receive(each)
+            kind, value = _receive(each, place)
             if kind == "result":
                 results[each.rank] = value
             else:
@@ -262,15 +263,21 @@ def _collect(case: Case[_Result], place: _Place, ranks: list[_Rank]) -> list[_Re
     return [results[rank] for rank in range(len(ranks))]
 
 
-def _receive(each: _Rank) -> tuple[str, Any]:
+def _receive(each: _Rank, place: _Place) -> tuple[str, Any]:
     try:
         kind, value = pickle.loads(each.pipe.recv_bytes())
         return kind, value
     except EOFError:
         each.process.join()
         report = f"rank {each.rank} ended without a result, exit code {each.process.exitcode}\n"
+        report += _crashed_at(place.stacks(each.rank))
         # Time 0: the errors of the other ranks follow from this one.
         return "failure", _Failure(each.rank, 0.0, report)
+
+
+def _crashed_at(stacks: Path) -> str:
+    """Returns the stacks of a rank that crashed in C++; without the list of its modules."""
+    return stacks.read_text().partition("\nExtension modules")[0] if stacks.exists() else ""
 
 
 def _timed_out(case: Case[Any], place: _Place, late: list[_Rank]) -> RankFailed:
