@@ -113,6 +113,7 @@ def _forked(case: Case[Any], place: _Place, world_size: int) -> Iterator[list[_R
     try:
         with _interrupted_later():  # else a rank could be forked and not known
             for rank in range(world_size):
+                place.stacks(rank).touch()
                 receiver, sender = context.Pipe(duplex=False)
                 arguments = (case, place, rank, sender)
                 # No daemon: a rank may fork processes too.
@@ -277,7 +278,7 @@ def _receive(each: _Rank, place: _Place) -> tuple[str, Any]:
 
 def _crashed_at(stacks: Path) -> str:
     """Returns the stacks of a rank that crashed in C++; without the list of its modules."""
-    return stacks.read_text().partition("\nExtension modules")[0] if stacks.exists() else ""
+    return stacks.read_text().partition("\nExtension modules")[0]
 
 
 def _timed_out(case: Case[Any], place: _Place, late: list[_Rank]) -> RankFailed:
