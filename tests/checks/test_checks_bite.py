@@ -8,7 +8,7 @@ import pytest
 from tests.checks.tree import ROOT, Tree
 
 RUFF = ("ruff", "check", "--no-cache", "--output-format=concise", "src")
-MYPY = ("mypy", "--strict", "--no-incremental", "src/shardcore/domain")
+MYPY = ("mypy", "--strict", "--no-incremental", "--follow-imports=skip", "src/shardcore/domain")
 PYRIGHT = ("pyright", f"--pythonpath={sys.executable}")
 IMPORTS = ("lint-imports", "--no-cache", "--no-logo")
 

@@ -532,7 +532,6 @@ class OfTorch(keras.Model):
         return {"loss": loss}
 
 
-@needs_compiler
 @pytest.mark.parametrize("shape", [None, (2, 1)])
 def test_a_change_in_an_optimizer_of_torch_is_seen(shape):
     x, y = (np.random.default_rng(0).normal(size=(8, 4)).astype("float32") for _ in range(2))
@@ -554,11 +553,12 @@ def test_a_change_in_an_optimizer_of_torch_is_seen(shape):
         return losses, runs, model.get_weights()
 
     def program(rank):
+        # The graphs run without Inductor: its seconds would show nothing more.
+        inductor.compiled = lambda graph, examples: graph
         return trained(False), trained(True)
 
-    for (expected, _, weights), (losses, runs, found) in run_ranks(
-        program, 2 if shape else 1, timeout=300
-    ):
+    ranks = 2 if shape else 1
+    for (expected, _, weights), (losses, runs, found) in run_ranks(program, ranks):
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
         np.testing.assert_allclose(found[0], weights[0], rtol=1e-4, atol=1e-6)
         assert runs[0] < 6

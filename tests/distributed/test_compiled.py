@@ -134,34 +134,6 @@ def test_a_stacked_tensor_is_not_overwritten_in_place():
     run_ranks(program, 1, timeout=300)
 
 
-@needs_compiler
-def test_an_operator_that_reads_a_sum_waits_for_it():
-    """Else a part of an LSTM's gradient is that of one rank."""
-    generator = np.random.default_rng(1)
-    x, y = generator.normal(size=(4, 6, 4)).astype("float32"), generator.integers(0, 4, 4)
-
-    def series():
-        inputs = keras.Input((6, 4))
-        hidden = keras.layers.LSTM(8, return_sequences=True)(inputs)
-        hidden = keras.layers.AveragePooling1D(2, 1, padding="same")(hidden)
-        hidden = keras.layers.GlobalAveragePooling1D()(hidden)
-        return keras.Model(inputs, keras.layers.Dense(4)(hidden))
-
-    def trained(jit_compile):
-        keras.utils.clear_session(free_memory=False)
-        distribute(series, mesh=(1, 2), rules={".*kernel": (None, "model"), ".*bias": ("model",)})
-        model = compiled(series, classes=True, jit_compile=jit_compile)
-        logs = [model.train_on_batch(x, y, return_dict=True) for _ in range(STEPS)][-1]
-        return numbers(model, logs)
-
-    def program(rank):
-        return trained(False), trained(True)
-
-    for eager, found in run_ranks(program, 2, timeout=300):
-        for name, one in eager.items():
-            np.testing.assert_allclose(found[name], one, rtol=1e-5, atol=1e-6, err_msg=name)
-
-
 def lying_last(*shape):
     return torch.randn(shape).to(memory_format=torch.channels_last)
 

@@ -22,7 +22,7 @@ ADAM = 8
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     facts = tmp_path_factory.mktemp("demo") / "facts.json"
-    sizes = ["--epochs", "2", "--windows", "96", "--json", str(facts)]
+    sizes = ["--epochs", "2", "--windows", "32", "--json", str(facts)]
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "demo.py"), *sizes],
         capture_output=True,

@@ -32,7 +32,6 @@ OVER_TWO = {
         "RandomFlip",
         "SpectralNormalization",
     ),
-    "captured histories": ("vectors/6",),
     "captured models": ("decoder", "own loss"),
     "captured optimizers": ("Adam/all", "LossScaleOptimizer/overflowing"),
 }
