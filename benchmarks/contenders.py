@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import jax_lane, keras_training, peers
+from benchmarks import generation, jax_lane, keras_training, peers
 from benchmarks.contender import (
     CAPTURED,
     EAGER,
@@ -68,6 +68,11 @@ def on_one_process() -> list[Contender]:
 def keras(ranks: int, layout: str, strategy: str | None, **options: Any) -> Callable[..., Lane]:
     """Keras on torch. Options are those of `compile`."""
     return open_forked(keras_training.train, ranks, layout, strategy=strategy, **options)
+
+
+def generating(ranks: int, layout: str, strategy: str | None) -> Callable[..., Lane]:
+    """Keras on torch, which generates tokens."""
+    return open_forked(generation.generate, ranks, layout, strategy=strategy)
 
 
 def _jax(layout: str) -> list[Contender]:

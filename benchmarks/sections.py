@@ -10,7 +10,7 @@ from unittest import mock
 import attrs
 from attrs import field, frozen
 
-from benchmarks import building, cases, contenders, plans, rounds, rows, worlds
+from benchmarks import building, cases, contenders, generation, plans, rounds, rows, worlds
 from benchmarks.cases import Case
 from benchmarks.contender import CAPTURED, INDUCTOR, KERAS, PEERS, Contender, Goal
 from benchmarks.rows import Row
@@ -89,6 +89,25 @@ def small(options: Options) -> Iterator[Row]:
             *contenders.eager_and_captured(layout, options.strategy, (Goal(KERAS, 1.5),)),
         ]
         yield from options.race(f"{case.name}, {layout}", case, racing)[0]
+
+
+def generate(options: Options) -> Iterator[Row]:
+    """Times calls that add tokens to prompts: two ranks against one process."""
+    for case, limit in ((cases.SMALL, 1.2), (cases.DECODER, 1.0)):
+        sized = attrs.evolve(options.size(case), steps=1)
+        racing = [
+            Contender(KERAS, contenders.generating(1, "whole", None)),
+            *(
+                Contender(
+                    f"shardcore, {layout}",
+                    contenders.generating(2, layout, options.strategy),
+                    (Goal(KERAS, limit),),
+                )
+                for layout in ("data parallel", "megatron")
+            ),
+        ]
+        section = f"{case.name}, generate {generation.TOKENS} tokens"
+        yield from options.race(section, sized, racing)[0]
 
 
 def warm_up(options: Options) -> Iterator[Row]:
@@ -211,6 +230,7 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "cnn": two_ranks(cases.CNN, "data parallel"),
     "decoder": two_ranks(cases.DECODER, *PEERS, memory=True),
     "small": small,
+    "generate": generate,
     "warmup": warm_up,
     "growth": growth,
     "compiling": compiling,

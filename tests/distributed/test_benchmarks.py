@@ -56,6 +56,14 @@ def test_shardcore_on_two_ranks_beside_its_peer() -> None:
     assert [row.ratio for row in stored] == pytest.approx([1.0] * 3, abs=1e-3)
 
 
+def test_two_ranks_generate_the_tokens_of_one_process() -> None:
+    racing = [
+        Contender(str(ranks), contenders.generating(ranks, layout, strategy))
+        for ranks, layout, strategy in ((1, "whole", None), (2, "megatron", "auto"))
+    ]
+    assert failures(CASES[2], *racing) == {"1": "", "2": ""}
+
+
 def test_a_contender_that_fails_says_why() -> None:
     def train(case, layout, device):
         raise ValueError(f"no {layout} here")

@@ -1,0 +1,125 @@
+"""Greedy generation with a cache of keys and values: plain Keras, or under shardcore."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from attrs import frozen
+from keras import ops
+
+import shardcore
+from benchmarks import keras_training
+from benchmarks.cases import Case
+from benchmarks.training import Training
+
+TOKENS = 32  # that a call adds; half of the window of a decoder with a smaller one
+
+
+def generate(
+    case: Case, layout: str, device: str, strategy: str | None = None, **compile_arguments: Any
+) -> "Generation":
+    """The decoder of a case, ready to continue prompts; arguments are those of `train`."""
+    training = keras_training.train(case, layout, device, strategy, **compile_arguments)
+    length = case.sizes["length"]
+    writer = Writer(training.model, length - min(TOKENS, length // 2), length)
+    writer.compile(**compile_arguments)
+    return Generation(training, writer)
+
+
+class Writer(keras.Model):
+    """Continues prompts, by a loop like that of `generate()` of keras-hub.
+
+    Args:
+        decoder: A model of `models.decoder`.
+        given: The tokens of a prompt.
+        length: Its tokens at the end.
+    """
+
+    def __init__(self, decoder: keras.Model, given: int, length: int):
+        super().__init__()
+        self.decoder, self.given, self.length = decoder, given, length
+        self.blocks = [each for each in decoder.layers if each.name.startswith("block_")]
+
+    def tokens(self, prompts: Any) -> Any:
+        """Returns prompts, and behind each the likeliest tokens."""
+        rows, given, length = len(prompts), self.given, self.length
+        attention = self.blocks[0].attention
+        heads = attention.num_heads, attention.key_dim
+        cache = ops.zeros((rows, len(self.blocks), 2, length, *heads))
+        logits, cache = self.with_cache(prompts, cache, 0)
+        tokens = ops.pad(prompts, [[0, 0], [0, length - given]])
+        tokens = ops.slice_update(tokens, [0, given], _likeliest(logits))
+
+        def goes_on(tokens, cache, place):
+            return place < length
+
+        def add_token(tokens, cache, place):
+            last = ops.slice(tokens, [0, place - 1], [rows, 1])
+            logits, cache = self.with_cache(last, cache, place - 1)
+            return ops.slice_update(tokens, [0, place], _likeliest(logits)), cache, place + 1
+
+        first = ops.convert_to_tensor(given + 1)
+        return ops.while_loop(goes_on, add_token, (tokens, cache, first))[0]
+
+    def with_cache(self, tokens: Any, cache: Any, place: Any) -> tuple[Any, Any]:
+        """Returns logits of the last token, and the cache with tokens that begin at `place`."""
+        embeddings = self.decoder.get_layer("embeddings")
+        places = place + ops.arange(tokens.shape[1])
+        seen = ops.arange(cache.shape[3])[None] <= places[:, None]
+        x = embeddings.token(tokens) + embeddings.position(places)
+        caches = []
+        for number, block in enumerate(self.blocks):
+            normed = block.attention_norm(x)
+            attended, kept = _attention(block.attention, normed, cache[:, number], place, seen)
+            caches.append(kept)
+            x = x + attended
+            x = x + block.contract(block.expand(block.mlp_norm(x)))
+        x = self.decoder.get_layer("last_norm")(x[:, -1:])
+        return self.decoder.get_layer("logits")(x), ops.stack(caches, axis=1)
+
+
+def _attention(layer: Any, x: Any, cache: Any, place: Any, seen: Any) -> tuple[Any, Any]:
+    new = ops.stack([layer.key_dense(x), layer.value_dense(x)], axis=1)
+    cache = ops.slice_update(cache, [0, 0, place, 0, 0], new)
+    scores = ops.einsum("bthk,bshk->bhts", layer.query_dense(x), cache[:, 0])
+    weights = ops.softmax(ops.where(seen, scores / layer.key_dim**0.5, -1e9))
+    return layer.output_dense(ops.einsum("bhts,bshk->bthk", weights, cache[:, 1])), cache
+
+
+def _likeliest(logits: Any) -> Any:
+    return ops.cast(ops.argmax(logits, axis=-1), "int32")
+
+
+@frozen(eq=False)
+class Generation(Training):
+    """Calls that each add `TOKENS` tokens to the prompts of a batch."""
+
+    training: keras_training.KerasTraining
+    writer: Writer
+
+    def losses(self, steps: int) -> list[float]:
+        """A number of each call that another token changes."""
+        found = [ops.convert_to_numpy(self._tokens()).ravel() for _ in range(steps)]
+        return [float(each @ np.arange(1, 1 + each.size)) for each in found]
+
+    def epoch(self, steps: int) -> float:
+        began = time.perf_counter()
+        for _ in range(steps):
+            ops.convert_to_numpy(self._tokens())
+        return (time.perf_counter() - began) / steps
+
+    def kept(self) -> Iterator[Any]:
+        return self.training.kept()
+
+    def share(self) -> int:
+        return self.training.share()
+
+    def _tokens(self) -> Any:
+        prompts = self.training.case.data(1)[0][:, : self.writer.given]
+        with torch.no_grad():
+            if self.training.layout != "whole":
+                prompts = shardcore.ensure_dtensor_input(prompts)
+            return self.writer.tokens(ops.convert_to_tensor(prompts))
