@@ -197,3 +197,31 @@ def test_slices_at_numbers_in_tensors_are_those_of_numpy(spec):
         expected[name] = whole.copy()
         expected[name][place] = -1
     assert_close(run_ranks(program, 4), expected, atol=0)
+
+
+def test_a_loop_of_several_shapes_sees_attributes_that_changed_since_the_last_loop():
+    def program(rank):
+        distribute((2, 1))
+        model = keras.Sequential([layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        model.build((None, 2))
+        model.compile("sgd", "mse")
+        model.scale = 1.0
+
+        def longer(x, count):
+            """Adds a row to the first variable, by a sum of what the model holds."""
+            row = ops.sum(model.layers[0].kernel) * model.scale
+            return ops.concatenate([x, ops.reshape(row, (1,))]), count + 1
+
+        def grown():
+            with torch.no_grad():
+                return as_arrays(
+                    ops.while_loop(lambda x, count: count < 3, longer, (np.zeros(1), 0))
+                )
+
+        before = [grown()[0] for _ in range(4)]
+        model.scale = 3.0
+        return before, grown()[0]
+
+    for before, after in run_ranks(program, 2):
+        np.testing.assert_array_equal(before, [[0, 2, 2, 2]] * 4)
+        np.testing.assert_array_equal(after, [0, 6, 6, 6])

@@ -43,6 +43,8 @@ _MOST_SIGNATURES = 32
 # Programs and recordings of one signature, by the numbers that the step reads on the host.
 _MOST_SPECIALIZATIONS = 8
 
+Step = Callable[[], Any]
+
 
 @attrs.define(eq=False)
 class CapturedStep:
@@ -63,18 +65,22 @@ class CapturedStep:
     _entries: dict[Signature, CacheEntry] = attrs.field(factory=dict, init=False)
     _seconds: float = attrs.field(default=0.0, init=False)
     _warned: set[str] = attrs.field(factory=set, init=False)
+    _last: CacheEntry | None = attrs.field(default=None, init=False)  # if its program ran last
 
     def __call__(
-        self, step: Callable[[], Any], data: Any, session: Session | None, mode: str = ""
+        self, step: Step, data: Any, session: Session | None, mode: str = "", follows: bool = False
     ) -> Any:
         """Returns what `step` returns for the distributed batch `data`: a nest of plain tensors.
 
-        Steps of another `mode` have other programs.
+        Steps of another `mode` have other programs. If a step `follows`, no code of the user ran
+        since the last one: behind a program its guard holds.
         """
+        last, self._last = self._last, None
         entry = self._entry(data, session, mode) if self._is_wanted(data) else None
         if entry is None:
             return step()
-        self._check_guard(entry, session)
+        if not (follows and entry is last):
+            self._check_guard(entry, session)
         if entry.progress.state is State.DEFERRED:
             entry.after(Event.SKIPPED)
             return step()
@@ -84,6 +90,7 @@ class CapturedStep:
             with suppress(GuardFailed), torch_modes.as_recorded():
                 outputs = program(_local_tensors(data, session))
                 entry.ran(program)
+                self._last = entry
                 return outputs
         return self._record(entry, step, data, session)
 
@@ -133,9 +140,7 @@ class CapturedStep:
         if entry.progress.is_unstable:
             entry.unstable = f"{change} changes again and again: {_KEEP}"
 
-    def _record(
-        self, entry: CacheEntry, step: Callable[[], Any], data: Any, session: Session | None
-    ) -> Any:
+    def _record(self, entry: CacheEntry, step: Step, data: Any, session: Session | None) -> Any:
         """Runs the step eagerly and records it; makes a program if it ran like that before."""
         # Either may be so on one rank alone, and a step that is recorded starts other collectives.
         unstable, profiled = zip(*gathered((entry.unstable, is_profiled()), session), strict=True)

@@ -99,12 +99,12 @@ class _Loop:
         variables = keras_private.map_leaves(self._reduced, variables)
         goes_on, count = self._full(self.cond(*variables)), 0
         while goes_on and (most is None or count < most):
-            variables, goes_on = self._next(variables)
+            variables, goes_on = self._next(variables, follows=count > 0)
             count += 1
         return variables
 
-    def _next(self, variables: Variables) -> tuple[Variables, Any]:
-        """Returns the next variables, and whether to go on."""
+    def _next(self, variables: Variables, *, follows: bool) -> tuple[Variables, Any]:
+        """Returns the next variables, and whether to go on; it `follows` another iteration."""
 
         def step() -> Any:
             with TensorIndices():
@@ -116,7 +116,7 @@ class _Loop:
 
         with nullcontext() if self.session is None else self.session.strategy.scope():
             data = (variables, self.tensors)
-            parts, forms, goes_on = self.captured(step, data, self.session)
+            parts, forms, goes_on = self.captured(step, data, self.session, follows=follows)
         made = [self._joined(*each) for each in zip(parts, forms, strict=True)]
         return keras_private.packed(variables, made), goes_on
 
