@@ -129,6 +129,33 @@ def test_each_rank_may_save_to_its_own_path(tmp_path, name):
             np.testing.assert_array_equal(found, expected)
 
 
+def test_one_rank_writes_what_ranks_save_to_one_path_after_clear_session(tmp_path):
+    path, written = tmp_path / "own.weights.h5", []
+
+    class Slow(keras.layers.Dense):
+        def save_own_variables(self, store):
+            written.append(self.name)
+            time.sleep(0.3)  # the other rank saves meanwhile
+            super().save_own_variables(store)
+
+    def save(rank):
+        distribute((1, 2))
+        keras.random.uniform((2,))
+        keras.utils.clear_session()
+        model = keras.Sequential([keras.Input((6,)), Slow(4)])
+        model.save_weights(path)
+        before = model.get_weights()
+        model.load_weights(path)  # of the rank that wrote
+        return before, written, model.get_weights()
+
+    results = run_ranks(save, 2)
+    assert sorted(len(written) for _, written, _ in results) == [0, 1]
+    expected = next(before for before, written, _ in results if written)
+    for _, _, found in results:
+        np.testing.assert_array_equal(found[0], expected[0])
+    assert os.listdir(tmp_path) == ["own.weights.h5"]
+
+
 def test_saving_on_one_rank_only_is_an_error_within_the_timeout(tmp_path, monkeypatch):
     monkeypatch.setenv("SHARDCORE_TIMEOUT", "2")
 

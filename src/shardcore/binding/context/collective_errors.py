@@ -11,13 +11,14 @@ import attrs
 
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.domain.errors import StrategyError
+from shardcore.ports.world import Processes
 
 
 @attrs.define(eq=False)
 class _SharedWork:
     """Work that all ranks do together, with the error of each rank after a failure."""
 
-    session: Session
+    processes: Processes
     failures: list[Exception | None] | None = None
 
 
@@ -30,12 +31,12 @@ def raise_on_all_ranks(
     StrategyError replaces an error that cannot be sent to other processes.
     """
     own: Exception | None = None
-    with _shared(session, sessions) as shared:
+    with _shared(sessions) as shared:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - raised again, below, when all have it
             if shared.failures is None:
-                own = _picklable(error, what, session)
+                own = _picklable(error, what, session.processes)
     if shared.failures is None:
         shared.failures = session.processes.gather(own)
     for rank, failure in enumerate(shared.failures):
@@ -43,31 +44,29 @@ def raise_on_all_ranks(
             raise own if own is not None and rank == session.processes.rank else failure
 
 
-def raise_on_ranks_that_come(
-    work: Callable[[], None], what: str, session: Session, sessions: Sessions
-) -> None:
+def raise_on_ranks_that_come(work: Callable[[], None], what: str, sessions: Sessions) -> None:
     """Does `work` on one of the ranks that come; if it fails, raises its error on all that come.
 
     Messages name it `what`, as those of `raise_on_all_ranks` do.
     """
 
     def attempt() -> Exception | None:
-        with _shared(session, sessions):
+        with _shared(sessions):
             try:
                 work()
             except Exception as error:  # noqa: BLE001 - raised again below
-                return _picklable(error, what, session)
+                return _picklable(error, what, sessions.processes)
         return None
 
-    failure = session.processes.do_once(attempt, what)
+    failure = sessions.processes.do_once(attempt, what)
     if failure is not None:
         raise failure
 
 
 @contextmanager
-def _shared(session: Session, sessions: Sessions) -> Iterator[_SharedWork]:
+def _shared(sessions: Sessions) -> Iterator[_SharedWork]:
     before = sessions.shared_work
-    sessions.shared_work = shared = _SharedWork(session)
+    sessions.shared_work = shared = _SharedWork(sessions.processes)
     try:
         yield shared
     finally:
@@ -84,16 +83,16 @@ def check_other_ranks(sessions: Sessions) -> None:
     if shared is None:
         return
     if shared.failures is None:
-        failures: list[Exception | None] = shared.session.processes.gather(None)
+        failures: list[Exception | None] = shared.processes.gather(None)
         if all(failure is None for failure in failures):
             return
         shared.failures = failures
     raise next(failure for failure in shared.failures if failure is not None)
 
 
-def _picklable(error: Exception, what: str, session: Session) -> Exception:
+def _picklable(error: Exception, what: str, processes: Processes) -> Exception:
     """Returns `error`, or one in its place that another process can read."""
-    rank = session.processes.rank
+    rank = processes.rank
     error.add_note(f"Rank {rank} could not {what}: every rank raises this error.")
     try:
         pickle.loads(pickle.dumps(error))

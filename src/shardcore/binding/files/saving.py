@@ -101,11 +101,12 @@ def _save(
 ) -> None:
     """Writes each file on one rank while the others attend; returns when all exist, or fails.
 
-    One rank alone may save a model of which every rank has all values. Each rank writes into its
-    own buffer.
+    One rank alone may save a model of which every rank has all values, and one that it made
+    after `clear_session()`. Each rank writes into its own buffer.
     """
     session, path = _sharding(model, sessions), str(filepath)
-    is_own = session is None and not sessions.are_served()
+    is_alone = session is None and sessions.processes.world_size == 1
+    is_own = is_alone and not sessions.are_served()
     if is_own or isinstance(filepath, io.IOBase):
         write(filepath)
         return
@@ -116,12 +117,12 @@ def _save(
         else:
             write(path)
 
-    if session is None:
+    if is_alone:
         save()
         return
     what = f"save {_place(path)!r}"
-    if not any(map(_is_sharded, variables_of(model))):
-        raise_on_ranks_that_come(save, what, session, sessions)
+    if session is None or not any(map(_is_sharded, variables_of(model))):
+        raise_on_ranks_that_come(save, what, sessions)
         return
     session.processes.meet("saving a sharded model")
     is_writer = _is_first(_place(path), session)
