@@ -1,6 +1,8 @@
 """Large variables: drawn, loaded and saved without a full value beside the shards."""
 
+import gc
 import zipfile
+import zlib
 
 import keras
 import numpy as np
@@ -10,6 +12,7 @@ from keras import initializers
 import shardcore
 from benchmarks import memory
 from shardcore.testing import run_ranks
+from tests.distributed.programs import distribute
 
 MIB = 2**20
 # Pieces of rows, with a last one that is no block of 16, and pieces of one index of the first dim.
@@ -123,6 +126,39 @@ def test_a_rank_reads_and_writes_one_variable_at_a_time(name, tmp_path):
     for grown, found in run_ranks(load, 2):
         assert max(grown) < 16 + 16 + 12  # shards of 16 MiB, and one variable of 16
         np.testing.assert_allclose(found, saved, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does")  # not quantize
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_a_rank_quantizes_in_pieces_to_the_codes_of_one_device(mode):
+    def build():
+        keras.utils.set_random_seed(1)
+        table = keras.layers.Embedding(2048, 2048)
+        hidden = keras.layers.Dense(2048, use_bias=False)
+        return keras.Sequential([keras.Input((2,), dtype="int32"), table, hidden])
+
+    def quantized(model):
+        gc.freeze()  # Keras collects garbage for each layer
+        model.quantize(mode)
+        return model
+
+    def checksums(model):
+        return [(each.dtype, zlib.crc32(each)) for each in model.get_weights()]
+
+    def on_two(_rank):
+        distribute((1, 2), {".*/(embeddings|kernel)": (None, "model")})
+        memory.map_large_blocks()
+        keras.random.uniform((10,))
+        memory.begin()
+        model = build()
+        grown = memory.peak(lambda: quantized(model))["process"] / MIB
+        return grown, checksums(model)
+
+    (expected,) = run_ranks(lambda _: checksums(quantized(build())), 1)
+    assert len(expected) >= 4
+    for grown, found in run_ranks(on_two, 2):
+        assert grown < 16 + 16 + 4 + 10  # shards, one variable, its codes, and pieces
+        assert found == expected
 
 
 def test_a_compressed_archive_is_read_too(tmp_path):

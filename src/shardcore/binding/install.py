@@ -27,7 +27,7 @@ from shardcore.binding.torch_modules import wrapper
 from shardcore.binding.training import loops
 from shardcore.binding.training.steps import Steps
 from shardcore.binding.types import Original
-from shardcore.binding.variables import adoption, initial, variable
+from shardcore.binding.variables import adoption, initial, quantized, variable
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.capture import StepCapture
 from shardcore.ports.strategy import StrategyEntry
@@ -116,6 +116,10 @@ class Binding:
             "Variable._direct_assign": partial(adoption.assign, sessions),
             "Variable._initialize_with_initializer": partial(initial.initialize, sessions),
             **{f"random.{name}": partial(initial.draw, sessions) for name in table.INITIAL_DRAWS},
+            **{
+                f"quantizers.{name}": partial(quantized.in_pieces, sessions)
+                for name in table.QUANTIZERS
+            },
             "Variable.__repr__": variable.represent,
             "core.convert_to_numpy": partial(variable.to_numpy, sessions),
             "Layer.__call__": partial(calls.layer_call, sessions),

@@ -50,6 +50,11 @@ PHASES = ("train", "test")
 DRAWS = ("beta", "binomial", "gamma")
 # Those that draw the initial values of variables.
 INITIAL_DRAWS = ("normal", "truncated_normal", "uniform")
+# The functions that quantize a kernel, and the first line that has each.
+QUANTIZERS = {
+    "abs_max_quantize": (3, 13),
+    "abs_max_quantize_grouped_with_zero_point": (3, 14),
+}
 # The modules of data adapters that read the distribution.
 ADAPTERS = ("array_data_adapter", "py_dataset_adapter", "torch_data_loader_adapter")
 # The modules of the callbacks that write files.
@@ -162,6 +167,15 @@ ALL = (
     Patch(
         "keras.src.utils.torch_utils:TorchModuleWrapper.get_config",
         "Pickles the module, which holds shards.",
+    ),
+    *(
+        Patch(
+            f"keras.src.quantizers.quantizers:{name}",
+            "Makes several full copies of a sharded kernel.",
+            everywhere=True,
+            since=since,
+        )
+        for name, since in QUANTIZERS.items()
     ),
     Patch(
         "keras.src.layers.core.einsum_dense:EinsumDense.quantized_build",

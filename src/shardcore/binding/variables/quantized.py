@@ -1,0 +1,57 @@
+"""Patches: the functions that quantize a kernel, of which NumPy makes several copies."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shardcore.binding.context.session import Sessions
+from shardcore.binding.types import Original
+from shardcore.binding.variables.variable import full_tensor
+
+# Elements that Keras quantizes at once.
+PIECE = 1 << 18
+
+
+def in_pieces(
+    sessions: Sessions, original: Original, inputs: Any, *args: object, **kwargs: object
+) -> Any:
+    """Replaces `abs_max_quantize` and its grouped form: quantizes a sharded kernel in pieces.
+
+    A piece is cut from a dim of which each index has its own scale: its numbers are those that it
+    has as a part of the whole. Inputs of a layer, which Keras quantizes without NumPy, are left.
+    """
+    value = getattr(inputs, "value", inputs)  # of a Keras variable
+    call = inspect.signature(original).bind(value, *args, **kwargs)
+    call.apply_defaults()
+    is_sharded = isinstance(value, torch.Tensor) and sessions.keeper(value) is not None
+    is_large = call.arguments["to_numpy"] and is_sharded and value.numel() > PIECE
+    # The grouped form has groups of rows.
+    dim = _scaled_dim(value.shape, call.arguments.get("axis", 0)) if is_large else None
+    if dim is None:
+        return original(inputs, *args, **kwargs)
+    full: torch.Tensor = full_tensor(value, sessions)
+    indices = max(1, PIECE * full.shape[dim] // full.numel())
+    codes, scales = torch.empty(()), []
+    for start in range(0, full.shape[dim], indices):
+        call.arguments["inputs"] = full.narrow(dim, start, min(indices, full.shape[dim] - start))
+        found, *of_piece = original(*call.args, **call.kwargs)
+        if start == 0:
+            codes = found.new_empty(full.shape)
+        codes.narrow(dim, start, found.shape[dim]).copy_(found)
+        scales.append(of_piece)
+    return codes, *(torch.cat(each, dim) for each in zip(*scales, strict=True))
+
+
+def _scaled_dim(shape: Sequence[int], axis: int | Sequence[int] | None) -> int | None:
+    """Returns the longest dim that is not reduced for the scales, None without one.
+
+    Example:
+        >>> _scaled_dim((4, 8, 6), axis=(0, -1)), _scaled_dim((4, 8), axis=(0, 1))
+        (1, None)
+    """
+    axes = range(len(shape)) if axis is None else [axis] if isinstance(axis, int) else axis
+    reduced = {each % len(shape) for each in axes}
+    scaled = [dim for dim in range(len(shape)) if dim not in reduced]
+    return max(scaled, key=shape.__getitem__, default=None)
