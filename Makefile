@@ -5,6 +5,7 @@
 # make matrix-full   compares every Keras layer and operator with one device, captured steps with eager ones
 # make bench  measures steps beside steps written by hand; with Keras on JAX, if make bench-jax was run
 # make faults kills ranks at random moments of a training and of saves, and damages the files of checkpoints
+# make hosts  trains on network namespaces as hosts, and cuts one off (needs root)
 # make docs   builds the documentation site into build/site
 # make compat TORCH=2.15.0 KERAS=3.15.1   runs the unit tests, the contract, the counts of collectives and a part of
 #             the matrices with these releases; with TORCH=newest KERAS=nightly it prints the names that moved
@@ -40,7 +41,7 @@ FAULTS := KERAS_BACKEND=torch OMP_NUM_THREADS=1 $(VENV)/bin/python -m
 ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
 endif
-.PHONY: demo test test-fast coverage lint faults checks unit unit-core unit-torch distributed matrix-full \
+.PHONY: demo test test-fast coverage lint faults hosts checks unit unit-core unit-torch distributed matrix-full \
 	bench bench-jax hub compat compat-all gpu docs traffic clean
 
 demo: $(VENV)/.installed
@@ -109,6 +110,10 @@ faults: $(VENV)/.installed
 	$(FAULTS) tests.faults.kills
 	$(FAULTS) tests.faults.saves
 	$(FAULTS) tests.faults.checkpoint_files
+
+hosts: $(VENV)/.installed
+	$(call headline,two hosts of two ranks that are network namespaces; one is cut off: two minutes)
+	$(FAULTS) tests.hosts
 
 bench: $(VENV)/.installed
 	$(call headline,benchmarks: nothing else should run on this machine)
