@@ -91,10 +91,9 @@ class FolderReader:
         self, variable: StoredVariable, parts: Sequence[Held]
     ) -> Iterator[tuple[SafetensorsFile, Entry, Box, Box]]:
         """Yields the pieces that have elements of `parts`: which of them, and where they go."""
-        boxes = list(variable.grid.boxes())
         for part in parts:
             for number, common in variable.grid.overlaps(part.full):
-                file, box = self._file(variable.files[number]), boxes[number]
+                file, box = self._file(variable.files[number]), variable.grid.box(number)
                 entry = file.entry(variable.key(box), variable.dtype, box.shape)
                 yield file, entry, common.within(box), _moved(common, part)
 

@@ -66,13 +66,12 @@ def pieces(variables: Iterable[tuple[StoredVariable, Layout]], rank: int) -> lis
     """Returns the pieces that `rank` writes, in the order of the variables."""
     found = []
     for variable, layout in variables:
-        numbered = dict(enumerate(variable.grid.boxes()))
         for part in held(layout, variable.shape, rank):
             for number, common in variable.grid.overlaps(part.full):
                 if variable.files[number] == rank:
                     begin = common.within(part.full).start
                     at = tuple(a + b for a, b in zip(begin, part.local.start, strict=True))
                     box = Box(at, common.shape)
-                    key = variable.key(numbered[number])
+                    key = variable.key(variable.grid.box(number))
                     found.append(Piece(key, variable.dtype, variable.name, box))
     return found

@@ -6,7 +6,7 @@ missing, and none is stored twice.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, product
 
 import attrs
@@ -130,13 +130,21 @@ class Grid:
             number = number * count + place
         return number
 
-    def _box(self, numbers: tuple[int, ...]) -> Box:
-        edges = [(*cuts, size) for cuts, size in zip(self.cuts, self.shape, strict=True)]
-        start = tuple(edge[n] for edge, n in zip(edges, numbers, strict=True))
-        return Box(
-            start,
-            tuple(e[n + 1] - at for e, n, at in zip(edges, numbers, start, strict=True)),
+    def box(self, number: int) -> Box:
+        """Returns the piece of that number."""
+        places = []
+        for count in reversed(self.counts):
+            number, place = divmod(number, count)
+            places.append(place)
+        return self._box(tuple(reversed(places)))
+
+    def _box(self, places: tuple[int, ...]) -> Box:
+        start = tuple(cuts[n] for cuts, n in zip(self.cuts, places, strict=True))
+        ends = (
+            cuts[n + 1] if n + 1 < len(cuts) else size
+            for cuts, n, size in zip(self.cuts, places, self.shape, strict=True)
         )
+        return Box(start, tuple(end - at for end, at in zip(ends, start, strict=True)))
 
 
 def held(layout: Layout, shape: Iterable[int], rank: int) -> list[Held]:
@@ -148,9 +156,14 @@ def held(layout: Layout, shape: Iterable[int], rank: int) -> list[Held]:
         >>> [part.full for part in held(layout, (5,), rank=1)]
         [Box(start=(3,), shape=(2,))]
     """
+    return _held(layout, [_chunks(layout, dim, size) for dim, size in enumerate(shape)], rank)
+
+
+def _held(layout: Layout, chunks: Sequence[tuple[Ranges, ...]], rank: int) -> list[Held]:
+    """Returns the parts that `rank` holds, of the chunks of each dim."""
     dims = []
-    for dim, size in enumerate(shape):
-        ranges = _chunks(layout, dim, size)[_place(layout, dim, rank)]
+    for dim, of_dim in enumerate(chunks):
+        ranges = of_dim[_place(layout, dim, rank)]
         begins = accumulate(map(len, ranges), initial=0)
         dims.append([(each, at) for each, at in zip(ranges, begins, strict=False) if each])
     return [
@@ -164,9 +177,10 @@ def held(layout: Layout, shape: Iterable[int], rank: int) -> list[Held]:
 
 def holders(layout: Layout, grid: Grid) -> list[list[int]]:
     """Returns, for each piece of the layout's grid, the ranks that hold it, in ascending order."""
+    chunks = [_chunks(layout, dim, size) for dim, size in enumerate(grid.shape)]  # of all ranks
     found: list[list[int]] = [[] for _ in grid.boxes()]
     for rank in range(layout.mesh.size):
-        for part in held(layout, grid.shape, rank):
+        for part in _held(layout, chunks, rank):
             for number, _ in grid.overlaps(part.full):
                 found[number].append(rank)
     return found
