@@ -44,7 +44,7 @@ BATCHES = {decoder: (TOKENS, TOKENS), mlp: (NUMBERS, NUMBERS)}
 
 
 def is_of_two_axes(candidate):
-    """Whether no mesh of two devices has as many axes: one axis of four shows nothing more."""
+    """Returns whether two axes have several devices; two devices test meshes of one such axis."""
     return sum(size > 1 for size in candidate.mesh.shape) > 1
 
 

@@ -49,7 +49,10 @@ def started(hosts: list[Host], folder: Path, kind: str) -> Iterator[list[subproc
             if agent.poll() is None:
                 agent.terminate()  # which ends the ranks too
         for agent in agents:
-            agent.wait(PATIENCE)
+            try:
+                agent.wait(PATIENCE)
+            except subprocess.TimeoutExpired:  # else it would hide the first error
+                agent.kill()
 
 
 def logs(folder: Path) -> str:
@@ -79,12 +82,14 @@ def cut_off(hosts: list[Host], kind: str, folder: Path) -> str:
         wait_for_save(folder)
         hosts[1].set_link("down")
         began = time.monotonic()
-        codes = ended(agents[:1], folder)
+        try:
+            codes = ended(agents[:1], folder)
+        finally:
+            hosts[1].set_link("up")
         took = time.monotonic() - began
-        hosts[1].set_link("up")
     said = (folder / "log-0").read_text()
     assert codes != [0], f"it ends well without the other host:\n{said[-4000:]}"
-    # In an exchange of values, or in a collective of tensors.
+    # It waits in an exchange of values, or in a collective of tensors.
     named = f"rank [23], which (did not come within {TIMEOUT} seconds|does not answer)"
     assert re.search(named, said), f"it does not say who did not come:\n{said[-4000:]}"
     return f"{kind}: a link went down; after {took:.0f} s the other host named the ranks, and ended"

@@ -73,7 +73,7 @@ class CapturedStep:
         """Returns what `step` returns for the distributed batch `data`: a nest of plain tensors.
 
         Steps of another `mode` have other programs. If a step `follows`, no code of the user ran
-        since the last one: behind a program its guard holds.
+        since the last one: if that was a run of the same program, its guard still holds.
         """
         last, self._last = self._last, None
         entry = self._entry(data, session, mode) if self._is_wanted(data) else None

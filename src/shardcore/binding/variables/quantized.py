@@ -19,8 +19,8 @@ def in_pieces(
 ) -> Any:
     """Replaces `abs_max_quantize` and its grouped form: quantizes a sharded kernel in pieces.
 
-    A piece is cut from a dim of which each index has its own scale: its numbers are those that it
-    has as a part of the whole. Inputs of a layer, which Keras quantizes without NumPy, are left.
+    Pieces are slices along a dim whose indices each have their own scales, so the codes and scales
+    are those of the whole kernel. Inputs of a layer, of which NumPy makes no copies, are left out.
     """
     value = getattr(inputs, "value", inputs)  # of a Keras variable
     call = inspect.signature(original).bind(value, *args, **kwargs)

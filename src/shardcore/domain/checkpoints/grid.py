@@ -131,7 +131,7 @@ class Grid:
         return number
 
     def box(self, number: int) -> Box:
-        """Returns the piece of that number."""
+        """Returns the piece of that number, in the order of `boxes`."""
         places = []
         for count in reversed(self.counts):
             number, place = divmod(number, count)
