@@ -53,7 +53,7 @@ def train(case: Case, folder: Path) -> Arrays:
     model = case.build()
     losses = _fit(model)
     x, _ = batch_for(model)
-    return {"losses": losses, "outputs": model.predict(x, verbose=0)}
+    return {"losses": losses, "outputs": [model.predict(x, verbose=0) for _ in range(3)]}
 
 
 def generate(case: Case, folder: Path) -> Arrays:
@@ -102,6 +102,14 @@ ACTIVITIES: dict[str, Callable[[Case, Path], Arrays]] = {
     each.__name__: each for each in (train, generate, lora, int8, bfloat16, preset)
 }
 OF_TEXT = ("generate", "lora", "int8")
+# The steps that each use runs often enough to be captured.
+CAPTURED = {
+    "train": ("train_step", "predict_step"),
+    "generate": ("while_loop",),
+    "lora": ("train_step",),
+    "int8": ("while_loop",),
+    "bfloat16": ("train_step",),
+}
 
 MESHES = {
     "data_parallel": (2, 1),
@@ -160,10 +168,12 @@ def _run(
         messages = _Messages()
         logger = logging.getLogger("shardcore.capture")
         logger.addHandler(messages)
+        logger.setLevel(logging.DEBUG)
         if layout is not None:
             distribute(CASES[name], layout)
-        found[each] = (ACTIVITIES[each](CASES[name], own), messages.eager)
+        arrays = ACTIVITIES[each](CASES[name], own)
         logger.removeHandler(messages)
+        found[each] = (arrays, "" if layout is None else messages.why_eager(CAPTURED.get(each, ())))
     return found
 
 
@@ -182,14 +192,25 @@ def distribute(case: Case, layout: str) -> None:
 
 
 class _Messages(logging.Handler):
-    """Keeps the first reason why a step is not captured."""
+    """Keeps which steps are captured, and the first reason why one is not."""
 
-    eager = ""
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.captured: set[str] = set()
+        self.reason = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Reads one message."""
-        why = re.search(r"not captured, so .*? numbers: (.*?)\. To silence", record.getMessage())
-        self.eager = self.eager or (why[1] if why else "")
+        message = record.getMessage()
+        if why := re.search(r"not captured, so .*? numbers: (.*?)\. To silence", message):
+            self.reason = self.reason or why[1]
+        if step := re.match(r"(\w+) of .* is captured", message):
+            self.captured.add(step[1])
+
+    def why_eager(self, steps: tuple[str, ...]) -> str:
+        """Returns why one of `steps` was not captured; empty if all were."""
+        missing = [each for each in steps if each not in self.captured]
+        return self.reason or (f"{missing[0]} was not captured" if missing else "")
 
 
 def _outcome(use: str, expected: Arrays, ranks: list[tuple[Arrays, str]]) -> Outcome:
