@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from shardcore.testing import RankFailed  # after the backend is named
 from tests.hub import page
-from tests.hub.activities import ACTIVITIES, MESHES, compare, is_offered
+from tests.hub.activities import ACTIVITIES, MESHES, alone, compare, is_offered
 from tests.hub.models import CASES
 
 
@@ -41,15 +41,24 @@ def main() -> int:
 def finding(name: str, layout: str, use: str) -> str:
     """Returns what came of a use, in a line; the whole of an error is printed."""
     try:
+        alone(name, (use,))
+    except RankFailed as error:
+        return f"one device fails: {_last_line(error)}"
+    try:
         outcome = compare(name, layout, (use,))[use]
     except RankFailed as error:
-        print(error, file=sys.stderr)
-        lines = str(error).strip().splitlines()
-        named = [line for line in lines if re.match(r"[\w.]+Error: ", line)]
-        return f"error: {(named or lines)[-1]}"
+        return f"error: {_last_line(error)}"
     if not outcome.is_close:
         return f"difference: {outcome.difference:.1e}"
     return f"ok, eager: {outcome.eager}" if outcome.eager else "ok"
+
+
+def _last_line(error: RankFailed) -> str:
+    """Returns the line that names an error, and prints the whole of it."""
+    print(error, file=sys.stderr)
+    lines = str(error).strip().splitlines()
+    named = [line for line in lines if re.match(r"[\w.]+Error: ", line)]
+    return (named or lines)[-1]
 
 
 if __name__ == "__main__":

@@ -145,12 +145,14 @@ def compare(name: str, layout: str, activities: tuple[str, ...]) -> dict[str, Ou
     """Returns what came of the uses of a model over two ranks, beside one device."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = run_ranks(_run, 2, name, layout, activities, Path(folder), timeout=400)
-    alone = _alone(name, activities)
-    return {use: _outcome(use, alone[use][0], [rank[use] for rank in ranks]) for use in activities}
+    expected = alone(name, activities)
+    return {
+        use: _outcome(use, expected[use][0], [rank[use] for rank in ranks]) for use in activities
+    }
 
 
 @functools.cache
-def _alone(name: str, activities: tuple[str, ...]) -> dict[str, tuple[Arrays, str]]:
+def alone(name: str, activities: tuple[str, ...]) -> dict[str, tuple[Arrays, str]]:
     """Returns what one device gives, which is the same beside every layout."""
     with tempfile.TemporaryDirectory() as folder:
         return run_ranks(_run, 1, name, None, activities, Path(folder), timeout=300)[0]

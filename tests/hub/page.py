@@ -30,9 +30,10 @@ Losses and outputs are within 1e-4 of one device's, relative to the largest valu
 - `lora`: LoRA weights are trained, written, and read into another model.
 - `preset`: a preset is written into a folder, and read.
 
-**ok**: the numbers of one device, and no message that a step is not captured. **ok, eager**: the
-numbers of one device, but such a message. **difference**, **error**: see below the table. An empty
-cell: the model does not have this use. **layout map**: the model's own `get_layout_map`.
+**ok**: the numbers of one device, and each step was captured. **ok, eager**: the numbers of one
+device, but a step was not captured. **one device fails**: keras-hub raises an error without
+shardcore, too. **difference**, **error**: see below the table. An empty cell: the model has no such
+use. **layout map**: the model's own `get_layout_map`.
 """
 
 
