@@ -1,9 +1,11 @@
 """LoRA: the kernel keeps its layout, the adapters take theirs by rule, files have them merged."""
 
 import pkgutil
+import time
 
 import keras
 import numpy as np
+import pytest
 from keras import layers
 
 import shardcore
@@ -113,19 +115,36 @@ def test_a_rule_for_kernels_leaves_the_adapters_alone_and_a_wider_one_takes_them
     }
 
 
-def test_one_rank_writes_a_file_of_adapters(tmp_path):
+def test_one_rank_writes_a_file_of_adapters_under_a_distribution_and_after_clear_session(tmp_path):
     """As `save_lora_weights` of keras-hub does, which opens Keras' store of files itself."""
-    file = tmp_path / "adapters.lora.h5"
     store_of = pkgutil.resolve_name("keras.src.saving.saving_lib:H5IOStore")
+
+    def write(file, value):
+        store = store_of(tmp_path / file, mode="w")
+        store.make("table")["a"] = value
+        time.sleep(0.1)  # the other rank has it open, too
+        store.close()
+
+    def read(file):
+        return store_of(tmp_path / file, mode="r").get("table")["a"][()]
+
+    def results(rank):
+        sharded = adapted(built()).get_layer("table").lora_embeddings_a
+        write("all.lora.h5", sharded)
+        found = read("all.lora.h5")  # complete on every rank
+        with pytest.raises(FileNotFoundError, match=r"nowhere/all\.lora\.h5"):
+            write("nowhere/all.lora.h5", sharded)
+        if rank == 0:
+            write("own.lora.h5", np.arange(2.0))
+            np.testing.assert_array_equal(read("own.lora.h5"), [0, 1])
+        return found, sharded.numpy()
 
     def program(rank):
         distribute((1, 2), RULES)
-        table = adapted(built()).get_layer("table")
-        store = store_of(file, mode="w")
-        store.make("table")["a"] = table.lora_embeddings_a
-        store.close()
-        read = store_of(file, mode="r").get("table")["a"][()]  # complete on every rank
-        return {"file": np.array(read), "variable": table.lora_embeddings_a.numpy()}
+        distributed = results(rank)
+        keras.utils.clear_session()
+        return distributed, results(rank)
 
-    for result in run_ranks(program, 2):
-        np.testing.assert_array_equal(result["file"], result["variable"])
+    for pairs in run_ranks(program, 2):
+        for found, expected in pairs:
+            np.testing.assert_array_equal(found, expected)

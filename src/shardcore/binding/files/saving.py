@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -59,29 +60,31 @@ def open_store(
     archive: object = None,
     mode: str = "r",
 ) -> None:
-    """Replaces `H5IOStore.__init__`: one rank writes the file.
+    """Replaces `H5IOStore.__init__`: of several ranks, each writes into its memory at first.
 
-    `save_lora_weights` of keras-hub writes so. Every rank computes the values that it writes.
+    `save_lora_weights` of keras-hub opens a file so.
     """
-    session = sessions.current()
     is_file = isinstance(path_or_io, str | os.PathLike) and archive is None and mode == "w"
-    is_shared = is_file and sessions.shared_work is None
-    if session is None or session.mesh.size == 1 or not is_shared:
+    is_alone = sessions.processes.world_size == 1
+    if is_alone or not is_file or sessions.shared_work is not None:
         original(store, path_or_io, archive=archive, mode=mode)
         return
-    session.processes.meet(f"writing {path_or_io}")
-    is_writer = _is_first(_place(str(path_or_io)), session)
-    original(store, path_or_io if is_writer else io.BytesIO(), mode=mode)
+    original(store, io.BytesIO(), mode=mode)
     store._shardcore_path = str(path_or_io)
 
 
 def close_store(sessions: Sessions, original: Original, store: Any) -> None:
-    """Replaces `H5IOStore.close`: a file that one rank writes is complete on all."""
+    """Replaces `H5IOStore.close`: one of the ranks that close a file writes it."""
+    original(store)
     path = vars(store).pop("_shardcore_path", None)
     if path is None:
-        original(store)
         return
-    raise_on_all_ranks(lambda: original(store), f"close {path!r}", sessions.required(), sessions)
+    content = store.path_or_io.getbuffer()
+
+    def save() -> None:
+        write_file(path, lambda unfinished: Path(unfinished).write_bytes(content))
+
+    raise_on_ranks_that_come(save, f"save {_place(path)!r}", sessions)
 
 
 def ask(session: Session, original: Callable[..., bool], filepath: str | os.PathLike[str]) -> bool:

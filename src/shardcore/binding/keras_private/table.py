@@ -340,7 +340,7 @@ ALL = (
         "keras.src.saving.saving_lib:H5IOStore.__init__",
         "Every rank would write the file of LoRA weights; one does.",
     ),
-    Patch("keras.src.saving.saving_lib:H5IOStore.close", "The file is complete on all ranks."),
+    Patch("keras.src.saving.saving_lib:H5IOStore.close", "One rank writes what it holds."),
     Patch(
         "keras.src.saving.saving_lib:is_memory_sufficient",
         "Reads and writes a whole archive in memory.",
