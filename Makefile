@@ -175,7 +175,7 @@ $(HUB_VENV)/.installed: pyproject.toml constraints-hub.txt
 	$(call headline,installing keras-hub without TensorFlow into $(HUB_VENV))
 	$(create_venv)
 	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints-hub.txt -e '.[torch]' \
-		pytest pytest-xdist hypothesis coverage grain kagglehub regex sentencepiece tokenizers
+		pytest pytest-xdist hypothesis coverage grain kagglehub regex safetensors sentencepiece tokenizers
 	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints-hub.txt --no-deps keras-hub
 	@touch $@
 

@@ -92,3 +92,17 @@ def test_each_sampler_is_captured_and_gives_equal_tokens_on_all_ranks(stop):
             assert len(states) >= len(SAMPLERS)
             for name in SAMPLERS:
                 np.testing.assert_array_equal(tokens[name], expected[name], err_msg=name)
+
+
+def test_an_export_to_transformers_has_the_bytes_of_one_device(tmp_path):
+    """Each rank names its own folder: keras-hub opens the files itself, on every rank."""
+
+    def program(rank, layout):
+        if layout is not None:
+            distribute(CASES["GPT-2"], layout)
+        folder = tmp_path / f"{layout}-{rank}"
+        CASES["GPT-2"].build().backbone.export_to_transformers(folder)
+        return (folder / "model.safetensors").read_bytes()
+
+    expected = run_ranks(program, 1, None, timeout=300)
+    assert run_ranks(program, 2, "tensor_parallel", timeout=300) == expected * 2
