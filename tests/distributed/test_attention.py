@@ -12,13 +12,13 @@ from tests.distributed.programs import as_arrays, assert_close, distribute, plac
 RNG = np.random.default_rng(0)
 BATCH, HEADS, LENGTH, SIZE = 4, 4, 6, 8
 OPERANDS = [RNG.normal(size=(BATCH, HEADS, LENGTH, SIZE)).astype("float32") for _ in range(4)]
-# How query, key and value are split, and how the output then is: lengths are not split.
+# How query, key and value are split, and how the output then is.
 SPLITS = {
     "batch": (("data", None, None, None), "S(0) R"),
     "heads": ((None, "model", None, None), "R S(1)"),
     "both": (("data", "model", None, None), "S(0) S(1)"),
     "heads by both axes": ((None, ("data", "model"), None, None), "S(1) S(1)"),
-    "length": ((None, "model", "data", None), "S(1) S(1)"),
+    "length": ((None, "model", "data", None), "S(2) S(1)"),
     "size": (("data", None, None, "model"), "S(0) S(1)"),
 }
 MASK_SHAPES = [

@@ -96,7 +96,7 @@ class StepTracer:
         move, running = redistribution_scope.now(), self._running
         self._listen(
             Facts(
-                started.name,
+                "send" if move is not None and move.to_next else started.name,
                 "backward" if torch_private.backward_pass() >= 0 else "forward",
                 processes=started.processes,
                 operand_bytes=started.operand_bytes,

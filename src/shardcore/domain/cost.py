@@ -91,9 +91,12 @@ def bytes_sent(kind: str, ranks: int, held: float) -> float:
     Example:
         >>> [bytes_sent(kind, 4, 1600) for kind in ("all_gather", "all_to_all", "all_reduce")]
         [1200.0, 300.0, 2400.0]
+        >>> bytes_sent("send", 4, 1600)
+        400.0
     """
-    sent = held * (ranks - 1) / ranks
-    return {"slice": 0.0, "all_reduce": 2 * sent, "all_to_all": sent / ranks}.get(kind, sent)
+    sent, shard = held * (ranks - 1) / ranks, held / ranks
+    others = {"slice": 0.0, "all_reduce": 2 * sent, "all_to_all": sent / ranks, "send": shard}
+    return others.get(kind, sent)
 
 
 def links_of(

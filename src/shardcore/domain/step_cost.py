@@ -13,7 +13,7 @@ from shardcore.domain.memory import Kind
 from shardcore.domain.traced_step import Moved, RankStep
 
 # The kinds of collectives in which the operand of a rank is its shard of the tensor.
-_OF_SHARDS = ("all_gather", "all_to_all")
+_OF_SHARDS = ("all_gather", "all_to_all", "send")
 
 
 @attrs.frozen

@@ -71,7 +71,7 @@ class Moved:
     """Equal collectives of a step.
 
     Args:
-        kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "broadcast".
+        kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send" or "broadcast".
         axes: The mesh axes along which ranks take part.
         operand_bytes: The bytes of the operands of a rank, each time.
         waits: Whether the step waits for it: it moves an activation. Weights may be gathered, and

@@ -21,6 +21,7 @@ class Move:
     shape: tuple[int, ...]  # its global shape
     source: Layout  # its layout before
     target: Layout  # its layout after
+    to_next: bool = False  # whether each rank sends its part to the next one only
 
 
 @attrs.frozen(eq=False)

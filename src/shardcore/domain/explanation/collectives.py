@@ -19,7 +19,8 @@ class Collective:
     """A collective of a step, or several that are equal in all attributes.
 
     Args:
-        kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "broadcast".
+        kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", or "send":
+            an all-to-all in which each rank sends to the next one only.
         phase: The phase of the step.
         layer: The path of the layer that needs it. In the backward pass this is the layer of the
             forward operator. Empty outside the model.

@@ -65,7 +65,7 @@ class Facts:
         """Returns the collective with its reason."""
         ranks = len(self.processes)
         # A rank's operand is its shard of the tensor, or the full tensor.
-        shards = ranks if self.kind in ("all_gather", "all_to_all") else 1
+        shards = ranks if self.kind in ("all_gather", "all_to_all", "send") else 1
         changes = zip(self.before(), self.after(), strict=True)
         return Collective(
             kind=self.kind,
@@ -137,6 +137,8 @@ def _move(facts: Facts) -> str:
             return f"a partial {before.op} over {over}, reduced{kept}"
         if isinstance(before, Shard):
             sharded = f"sharded by dim {before.dim} over {over}"
+            if facts.kind == "send":
+                return f"{sharded}, sent on to the next rank"
             if not dims:
                 return f"{sharded}, all-gathered"
             into = "other shards" if dims[0] == before.dim else f"shards of dim {dims[0]}"

@@ -107,17 +107,19 @@ def col2im(batched: bool, window: int) -> OperatorRule:
 
 
 def attention(heads: str, mask: str | None) -> OperatorRule:
-    """Returns the rule of attention over (batch, heads, length, size), which separates heads.
+    """Returns the rule of attention over (batch, heads, length, size).
 
-    The first two dims are `heads`: "b h", with "-" for one in which query, key and value differ.
-    Those of the mask are `mask`, with "-" for a broadcast dim.
+    The lengths are those of the queries, `q`, and of the keys, `k`. Only a ring splits them, since
+    a sum over keys is no attention (`domain.planner.ring`). The first two dims are `heads`: "b h",
+    with "-" for one in which query, key and value differ. The first three of the mask are `mask`,
+    with "-" for a broadcast dim.
 
     Example:
-        >>> str(attention("b h", mask="b -"))
-        'b h - -, b h - -, b h - -, b - - - -> b h - -, b h -'
+        >>> str(attention("b h", mask="b - q"))
+        'b h q -, b h k -, b h k -, b - q - -> b h q -, b h q'
     """
-    each = f"{heads} - -"
-    return rule(f"{each}, {each}, {each}{_mask(mask)} -> {each}, {heads} -")
+    query, key = f"{heads} q -", f"{heads} k -"
+    return rule(f"{query}, {key}, {key}{_mask(mask)} -> {query}, {heads} q")
 
 
 def attention_backward(heads: str, mask: str | None) -> OperatorRule:
@@ -127,11 +129,12 @@ def attention_backward(heads: str, mask: str | None) -> OperatorRule:
 
     Example:
         >>> str(attention_backward("b -", mask=None)).partition(" -> ")[2]
-        'b - - -, b - - -, b - - -'
+        'b - q -, b - k -, b - k -'
     """
-    each = f"{heads} - -"
-    return rule(f"{f'{each}, ' * 5}{heads} -{_mask(mask)} -> {each}, {each}, {each}")
+    query, key = f"{heads} q -", f"{heads} k -"
+    operands = f"{query}, {query}, {key}, {key}, {query}, {heads} q{_mask(mask)}"
+    return rule(f"{operands} -> {query}, {key}, {key}")
 
 
 def _mask(dims: str | None) -> str:
-    return "" if dims is None else f", {dims} - -"
+    return "" if dims is None else f", {dims} -"

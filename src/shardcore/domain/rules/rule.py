@@ -79,6 +79,10 @@ class Term:
         """Returns the number of the dim that has `factor`."""
         return next(number for number, dim in enumerate(self.dims) if dim.factor == factor)
 
+    def dims_without(self, factors: frozenset[str]) -> str:
+        """Returns its dims as text, with "-" for those of `factors`."""
+        return " ".join("-" if dim.factor in factors else str(dim) for dim in self.dims) or "()"
+
     def __str__(self) -> str:
         return " ".join(map(str, self.dims)) or "()"
 
@@ -143,6 +147,18 @@ class OperatorRule:
     def sums(self, result: Result) -> frozenset[str]:
         """Returns the factors that are summed in `result`."""
         return self._factors_of(result) - result.factors
+
+    def without(self, factors: frozenset[str]) -> "OperatorRule":
+        """Returns this rule with dims that are never split in the place of `factors`.
+
+        Example:
+            >>> str(rule("b q, b k -> b q").without(frozenset("qk")))
+            'b -, b - -> b -'
+        """
+        return OperatorRule(
+            tuple(attrs.evolve(each, dims=each.dims_without(factors)) for each in self.operands),
+            tuple(attrs.evolve(each, dims=each.dims_without(factors)) for each in self.results),
+        )
 
     def _factors_of(self, result: Result) -> frozenset[str]:
         given = [self.operands[number] for number in result.of]

@@ -27,7 +27,7 @@ EXAMPLES = {
     "index_put": lookups.index_put(2, indexed=1, accumulates=False),
     "im2col": layers.im2col(batched=True, window=9),
     "col2im": layers.col2im(batched=True, window=9),
-    "attention": layers.attention("b h", "b -"),
+    "attention": layers.attention("b h", "b - q"),
     "attention_backward": layers.attention_backward("b h", None),
 }
 

@@ -7,6 +7,7 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.moves.redistribution import full
 from shardcore.adapters.engine.operators import (
+    attention,
     layers,
     lookups,
     matmul,
@@ -45,8 +46,10 @@ _OTHERS: dict[Any, Handler] = {
 }
 _PLANNERS = [
     each.PLANNERS
-    for each in (pointwise, views, slicing, reductions, composed, matmul, lookups, layers, pools)
-]
+    for each in (
+        attention, pointwise, views, slicing, reductions, composed, matmul, lookups, layers, pools,
+    )
+]  # fmt: skip
 _HANDLERS = [_OTHERS, *(each.HANDLERS for each in (pointwise, reductions, lookups, random))]
 PLANNERS: dict[Any, Planner] = {each: table[each] for table in _PLANNERS for each in table}
 HANDLERS: dict[Any, Handler] = {each: table[each] for table in _HANDLERS for each in table}

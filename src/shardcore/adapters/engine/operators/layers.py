@@ -1,4 +1,4 @@
-"""Operators of layers: convolutions, pads, indexing, attention, upsampling."""
+"""Operators of layers: convolutions, pads, indexing, upsampling."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -145,40 +145,6 @@ def _col2im(
     return Task(layers.col2im(columns.ndim == 3, prod(window)), (columns,))
 
 
-def _attention(
-    operator: Operator, *args: Any, attn_mask: Operand | None = None, **_kwargs: object
-) -> Task | Handler:
-    """Plans CPU flash attention: of query, key and value.
-
-    Its gradient is that of the gradient, query, key, value, the output and its sums.
-    """
-    if attn_mask is not None and attn_mask.ndim < 4:
-        return _with_large_mask
-    is_gradient = operator is unnamed_operators.CPU_ATTENTION_BACKWARD
-    query, *others = args[1:4] if is_gradient else args[:3]
-    heads = [
-        letter if all(each.shape[dim] == query.shape[dim] for each in others) else "-"
-        for dim, letter in enumerate("bh")
-    ]
-    dims, masks = None, []
-    if attn_mask is not None:
-        sizes = zip(heads, attn_mask.shape, query.shape, strict=False)
-        dims, masks = " ".join(each if mask == of else "-" for each, mask, of in sizes), [attn_mask]
-    if is_gradient:
-        # Gradients have the order (batch, length, heads, size), for any order of the query.
-        rule = layers.attention_backward(" ".join(heads), dims)
-        return Task(rule, (*args[:6], *masks), orders=[(0, 2, 1, 3)] * 3)
-    rule = layers.attention(" ".join(heads), dims)
-    return Task(rule, (*args[:3], *masks), orders=[order_of(query)])
-
-
-def _with_large_mask(
-    operator: Operator, *args: object, attn_mask: torch.Tensor, **kwargs: object
-) -> Any:
-    """Adds dims for batch and heads to a mask of (length, length), and runs `operator`."""
-    return operator(*args, attn_mask=attn_mask[(None,) * (4 - attn_mask.ndim)], **kwargs)
-
-
 def _upsample_backward(
     spatial: int,
     operator: Operator,
@@ -237,6 +203,4 @@ PLANNERS: dict[Any, Planner] = {
     aten.index_put.default: _index_put,
     aten.im2col.default: _im2col,
     aten.col2im.default: _col2im,
-    unnamed_operators.CPU_ATTENTION: _attention,
-    unnamed_operators.CPU_ATTENTION_BACKWARD: _attention,
 }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import attrs
 import torch
 
 from shardcore.adapters.engine.engine import Engine
@@ -54,6 +55,8 @@ def planned(operator: Operator, task: Task, engine: Engine) -> Plan:
         if uses_copy and other is not None:
             move = _move(other, target, engine)
         uses.append((each.number, move, uses_copy))
+    if task.over is not None:
+        task = attrs.evolve(task, compute=task.over(engine, split))
     return Plan(operator, engine, task, tuple(uses), split, pending)
 
 
@@ -132,4 +135,6 @@ def _split(task: Task, forms: Sequence[Form], engine: Engine) -> Split:
         )
         for form, operand in zip(forms, task.operands, strict=True)
     )
+    if task.ring is not None:
+        return task.ring.split(task.rule, placed, engine.costs)
     return choose(task.rule, placed, task.result_shapes, task.scales, engine.costs)

@@ -6,12 +6,14 @@ from typing import Any, TypeVar
 import attrs
 import torch
 
+from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.redistributed import Redistributed
 from shardcore.adapters.engine.tensor import Form, contiguous_strides
 from shardcore.adapters.torch_private import Operator as Operator
 from shardcore.adapters.torch_private import is_view
 from shardcore.domain.planner.call import Shapes
 from shardcore.domain.planner.choice import Split
+from shardcore.domain.planner.ring import Ring
 from shardcore.domain.rules.rule import OperatorRule
 
 # The dims of a tensor, outermost in memory first.
@@ -91,6 +93,9 @@ class Task:
     orders: Sequence[Order | None] = ()
     # The layouts of operands and results, if they do not follow from the rule.
     layouts: Split | None = None
+    # The axis around which ranks pass parts on, if there is one. `over` makes `compute` then.
+    ring: Ring | None = None
+    over: Callable[[Engine, Split], Compute] | None = None
 
 
 # Takes the arguments of a handler, with an `Operand` in the place of each tensor. Returns the task

@@ -1,0 +1,149 @@
+"""Attention in a ring: a rank has its queries, and the keys and values of all ranks come by.
+
+For each part of the keys, an operator of torch gives the attention to them, with the logarithm of
+its sum of powers, by which the parts are weighted (Liu et al. 2023, "Ring attention with blockwise
+transformers"). With the final sums, the gradient of each part is exact by itself. Gradients of keys
+and values travel with them, and are at home at the end.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters.engine.moves.passing import Passing
+from shardcore.adapters.engine.operators.reduce.composed import precise
+from shardcore.adapters.engine.plans.task import Operator, Parts
+from shardcore.domain.planner.ring import Met, met
+
+# A row whose logarithm is below this meets masked keys only, by a mask of large negative numbers.
+# Such a number in float32 has steps above 16: the logarithm of the number of keys is lost in it.
+_MASKED = -(2.0**28)
+
+
+@attrs.frozen(eq=False)
+class _Attended:
+    """The attention to some keys."""
+
+    output: torch.Tensor
+    sums: torch.Tensor  # per query the logarithm of the sum of the powers of its scores
+    keys: int  # the number of keys
+
+    def joined(self, other: "_Attended") -> "_Attended":
+        """Returns the attention to the keys of both."""
+        top = torch.maximum(self.sums, other.sums)
+        base = top.masked_fill(top == -math.inf, 0)
+        weights = []
+        for each in (self, other):
+            weight = (each.sums - base).exp()
+            weights.append(torch.where(top < _MASKED, weight * each.keys, weight))
+        total = weights[0] + weights[1]
+        # The larger weight is 1 at least, if there is a key.
+        own, others = ((each / total.clamp(min=1)).unsqueeze(-1) for each in weights)
+        output = own * self.output + others * other.output
+        return _Attended(output, base + total.log(), self.keys + other.keys)
+
+
+@attrs.frozen(eq=False)
+class RingAttention:
+    """Attention, or its gradient, on this rank's part of the sequence.
+
+    Args:
+        operator: The operator of torch on a part of the keys.
+        passing: The ring in which keys and values are passed on.
+        causal: Whether a query meets only keys up to its own place.
+        striped: Whether ranks have stripes of the sequence; see `domain.planner.ring.met`.
+        scale: The factor of the scores, None for the usual one.
+    """
+
+    operator: Operator
+    passing: Passing
+    causal: bool
+    striped: bool
+    scale: float | None
+
+    def forward(self, parts: Parts) -> Sequence[torch.Tensor]:
+        """Returns the output and its sums, of query, key, value, and a mask if there is one."""
+        query, key, value, *masks = parts
+        found: _Attended | None = None
+        for owner, (keys, values) in self.passing.around(torch.stack([key, value])):
+            how = self._met(query, keys, owner)
+            if how != "none":
+                more = self._attended(how, query, keys, values, self._of_owner(masks, owner))
+                found = more if found is None else found.joined(more)
+        if found is None:
+            return torch.zeros_like(query), torch.zeros_like(precise(query[..., 0]))
+        sums = found.sums.masked_fill(found.sums == -math.inf, 0) if masks else found.sums
+        return found.output.to(query.dtype), sums
+
+    def backward(self, parts: Parts) -> Sequence[torch.Tensor]:
+        """Returns the gradients of query, key and value."""
+        gradient, query, key, value, output, sums, *masks = parts
+        total = torch.zeros_like(precise(query))
+        own = coming = None
+        for hop, (owner, held) in enumerate(self.passing.around(torch.stack([key, value]))):
+            here = torch.zeros_like(held)
+            how = self._met(query, held[0], owner)
+            if how != "none":
+                of_query, *of_held = self._gradients(
+                    how, (gradient, query, *held, output, sums), self._of_owner(masks, owner)
+                )
+                total = total + of_query
+                here = torch.stack(of_held)
+            if coming is not None:
+                here = here + self.passing.arrived(coming, held, hop - 1)
+            if own is None:
+                own = here
+            else:
+                coming = self.passing.start(here, hop)
+        assert own is not None
+        if coming is not None:
+            own = own + self.passing.arrived(coming, own, self.passing.count - 1)
+        return total.to(query.dtype), *own
+
+    def _met(self, query: torch.Tensor, keys: torch.Tensor, owner: int) -> Met:
+        how = met(self.passing.place, owner, causal=self.causal, striped=self.striped)
+        length = keys.shape[2] - (how == "earlier")
+        return how if length > 0 and query.shape[2] else "none"
+
+    def _of_owner(self, masks: Sequence[torch.Tensor], owner: int) -> torch.Tensor | None:
+        """Returns the columns of the mask for the keys of `owner`; None without a mask."""
+        sizes = self.passing.sizes
+        return masks[0].narrow(3, sum(sizes[:owner]), sizes[owner]) if masks else None
+
+    def _attended(
+        self,
+        how: Met,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> _Attended:
+        if how == "earlier":
+            query, keys, values = query[:, :, 1:], keys[:, :, :-1], values[:, :, :-1]
+        output, sums = self.operator(
+            query, keys, values, 0.0, how != "all", attn_mask=mask, scale=self.scale
+        )
+        if mask is not None:  # torch 2.13: the sums are 0 where a mask of infinities leaves no key
+            none = mask.amax(-1) == -math.inf
+            sums = sums.masked_fill(none, -math.inf)
+        if how == "earlier":
+            output = torch.nn.functional.pad(output, (0, 0, 1, 0))
+            sums = torch.nn.functional.pad(sums, (1, 0), value=-math.inf)
+        return _Attended(precise(output), sums, keys.shape[2])
+
+    def _gradients(
+        self, how: Met, operands: Sequence[torch.Tensor], mask: torch.Tensor | None
+    ) -> Sequence[torch.Tensor]:
+        gradient, query, keys, values, output, sums = operands
+        if how == "earlier":
+            gradient, query, output = (each[:, :, 1:] for each in (gradient, query, output))
+            keys, values, sums = keys[:, :, :-1], values[:, :, :-1], sums[:, :, 1:]
+        given = (gradient, query, keys, values, output, sums)
+        found: Any = self.operator(*given, 0.0, how != "all", attn_mask=mask, scale=self.scale)
+        if how != "earlier":
+            return found  # type: ignore[no-any-return]
+        pads = ((0, 0, 1, 0), (0, 0, 0, 1), (0, 0, 0, 1))
+        return [torch.nn.functional.pad(each, pad) for each, pad in zip(found, pads, strict=True)]
