@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from shardcore.domain.cost import Link
 from shardcore.policies import (
+    context_parallel,
     data_parallel,
     fully_sharded,
     hybrid_sharded,
@@ -147,5 +148,10 @@ def shardcore_policies() -> Iterable[PolicyEntry]:
             "sequence_parallel",
             "As tensor_parallel; norms compute parts of the sequence.",
             sequence_parallel.plan,
+        ),
+        PolicyEntry(
+            "context_parallel",
+            "Splits sequences everywhere; attention runs in a ring.",
+            context_parallel.plan,
         ),
     ]

@@ -6,7 +6,7 @@ import pytest
 
 import shardcore
 from shardcore.testing import count_collectives, run_ranks
-from tests.distributed.models import CASES, Block, cnn, decoder, grouped
+from tests.distributed.models import CASES, Block, cnn, decoder, grouped, mixture
 from tests.distributed.programs import AXES, is_seed
 
 
@@ -36,6 +36,7 @@ def every_case(rank, ways, strategy="dtensor"):
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(1)
         options = {} if policy == "data_parallel" else {"small": 0}
+        options |= {"shard": "model"} if policy == "context_parallel" else {}
         plan = distribute(build, mesh, policy, options, strategy) if mesh else None
         model, values = train(build)
         found[build.__name__, mesh, policy] = values, plan and stored(model, plan)
@@ -59,11 +60,13 @@ WAYS = {
         *((build, (2, 1), "fully_sharded") for build in CASES),
         *((build, (1, 2), "tensor_parallel") for build in CASES),
         (grouped, (1, 2), "sequence_parallel"),
+        (mixture, (1, 2), "context_parallel"),
     ],
     4: [
         (cnn, (2, 2), "fully_sharded"),
         (decoder, (2, 2), "tensor_parallel"),
         (decoder, (1, 4), "sequence_parallel"),  # 6 tokens over 4 ranks
+        (decoder, (2, 2), "context_parallel"),
     ],
 }
 

@@ -180,6 +180,7 @@ class Binding:
             "EinsumDense.quantized_build": calls.quantized_build,
             "ArrayDataAdapter.get_torch_dataloader": array_loader,
             "RNN.get_initial_state": calls.initial_states,
+            "Functional._standardize_inputs": calls.model_inputs,
             "core.slice": slices.take,
             "numpy.repeat": operations.repeat,
             "core.slice_update": slices.update,

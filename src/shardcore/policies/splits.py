@@ -50,8 +50,8 @@ def batch_axis(mesh: Mesh, axis: str | None) -> str:
     return name
 
 
-def model_axis(mesh: Mesh, axis: str | None) -> str:
-    """Returns `axis`, by default the last one.
+def model_axis(mesh: Mesh, axis: str | None, policy: str = "tensor_parallel") -> str:
+    """Returns `axis`, by default the last one; `policy` is named in the error.
 
     Raises:
         MeshError: If the mesh has no such axis.
@@ -59,7 +59,7 @@ def model_axis(mesh: Mesh, axis: str | None) -> str:
     """
     if axis is None and mesh.ndim == 1:
         raise PolicyError(
-            f"Policy 'tensor_parallel' needs an axis beside that of the batch, and mesh {mesh} has "
+            f"Policy {policy!r} needs an axis beside that of the batch, and mesh {mesh} has "
             f"one axis: make it DeviceMesh((1, {mesh.size}), ('{mesh.axis_names[0]}', 'model')) "
             "to split variables only, or take policy 'fully_sharded'."
         )

@@ -38,7 +38,8 @@ class LayerFacts:
         feeds: Pairs of names: the first child's output is an input of the second. None if
             Keras does not know: only functional and sequential models have a graph.
         outputs: The children whose outputs are outputs of this layer, if `feeds` is known.
-        path: Its path, such as "block_0/dense"; empty for an operation, whose output no rule names.
+        path: Its path, such as "block_0/dense", the name of an input; empty for an operation, whose
+            output no rule names.
         input_shape: The shape of its input when it was built, the batch first, with None for
             open sizes. None if it has several inputs, or Keras does not know.
 

@@ -18,6 +18,7 @@ from shardcore.binding.keras_private.models import gradients_kept as gradients_k
 from shardcore.binding.keras_private.models import graph_of as graph_of
 from shardcore.binding.keras_private.models import graph_tensors as graph_tensors
 from shardcore.binding.keras_private.models import hook_of as hook_of
+from shardcore.binding.keras_private.models import input_names as input_names
 from shardcore.binding.keras_private.models import layers_of as layers_of
 from shardcore.binding.keras_private.models import matrix_axes as matrix_axes
 from shardcore.binding.keras_private.models import modules_of as modules_of

@@ -137,6 +137,11 @@ def nodes_of(graph: Function) -> Iterator[Node]:
         yield from graph._nodes_by_depth[depth]
 
 
+def input_names(model: Function) -> list[str]:
+    """Returns the names of the layers that make the inputs of a functional model, in order."""
+    return [producer_of(each).name for each in model._inputs]
+
+
 def producer_of(tensor: KerasTensor) -> Any:
     """Returns the layer or operation that has made a symbolic tensor."""
     return tensor._keras_history.operation

@@ -69,11 +69,31 @@ class LayerEdges:
     def distribute_tensor(self, outputs: object, path: str) -> Any:
         """Returns the outputs of a layer, each in its layout."""
         session = self.sessions.required()
-        session.output_paths.add(path)
-        ruled = session.distribution.get_tensor_layout(path)
-        layout: Layout | None = None if ruled is None else ruled.backend_layout
+        layout = _ruled(path, session)
         what = f"The output {path!r}"
         return keras_private.map_tensors(lambda each: lay_out(each, layout, what, session), outputs)
+
+
+def _ruled(path: str, session: Session) -> Layout | None:
+    """Returns the layout that a rule gives the output `path`, None without a rule."""
+    session.output_paths.add(path)
+    ruled = session.distribution.get_tensor_layout(path)
+    return None if ruled is None else ruled.backend_layout
+
+
+def model_inputs(session: Session, original: Original, model: Any, inputs: object) -> list[Any]:
+    """Replaces `Functional._standardize_inputs`: inputs with a rule for their output get it."""
+    found: list[Any] = original(model, inputs)
+    if keras_private.is_symbolic():
+        return found
+    paths = [f"{name}/output" for name in keras_private.input_names(model)]
+    layouts = [_ruled(path, session) for path in paths]
+    return [
+        each
+        if layout is None or each is None
+        else lay_out(each, layout, f"Input {path!r}", session)
+        for each, layout, path in zip(found, layouts, paths, strict=True)
+    ]
 
 
 def lay_out(tensor: torch.Tensor, layout: Layout | None, what: str, session: Session) -> Any:

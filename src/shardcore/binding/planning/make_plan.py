@@ -142,11 +142,17 @@ def describe(model: keras.Layer) -> LayerFacts:
             below,
             None if graph is None else _feeds(graph),
             tuple(keras_private.producer_of(each).name for each in outputs),
-            getattr(layer, "path", None) or "",
+            _path(layer),
             _input_shape(layer),
         )
 
     return facts_of(model)
+
+
+def _path(layer: keras.Operation) -> str:
+    """Returns the path of a layer, the name of an input; empty for an operation."""
+    is_input = isinstance(layer, keras.layers.InputLayer)  # it has no path in Keras
+    return layer.name if is_input else getattr(layer, "path", None) or ""
 
 
 def _variable(variable: keras.Variable) -> VariableFacts:
@@ -156,6 +162,8 @@ def _variable(variable: keras.Variable) -> VariableFacts:
 
 def _input_shape(layer: keras.Operation) -> tuple[int | None, ...] | None:
     """Returns the only shape with which `layer` was built, None if that is unknown."""
+    if isinstance(layer, keras.layers.InputLayer):
+        return tuple(layer.batch_shape)
     built = layer.get_build_config() if isinstance(layer, keras.layers.Layer) else None
     shape = (built or {}).get("input_shape")
     is_shape = isinstance(shape, tuple) and all(size is None or type(size) is int for size in shape)

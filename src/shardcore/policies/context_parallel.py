@@ -1,0 +1,85 @@
+"""Policy `context_parallel`: every rank computes its part of each sequence.
+
+Inputs and norms name the split, and all layers between them keep it: a layer that computes tokens
+separately needs nothing else, and attention passes keys and values on around a ring
+(`domain.planner.ring`). Each rank holds all variables, or parts of them along another choice.
+"""
+
+from collections.abc import Iterator
+
+import attrs
+
+from shardcore.domain.errors import PolicyError
+from shardcore.domain.mesh import Mesh
+from shardcore.policies import fully_sharded
+from shardcore.policies.layers.tokens import Roles
+from shardcore.policies.splits import SMALL, all_replicated, batch_axis, model_axis
+from shardcore.ports.model import LayerFacts
+from shardcore.ports.policy import Choice
+
+
+def plan(
+    model: LayerFacts,
+    mesh: Mesh,
+    *,
+    axis: str | None = None,
+    batch: str | None = None,
+    shard: str | None = None,
+    small: int = SMALL,
+) -> dict[str, Choice]:
+    """Splits sequences over an axis: inputs, the outputs of embeddings and of norms.
+
+    Args:
+        model: The model.
+        mesh: The mesh.
+        axis: The axis that splits sequences, by default the last.
+        batch: The axis that splits the batch, by default the first.
+        shard: The axis that splits large variables, as `fully_sharded` does; by default none.
+        small: A variable is split over `shard` if that saves every rank this many bytes.
+
+    Raises:
+        PolicyError: If one axis would split both the batch and the sequence.
+    """
+    name = model_axis(mesh, axis, "context_parallel")
+    rows = batch_axis(mesh, batch)
+    if name == rows:
+        raise PolicyError(
+            f"Policy 'context_parallel' splits the sequence over {name!r}, which splits the batch "
+            "too: give the axes, axis=... and batch=..., or add one to the mesh."
+        )
+    reason = f"gradients are summed over {rows!r} and {name!r}"
+    chosen = (
+        all_replicated(model.all_variables(), reason)
+        if shard is None
+        else fully_sharded.plan(model, mesh, axis=shard, small=small)
+    )
+    if mesh.axis_size(name) == 1:
+        return chosen
+    return chosen | dict(_Sequences(Roles(chosen, name), rows, name).choices(model))
+
+
+@attrs.frozen
+class _Sequences:
+    """Chooses the layouts of layer outputs."""
+
+    roles: Roles
+    batch: str
+    axis: str
+
+    def choices(self, model: LayerFacts) -> Iterator[tuple[str, Choice]]:
+        """Yields the choices for the outputs where sequences begin, and of norms."""
+        layers = [each for each in model.layers() if each.output_path and not each.children]
+        tokens = {each.input_shape for each in layers if self.roles.of(each) == "tokens"}
+        for layer in layers:
+            shape, role = layer.input_shape or (), self.roles.of(layer)
+            if layer.is_a("InputLayer"):
+                if len(shape) == 3 or shape in tokens:
+                    yield self._split(layer, len(shape), "a rank takes its tokens of the input")
+            elif role == "tokens":
+                yield self._split(layer, 3, "a rank looks up its tokens")
+            elif role == "norm" and len(shape) == 3:
+                yield self._split(layer, 3, "a rank normalizes its tokens")
+
+    def _split(self, layer: LayerFacts, ndim: int, why: str) -> tuple[str, Choice]:
+        spec = (self.batch, self.axis, *[None] * (ndim - 2))
+        return layer.output_path, Choice(spec, f"parts of the sequence: {why}")

@@ -1,0 +1,107 @@
+"""Collectives and kept activations of a step under policy `context_parallel`.
+
+Eager and captured steps are compared with one device in the same run, and their collectives and
+bytes with the sizes of the model alone.
+"""
+
+from functools import partial
+
+import keras
+import pytest
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardcore.testing import count_collectives, run_ranks
+from tests.distributed.moved import (
+    BATCH,
+    LENGTH,
+    TOKENS,
+    WIDTH,
+    assert_same,
+    compiled,
+    distribute,
+    numbers,
+    trained,
+    transformer,
+)
+
+BLOCKS = 2
+# Queries of both are as wide as the model, or twice as wide.
+BUILDS = {
+    "heads": (partial(transformer, BLOCKS), WIDTH),
+    "groups": (partial(transformer, BLOCKS, attention="groups"), 2 * WIDTH),
+}
+
+
+def of_sequences(rank, mesh=None, attention="heads"):
+    """The numbers after six steps, the last captured; what an eager and the last one move."""
+    build, _ = BUILDS[attention]
+    if mesh:
+        distribute(build, mesh, policy="context_parallel")
+    _, *eager = trained(build, (TOKENS, TOKENS))
+    keras.utils.clear_session(free_memory=False)
+    if mesh:
+        distribute(build, mesh, policy="context_parallel")
+    model = compiled(build, classes=True)
+    for _ in range(5):
+        model.train_on_batch(TOKENS, TOKENS)
+    with count_collectives() as traffic:
+        logs = model.train_on_batch(TOKENS, TOKENS, return_dict=True)
+    found = numbers(model, logs)
+    of_variables = sum(found[v.path].nbytes for v in model.trainable_variables)
+    return found, eager, [dict(traffic.calls), dict(traffic.operand_bytes)], of_variables
+
+
+def expected_of(ranks, attention, of_variables):
+    """The hops of keys, values and their gradients; the gradients of variables, and the loss."""
+    keys = 4 * BATCH * LENGTH // ranks * BUILDS[attention][1]
+    hops = 3 * (ranks - 1) * BLOCKS
+    return hops, {"all_to_all": 2 * hops * keys, "all_reduce": of_variables + 4}
+
+
+@pytest.mark.parametrize(("ranks", "attention"), [(2, "heads"), (3, "groups")])
+def test_a_step_sends_keys_and_values_on_and_reduces_gradients(ranks, attention):
+    ((expected, *_),) = run_ranks(of_sequences, 1, None, attention)
+    for found, eager, captured, of_variables in run_ranks(
+        of_sequences, ranks, (1, ranks), attention, timeout=200
+    ):
+        assert_same(found, expected, f"{attention} on {ranks} ranks")
+        hops, moved = expected_of(ranks, attention, of_variables)
+        assert eager == [{"all_to_all": hops, "all_reduce": 2}, moved]
+        # The loss joins the gradients.
+        assert captured == [{"all_to_all": hops, "all_reduce": 1}, moved]
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def local_memory(tensor):
+    return local(tensor.detach()).untyped_storage().data_ptr()
+
+
+def kept_bytes(rank, mesh=None):
+    """The bytes of activations that a step keeps for its backward pass on this rank."""
+    build, _ = BUILDS["heads"]
+    if mesh:
+        distribute(build, mesh, policy="context_parallel")
+    model = compiled(build, classes=True, jit_compile=False)
+    model.train_on_batch(TOKENS, TOKENS)
+    variables = {local_memory(v.value) for v in model.variables}
+    kept = {}
+
+    def note(tensor):
+        memory = local_memory(tensor)
+        # Numbers are kept as well, and the targets, which every rank has.
+        if memory not in variables and tensor.is_floating_point() and tensor.ndim:
+            kept[memory] = local(tensor)
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        model.train_on_batch(TOKENS, TOKENS)
+    return sum(each.untyped_storage().nbytes() for each in kept.values())
+
+
+def test_activations_fall_with_the_axis():
+    (whole,) = run_ranks(kept_bytes, 1)
+    for ranks in (2, 3):
+        assert run_ranks(kept_bytes, ranks, (1, ranks)) == [whole // ranks] * ranks
