@@ -51,24 +51,22 @@ def of_sequences(rank, mesh=None, attention="heads"):
     return found, eager, [dict(traffic.calls), dict(traffic.operand_bytes)], of_variables
 
 
-def expected_of(ranks, attention, of_variables):
-    """The hops of keys, values and their gradients; the gradients of variables, and the loss."""
-    keys = 4 * BATCH * LENGTH // ranks * BUILDS[attention][1]
-    hops = 3 * (ranks - 1) * BLOCKS
-    return hops, {"all_to_all": 2 * hops * keys, "all_reduce": of_variables + 4}
-
-
-@pytest.mark.parametrize(("ranks", "attention"), [(2, "heads"), (3, "groups")])
-def test_a_step_sends_keys_and_values_on_and_reduces_gradients(ranks, attention):
+@pytest.mark.parametrize(
+    ("mesh", "attention"), [((1, 2), "heads"), ((1, 3), "groups"), ((2, 2), "heads")]
+)
+def test_a_step_sends_keys_and_values_on_and_reduces_gradients(mesh, attention):
     ((expected, *_),) = run_ranks(of_sequences, 1, None, attention)
+    (data, seq), axes = mesh, sum(size > 1 for size in mesh)
+    keys = 4 * (BATCH // data) * (LENGTH // seq) * BUILDS[attention][1]
+    hops = 3 * (seq - 1) * BLOCKS  # keys and values forward, and with their gradients backward
     for found, eager, captured, of_variables in run_ranks(
-        of_sequences, ranks, (1, ranks), attention, timeout=200
+        of_sequences, data * seq, mesh, attention, timeout=200
     ):
-        assert_same(found, expected, f"{attention} on {ranks} ranks")
-        hops, moved = expected_of(ranks, attention, of_variables)
-        assert eager == [{"all_to_all": hops, "all_reduce": 2}, moved]
-        # The loss joins the gradients.
-        assert captured == [{"all_to_all": hops, "all_reduce": 1}, moved]
+        assert_same(found, expected, f"{attention} on {mesh}")
+        moved = {"all_to_all": 2 * hops * keys, "all_reduce": axes * (of_variables + 4)}
+        assert eager == [{"all_to_all": hops, "all_reduce": 2 * axes}, moved]
+        # The loss joins the gradients along one axis.
+        assert captured == [{"all_to_all": hops, "all_reduce": 2 * axes - 1}, moved]
 
 
 def local(tensor):
@@ -103,5 +101,6 @@ def kept_bytes(rank, mesh=None):
 
 def test_activations_fall_with_the_axis():
     (whole,) = run_ranks(kept_bytes, 1)
-    for ranks in (2, 3):
-        assert run_ranks(kept_bytes, ranks, (1, ranks)) == [whole // ranks] * ranks
+    for mesh in ((1, 2), (1, 3), (2, 2)):
+        ranks = mesh[0] * mesh[1]
+        assert run_ranks(kept_bytes, ranks, mesh) == [whole // ranks] * ranks

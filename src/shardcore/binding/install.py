@@ -20,7 +20,7 @@ from shardcore.binding.data import batches
 from shardcore.binding.data.data_adapters import array_loader
 from shardcore.binding.files import callbacks, loading, saving
 from shardcore.binding.keras_private import table
-from shardcore.binding.layers import calls, operations, slices
+from shardcore.binding.layers import calls, operations, products, slices
 from shardcore.binding.layers.while_loops import WhileLoops
 from shardcore.binding.metric_sums import results_of_epoch
 from shardcore.binding.torch_modules import wrapper
@@ -183,6 +183,8 @@ class Binding:
             "Functional._standardize_inputs": calls.model_inputs,
             "core.slice": slices.take,
             "numpy.repeat": operations.repeat,
+            "numpy.einsum": products.einsum,
+            "numpy.matmul": products.matmul,
             "core.slice_update": slices.update,
             "loss.apply_mask": batches.mask,
             "saving_lib.is_memory_sufficient": loading.is_memory_sufficient,

@@ -257,6 +257,13 @@ ALL = (
         "Looks up each element by its index, which moves the heads of grouped attention.",
         until=(3, 14),
     ),
+    *(
+        Patch(
+            f"keras.src.backend.torch.numpy:{name}",
+            "Flattens rows and tokens, of which each rank has some: no layout describes the lines.",
+        )
+        for name in ("einsum", "matmul")
+    ),
     Patch(
         "keras.src.backend.torch.core:slice",
         "Reads where a slice begins on the host: a recording would have one place only.",
