@@ -87,6 +87,31 @@ def test_a_layer_that_repeats_heads_is_planned_on_the_meta_device():
     assert [each["shapes"] for each in made["rules"]] == [((16,),)]
 
 
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_model_that_reads_numbers_is_planned_without_room_for_its_variables(is_installed):
+    class Reads(layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=shape[-1:], name="scale")
+            self.scale.assign(np.ones(shape[-1:]))
+
+        def call(self, x):
+            return x * int(keras.ops.max(keras.ops.arange(3))) * self.scale
+
+    def program():
+        rate = float(keras.ops.linspace(0.0, 0.5, 3)[1])
+        x = keras.Input((1 << 17,))
+        wide = layers.Dense(1 << 17, name="wide")  # 64 GiB
+        return keras.Model(x, layers.Dropout(rate)(wide(Reads(name="reads")(x))))
+
+    def made():
+        if is_installed:
+            shardcore.install()
+        return plan(program).to_dict()
+
+    shapes = [shape for each in in_a_process(made)["rules"] for shape in each["shapes"]]
+    assert sorted(shapes) == [(1 << 17,), (1 << 17,), (1 << 17, 1 << 17)]
+
+
 class Nested(layers.Layer):
     """Keras builds its layer by a symbolic call."""
 
@@ -180,7 +205,7 @@ REFUSED = [
     ),
     (dict, MESH, r"what dict\(\) returned is dict, expected a Keras model"),
     ("model.keras", MESH, "a built Keras model or a function that builds one, got 'model.keras'"),
-    (reading, MESH, r"reading\(\) was called .* on the meta device, and reads values"),
+    (reading, MESH, r"reading\(\) was called .* and reads values of a variable of shape \(8, 32\)"),
     (build, (2, 4), r"for a keras.distribution.DeviceMesh, or, .*; got \(2, 4\)"),
     (build, Mesh((8,), ("batch",)), r"needs an axis beside that of the batch"),
 ]

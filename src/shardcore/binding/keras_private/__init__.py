@@ -55,6 +55,9 @@ from shardcore.binding.keras_private.shapes import (
     drawing_without_values as drawing_without_values,
 )
 from shardcore.binding.keras_private.shapes import repeating_shapes as repeating_shapes
+from shardcore.binding.keras_private.shapes import (
+    variables_without_room as variables_without_room,
+)
 from shardcore.binding.keras_private.table import PATCHES as PATCHES
 from shardcore.binding.keras_private.table import STEPS as STEPS
 from shardcore.binding.keras_private.training import AUTO as AUTO

@@ -1,16 +1,19 @@
 """Contexts in which models are built and run on tensors that have shapes, and no values."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 import torch
+from keras import Variable
 
 from shardcore.binding.keras_private.process import is_symbolic
 from shardcore.binding.keras_private.rebinding import around, replace
 from shardcore.binding.keras_private.table import WITHOUT_VALUES
 from shardcore.binding.types import Original
+from shardcore.domain.errors import PolicyError
 
 
 @contextmanager
@@ -42,6 +45,49 @@ def drawing_without_values() -> Iterator[None]:
 
     with _replaced("random.torch_seed_generator", around(generator)):
         yield
+
+
+@contextmanager
+def variables_without_room(reader: str) -> Iterator[None]:
+    """Lets variables of several numbers be zeros that take no room, on the device of the others.
+
+    Writes pass them over. A PolicyError names the `reader` that wants their values in NumPy.
+    """
+
+    def initialize(original: Original, variable: Variable, initializer: Any) -> None:
+        if math.prod(variable.shape) <= 1:
+            original(variable, initializer)
+        else:
+            zero = keras.ops.zeros((), variable._dtype)
+            variable._initialize(zero.expand(tuple(variable.shape)))
+
+    def assign(original: Original, variable: Variable, value: Any) -> None:
+        if not _has_no_room(variable):
+            original(variable, value)
+
+    def to_numpy(original: Original, x: Any) -> Any:
+        if _has_no_room(x):
+            raise PolicyError(
+                f"{reader} was called to see the model's shapes only, and reads values of a "
+                f"variable of shape {tuple(x.shape)}, which has none there: load weights and the "
+                "like outside it, or give the built model itself, and name the model and its "
+                f"layers: shardcore.plan({reader}, mesh)."
+            )
+        return original(x)
+
+    with (
+        _replaced("Variable._initialize_with_initializer", around(initialize)),
+        _replaced("Variable._direct_assign", around(assign)),
+        _replaced("core.convert_to_numpy", around(to_numpy)),
+    ):
+        yield
+
+
+def _has_no_room(x: Any) -> bool:
+    """Returns whether all numbers of a variable, or of its parameter, are one in memory."""
+    value = x._value if isinstance(x, Variable) else x
+    is_parameter = isinstance(value, torch.nn.Parameter)
+    return is_parameter and value.numel() > 1 and not any(value.stride())
 
 
 @contextmanager

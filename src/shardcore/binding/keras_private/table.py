@@ -422,5 +422,18 @@ WITHOUT_VALUES = {
             "Reads the values of a seed.",
             everywhere=True,
         ),
+        Patch(
+            "keras.src.backend.common.variables:Variable._initialize_with_initializer",
+            "Makes a value, for which there may be no room.",
+        ),
+        Patch(
+            "keras.src.backend.torch.core:Variable._direct_assign",
+            "Writes into a value that is not there.",
+        ),
+        Patch(
+            "keras.src.backend.torch.core:convert_to_numpy",
+            "Reads a value that is not there.",
+            everywhere=True,
+        ),
     )
 }

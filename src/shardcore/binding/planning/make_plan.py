@@ -17,6 +17,8 @@ from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.types import MeshLike
 
 Choose = Callable[[LayerFacts, Mesh], Planned]
+# Opens the context in which the function of a model runs.
+Building = Callable[[], AbstractContextManager[None]]
 
 
 def make_plan(
@@ -34,7 +36,7 @@ def make_plan(
 
 def facts_of(model: object, sessions: Sessions | None) -> LayerFacts:
     """Returns the facts of `model`, a built model or a function that builds one."""
-    return _facts(model, nullcontext() if sessions is None else sessions.ignoring_distributions())
+    return _facts(model, nullcontext if sessions is None else sessions.ignoring_distributions)
 
 
 def plan_of(facts: LayerFacts, mesh: MeshLike, policy: str, planned: Planned) -> Plan:
@@ -61,8 +63,8 @@ def _device_mesh(mesh: MeshLike) -> Any:
     )
 
 
-def _facts(model: object, building: AbstractContextManager[None]) -> LayerFacts:
-    """Returns the facts of `model`; its function runs in the context `building`."""
+def _facts(model: object, building: Building) -> LayerFacts:
+    """Returns the facts of `model`; its function runs in the context that `building` opens."""
     if isinstance(model, keras.layers.Layer):
         return _described(model, "the model")
     if not callable(model):
@@ -70,25 +72,31 @@ def _facts(model: object, building: AbstractContextManager[None]) -> LayerFacts:
             f"A plan is for a built Keras model or a function that builds one, got {model!r}."
         )
     name = f"{getattr(model, '__name__', repr(model))}()"
-    # The meta device has shapes, and no values.
+    try:
+        # The meta device has shapes, and no values.
+        return _facts_of_built(model, name, building(), keras.device("meta"))
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):
+            raise
+    # It reads numbers, as of `keras.ops.linspace`: variables alone have no values now.
+    return _facts_of_built(model, name, building(), keras_private.variables_without_room(name))
+
+
+def _facts_of_built(
+    build: Callable[[], object],
+    name: str,
+    building: AbstractContextManager[None],
+    values: AbstractContextManager[None],
+) -> LayerFacts:
+    """Returns the facts of what the function of this name builds; `values` says what has values."""
     with (
         keras_private.without_distribution(),
         keras_private.unnoticed(),
         keras_private.repeating_shapes(),
-        keras.device("meta"),
+        values,
     ):
-        try:
-            with building:
-                built = model()
-        except (NotImplementedError, RuntimeError) as error:
-            if "meta" not in str(error):
-                raise
-            raise PolicyError(
-                f"{name} was called to see the model's shapes only, on the meta device, and reads "
-                f"values ({error}): load weights and the like outside it, or give the built model "
-                "itself, and name the model and its layers: "
-                f"shardcore.plan({name}, mesh)."
-            ) from error
+        with building:
+            built = build()
         if keras.distribution.distribution() is not None:
             raise PolicyError(
                 f"{name} sets a distribution, which a plan can only pass over where shardcore is "
