@@ -10,7 +10,7 @@ from keras import layers
 import shardcore
 from shardcore.binding.planning.make_plan import facts_of
 from shardcore.bootstrap import machines, search
-from shardcore.bootstrap.traces import TraceRequest, traces
+from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest, traces
 from shardcore.policies.candidates import candidates
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.models import Block
@@ -51,18 +51,20 @@ def is_of_two_axes(candidate):
 def traced(build, devices):
     """Returns each candidate, with the collectives of its traced step."""
     facts, machine = facts_of(build, None), machines.find("a100")
-    planned = [
+    ruled = [
         search.with_rules(each, ROWS, machine, facts)
         for each in candidates(devices, host=2)
         if devices == 2 or is_of_two_axes(each)
     ]
+    planned = [each for each in ruled if isinstance(each, PlannedCandidate)]
     asked = TraceRequest(build, BATCHES[build], ROWS)
     found = []
     for each, step in zip(planned, traces(planned, asked, machine, facts), strict=True):
         calls, operand_bytes = Counter(), Counter()
         for moved in step.on(each.candidate.mesh).moved:
-            calls[moved.kind] += moved.times
-            operand_bytes[moved.kind] += moved.times * moved.operand_bytes
+            kind = "all_to_all" if moved.kind == "send" else moved.kind
+            calls[kind] += moved.times
+            operand_bytes[kind] += moved.times * moved.operand_bytes
         found.append((each.candidate, dict(calls), dict(operand_bytes)))
     return found
 

@@ -47,7 +47,7 @@ class Candidate:
 def candidates(devices: int, host: int) -> tuple[Candidate, ...]:
     """Returns all meshes of `devices`, `host` of which are in a host, with the policies for them.
 
-    The model axis is the innermost, and stays in a host.
+    The axis of the model, or of sequences, is the innermost, and stays in a host.
 
     Example:
         >>> for each in candidates(4, host=2):
@@ -56,6 +56,7 @@ def candidates(devices: int, host: int) -> tuple[Candidate, ...]:
         fully_sharded (data=4)
         tensor_parallel (data=2, model=2)
         sequence_parallel (data=2, model=2)
+        context_parallel (data=2, seq=2)
         hybrid_sharded (replica=2, shard=2)
         hybrid_sharded (replica=1, shard=2, model=2)
     """
@@ -71,6 +72,7 @@ def _all(devices: int, host: int) -> Iterator[Candidate]:
         mesh = Mesh((devices // model, model), ("data", "model"))
         yield Candidate("tensor_parallel", mesh)
         yield Candidate("sequence_parallel", mesh)
+        yield Candidate("context_parallel", Mesh(mesh.shape, ("data", "seq")))
     for model in (1, *models):
         for shard in _divisors(devices // model)[1:]:
             replica = devices // model // shard

@@ -38,7 +38,8 @@ def plan(
         small: A variable is split over `shard` if that saves every rank this many bytes.
 
     Raises:
-        PolicyError: If one axis would split both the batch and the sequence.
+        PolicyError: If one axis would split both the batch and the sequence, or the model has no
+            sequence.
     """
     name = model_axis(mesh, axis, "context_parallel")
     rows = batch_axis(mesh, batch)
@@ -55,7 +56,13 @@ def plan(
     )
     if mesh.axis_size(name) == 1:
         return chosen
-    return chosen | dict(_Sequences(Roles(chosen, name), rows, name).choices(model))
+    found = dict(_Sequences(Roles(chosen, name), rows, name).choices(model))
+    if not found:
+        raise PolicyError(
+            "Policy 'context_parallel' finds no sequence in the model: no input of three dims, no "
+            "embedding of tokens and no norm of (batch, tokens, channels). Take another policy."
+        )
+    return chosen | found
 
 
 @attrs.frozen
