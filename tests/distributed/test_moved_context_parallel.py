@@ -7,7 +7,9 @@ bytes with the sizes of the model alone.
 from functools import partial
 
 import keras
+import numpy as np
 import pytest
+from keras import layers
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardcore.testing import count_collectives, run_ranks
@@ -15,6 +17,7 @@ from tests.distributed.moved import (
     BATCH,
     LENGTH,
     TOKENS,
+    VOCABULARY,
     WIDTH,
     assert_same,
     compiled,
@@ -67,6 +70,37 @@ def test_a_step_sends_keys_and_values_on_and_reduces_gradients(mesh, attention):
         assert eager == [{"all_to_all": hops, "all_reduce": 2 * axes}, moved]
         # The loss joins the gradients along one axis.
         assert captured == [{"all_to_all": hops, "all_reduce": 2 * axes - 1}, moved]
+
+
+def masked():
+    """Sequences of seven tokens, the last of which are padded, through both attentions."""
+    tokens = keras.Input((7,), dtype="int32")
+    h = layers.Embedding(VOCABULARY, WIDTH, mask_zero=True, name="tokens")(tokens)
+    g = layers.LayerNormalization(name="norm_1")(h)
+    h = h + layers.MultiHeadAttention(3, 4, name="heads")(g, g, use_causal_mask=True)
+    g = layers.LayerNormalization(name="norm_2")(h)
+    h = h + layers.GroupQueryAttention(4, 4, 2, name="groups")(g, g)
+    return keras.Model(tokens, layers.Dense(VOCABULARY, name="logits")(h))
+
+
+PADDED = np.where(np.arange(7) < 5, np.arange(1, 8), 0) * np.ones((BATCH, 1), "int64")
+OTHERS = {"dropout": (partial(transformer, 1, dropout=0.3), TOKENS), "masked": (masked, PADDED)}
+
+
+def test_dropout_inside_an_attention_and_padding_have_the_numbers_of_one_device():
+    def program(rank, mesh=None):
+        found = {}
+        for name, (build, tokens) in OTHERS.items():
+            keras.utils.clear_session(free_memory=False)
+            if mesh:
+                distribute(build, mesh, policy="context_parallel")
+            found[name], *_ = trained(build, (tokens, tokens))
+        return found
+
+    (expected,) = run_ranks(program, 1)
+    for found in run_ranks(program, 2, (1, 2)):
+        for name in OTHERS:
+            assert_same(found[name], expected[name], name)
 
 
 def local(tensor):
