@@ -76,7 +76,7 @@ class Layout:
 
     def __attrs_post_init__(self) -> None:
         pending = [axis for axis, _ in self.partial]
-        check_spec(self.spec, self.blocks, pending, self.mesh.axis_names, f"Layout {self}")
+        check_spec(self.spec, self.blocks, pending, self.mesh.axis_names, self)
         ops = {Partial(op).op for _, op in self.partial}
         if len(ops) > 1 and ops != {"sum", "avg"}:
             raise LayoutError(
@@ -171,12 +171,19 @@ class Layout:
         Raises:
             MeshError: If the mesh has no such axis.
         """
-        self.mesh.axis_index(axis)
-        for dim, entry in enumerate(self.spec):
-            if axis in entry_axes(entry):
-                return Shard(dim, self.blocks[dim])
-        ops = dict(self.partial)
-        return Partial(ops[axis]) if axis in ops else Replicate()
+        if axis not in self._by_axis:
+            self.mesh.axis_index(axis)
+        return self._by_axis[axis]
+
+    @cached_property
+    def _by_axis(self) -> dict[str, Placement]:
+        """The placement along each mesh axis, in the order of the axes."""
+        placements: dict[str, Placement] = dict.fromkeys(self.mesh.axis_names, Replicate())
+        placements |= {axis: Partial(op) for axis, op in self.partial}
+        for dim, (entry, block) in enumerate(zip(self.spec, self.blocks, strict=True)):
+            for axis in entry_axes(entry):
+                placements[axis] = Shard(dim, block)
+        return placements
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -184,12 +191,13 @@ class Layout:
 
         Placements do not contain the order of the axes that split one dim: see `in_mesh_order`.
         """
-        return tuple(self.placement(axis) for axis in self.mesh.axis_names)
+        return tuple(self._by_axis.values())
 
     @property
     def in_mesh_order(self) -> bool:
         """Whether axes that split one dim do so in the order of the mesh."""
-        return self.spec == Layout.from_placements(self.mesh, self.placements, self.ndim).spec
+        orders = map(entry_axes, self.spec)
+        return all(list(order) == sorted(order, key=self.mesh.axis_index) for order in orders)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - layouts are few, and a step asks for each gradient
     def without(self, *axes: str) -> "Layout":

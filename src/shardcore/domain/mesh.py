@@ -35,7 +35,7 @@ def _names(value: Iterable[str]) -> tuple[str, ...]:
     return names  # type: ignore[return-value]
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class Mesh:
     """A grid of ranks with named axes. It knows no device.
 

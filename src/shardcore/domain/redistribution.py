@@ -15,7 +15,7 @@ exactly, in elements. An axis of one rank needs no collective: its steps are sli
 
 import math
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 from itertools import count, takewhile
 from typing import TypeAlias
@@ -67,7 +67,7 @@ class Step:
     shape: tuple[int, ...]  # the global shape of the tensor
     itemsize: int  # the bytes of one element
 
-    @property
+    @cached_property
     def kind(self) -> Kind:
         """The kind of the step."""
         kind = transition(self.source.placement(self.axis), self.target.placement(self.axis))
@@ -159,7 +159,7 @@ def _check(source: Layout, target: Layout, shape: tuple[int, ...]) -> None:
     if source.mesh != target.mesh:
         raise LayoutError(f"Both layouts must be of one mesh, got {source.mesh} and {target.mesh}.")
     for layout in (source, target):
-        layout.local_shape(shape, rank=0)
+        layout.fitting(shape, "A tensor")
     for axis in source.mesh.axis_names:
         try:
             transition(source.placement(axis), target.placement(axis))

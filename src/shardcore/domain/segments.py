@@ -36,10 +36,12 @@ def without_segments(
         >>> str(without_segments(halves, (24,), (4,))[1])
         "('data', None)"
     """
+    counts = counts or layout.segments
+    if set(counts) <= {1}:
+        return tuple(shape), layout
     sizes: list[int] = []
     spec: list[DimSpec] = []
     blocks: list[Blocks] = []
-    counts = counts or layout.segments
     for dim, (size, count) in enumerate(zip(shape, counts, strict=True)):
         entry, (own, block) = layout.spec[dim], segments_of(layout.blocks[dim])
         outer = _block_of_segments(layout, dim, size, count) if own < count and entry else None

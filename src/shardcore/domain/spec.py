@@ -52,28 +52,28 @@ def check_spec(
     blocks: Sequence[Blocks],
     pending: Iterable[str],
     known: Sequence[str],
-    what: str,
+    layout: object,
 ) -> None:
-    """Checks a spec, with the blocks of its dims and the axes of its pending reductions.
+    """Checks the spec of `layout`, with the blocks of its dims and the axes it is partial along.
 
     Raises:
         LayoutError: If there is not one fitting block per dim, or an axis is not one of `known`,
-            those of the mesh, or is used twice. It names `what`.
+            those of the mesh, or is used twice. It names `layout`.
     """
     if len(blocks) != len(spec):
-        raise LayoutError(f"{what} needs one block per dim, got {blocks}.")
+        raise LayoutError(f"Layout {layout} needs one block per dim, got {blocks}.")
     for entry, block in zip(spec, blocks, strict=True):
         if segments_of(block)[1] < 1 or (entry is None and block != 1):
             raise LayoutError(
-                f"{what} has blocks {blocks}: a dim that is split has blocks of 1 or more "
+                f"Layout {layout} has blocks {blocks}: a dim that is split has blocks of 1 or more "
                 "elements, any other of 1."
             )
     used = [*(axis for entry in spec for axis in entry_axes(entry)), *pending]
     for axis in used:
         if axis not in known:
-            raise LayoutError(f"{what} names axis {axis!r}, but the axes of its mesh are {known}.")
+            raise LayoutError(f"Layout {layout} names axis {axis!r}, but the axes of its mesh are {known}.")
         if used.count(axis) > 1:
-            raise LayoutError(f"{what} uses axis {axis!r} twice: use each axis once.")
+            raise LayoutError(f"Layout {layout} uses axis {axis!r} twice: use each axis once.")
 
 
 def without_axes(spec: Iterable[DimSpec], *axes: str) -> tuple[DimSpec, ...]:

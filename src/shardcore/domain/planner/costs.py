@@ -73,6 +73,8 @@ class SplitCosts:
         if isinstance(target, Shard) and isinstance(source, Shard) and source.dim == target.dim:
             dim, size = term.dims[target.dim], shape[target.dim]
             wanted = blocks_of(dim.count * cut.count, dim.block * cut.grain)
+            if wanted == source.block:
+                return source
             found, needed = (
                 Layout(self.call.mesh, (axis,), blocks=(blocks,)).normalized((size,))
                 for blocks in (source.block, wanted)

@@ -9,7 +9,7 @@ segments, each of which has all steps of the factor.
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import zip_longest
 
 import attrs
@@ -70,7 +70,7 @@ class Term:
         if len(factors) > len(set(factors)):
             raise RuleError(f"There is a factor twice in '{self}': use each factor once.")
 
-    @property
+    @cached_property
     def factors(self) -> frozenset[str]:
         """The factors that it can be split by."""
         return frozenset(dim.factor for dim in self.dims if dim.factor)
