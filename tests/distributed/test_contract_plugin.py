@@ -2,10 +2,9 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+from tests import warm
 from tests.checks.tree import python
 from tests.plugins.packages import pip_install
 
@@ -25,15 +24,8 @@ def test_the_example_keeps_its_promises_where_it_is_installed(tmp_path):
     shutil.copy(EXAMPLE / TESTS, tmp_path / "author")
     path = filter(None, [str(site), os.environ.get("PYTHONPATH")])
     options = ["-q", "-p", "no:cacheprovider", "-k", PROMISES]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, TESTS],
-        cwd=tmp_path / "author",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    done = warm.run(["-m", "pytest", *options, TESTS], environment, tmp_path / "author", 280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\n7 passed, 12 deselected" in done.stdout
 

@@ -1,12 +1,13 @@
 """The figures of the demo are those of the shapes, and of the theory of Megatron."""
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests import warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -19,17 +20,31 @@ WHOLE = (VOCABULARY + LENGTH) * WIDTH + BLOCKS * 6 * WIDTH + 2 * WIDTH + (WIDTH 
 ADAM = 8
 
 
+# The demo with the processes that it starts forked; tests of the README run torchrun itself.
+DEMO = """
+import subprocess, demo
+from tests import warm
+
+def run(command, env, check):
+    _, *words = command
+    ranks = 2 if "torch.distributed.run" in words else 0
+    words = words[words.index(demo.TRAIN):]
+    started = warm.start_ranks(words, 2, env) if ranks else [warm.Program(words, env)]
+    printed = [each.communicate(240) for each in started]
+    print(*(text for streams in printed for text in streams))
+    return subprocess.CompletedProcess(command, max(each.returncode for each in started))
+
+demo.subprocess.run = run
+demo.main()
+"""
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     facts = tmp_path_factory.mktemp("demo") / "facts.json"
     sizes = ["--epochs", "2", "--windows", "32", "--json", str(facts)]
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "demo.py"), *sizes],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    paths = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
+    done = warm.run(["-c", DEMO, *sizes], {**os.environ, "PYTHONPATH": paths})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, json.loads(facts.read_text())
 

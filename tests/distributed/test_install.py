@@ -18,6 +18,7 @@ from shardcore.binding.keras_private import PATCHES
 from shardcore.binding.keras_private.lines import LINE
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.testing import run_ranks
+from tests import warm
 
 
 def python(program, *arguments, **env):
@@ -31,6 +32,13 @@ def python(program, *arguments, **env):
         timeout=120,
         check=False,
     )
+
+
+def forked(program, *arguments, **env):
+    """Runs a program in a process forked from this one, whose modules are loaded."""
+    chosen = ("KERAS_BACKEND", "SHARDCORE_LOG")
+    inherited = {name: value for name, value in os.environ.items() if name not in chosen}
+    return warm.run(["-c", program, *arguments], inherited | env)
 
 
 def in_one_process(program, *args):
@@ -380,13 +388,13 @@ def test_a_newer_torch_that_fits_is_installed_with_one_warning(newer_torch):
         "import shardcore; status = shardcore.install()\n"
         "print(status.strategy, status.versions['torch'])"
     )
-    done = python(program, PYTHONPATH=newer_torch)
+    done = forked(program, PYTHONPATH=newer_torch)
     assert done.stdout == "dtensor 2.99.0\n", done.stderr
     assert done.stderr == (
         "[shardcore rank 0] torch 2.99.0 is newer than 2.15, the newest tested release. The "
         "self-check found nothing that does not fit.\n"
     )
-    assert python(program, PYTHONPATH=newer_torch, RANK="1").stderr == ""
+    assert forked(program, PYTHONPATH=newer_torch, RANK="1").stderr == ""
 
 
 NOT_FITTING = """
@@ -408,7 +416,7 @@ print(keras_names() == before, shardcore.status().installed)
 
 
 def test_names_that_a_newer_torch_lacks_are_named_and_nothing_is_patched(newer_torch):
-    done = python(NOT_FITTING, PYTHONPATH=newer_torch)
+    done = forked(NOT_FITTING, PYTHONPATH=newer_torch)
     error, rest = done.stdout.splitlines()
     assert "does not fit: torch has no torch._C._current_graph_task_id; Keras has no " in error
     assert "keras.src.utils.io_utils:print_msg. Nothing was" in error

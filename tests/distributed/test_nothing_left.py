@@ -9,6 +9,7 @@ import pytest
 from shardcore.adapters.forked_ranks import free_port
 from tests.checks.tree import ROOT
 from tests.distributed.programs import STRATEGY
+from tests.warm import Program
 
 PROGRAM = """
 import sys
@@ -66,8 +67,13 @@ print("as before")
 """
 
 
+def in_new_interpreter(words, environment):
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *words], env=environment, **streams)
+
+
 def run(ranks, *arguments, folder):
-    """The output of each rank."""
+    """Both streams of each rank."""
     environment = {name: each for name, each in os.environ.items() if "KERAS" not in name}
     environment |= {"PYTHONPATH": f"{ROOT}/src:{ROOT}", "OMP_NUM_THREADS": "1"}
     environment["FOLDER"] = str(folder)
@@ -79,16 +85,10 @@ def run(ranks, *arguments, folder):
             "KERAS_DISTRIBUTION_NUM_PROCESSES": str(ranks),
             "KERAS_DISTRIBUTION_PROCESS_ID": str(rank),
         }
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, STRATEGY, *arguments],
-                env=environment | (job if ranks > 1 else {}),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    return [each.communicate(timeout=240)[0] for each in processes]
+        words, variables = ["-c", PROGRAM, STRATEGY, *arguments], job if ranks > 1 else {}
+        start = Program if arguments[0] == "loaded" else in_new_interpreter
+        processes.append(start(words, environment | variables))
+    return [each.communicate(timeout=240) for each in processes]
 
 
 # torch joins a job once: the process group stays, and is ended with the interpreter.
@@ -101,5 +101,5 @@ OF_IMPORTS = "operators,functions at exit"
     ("ranks", "loaded", "apart"), [(1, "", OF_IMPORTS), (1, "loaded", ""), (2, "loaded", OF_A_JOB)]
 )
 def test_a_process_is_as_before(ranks, loaded, apart, tmp_path):
-    for said in run(ranks, loaded, apart, folder=tmp_path):
-        assert said.endswith("as before\n"), said
+    for out, errors in run(ranks, loaded, apart, folder=tmp_path):
+        assert out.endswith("as before\n"), errors

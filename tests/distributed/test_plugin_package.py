@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import keras
@@ -12,6 +11,7 @@ import shardcore
 from shardcore import bootstrap
 from shardcore.domain.errors import StrategyError
 from shardcore.testing import run_ranks
+from tests import warm
 from tests.plugins.packages import TOY, pip_install, write_package
 
 PROGRAM = """
@@ -45,14 +45,8 @@ def site(tmp_path_factory):
 
 def run(site, program, **env):
     path = filter(None, [os.environ.get("PYTHONPATH")])
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *path]), **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    path = os.pathsep.join([str(site), *path])
+    return warm.run(["-c", program], {**os.environ, "PYTHONPATH": path, **env})
 
 
 def test_its_strategy_is_taken_by_name_and_trains(site):

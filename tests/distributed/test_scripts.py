@@ -1,4 +1,4 @@
-"""One user script: alone by `python`, on ranks by `torchrun`; by `shardcore verify`, `explain`."""
+"""One user script: alone by `python`, on ranks by torchrun; by `shardcore verify`, `explain`."""
 
 import json
 import os
@@ -8,6 +8,8 @@ import sys
 
 import numpy as np
 import pytest
+
+from tests import warm
 
 SCRIPT = """
 import shardcore
@@ -48,21 +50,31 @@ if __name__ == "__main__":
 """
 
 
-def run(*words, ranks=None, cwd):
-    """Runs `python WORDS`, or the same under torchrun; gives the finished process."""
-    launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"] if ranks else []
-    # Python's own option is torchrun's --module.
-    words = ["--module" if ranks and word == "-m" else word for word in words]
-    env = {k: v for k, v in os.environ.items() if k not in ("KERAS_BACKEND", "SHARDCORE_LOG")}
+def environment():
+    chosen = ("KERAS_BACKEND", "SHARDCORE_LOG")
+    inherited = {name: value for name, value in os.environ.items() if name not in chosen}
+    return inherited | {"OMP_NUM_THREADS": "1"}
+
+
+def run(*words, cwd):
+    """Runs `python WORDS` in a new interpreter; gives the finished process."""
     return subprocess.run(
-        [sys.executable, *launcher, *words],
+        [sys.executable, *words],
         cwd=cwd,
-        env=env | {"OMP_NUM_THREADS": "1"},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=180,
         check=False,
     )
+
+
+def run_on_ranks(*words, cwd):
+    """Runs `python WORDS` on two ranks; gives their exit codes, and what each printed."""
+    ranks = warm.start_ranks(words, 2, environment(), cwd)
+    printed = [rank.communicate(180) for rank in ranks]
+    outs, errors = zip(*printed, strict=True)
+    return [rank.returncode for rank in ranks], outs, errors
 
 
 def results(done):
@@ -79,7 +91,8 @@ def folder(tmp_path):
 
 def test_the_same_script_runs_alone_and_under_torchrun(folder):
     alone = run("script.py", cwd=folder)
-    together = run("script.py", ranks=2, cwd=folder)
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2")
+    together = run(*launcher, "script.py", cwd=folder)
     ((_, shape, expected),) = results(alone)
     on_ranks = results(together)
     assert [rank for rank, _, _ in on_ranks] == [0, 1], together.stdout
@@ -96,9 +109,10 @@ def test_the_same_script_runs_alone_and_under_torchrun(folder):
 
 
 def test_verify_on_two_ranks_prints_one_report(folder):
-    done = run("-m", "shardcore", "verify", "script.py:build", "--json", ranks=2, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)  # one document: rank 0's
+    words = ("-m", "shardcore", "verify", "script.py:build", "--json")
+    codes, (document, other), errors = run_on_ranks(*words, cwd=folder)
+    assert (codes, other) == ([0, 0], ""), errors
+    report = json.loads(document)
     assert (report["ok"], report["rank"], report["mesh"]) == (True, 0, "(data=1, model=2)")
     assert {v["path"]: v["local_shape"] for v in report["variables"][:4]} == {
         "up/kernel": [6, 4],
@@ -111,23 +125,23 @@ def test_verify_on_two_ranks_prints_one_report(folder):
 
 def test_explain_says_the_same_of_simulated_and_of_real_ranks(folder):
     words = ("-m", "shardcore", "explain", "script.py", "--json")
-    simulated = run(*words, "--ranks", "2", cwd=folder)
-    real = run(*words, ranks=2, cwd=folder)
-    assert (simulated.returncode, real.returncode) == (0, 0), simulated.stderr + real.stderr
-    assert json.loads(simulated.stdout) == json.loads(real.stdout)
-    calls = json.loads(real.stdout)["calls"]
-    assert calls == {"all_reduce": 1}
+    simulated = warm.run([*words, "--ranks", "2"], environment(), folder)
+    codes, (real, other), errors = run_on_ranks(*words, cwd=folder)
+    assert (simulated.returncode, codes, other) == (0, [0, 0], ""), (simulated.stderr, errors)
+    assert json.loads(simulated.stdout) == json.loads(real)
+    assert json.loads(real)["calls"] == {"all_reduce": 1}
 
 
 def test_status_on_two_ranks_is_that_of_the_job(folder):
-    done = run("-m", "shardcore", "status", "--json", ranks=2, cwd=folder)
-    status = json.loads(done.stdout)
+    _, (document, other), _ = run_on_ranks("-m", "shardcore", "status", "--json", cwd=folder)
+    assert other == ""
+    status = json.loads(document)
     assert (status["devices"], status["world_size"]) == (["cpu:0", "cpu:1"], 2)
 
 
 def test_wrong_usage_on_ranks_ends_all_of_them(folder):
-    done = run("-m", "shardcore", "verify", "script.py:no_model", ranks=2, cwd=folder)
-    assert done.returncode != 0
-    assert "no_model() of" in done.stderr
-    assert "returned int, expected a keras.Model" in done.stderr
-    assert "exitcode  : 2" in done.stderr
+    words = ("-m", "shardcore", "verify", "script.py:no_model")
+    codes, _, errors = run_on_ranks(*words, cwd=folder)
+    assert codes == [2, 2]
+    assert "no_model() of" in errors[0]
+    assert "returned int, expected a keras.Model" in errors[0]

@@ -19,6 +19,7 @@ import pytest
 
 from shardcore import cli
 from shardcore.testing import run_ranks
+from tests import warm
 from tests.checks.tree import ROOT, SCRIPTS
 
 DOCS = ROOT / "docs"
@@ -128,20 +129,23 @@ def hosts(tmp_path):
     environment["PATH"] = f"{SCRIPTS}:{environment['PATH']}"
 
     def start(command, **variables):
+        program, *words = command.split()
+        if program == "python":
+            return warm.Program(words, environment | variables, tmp_path)
         return subprocess.Popen(
-            command.split(),
+            [program, *words],
             cwd=tmp_path,
             env=environment | variables,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             text=True,
         )
 
     def run(*starts):
         started = [start(command, **variables) for command, variables in starts]
-        printed = [process.communicate(timeout=240)[0] for process in started]
+        printed = [process.communicate(timeout=240) for process in started]
         assert [process.returncode for process in started] == [0, 0], printed
-        return "".join(printed)
+        return "".join(map("".join, printed))
 
     return run
 

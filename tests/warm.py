@@ -1,0 +1,178 @@
+"""Runs Python programs in processes forked from this one, which has imported torch and Keras.
+
+A new interpreter takes three seconds to import them. What is about imports, or about the end of an
+interpreter, needs one all the same.
+"""
+
+import atexit
+import contextlib
+import gc
+import logging
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from shardcore.adapters.forked_ranks import free_port
+
+Words = Sequence[str | os.PathLike[str]]
+
+
+class Program:
+    """What `python WORDS` runs, in a process with streams, an environment and an exit code.
+
+    Its interface is that of `subprocess.Popen`, as far as tests need it.
+
+    Args:
+        words: "-c" and a program, "-m" and a module, or a script; then arguments.
+        env: The environment; that of this process, if None.
+        cwd: The working folder; that of this process, if None.
+        output: The file for both streams. By default each has a file, which `communicate` reads.
+    """
+
+    def __init__(
+        self,
+        words: Words,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        output: int | None = None,
+    ) -> None:
+        environment = dict(os.environ if env is None else env)
+        self._files: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(2)]
+        self._printed = ("", "")
+        streams = [each.fileno() if output is None else output for each in self._files]
+        arguments = (list(map(str, words)), environment, cwd, streams)
+        self._process = multiprocessing.get_context("fork").Process(target=_main, args=arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, or the negative number of the signal that ended it; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int:
+        """Returns its exit code; kills it if it does not end within `timeout` seconds."""
+        self._process.join(timeout)
+        is_late = self.returncode is None
+        self.kill()
+        if is_late:
+            raise subprocess.TimeoutExpired("\n".join(self._printed), timeout)
+        return self._process.exitcode or 0
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Returns what it printed to both streams, as soon as it has ended."""
+        self.wait(timeout)
+        return self._printed
+
+    def kill(self) -> None:
+        """Kills it, if it runs."""
+        self._process.kill()
+        self._process.join()
+        if self._files:
+            out, err = map(_content, self._files)
+            self._printed, self._files = (out, err), []
+
+
+def run(
+    words: Words,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float = 180,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, as `subprocess.run` does."""
+    program = Program(words, env, cwd)
+    out, err = program.communicate(timeout)
+    return subprocess.CompletedProcess(words, program.wait(0), out, err)
+
+
+def start_ranks(
+    words: Words, count: int, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> list[Program]:
+    """Starts a program on `count` ranks, with the variables that torchrun sets."""
+    job = {
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    inherited = os.environ if env is None else env
+    return [
+        Program(words, {**inherited, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd)
+        for rank in range(count)
+    ]
+
+
+def _content(file: IO[bytes]) -> str:
+    with file:
+        file.seek(0)
+        return file.read().decode()
+
+
+def _main(
+    words: list[str], environment: dict[str, str], cwd: Path | None, streams: list[int]
+) -> None:
+    """Runs the program as the interpreter would, and ends the process."""
+    _forget_pytest(environment, streams)
+    if cwd is not None:
+        os.chdir(cwd)
+    code = 0
+    try:
+        _run(words)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads it
+            stream.flush()
+    os._exit(code)
+
+
+def _run(words: list[str]) -> None:
+    kind, *rest = words
+    sys.path[:0] = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        namespace = {"__name__": "__main__"}
+        exec(compile(rest[0], "<string>", "exec"), namespace)
+    elif kind == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(kind).resolve().parent))
+        sys.argv = words
+        runpy.run_path(kind, run_name="__main__")
+
+
+def _forget_pytest(environment: dict[str, str], streams: list[int]) -> None:
+    """Gives this process the state of a new one, but for its modules."""
+    # Each garbage collection would spend a quarter of a second on the objects of the parent.
+    gc.freeze()
+    atexit._clear()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.excepthook, threading.excepthook = sys.__excepthook__, threading.__excepthook__
+    logging.getLogger().handlers[:] = []
+    warnings.resetwarnings()
+    warnings.showwarning = warnings._showwarning_orig
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(stream, number)
+    sys.stdout = open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")
