@@ -19,7 +19,6 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from shardcore.adapters.forked_ranks import free_port
 
@@ -46,9 +45,9 @@ class Program:
         output: int | None = None,
     ) -> None:
         environment = dict(os.environ if env is None else env)
-        self._files: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(2)]
+        self._files = [_nameless_file() for _ in range(2)]
         self._printed = ("", "")
-        streams = [each.fileno() if output is None else output for each in self._files]
+        streams = self._files if output is None else [output] * 2
         arguments = (list(map(str, words)), environment, cwd, streams)
         self._process = multiprocessing.get_context("fork").Process(target=_main, args=arguments)
         sys.stdout.flush()
@@ -112,10 +111,16 @@ def start_ranks(
     ]
 
 
-def _content(file: IO[bytes]) -> str:
-    with file:
+def _nameless_file() -> int:
+    number, path = tempfile.mkstemp()
+    os.unlink(path)
+    return number
+
+
+def _content(number: int) -> str:
+    with open(number) as file:
         file.seek(0)
-        return file.read().decode()
+        return file.read()
 
 
 def _main(
@@ -174,5 +179,5 @@ def _forget_pytest(environment: dict[str, str], streams: list[int]) -> None:
     os.environ.update(environment)
     for number, stream in enumerate(streams, start=1):
         os.dup2(stream, number)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - the program's, to its end
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - likewise

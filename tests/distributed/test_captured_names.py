@@ -180,7 +180,8 @@ class Calls(Spy):
 def begin(strategy):
     shardcore.install(strategy)
     if strategy != "single":
-        mesh = keras.distribution.DeviceMesh((2, 1), ("data", "model"))
+        ranks = len(keras.distribution.list_devices())
+        mesh = keras.distribution.DeviceMesh((ranks, 1), ("data", "model"))
         keras.distribution.set_distribution(
             keras.distribution.ModelParallel(
                 layout_map=keras.distribution.LayoutMap(mesh), batch_dim_name="data"
@@ -207,7 +208,7 @@ def test_a_step_sees_what_its_functions_read(strategy):
         begin(strategy)
         return {name: trained(*case, jit_compile) for name, case in SEEN.items()}
 
-    ranks = 1 if strategy == "single" else 2
+    ranks = 2 if strategy == "dtensor" else 1
     eager = run_ranks(program, ranks, False)
     for found, expected in zip(run_ranks(program, ranks, "auto"), eager, strict=True):
         for name, (losses, runs) in found.items():
@@ -226,7 +227,7 @@ def test_a_value_that_no_guard_can_compare_keeps_a_step_eager_with_a_message(str
             found[reason] = trained(function, lambda: None, "auto")[1], list(said)
         return found
 
-    for found in run_ranks(program, 1 if strategy == "single" else 2):
+    for found in run_ranks(program, 2 if strategy == "dtensor" else 1):
         for reason, (runs, said) in found.items():
             assert runs == 2 * STEPS, reason
             assert [reason in each for each in said] == [True], said

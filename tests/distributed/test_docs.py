@@ -14,6 +14,7 @@ import shardcore
 from shardcore.cli import arguments
 from shardcore.ports import hookspecs
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
+from tests import warm
 from tests.checks.tree import python
 from tests.plugins.packages import write_package
 
@@ -30,14 +31,21 @@ def python_blocks(name):
     return re.findall(r"^```python\n(.*?)^```$", text(name), re.MULTILINE | re.DOTALL)
 
 
+def environment(folder):
+    inherited = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    return {**inherited, "PYTHONPATH": str(folder)}
+
+
 def run(source, folder):
-    """Runs a program in `folder`, alone, with no backend chosen; gives what it printed."""
-    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
-    return python("-c", source, cwd=folder, **{**environment, "PYTHONPATH": str(folder)})
+    """Runs a program in `folder`, alone; gives what it printed."""
+    done = warm.run(["-c", source], environment(folder), folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
-def test_the_code_of_install_runs(tmp_path):
-    assert run("\n".join(python_blocks("how-to/install.md")), tmp_path) == "dtensor\n"
+def test_the_code_of_install_runs_in_a_new_interpreter(tmp_path):
+    source = "\n".join(python_blocks("how-to/install.md"))
+    assert python("-c", source, cwd=tmp_path, **environment(tmp_path)) == "dtensor\n"
 
 
 def test_the_code_of_training_runs(tmp_path):

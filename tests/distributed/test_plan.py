@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import random
 import re
 
@@ -20,7 +21,8 @@ from shardcore.domain.errors import LayoutError, PolicyError, RuleError
 from shardcore.domain.mesh import Mesh
 from shardcore.ports.policy import PolicyEntry
 from shardcore.testing import run_ranks
-from tests.checks.tree import ROOT, python
+from tests import warm
+from tests.checks.tree import ROOT
 from tests.distributed.programs import assert_fails_everywhere, is_seed
 from tests.plugins.packages import write_package
 
@@ -471,7 +473,10 @@ def words():
 plan = shardcore.plan(words, Mesh((2, 4), ("data", "model")), "tables")
 print(plan["sequential/e/embeddings"].axes)
 """
-    shown = python("-c", "\n".join([*programs, use]), cwd=tmp_path, PYTHONPATH=tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = warm.run(["-c", "\n".join([*programs, use])], environment, tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
     assert "policy tensor_parallel, mesh (data=2, model=4)" in shown
     assert "layout_map['up/bias'] = (None,)  # edited" in shown
     assert shown.endswith("(None, 'model')\n")

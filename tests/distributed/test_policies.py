@@ -55,14 +55,15 @@ def stored(model, plan):
 
 
 WAYS = {
-    2: [
+    ("dtensor", 2): [
         (decoder, (2, 1), "data_parallel"),
         *((build, (2, 1), "fully_sharded") for build in CASES),
         *((build, (1, 2), "tensor_parallel") for build in CASES),
         (grouped, (1, 2), "sequence_parallel"),
         (mixture, (1, 2), "context_parallel"),
     ],
-    4: [
+    ("manual", 2): [(cnn, (2, 1), "fully_sharded"), (decoder, (1, 2), "tensor_parallel")],
+    ("dtensor", 4): [
         (cnn, (2, 2), "fully_sharded"),
         (decoder, (2, 2), "tensor_parallel"),
         (decoder, (1, 4), "sequence_parallel"),  # 6 tokens over 4 ranks
@@ -77,11 +78,11 @@ def one_device():
     return {name: values for (name, _, _), (values, _) in found.items()}
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [("dtensor", 2), ("dtensor", 4), ("manual", 2)])
+@pytest.mark.parametrize(("strategy", "ranks"), WAYS)
 def test_each_policy_gives_the_numbers_of_one_device_and_the_bytes_of_its_plan(
     strategy, ranks, one_device
 ):
-    results = run_ranks(every_case, ranks, WAYS[ranks], strategy, timeout=250)
+    results = run_ranks(every_case, ranks, WAYS[strategy, ranks], strategy, timeout=250)
     for (name, mesh, policy), (values, (_, planned)) in results[0].items():
         for path, expected in one_device[name].items():
             np.testing.assert_allclose(

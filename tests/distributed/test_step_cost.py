@@ -85,8 +85,7 @@ def counted(_, build, asked):
     return found
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.parametrize("build", [decoder, mlp])
+@pytest.mark.parametrize(("build", "devices"), [(mlp, 2), (decoder, 4)])
 def test_a_traced_step_moves_what_real_ranks_move(build, devices):
     expected = traced(build, devices)
     asked = [candidate for candidate, _, _ in expected]

@@ -71,7 +71,9 @@ def check_spec(
     used = [*(axis for entry in spec for axis in entry_axes(entry)), *pending]
     for axis in used:
         if axis not in known:
-            raise LayoutError(f"Layout {layout} names axis {axis!r}, but the axes of its mesh are {known}.")
+            raise LayoutError(
+                f"Layout {layout} names axis {axis!r}, but the axes of its mesh are {known}."
+            )
         if used.count(axis) > 1:
             raise LayoutError(f"Layout {layout} uses axis {axis!r} twice: use each axis once.")
 
