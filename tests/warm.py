@@ -20,13 +20,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import keras
+
 from shardcore.adapters.forked_ranks import free_port
 
 Words = Sequence[str | os.PathLike[str]]
 
 
 class Program:
-    """What `python WORDS` runs, in a process with streams, an environment and an exit code.
+    """A program as `python WORDS` runs it: with streams, an environment and an exit code.
 
     Its interface is that of `subprocess.Popen`, as far as tests need it.
 
@@ -143,7 +145,7 @@ def _main(
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # nobody reads it
+        with contextlib.suppress(OSError):  # the reader has closed it
             stream.flush()
     os._exit(code)
 
@@ -170,6 +172,7 @@ def _forget_pytest(environment: dict[str, str], streams: list[int]) -> None:
     # Each garbage collection would spend a quarter of a second on the objects of the parent.
     gc.freeze()
     atexit._clear()
+    keras.utils.clear_session(free_memory=False)  # the numbers in names, and the seed
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.excepthook, threading.excepthook = sys.__excepthook__, threading.__excepthook__
     logging.getLogger().handlers[:] = []

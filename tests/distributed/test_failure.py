@@ -1,6 +1,6 @@
 """A rank that fails ends all ranks within 15 seconds, its own error first; an orderly end is quiet.
 
-Whole programs in processes of their own, as the exit codes and the printed lines are the subject.
+Whole programs in separate processes, as the exit codes and the printed lines are the subject.
 """
 
 import os
