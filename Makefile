@@ -27,8 +27,9 @@ PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/checkpoint_api.py src/shardcore/tensor_api.py \
 	src/shardcore/testing tests/unit/adapters tests/unit/binding tests/unit/gpu
 
-# Two tests at a time. Of tests on ranks, one computes while the ranks of the other wait, or a compiler runs.
+# Two tests at a time, and three of those on ranks: one computes while the ranks of another wait, or a compiler runs.
 AT_A_TIME := -n 2 --dist worksteal
+RANKS_AT_A_TIME := -n 3 --dist worksteal
 
 MEASURED := $(VENV)/bin/python -m coverage run
 
@@ -97,7 +98,7 @@ unit-torch: $(VENV)/.installed
 
 distributed: $(VENV)/.installed
 	$(call headline,distributed tests on real ranks and a part of the matrices of operators and layers)
-	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/distributed tests/matrix --durations=20
+	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) tests/distributed tests/matrix --durations=20
 	$(call headline,some of them once more under strategy manual)
 	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(AT_A_TIME) $(UNDER_MANUAL:%=tests/distributed/test_%.py)
 
