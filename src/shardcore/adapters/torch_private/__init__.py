@@ -23,6 +23,7 @@ from shardcore.adapters.torch_private.onednn import has_onednn as has_onednn
 from shardcore.adapters.torch_private.onednn import is_intel as is_intel
 from shardcore.adapters.torch_private.operators import LIST_COPY as LIST_COPY
 from shardcore.adapters.torch_private.operators import Operator as Operator
+from shardcore.adapters.torch_private.operators import arguments_of as arguments_of
 from shardcore.adapters.torch_private.operators import as_tuple as as_tuple
 from shardcore.adapters.torch_private.operators import aten_name as aten_name
 from shardcore.adapters.torch_private.operators import direct as direct
@@ -37,6 +38,7 @@ from shardcore.adapters.torch_private.operators import number_of_results as numb
 from shardcore.adapters.torch_private.operators import out_of_place as out_of_place
 from shardcore.adapters.torch_private.operators import reads_values as reads_values
 from shardcore.adapters.torch_private.operators import reshaped_in_place as reshaped_in_place
+from shardcore.adapters.torch_private.operators import without_results as without_results
 from shardcore.adapters.torch_private.operators import writes_first as writes_first
 from shardcore.adapters.torch_private.operators import writes_others as writes_others
 from shardcore.adapters.torch_private.operators import writing_into as writing_into

@@ -7,6 +7,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
+from shardcore.adapters.torch_private.trees import Args, Kwargs
+
 Operator = OpOverload[..., Any]
 
 # torch 2.13: no public name copies a list of tensors into another in one call.
@@ -159,6 +161,20 @@ def as_tuple(found: object) -> tuple[Any, ...]:
 def number_of_results(operator: Operator) -> int:
     """Returns the number of tensors that `operator` returns."""
     return len(operator._schema.returns)
+
+
+def without_results(operator: Operator) -> tuple[Any, ...]:
+    """Returns, for each result of `operator`, None if it is a tensor, and 0 if it is a number."""
+    returns = operator._schema.returns
+    return tuple(None if str(each.type) == "Tensor" else 0 for each in returns)
+
+
+def arguments_of(operator: Operator, args: Args, kwargs: Kwargs) -> dict[str, Any]:
+    """Returns the arguments of a call by name, those with default values among them."""
+    declared = operator._schema.arguments
+    defaults = {each.name: each.default_value for each in declared if each.has_default_value()}
+    given = (each.name for each in declared if not each.kwarg_only)
+    return {**defaults, **dict(zip(given, args, strict=False)), **kwargs}
 
 
 @cache

@@ -122,18 +122,23 @@ def attention(heads: str, mask: str | None) -> OperatorRule:
     return rule(f"{query}, {key}, {key}{_mask(mask)} -> {query}, {heads} q")
 
 
-def attention_backward(heads: str, mask: str | None) -> OperatorRule:
+def attention_backward(
+    heads: str, mask: str | None, trains_mask: bool = False, others: tuple[int, ...] = ()
+) -> OperatorRule:
     """Returns the rule of the gradient of attention.
 
-    Its operands are the gradient of the output, query, key and value, the output, and its sums.
+    Its operands are the gradient of the output, query, key and value, the output, its sums, the
+    mask, and `others`, given by their numbers of dims, which every rank reads in full. If
+    `trains_mask`, the last result is the gradient of the mask.
 
     Example:
         >>> str(attention_backward("b -", mask=None)).partition(" -> ")[2]
         'b - q -, b - k -, b - k -'
     """
-    query, key = f"{heads} q -", f"{heads} k -"
-    operands = f"{query}, {query}, {key}, {key}, {query}, {heads} q{_mask(mask)}"
-    return rule(f"{operands} -> {query}, {key}, {key}")
+    query, key, of_mask = f"{heads} q -", f"{heads} k -", _mask(mask)
+    operands = f"{query}, {query}, {key}, {key}, {query}, {heads} q{of_mask}"
+    read = "".join(", " + (" ".join("-" * ndim) or "()") for ndim in others)
+    return rule(f"{operands}{read} -> {query}, {key}, {key}{of_mask * trains_mask}")
 
 
 def _mask(dims: str | None) -> str:

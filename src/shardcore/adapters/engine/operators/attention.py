@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
 import torch
 
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.passing import Passing
+from shardcore.adapters.engine.operators.attention_call import AttentionCall
 from shardcore.adapters.engine.operators.ring_attention import RingAttention
 from shardcore.adapters.engine.plans.task import (
     Compute,
@@ -15,11 +15,12 @@ from shardcore.adapters.engine.plans.task import (
     Operand,
     Operator,
     Order,
+    Parts,
     Planner,
     Task,
     order_of,
 )
-from shardcore.adapters.torch_private import unnamed_operators
+from shardcore.adapters.torch_private import cuda_operators, unnamed_operators
 from shardcore.domain.planner.choice import Split
 from shardcore.domain.planner.ring import Ring
 from shardcore.domain.rules import layers
@@ -28,118 +29,123 @@ from shardcore.domain.rules.rule import OperatorRule
 # The factors of the lengths, which only a ring splits, and the dim that has them.
 _LENGTHS = frozenset({"q", "k"})
 _LENGTH = 2
+# These operators give results in the order (batch, length, heads, size), for any operands.
+_BY_LENGTH = {
+    unnamed_operators.CPU_ATTENTION_BACKWARD,
+    cuda_operators.EFFICIENT_ATTENTION,
+    cuda_operators.EFFICIENT_ATTENTION_BACKWARD,
+}
 
 
-@attrs.frozen(eq=False)
-class _Attention:
-    """A call of an attention, or of its gradient."""
-
-    operator: Operator
-    inputs: tuple[Operand, Operand, Operand]  # query, key and value
-    mask: Operand | None
-    dropout: float
-    causal: bool
-    scale: float | None
-
-    def task(
-        self,
-        rule_of: Callable[[str, str | None], OperatorRule],
-        operands: Sequence[Operand],
-        orders: Sequence[Order | None],
-        compute: Callable[[RingAttention], Compute],
-    ) -> Task:
-        """Returns the task of the call, by the rule for its dims; in a ring it runs `compute`."""
-        rule = rule_of(*self._dims())
-        given = [*operands, *([] if self.mask is None else [self.mask])]
-        ring = self._ring()
-        if ring is None:
-            return Task(rule.without(_LENGTHS), given, orders=orders)
-
-        def over(engine: Engine, split: Split) -> Compute:
-            _, key, _ = self.inputs
-            layout = split.operands[operands.index(key)]
-            passing = Passing(engine, ring.axis, key.form, layout, _LENGTH - key.ndim)
-            striped = layout.segments[_LENGTH] > 1
-            return compute(RingAttention(self.operator, passing, self.causal, striped, self.scale))
-
-        return Task(rule, given, orders=orders, ring=ring, over=over)
-
-    def _dims(self) -> tuple[str, str | None]:
-        """Returns the first dims of query, key and value, and those of the mask, for the rule."""
-        query, *others = self.inputs
-        heads = [
-            letter if all(each.shape[dim] == query.shape[dim] for each in others) else "-"
-            for dim, letter in enumerate("bh")
-        ]
-        if self.mask is None:
-            return " ".join(heads), None
-        sizes = zip([*heads, "q"], self.mask.shape, query.shape, strict=False)
-        return " ".join(heads), " ".join(each if mask == of else "-" for each, mask, of in sizes)
-
-    def _ring(self) -> Ring | None:
-        """Returns the ring, if one axis alone splits the lengths of query, key and value."""
-        query, key, _ = self.inputs
-        axes = {each.form.layout.dim_axes(_LENGTH) for each in self.inputs}
-        if len(axes) > 1 or not query.is_split(_LENGTH) or self.dropout:
-            return None
-        (axis, *others), sizes = axes.pop(), {query.shape[_LENGTH], key.shape[_LENGTH]}
-        if others or (self.causal and (len(sizes) > 1 or self.mask is not None)):
-            return None
-        if self.mask is not None and self.mask.shape[-1] != key.shape[_LENGTH]:
-            return None  # one column for all keys
-        return Ring(axis, _LENGTHS, self.causal)
-
-
-def _forward(
-    operator: Operator,
-    query: Operand,
-    key: Operand,
-    value: Operand,
-    dropout: float = 0.0,
-    causal: bool = False,
-    *,
-    attn_mask: Operand | None = None,
-    scale: float | None = None,
-) -> Task | Handler:
-    """Plans CPU flash attention."""
-    if attn_mask is not None and attn_mask.ndim < 4:
+def _forward(operator: Operator, *args: object, **kwargs: object) -> Task | Handler | None:
+    """Plans an attention."""
+    call = AttentionCall.of(operator, args, kwargs)
+    if not call.can_be_split:
+        return None
+    if call.mask is not None and call.mask.ndim < 4:
         return _with_large_mask
-    inputs = (query, key, value)
-    call = _Attention(operator, inputs, attn_mask, dropout, causal, scale)
-    return call.task(layers.attention, inputs, [order_of(query)], lambda ring: ring.forward)
+    rule = layers.attention(*_dims(call))
+    operands = [*call.inputs, *([] if call.mask is None else [call.mask])]
+
+    def compute(parts: Parts) -> Sequence[Any]:
+        query, key, value, *masks = parts
+        return call.output(query, key, value, masks[0] if masks else None, causal=call.causal)
+
+    orders = _orders(operator, call.inputs[:1])
+    return _task(call, rule, operands, orders, compute, lambda ring: ring.forward)
 
 
-def _backward(
-    operator: Operator,
-    gradient: Operand,
-    query: Operand,
-    key: Operand,
-    value: Operand,
-    output: Operand,
-    sums: Operand,
-    dropout: float,
-    causal: bool,
-    *,
-    attn_mask: Operand | None = None,
-    scale: float | None = None,
-) -> Task | Handler:
-    """Plans its gradient, which has the order (batch, length, heads, size), for any query."""
-    if attn_mask is not None and attn_mask.ndim < 4:
+def _backward(operator: Operator, *args: object, **kwargs: object) -> Task | Handler | None:
+    """Plans the gradient of an attention."""
+    call = AttentionCall.of(operator, args, kwargs)
+    if not call.can_be_split:
+        return None
+    if call.mask is not None and call.mask.ndim < 4:
         return _with_large_mask
-    call = _Attention(operator, (query, key, value), attn_mask, dropout, causal, scale)
-    operands = (gradient, query, key, value, output, sums)
-    orders = [(0, 2, 1, 3)] * 3
-    return call.task(layers.attention_backward, operands, orders, lambda ring: ring.backward)
+    states = call.states.values()
+    others = tuple(each.ndim for each in states)
+    rule = layers.attention_backward(*_dims(call), call.trains_mask, others)
+    masks = [] if call.mask is None else [call.mask]
+    operands = [call.gradient, *call.inputs, *call.results, *masks, *states]
+
+    def compute(parts: Parts) -> Sequence[Any]:
+        given, rest = parts[:6], parts[6:]
+        mask = rest[0] if masks else None
+        return call.gradients(given, mask, rest[len(masks) :], causal=call.causal)
+
+    orders = _orders(operator, call.inputs)
+    return _task(call, rule, operands, orders, compute, lambda ring: ring.backward)
 
 
-def _with_large_mask(
-    operator: Operator, *args: object, attn_mask: torch.Tensor, **kwargs: object
-) -> Any:
+def _task(
+    call: AttentionCall,
+    rule: OperatorRule,
+    operands: Sequence[Operand],
+    orders: Sequence[Order | None],
+    compute: Compute,
+    around: Callable[[RingAttention], Compute],
+) -> Task:
+    """Returns the task of `call` by its rule; in a ring it runs `around`, else `compute`."""
+    ring = _ring(call)
+    if ring is None:
+        return Task(rule.without(_LENGTHS), operands, compute, orders=orders)
+
+    def over(engine: Engine, split: Split) -> Compute:
+        _, key, _ = call.inputs
+        layout = split.operands[operands.index(key)]
+        passing = Passing(engine, ring.axis, key.form, layout, _LENGTH - key.ndim)
+        return around(RingAttention(call, passing, striped=layout.segments[_LENGTH] > 1))
+
+    return Task(rule, operands, orders=orders, ring=ring, over=over)
+
+
+def _orders(operator: Operator, operands: Sequence[Operand]) -> list[Order | None]:
+    """Returns the orders in memory of results that are like `operands`."""
+    return [(0, 2, 1, 3) if operator in _BY_LENGTH else order_of(each) for each in operands]
+
+
+def _dims(call: AttentionCall) -> tuple[str, str | None]:
+    """Returns the first dims of query, key and value, and those of the mask, for the rule."""
+    query, *others = call.inputs
+    heads = [
+        letter if all(each.shape[dim] == query.shape[dim] for each in others) else "-"
+        for dim, letter in enumerate("bh")
+    ]
+    if call.mask is None:
+        return " ".join(heads), None
+    sizes = zip([*heads, "q"], call.mask.shape, query.shape, strict=False)
+    return " ".join(heads), " ".join(each if mask == of else "-" for each, mask, of in sizes)
+
+
+def _ring(call: AttentionCall) -> Ring | None:
+    """Returns the ring, if one axis alone splits the lengths of query, key and value."""
+    query, key, _ = call.inputs
+    axes = {each.form.layout.dim_axes(_LENGTH) for each in call.inputs}
+    if len(axes) > 1 or not query.is_split(_LENGTH) or call.trains_mask:
+        return None
+    (axis, *others), sizes = axes.pop(), {query.shape[_LENGTH], key.shape[_LENGTH]}
+    if others or (call.causal and (len(sizes) > 1 or call.mask is not None)):
+        return None
+    if call.mask is not None and call.mask.shape[-1] != key.shape[_LENGTH]:
+        return None  # one column for all keys
+    return Ring(axis, _LENGTHS, call.causal)
+
+
+def _with_large_mask(operator: Operator, *args: object, **kwargs: object) -> Any:
     """Adds dims for batch and heads to a mask of (length, length), and runs `operator`."""
-    return operator(*args, attn_mask=attn_mask[(None,) * (4 - attn_mask.ndim)], **kwargs)
+    call = AttentionCall.of(operator, args, kwargs)
+    mask: torch.Tensor = call.arguments[call.mask_name]
+    large = mask[(None,) * (4 - mask.ndim)]
+    return operator(**{**call.arguments, call.mask_name: large})
 
 
 PLANNERS: dict[Any, Planner] = {
     unnamed_operators.CPU_ATTENTION: _forward,
     unnamed_operators.CPU_ATTENTION_BACKWARD: _backward,
+    cuda_operators.FLASH_ATTENTION: _forward,
+    cuda_operators.FLASH_ATTENTION_BACKWARD: _backward,
+    cuda_operators.EFFICIENT_ATTENTION: _forward,
+    cuda_operators.EFFICIENT_ATTENTION_BACKWARD: _backward,
+    cuda_operators.CUDNN_ATTENTION: _forward,
+    cuda_operators.CUDNN_ATTENTION_BACKWARD: _backward,
 }

@@ -14,8 +14,10 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.moves.passing import Passing
+from shardcore.adapters.engine.operators.attention_call import AttentionCall
 from shardcore.adapters.engine.operators.reduce.composed import precise
-from shardcore.adapters.engine.plans.task import Operator, Parts
+from shardcore.adapters.engine.plans.task import Parts
+from shardcore.adapters.torch_private import without_results
 from shardcore.domain.planner.ring import Met, met
 
 # A row whose logarithm is below this meets masked keys only, by a mask of large negative numbers.
@@ -30,6 +32,7 @@ class _Attended:
     output: torch.Tensor
     sums: torch.Tensor  # per query the logarithm of the sum of the powers of its scores
     keys: int  # the number of keys
+    others: Sequence[Any]  # what else torch returns
 
     def joined(self, other: "_Attended") -> "_Attended":
         """Returns the attention to the keys of both."""
@@ -43,7 +46,7 @@ class _Attended:
         # The larger weight is 1 at least, if there is a key.
         own, others = ((each / total.clamp(min=1)).unsqueeze(-1) for each in weights)
         output = own * self.output + others * other.output
-        return _Attended(output, base + total.log(), self.keys + other.keys)
+        return _Attended(output, base + total.log(), self.keys + other.keys, self.others)
 
 
 @attrs.frozen(eq=False)
@@ -51,21 +54,17 @@ class RingAttention:
     """Attention, or its gradient, on this rank's part of the sequence.
 
     Args:
-        operator: The operator of torch on a part of the keys.
+        call: The call of the operator of torch, which runs on a part of the keys.
         passing: The ring in which keys and values are passed on.
-        causal: Whether a query meets only keys up to its own place.
         striped: Whether ranks have stripes of the sequence; see `domain.planner.ring.met`.
-        scale: The factor of the scores, None for the usual one.
     """
 
-    operator: Operator
+    call: AttentionCall
     passing: Passing
-    causal: bool
     striped: bool
-    scale: float | None
 
-    def forward(self, parts: Parts) -> Sequence[torch.Tensor]:
-        """Returns the output and its sums, of query, key, value, and a mask if there is one."""
+    def forward(self, parts: Parts) -> Sequence[Any]:
+        """Returns the results for query, key, value, and a mask if there is one."""
         query, key, value, *masks = parts
         found: _Attended | None = None
         for owner, (keys, values) in self.passing.around(torch.stack([key, value])):
@@ -74,24 +73,29 @@ class RingAttention:
                 more = self._attended(how, query, keys, values, self._of_owner(masks, owner))
                 found = more if found is None else found.joined(more)
         if found is None:
-            return torch.zeros_like(query), torch.zeros_like(precise(query[..., 0]))
+            others = without_results(self.call.operator)[2:]
+            return torch.zeros_like(query), torch.zeros_like(precise(query[..., 0])), *others
         sums = found.sums.masked_fill(found.sums == -math.inf, 0) if masks else found.sums
-        return found.output.to(query.dtype), sums
+        return found.output.to(query.dtype), sums, *found.others
 
-    def backward(self, parts: Parts) -> Sequence[torch.Tensor]:
-        """Returns the gradients of query, key and value."""
-        gradient, query, key, value, output, sums, *masks = parts
+    def backward(self, parts: Parts) -> Sequence[Any]:
+        """Returns the gradients of query, key and value, and none of a mask."""
+        gradient, query, key, value, output, sums, *rest = parts
+        masks, states = (rest[:1], rest[1:]) if self.call.mask else ([], rest)
         total = torch.zeros_like(precise(query))
         own = coming = None
         for hop, (owner, held) in enumerate(self.passing.around(torch.stack([key, value]))):
             here = torch.zeros_like(held)
             how = self._met(query, held[0], owner)
             if how != "none":
-                of_query, *of_held = self._gradients(
-                    how, (gradient, query, *held, output, sums), self._of_owner(masks, owner)
+                of_query, of_key, of_value = self._gradients(
+                    how,
+                    (gradient, query, *held, output, sums),
+                    self._of_owner(masks, owner),
+                    states,
                 )
                 total = total + of_query
-                here = torch.stack(of_held)
+                here = torch.stack([of_key, of_value])
             if coming is not None:
                 here = here + self.passing.arrived(coming, held, hop - 1)
             if own is None:
@@ -101,10 +105,10 @@ class RingAttention:
         assert own is not None
         if coming is not None:
             own = own + self.passing.arrived(coming, own, self.passing.count - 1)
-        return total.to(query.dtype), *own
+        return total.to(query.dtype), *own, *without_results(self.call.operator)[3:]
 
     def _met(self, query: torch.Tensor, keys: torch.Tensor, owner: int) -> Met:
-        how = met(self.passing.place, owner, causal=self.causal, striped=self.striped)
+        how = met(self.passing.place, owner, causal=self.call.causal, striped=self.striped)
         length = keys.shape[2] - (how == "earlier")
         return how if length > 0 and query.shape[2] else "none"
 
@@ -123,27 +127,30 @@ class RingAttention:
     ) -> _Attended:
         if how == "earlier":
             query, keys, values = query[:, :, 1:], keys[:, :, :-1], values[:, :, :-1]
-        output, sums = self.operator(
-            query, keys, values, 0.0, how != "all", attn_mask=mask, scale=self.scale
-        )
+        output, sums, *others = self.call.output(query, keys, values, mask, causal=how != "all")
         if mask is not None:  # torch 2.13: the sums are 0 where a mask of infinities leaves no key
             none = mask.amax(-1) == -math.inf
             sums = sums.masked_fill(none, -math.inf)
+            output = output.masked_fill(none.unsqueeze(-1), 0)
         if how == "earlier":
             output = torch.nn.functional.pad(output, (0, 0, 1, 0))
             sums = torch.nn.functional.pad(sums, (1, 0), value=-math.inf)
-        return _Attended(precise(output), sums, keys.shape[2])
+        return _Attended(precise(output), sums, keys.shape[2], others)
 
     def _gradients(
-        self, how: Met, operands: Sequence[torch.Tensor], mask: torch.Tensor | None
-    ) -> Sequence[torch.Tensor]:
+        self,
+        how: Met,
+        operands: Sequence[torch.Tensor],
+        mask: torch.Tensor | None,
+        states: Sequence[torch.Tensor],
+    ) -> Sequence[Any]:
         gradient, query, keys, values, output, sums = operands
         if how == "earlier":
             gradient, query, output = (each[:, :, 1:] for each in (gradient, query, output))
             keys, values, sums = keys[:, :, :-1], values[:, :, :-1], sums[:, :, 1:]
         given = (gradient, query, keys, values, output, sums)
-        found: Any = self.operator(*given, 0.0, how != "all", attn_mask=mask, scale=self.scale)
+        found = self.call.gradients(given, mask, states, causal=how != "all")[:3]
         if how != "earlier":
-            return found  # type: ignore[no-any-return]
+            return found
         pads = ((0, 0, 1, 0), (0, 0, 0, 1), (0, 0, 0, 1))
         return [torch.nn.functional.pad(each, pad) for each, pad in zip(found, pads, strict=True)]

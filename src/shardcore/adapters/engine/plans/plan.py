@@ -92,7 +92,7 @@ class Plan:
             return self._views(found, tensors[number], known[number] if known else None)
         wrap = self.engine.wrap
         return [
-            None
+            part
             if part is None or result is None
             else wrap(in_order(part, result.order), result.form)
             for part, result in zip(found, self._results, strict=True)
@@ -145,8 +145,9 @@ class Plan:
 
     def _first_results(self, found: Sequence[Any]) -> tuple[_Result | None, ...]:
         strides = self._strides_of_views() if self._is_view else None
+        ruled = len(self.task.rule.results)
         return tuple(
-            None if part is None else self._result(number, part, strides)
+            None if part is None or number >= ruled else self._result(number, part, strides)
             for number, part in enumerate(found)
         )
 
@@ -202,8 +203,7 @@ def moved(tensor: ShardedTensor, move: Redistribution, serves: bool = False) -> 
 
 
 def _one_of(compute: Compute, number: int, tensor: torch.Tensor) -> torch.Tensor:
-    found = compute([tensor])[number]
-    assert found is not None
+    found: torch.Tensor = compute([tensor])[number]
     return found
 
 

@@ -21,7 +21,7 @@ Order = tuple[int, ...]
 # Takes an operator and its arguments, sharded tensors among them, and runs it.
 Handler = Callable[..., Any]
 Parts = Sequence[torch.Tensor]
-Compute = Callable[[Parts], Sequence[torch.Tensor | None]]
+Compute = Callable[[Parts], Sequence[Any]]
 
 
 @attrs.frozen(eq=False)
@@ -76,8 +76,9 @@ class Task:
     rule: OperatorRule  # its sharding rule
     operands: Sequence[Operand]  # its tensors, as many as the rule has
     # Runs it on local shards, in the order of `operands`, and returns those of the results, None
-    # for a result that is not requested. None runs the operator itself on its arguments, with the
-    # local shards in the place of tensors.
+    # for a result that is not requested. What it returns besides the results of the rule is equal
+    # on all ranks, and is handed on as it is. None runs the operator itself on its arguments, with
+    # the local shards in the place of tensors.
     compute: Compute | None = None
     result_shapes: Shapes = ()  # the global shapes of the results, if these may stay partial
     # The operands, by place, in each of which it is linear: if only that one is a partial sum, the
