@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import shardcore
 from shardcore.testing import run_ranks
 from tests.distributed.programs import as_arrays, assert_close, distribute, placements
+from tests.fallbacks import fallbacks
 
 RNG = np.random.default_rng(0)
 BATCH, HEADS, LENGTH, SIZE = 4, 4, 6, 8
@@ -87,3 +89,54 @@ def test_every_shape_of_a_mask_plain_and_sharded():
         cases[f"bias {shape}"] = (split, shape, mask_spec, False, True)
     for places in assert_as_on_one_device(cases):
         assert set(places.values()) == {"S(0) S(1)"}
+
+
+def by_products(rank, specs):
+    """Attention that torch computes by products, with a query whose keys are all masked."""
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    mask[2] = False
+    if specs:
+        distribute((1, 2))
+    values = {}
+    for spec in specs or [None]:
+        tensors = [torch.as_tensor(value) for value in OPERANDS]
+        if spec:
+            tensors = [shardcore.distribute_tensor(tensor, spec) for tensor in tensors]
+        query, key, value = (tensor.requires_grad_() for tensor in tensors[:3])
+        with sdpa_kernel(SDPBackend.MATH):
+            output = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        found = torch.autograd.grad((output * tensors[3]).sum(), (query, key, value))
+        values[spec] = as_arrays([output, *found])
+    return values, dict(fallbacks())
+
+
+def test_attention_by_products_is_split_and_rows_without_a_key_are_zeros():
+    heads, size = (None, "model", None, None), (None, None, None, "model")
+    ((values, _),) = run_ranks(by_products, 1, ())
+    expected = values[None]
+    assert not expected[0][:, :, 2].any()
+    for values, fallen_back in run_ranks(by_products, 2, (heads, size)):
+        assert fallen_back == {}
+        for spec in (heads, size):
+            for found, one in zip(values[spec], expected, strict=True):
+                np.testing.assert_allclose(found, one, rtol=0, atol=1e-5, err_msg=str(spec))
+
+
+def softmax_of_parts(rank, is_split):
+    scores = torch.as_tensor(OPERANDS[0][0, 0]).masked_fill(torch.eye(LENGTH, SIZE) > 0, -torch.inf)
+    scores[3] = -torch.inf
+    if is_split:
+        distribute((1, 2))
+        scores = shardcore.distribute_tensor(scores, (None, "model"))
+    scores.requires_grad_()
+    found = torch.ops.aten._safe_softmax(scores, 1)
+    (gradient,) = torch.autograd.grad((found * found.exp()).sum(), scores)
+    return as_arrays([found, gradient]), dict(fallbacks())
+
+
+def test_the_softmax_of_attention_along_a_split_dim():
+    ((expected, _),) = run_ranks(softmax_of_parts, 1, False)
+    for values, fallen_back in run_ranks(softmax_of_parts, 2, True):
+        assert fallen_back == {}
+        for found, one in zip(values, expected, strict=True):
+            np.testing.assert_allclose(found, one, rtol=0, atol=1e-6)

@@ -34,6 +34,11 @@ def _attention(x: torch.Tensor) -> torch.Tensor:
         return functional.scaled_dot_product_attention(x, x, x)
 
 
+def _masked_by_products(x: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return functional.scaled_dot_product_attention(x, x, x, attn_mask=x.detach())
+
+
 CPU_ATTENTION, CPU_ATTENTION_BACKWARD = _reached(_attention, 1, 1, 1, 1)
 # By the number of averaged dims: the operator and its gradient.
 ADAPTIVE_AVERAGES = {
@@ -43,6 +48,10 @@ ADAPTIVE_AVERAGES = {
 _OF_SOFTMAX = _reached(lambda x: x.softmax(0), 1)
 _OF_LOG_SOFTMAX = _reached(lambda x: x.log_softmax(0), 1)
 SOFTMAX, SOFTMAX_BACKWARD = zip(_OF_SOFTMAX, _OF_LOG_SOFTMAX, strict=True)
+# Where all is masked, it gives zeros; its gradient is that of the softmax.
+SAFE_SOFTMAX = next(
+    each for each in _reached(_masked_by_products, 1, 1, 1, 1) if "softmax" in each.name()
+)
 ITEM = _reached(lambda x: x.item())[0]
 TO_COPY = _reached(lambda x: x.to(torch.float64), 1)[0]
 # The last of three: a transpose, a copy and this.

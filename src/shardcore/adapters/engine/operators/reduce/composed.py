@@ -115,6 +115,15 @@ def softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
     return result if in_float else result.to(x.dtype)
 
 
+def safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    """Returns the softmax; zeros where all is minus infinity."""
+    values = precise(x)
+    largest = reduced(values.amax(dim, keepdim=True))
+    powers = (values - largest.masked_fill(largest == -torch.inf, 0)).exp()
+    total = reduced(powers.sum(dim, keepdim=True))
+    return (powers / total.masked_fill(total == 0, 1)).to(dtype or x.dtype)
+
+
 def log_softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
     """Returns the logarithm of `softmax`."""
     shifted = _shifted(x, dim)
@@ -162,6 +171,7 @@ _SOFTMAX, _LOG_SOFTMAX = torch_private.SOFTMAX
 _SOFTMAX_BACKWARD, _LOG_SOFTMAX_BACKWARD = torch_private.SOFTMAX_BACKWARD
 _BY_OPERATOR: dict[Any, Callable[..., Any]] = {
     _SOFTMAX: softmax,
+    torch_private.SAFE_SOFTMAX: safe_softmax,
     _LOG_SOFTMAX: log_softmax,
     _SOFTMAX_BACKWARD: softmax_backward,
     _LOG_SOFTMAX_BACKWARD: log_softmax_backward,

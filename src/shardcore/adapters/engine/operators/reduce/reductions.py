@@ -193,6 +193,11 @@ def _softmax(operator: Operator, *args: Any) -> Task | Handler:
     return along(operator, args, frozenset({dim % tensor.ndim} if tensor.ndim else ()))
 
 
+def _safe_softmax(operator: Operator, tensor: Operand, dim: int, *_: object) -> Task | Handler:
+    """Plans the softmax of an attention by products: `(tensor, dim, dtype)`."""
+    return run_softmax if tensor.is_split(dim) else _along_one(operator, tensor, dim)
+
+
 def _bincount(_operator: Operator, numbers: Operand, *_rest: object) -> Handler | None:
     """Plans `bincount`; without numbers torch's result has another dtype."""
     sizes = numbers.form.layout.chunk_sizes(0, numbers.shape[0])
@@ -237,6 +242,7 @@ PLANNERS: dict[Any, Planner] = {
         }
     ),
     **dict.fromkeys(_EXTREMES, _reduced),
+    torch_private.SAFE_SOFTMAX: _safe_softmax,
     **dict.fromkeys((*torch_private.SOFTMAX, *torch_private.SOFTMAX_BACKWARD), _softmax),
 }
 HANDLERS: dict[Any, Handler] = by_operator({"mean mean.dim": _mean})
