@@ -47,12 +47,14 @@ class Case(Generic[_Result]):
         arguments: Its further arguments.
         timeout: Seconds until all ranks are killed; None for no limit.
         init: Whether the gloo group is started before.
+        keeps_session: Whether Keras counts names of layers on from those of this process.
     """
 
     function: Callable[..., _Result]
     arguments: tuple[object, ...]
     timeout: float | None
     init: bool
+    keeps_session: bool = False
 
 
 @attrs.frozen
@@ -221,7 +223,7 @@ def _become_rank(case: Case[Any], place: _Place, rank: int) -> None:
     for name in [n for n in os.environ if n.startswith(_LAUNCH_VARIABLES)]:
         del os.environ[name]
     os.environ.update(place.environment, RANK=str(rank), LOCAL_RANK=str(rank))
-    if "keras" in sys.modules:
+    if "keras" in sys.modules and not case.keeps_session:
         sys.modules["keras"].utils.clear_session()
     if not case.init and "torch" not in sys.modules:
         return

@@ -74,7 +74,9 @@ def traces(
         def work(rank: int, some: Sequence[PlannedCandidate] = some) -> TracedStep | ShardcoreError:
             return _trace(some[rank], request, machine, facts)
 
-        for each in forked_ranks.run(forked_ranks.Case(work, (), None, init=False), len(some)):
+        # The rules of a plan have the names that the next model of this process gets.
+        case = forked_ranks.Case(work, (), None, init=False, keeps_session=True)
+        for each in forked_ranks.run(case, len(some)):
             if isinstance(each, ShardcoreError):
                 raise each
             found.append(each)
