@@ -67,6 +67,8 @@ class Program:
         is_late = self.returncode is None
         self.kill()
         if is_late:
+            for other in multiprocessing.active_children():  # of the same test: they wait for it
+                other.kill()
             raise subprocess.TimeoutExpired("\n".join(self._printed), timeout)
         return self._process.exitcode or 0
 
@@ -94,6 +96,20 @@ def run(
     program = Program(words, env, cwd)
     out, err = program.communicate(timeout)
     return subprocess.CompletedProcess(words, program.wait(0), out, err)
+
+
+def new_interpreter(
+    words: Words, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> "subprocess.Popen[str]":
+    """Starts a program in a new interpreter, which imports torch and Keras itself."""
+    return subprocess.Popen(
+        [sys.executable, *words],
+        env=env,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def start_ranks(

@@ -1,15 +1,13 @@
 """After `uninstall()` a process is as it was before `install()`, and a real `fit` in between."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from shardcore.adapters.forked_ranks import free_port
+from tests import warm
 from tests.checks.tree import ROOT
 from tests.distributed.programs import STRATEGY
-from tests.warm import Program
 
 PROGRAM = """
 import sys
@@ -67,11 +65,6 @@ print("as before")
 """
 
 
-def in_new_interpreter(words, environment):
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *words], env=environment, **streams)
-
-
 def run(ranks, *arguments, folder):
     """Both streams of each rank."""
     environment = {name: each for name, each in os.environ.items() if "KERAS" not in name}
@@ -86,7 +79,7 @@ def run(ranks, *arguments, folder):
             "KERAS_DISTRIBUTION_PROCESS_ID": str(rank),
         }
         words, variables = ["-c", PROGRAM, STRATEGY, *arguments], job if ranks > 1 else {}
-        start = Program if arguments[0] == "loaded" else in_new_interpreter
+        start = warm.Program if arguments[0] == "loaded" else warm.new_interpreter
         processes.append(start(words, environment | variables))
     return [each.communicate(timeout=240) for each in processes]
 
