@@ -41,7 +41,7 @@ def plan(
         PolicyError: If one axis would split both the batch and the sequence, or the model has no
             sequence.
     """
-    name = model_axis(mesh, axis, "context_parallel")
+    name = model_axis(mesh, axis, "context_parallel", "seq")
     rows = batch_axis(mesh, batch)
     if name == rows:
         raise PolicyError(

@@ -50,8 +50,10 @@ def batch_axis(mesh: Mesh, axis: str | None) -> str:
     return name
 
 
-def model_axis(mesh: Mesh, axis: str | None, policy: str = "tensor_parallel") -> str:
-    """Returns `axis`, by default the last one; `policy` is named in the error.
+def model_axis(
+    mesh: Mesh, axis: str | None, policy: str = "tensor_parallel", name: str = "model"
+) -> str:
+    """Returns `axis`, by default the last one; an error names `policy`, and `name` for the axis.
 
     Raises:
         MeshError: If the mesh has no such axis.
@@ -60,8 +62,8 @@ def model_axis(mesh: Mesh, axis: str | None, policy: str = "tensor_parallel") ->
     if axis is None and mesh.ndim == 1:
         raise PolicyError(
             f"Policy {policy!r} needs an axis beside that of the batch, and mesh {mesh} has "
-            f"one axis: make it DeviceMesh((1, {mesh.size}), ('{mesh.axis_names[0]}', 'model')) "
-            "to split variables only, or take policy 'fully_sharded'."
+            f"one axis: make it DeviceMesh((1, {mesh.size}), ('{mesh.axis_names[0]}', '{name}')), "
+            "in which each rank gets all rows, or take policy 'fully_sharded'."
         )
     name = mesh.axis_names[-1] if axis is None else axis
     mesh.axis_index(name)
