@@ -90,7 +90,7 @@ def test_a_layer_that_repeats_heads_is_planned_on_the_meta_device():
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_a_model_that_reads_numbers_is_planned_without_room_for_its_variables(is_installed):
+def test_a_model_that_reads_numbers_is_planned_without_memory_for_its_variables(is_installed):
     class Reads(layers.Layer):
         def build(self, shape):
             self.scale = self.add_weight(shape=shape[-1:], name="scale")

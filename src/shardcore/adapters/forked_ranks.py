@@ -47,7 +47,8 @@ class Case(Generic[_Result]):
         arguments: Its further arguments.
         timeout: Seconds until all ranks are killed; None for no limit.
         init: Whether the gloo group is started before.
-        keeps_session: Whether Keras counts names of layers on from those of this process.
+        keeps_session: Whether ranks keep the Keras session of this process, with its counts of
+            layer names.
     """
 
     function: Callable[..., _Result]

@@ -74,7 +74,7 @@ def traces(
         def work(rank: int, some: Sequence[PlannedCandidate] = some) -> TracedStep | ShardcoreError:
             return _trace(some[rank], request, machine, facts)
 
-        # The rules of a plan have the names that the next model of this process gets.
+        # The rules of a plan name layers as the next model of this process will.
         case = forked_ranks.Case(work, (), None, init=False, keeps_session=True)
         for each in forked_ranks.run(case, len(some)):
             if isinstance(each, ShardcoreError):

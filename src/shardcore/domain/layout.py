@@ -171,8 +171,7 @@ class Layout:
         Raises:
             MeshError: If the mesh has no such axis.
         """
-        if axis not in self._by_axis:
-            self.mesh.axis_index(axis)
+        self.mesh.axis_index(axis)
         return self._by_axis[axis]
 
     @cached_property
@@ -196,8 +195,8 @@ class Layout:
     @property
     def in_mesh_order(self) -> bool:
         """Whether axes that split one dim do so in the order of the mesh."""
-        orders = map(entry_axes, self.spec)
-        return all(list(order) == sorted(order, key=self.mesh.axis_index) for order in orders)
+        orders = map(list, map(entry_axes, self.spec))
+        return all(order == sorted(order, key=self.mesh.axis_index) for order in orders)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - layouts are few, and a step asks for each gradient
     def without(self, *axes: str) -> "Layout":

@@ -56,7 +56,7 @@ from shardcore.binding.keras_private.shapes import (
 )
 from shardcore.binding.keras_private.shapes import repeating_shapes as repeating_shapes
 from shardcore.binding.keras_private.shapes import (
-    variables_without_room as variables_without_room,
+    variables_without_memory as variables_without_memory,
 )
 from shardcore.binding.keras_private.table import PATCHES as PATCHES
 from shardcore.binding.keras_private.table import STEPS as STEPS

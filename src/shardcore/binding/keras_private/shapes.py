@@ -48,10 +48,10 @@ def drawing_without_values() -> Iterator[None]:
 
 
 @contextmanager
-def variables_without_room(reader: str) -> Iterator[None]:
-    """Lets variables of several numbers be zeros that take no room, on the device of the others.
+def variables_without_memory(reader: str) -> Iterator[None]:
+    """Makes each variable one zero in memory, expanded to its shape.
 
-    Writes pass them over. A PolicyError names the `reader` that wants their values in NumPy.
+    Writes to it are left out. Who reads its values into NumPy gets a PolicyError about `reader`.
     """
 
     def initialize(original: Original, variable: Variable, initializer: Any) -> None:
@@ -62,11 +62,11 @@ def variables_without_room(reader: str) -> Iterator[None]:
             variable._initialize(zero.expand(tuple(variable.shape)))
 
     def assign(original: Original, variable: Variable, value: Any) -> None:
-        if not _has_no_room(variable):
+        if not _is_expanded(variable):
             original(variable, value)
 
     def to_numpy(original: Original, x: Any) -> Any:
-        if _has_no_room(x):
+        if _is_expanded(x):
             raise PolicyError(
                 f"{reader} was called to see the model's shapes only, and reads values of a "
                 f"variable of shape {tuple(x.shape)}, which has none there: load weights and the "
@@ -83,8 +83,8 @@ def variables_without_room(reader: str) -> Iterator[None]:
         yield
 
 
-def _has_no_room(x: Any) -> bool:
-    """Returns whether all numbers of a variable, or of its parameter, are one in memory."""
+def _is_expanded(x: Any) -> bool:
+    """Returns whether a variable, or its parameter, is one element in memory that is expanded."""
     value = x._value if isinstance(x, Variable) else x
     is_parameter = isinstance(value, torch.nn.Parameter)
     return is_parameter and value.numel() > 1 and not any(value.stride())

@@ -424,7 +424,7 @@ WITHOUT_VALUES = {
         ),
         Patch(
             "keras.src.backend.common.variables:Variable._initialize_with_initializer",
-            "Makes a value, for which there may be no room.",
+            "Makes a value, for which memory may be too small.",
         ),
         Patch(
             "keras.src.backend.torch.core:Variable._direct_assign",

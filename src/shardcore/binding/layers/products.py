@@ -1,8 +1,9 @@
 """Patches: products of a sequence whose rows and tokens are both split.
 
-torch flattens (rows, tokens, channels) to a matrix. If two axes split rows and tokens, no layout
-describes the matrix, since a rank has some tokens of some rows: torch's way would all-gather it. A
-product computes each line separately, in any order, so that a rank brings the lines that it has.
+torch flattens (rows, tokens, channels) to a matrix of lines. If one axis splits rows and another
+tokens, a rank has some tokens of some rows: no layout describes the matrix, and it would be
+all-gathered. But a product computes each line separately, in any order. So each rank multiplies the
+lines that it has, and the order of lines is that of ranks.
 """
 
 from math import prod

@@ -78,8 +78,8 @@ def _facts(model: object, building: Building) -> LayerFacts:
     except (NotImplementedError, RuntimeError) as error:
         if "meta" not in str(error):
             raise
-    # It reads numbers, as of `keras.ops.linspace`: variables alone have no values now.
-    return _facts_of_built(model, name, building(), keras_private.variables_without_room(name))
+    # The function reads numbers, such as those of `keras.ops.linspace`. Only variables lack values.
+    return _facts_of_built(model, name, building(), keras_private.variables_without_memory(name))
 
 
 def _facts_of_built(
@@ -88,7 +88,7 @@ def _facts_of_built(
     building: AbstractContextManager[None],
     values: AbstractContextManager[None],
 ) -> LayerFacts:
-    """Returns the facts of what the function of this name builds; `values` says what has values."""
+    """Returns the facts of what the function `name` builds in the context `values`."""
     with (
         keras_private.without_distribution(),
         keras_private.unnoticed(),
