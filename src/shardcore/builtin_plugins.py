@@ -9,6 +9,7 @@ from shardcore.domain.cost import Link
 from shardcore.policies import (
     context_parallel,
     data_parallel,
+    expert_parallel,
     fully_sharded,
     hybrid_sharded,
     sequence_parallel,
@@ -153,5 +154,11 @@ def shardcore_policies() -> Iterable[PolicyEntry]:
             "context_parallel",
             "Splits sequences everywhere; attention runs in a ring.",
             context_parallel.plan,
+        ),
+        PolicyEntry(
+            "expert_parallel",
+            "Splits experts over an axis of the batch; tokens are sent to them.",
+            expert_parallel.plan,
+            batch_ndim=expert_parallel.BATCH_NDIM,
         ),
     ]

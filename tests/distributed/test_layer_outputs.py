@@ -179,5 +179,6 @@ def test_every_output_of_a_layer_is_at_its_edge():
         outputs = Two()(shardcore.ensure_dtensor_input(torch.as_tensor(X)))
         return keras.tree.map_structure(placements, outputs)
 
-    expected = {"sum": "R R", "pair": ("S(0) R", "S(0) R")}
+    # Of a sum over rows each rank gets a part, as of rows.
+    expected = {"sum": "S(0) R", "pair": ("S(0) R", "S(0) R")}
     assert run_ranks(program, 4) == [expected] * 4

@@ -8,7 +8,7 @@ import attrs
 
 from shardcore.domain.mesh import Mesh
 from shardcore.policies.layers.attention import attentions
-from shardcore.policies.layers.experts import experts_of
+from shardcore.policies.layers.experts import Bank, bank_of
 from shardcore.policies.layers.linear import Linear
 from shardcore.policies.layers.regions import Region, block_regions, graph_heads, graph_regions
 from shardcore.policies.splits import SMALL, all_replicated, model_axis, saves, split
@@ -63,8 +63,8 @@ class _Splitter:
                     else each.choices(self.axis, self.parts)
                 )
             return own
-        if experts := experts_of(layer):
-            return self._experts(layer, experts)
+        if bank := bank_of(layer):
+            own |= self._experts(bank)
         if layer.is_a("Embedding"):
             return own | self._embedding(layer)
         return own | self._pairs(layer)
@@ -82,15 +82,14 @@ class _Splitter:
                 found |= linear.columns(self.axis, "columns: a rank computes its own outputs")
         return found
 
-    def _experts(self, layer: LayerFacts, experts: int) -> Choices:
-        size = sum(each.bytes for each in layer.variables)
-        if size < self.small:
-            return all_replicated(layer.variables, self._is_small("the bank", size))
-        if experts % self.parts:
-            why = f"{experts} experts do not divide by {self.parts}"
-            return all_replicated(layer.variables, why)
+    def _experts(self, bank: Bank) -> Choices:
+        if bank.bytes < self.small:
+            return all_replicated(bank.variables, self._is_small("the bank", bank.bytes))
+        if bank.experts % self.parts:
+            why = f"{bank.experts} experts do not divide by {self.parts}"
+            return all_replicated(bank.variables, why)
         reason = "experts: a rank computes its own, the sum over all is reduced"
-        return {each.path: Choice(split(each, 0, self.axis), reason) for each in layer.variables}
+        return {each.path: Choice(split(each, 0, self.axis), reason) for each in bank.variables}
 
     def _embedding(self, layer: LayerFacts) -> Choices:
         """Returns the choices for the table, and for its untied reverse, which makes logits."""

@@ -140,6 +140,43 @@ def test_rows_of_a_batch_stay_split():
     assert words(choose(MATMUL, (turned, gradient), ((8, 6),))) == ["S(1)", "S(0)", "P(sum)"]
 
 
+EXPERTS = rule_of_text("e n k, e k m -> e n m")
+
+
+def of_experts(given, made, *, activations=(None, "model", None), other=None):
+    """The split of a product of experts: tokens `(4, 8, given)`, split by tokens by default."""
+    tokens = attrs.evolve(placed((4, 8, given), activations), other=other)
+    kernel = placed((4, given, made), ("model", None, None), weight=True)
+    return words(choose(EXPERTS, (tokens, kernel), ((4, 8, made),)))
+
+
+def test_tokens_are_exchanged_for_experts_if_that_sends_fewer_bytes_than_the_experts():
+    exchanged, gathered = ["S(0)", "S(0)", "S(0)"], ["S(1)", "R", "S(1)"]
+    # Each rank has 4 of 8 tokens for each expert. The way back of a product decides the same.
+    assert of_experts(5, 6) == of_experts(6, 5) == exchanged
+    assert of_experts(2, 3) == of_experts(3, 2) == gathered
+    by_expert = ("model", None, None)
+    assert of_experts(2, 3, activations=by_expert) == exchanged
+    # A copy that is split by experts is there already.
+    assert of_experts(2, 3, other=Layout(PAIR, by_expert)) == exchanged
+
+
+def test_a_gradient_of_experts_is_summed_where_they_are_or_by_tokens():
+    turned = rule_of_text("e k n, e n m -> e k m")
+    by_tokens = placed((4, 5, 8), (None, None, "model")), placed((4, 8, 6), (None, "model", None))
+    assert words(choose(turned, by_tokens, ((4, 5, 6),))) == ["S(2)", "S(1)", "P(sum)"]
+    by_expert = [
+        attrs.evolve(each, other=Layout(PAIR, ("model", None, None))) for each in by_tokens
+    ]
+    assert words(choose(turned, tuple(by_expert), ((4, 5, 6),))) == ["S(0)", "S(0)", "S(0)"]
+
+
+def test_a_weight_that_scales_is_gathered_though_all_have_its_factor():
+    scale = rule_of_text("n c, c -> n c")
+    rows, weight = placed((2, 64), ("model", None)), placed((64,), ("model",), weight=True)
+    assert words(choose(scale, (rows, weight), ((2, 64),), scales=True)) == ["S(0)", "R", "S(0)"]
+
+
 def test_a_sum_over_the_rows_of_a_batch_stays_pending_though_one_operand_is_not_split():
     turned, gradient = placed((2, 4), (None, "model")), placed((4, 64), (None, None))
     assert words(choose(MATMUL, (turned, gradient), ((2, 64),))) == ["S(1)", "S(0)", "P(sum)"]

@@ -341,7 +341,12 @@ def test_experts_are_split_between_the_ranks():
     )
 
 
-@pytest.mark.parametrize("more", [{"scale": (8,)}, {"back": (4, 8, 32)}])
+def test_other_variables_of_a_bank_are_whole():
+    more = {"router": (8, 4), "scale": (8,)}
+    assert specs(plan(bank(4, **more))) == specs(plan(bank(4)))
+
+
+@pytest.mark.parametrize("more", [{"back": (4, 8, 32)}, {"other": (3, 8, 8)}])
 def test_a_layer_of_other_shapes_is_no_bank_of_experts(more):
     assert specs(plan(bank(4, **more))) == {}
 

@@ -69,8 +69,9 @@ def handed_out(tensor: ShardedTensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def _place(tensor: ShardedTensor) -> Hashable:
-    """Returns a key that is equal for aliases of a tensor, not for other views."""
-    return tensor.form, id(tensor.part)
+    """Returns a key that is equal for equal views of a tensor, not for others."""
+    part = tensor.part
+    return tensor.form, torch_private.memory_of(part), part.storage_offset(), part.stride()
 
 
 def _stamp(tensor: ShardedTensor, found: ShardedTensor) -> Hashable:

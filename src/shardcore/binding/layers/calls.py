@@ -52,7 +52,7 @@ class LayerEdges:
     """Replaces the module `distribution_lib` and the distribution in `Layer.__call__`.
 
     Every output passes here. One that a rule names is redistributed. Any other is reduced, so that
-    no later operator reduces it again.
+    no later operator reduces it again; a sum over the batch axes to each rank's rows.
     """
 
     sessions: Sessions
@@ -71,7 +71,24 @@ class LayerEdges:
         session = self.sessions.required()
         layout = _ruled(path, session)
         what = f"The output {path!r}"
-        return keras_private.map_tensors(lambda each: lay_out(each, layout, what, session), outputs)
+        return keras_private.map_tensors(
+            lambda each: lay_out(each, layout or _rows(each, session), what, session), outputs
+        )
+
+
+def _rows(output: torch.Tensor, session: Session) -> Layout | None:
+    """Returns the layout in which a rank gets its rows of a sum over the batch axes; else None.
+
+    Experts that are split over these axes give such sums of all rows. If each rank got all rows,
+    the layers behind would compute them on each rank.
+    """
+    layout, axes = session.strategy.layout(output), session.batch_axes
+    if layout is None or layout.ndim < 2 or not 1 < session.batch_shards <= len(output):
+        return None
+    sums = [axis for axis in axes if (axis, "sum") in layout.partial]
+    if not sums or (*layout.dim_axes(0), *sums) != axes:
+        return None
+    return Layout(layout.mesh, (axes, *layout.spec[1:]), (), (1, *layout.blocks[1:]))
 
 
 def _ruled(path: str, session: Session) -> Layout | None:

@@ -1,6 +1,7 @@
 """One call of an operator: its rule, its operands on a mesh, and the possible splits of factors."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from math import prod
 from typing import TypeAlias
 
@@ -19,7 +20,7 @@ from shardcore.domain.placements import (
     blocks_of,
     segments_of,
 )
-from shardcore.domain.rules.rule import Operand, OperatorRule, Result, Term
+from shardcore.domain.rules.rule import Operand, OperatorRule, Result, Shape, Term
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -48,7 +49,7 @@ class Cut:
     count: int = 1  # the number of segments of steps, each of which is split alike
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Call:
     """One call of an operator, with the arguments of `choice.choose`.
 
@@ -81,6 +82,15 @@ class Call:
                         f"factor {dim.factor!r} would need {extents.get(dim.factor)} steps."
                     )
         return extents
+
+    @cached_property
+    def separate(self) -> frozenset[str]:
+        """The factors that every tensor of a product with a weight has, as those of experts."""
+        weights = {operand.weight for operand in self.operands}
+        if len(weights) == 1 or not any(map(self.rule.sums, self.rule.results)):
+            return frozenset()
+        terms = (*self.rule.operands, *self.rule.results)
+        return frozenset.intersection(*(each.factors for each in terms))
 
     @property
     def terms(self) -> tuple[tuple[Operand, Placed], ...]:
@@ -123,12 +133,13 @@ class Call:
     def candidates(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
         """Yields the factors that `axis` may split, each with its cut.
 
-        These are the factors by which `axis` already splits an operand.
+        These are the factors by which `axis` already splits an operand, or its copy.
         """
         found = [
             (operand.weight, *each)
             for term, operand in self.terms
-            if (each := self._factor_of(term, operand, axis))
+            for layout in filter(None, (operand.layout, operand.other))
+            if (each := self._factor_of(term, operand.shape, layout, axis))
             and not (operand.weight and self._meets_its_like(axis, term, operand, each[0]))
         ]
         of_weights = {
@@ -136,7 +147,7 @@ class Call:
         }
         stay = any(not weight and factor not in of_weights for weight, factor, _ in found)
         for weight, factor, cut in found:
-            if not (stay and weight):
+            if not (stay and weight) or factor in self.separate:
                 yield from self._with_axis(axis, factor, cuts.get(factor, cut))
 
     def other_dims(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
@@ -183,10 +194,12 @@ class Call:
             if other is not term
         )
 
-    def _factor_of(self, term: Term, operand: Placed, axis: str) -> tuple[str, Cut] | None:
-        """Returns the factor by which `axis` splits an operand, with its cut."""
-        placement = operand.layout.placement(axis)
-        if not isinstance(placement, Shard) or not operand.shape[placement.dim]:
+    def _factor_of(
+        self, term: Term, shape: Shape, layout: Layout, axis: str
+    ) -> tuple[str, Cut] | None:
+        """Returns the factor by which `axis` splits an operand in a layout, with its cut."""
+        placement = layout.placement(axis)
+        if not isinstance(placement, Shard) or not shape[placement.dim]:
             return None
         dim = term.dims[placement.dim]
         if dim.factor is None:
@@ -195,7 +208,7 @@ class Call:
         left, rest = divmod(count, dim.count)
         if rest or steps % left:
             return dim.factor, Cut()
-        inner, ranks = steps // left, operand.layout.ranks(placement.dim)
+        inner, ranks = steps // left, layout.ranks(placement.dim)
         wanted = chunk_sizes(inner * dim.block, ranks, block)
         if any(size % dim.block for size in wanted):
             return dim.factor, Cut(count=left)

@@ -17,7 +17,7 @@ from shardcore.adapters.engine.operators import (
     slicing,
     views,
 )
-from shardcore.adapters.engine.operators.reduce import composed, reductions
+from shardcore.adapters.engine.operators.reduce import composed, reductions, scans
 from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import reshape, run_full
@@ -47,7 +47,8 @@ _OTHERS: dict[Any, Handler] = {
 _PLANNERS = [
     each.PLANNERS
     for each in (
-        attention, pointwise, views, slicing, reductions, composed, matmul, lookups, layers, pools,
+        attention, pointwise, views, slicing, reductions, composed, scans, matmul, lookups, layers,
+        pools,
     )
 ]  # fmt: skip
 _HANDLERS = [_OTHERS, *(each.HANDLERS for each in (pointwise, reductions, lookups, random))]

@@ -17,7 +17,8 @@ from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.torch_private import Kwargs, is_view
 from shardcore.domain.layout import Layout, PartialAxes
-from shardcore.domain.planner.choice import Split
+from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.choice import Split, choose
 
 # They copy what has gaps, or another order, in memory.
 _RESHAPES = {torch.ops.aten.view.default, torch.ops.aten.reshape.default}
@@ -124,22 +125,21 @@ class Plan:
                 take = partial(_one_of, self.task.compute, number)
                 note_view(tensor, operand, take, is_copy=is_copy)
             # The layout of a moved operand could not be split, nor can that of its copy.
-            if known and self._stays and redistributed.splits_less(operand, known.tensor):
-                self._note_view(tensor, number, operand, known)
+            if known and self._stays:
+                self._note_view(tensor, number, known)
             results.append(tensor)
         return results
 
-    def _note_view(
-        self, view: ShardedTensor, number: int, operand: ShardedTensor, known: Redistributed
-    ) -> None:
-        """Notes a copy of `view`, result `number`: the same view of the copy of `operand`."""
+    def _note_view(self, view: ShardedTensor, number: int, known: Redistributed) -> None:
+        """Notes a copy of `view`, result `number`: the same view of the copy of its operand."""
         assert self.task.compute is not None
-        other = known.tensor
+        other, form = known.tensor, known.tensor.form
+        split = choose(self.task.rule, (Placed(form.shape, form.layout),))
+        if split.operands[0] != form.layout:  # the view would move the copy
+            return
         part = self.task.compute([other.part])[number]
         assert part is not None
-        own, there = operand.form.layout, other.form.layout
-        moved = (a for a in own.mesh.axis_names if own.placement(a) != there.placement(a))
-        layout = view.form.layout.without(*moved)
+        layout = split.results[number]
         same = self.engine.wrap(part, self.engine.evolved(view.form, layout=layout), other.memory)
         redistributed.note(view, same, known.serves)
 

@@ -236,7 +236,7 @@ PLANNERS: dict[Any, Planner] = {
             "argmax": _argmax,
             "bincount": _bincount,
             "argmin max.dim min.dim median.dim": _reduced,
-            "cumsum cumprod sort": _along_one,
+            "cumprod sort": _along_one,
             "logsumexp": _logsumexp,
             "topk": _topk,
         }

@@ -1,0 +1,36 @@
+"""Running sums along a split dim: each rank adds the totals of the ranks before it."""
+
+from typing import Any
+
+import attrs
+
+from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
+from shardcore.adapters.engine.operators.views import along
+from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.torch_private import Operator
+
+
+def _cumsum(operator: Operator, tensor: Operand, dim: int, **_kwargs: object) -> Task | Handler:
+    """Plans `cumsum(tensor, dim)`; parts of a dim in segments do not follow one another."""
+    if tensor.ndim and tensor.is_split(dim) and tensor.form.layout.segments[dim] == 1:
+        return _of_split
+    return along(operator, [tensor], frozenset({dim % tensor.ndim} if tensor.ndim else ()))
+
+
+def _of_split(operator: Operator, x: ShardedTensor, dim: int, **kwargs: Any) -> Any:
+    """Runs `cumsum` along a split dim; the ranks send one total for each of its lines."""
+    x, dim = reduced(x), dim % x.ndim
+    engine, layout = x.engine, x.form.layout
+    axes, shape = layout.dim_axes(dim), tuple(x.shape)
+    part = operator(x.part, dim, **kwargs)
+    own = x.part.sum(dim, keepdim=True, dtype=part.dtype)
+    blocks = (1 if each == dim else block for each, block in enumerate(layout.blocks))
+    of_ranks = attrs.evolve(layout, blocks=tuple(blocks))
+    sizes = (*shape[:dim], layout.mesh.size_along(axes), *shape[dim + 1 :])
+    totals = in_layout(engine.sharded(own, of_ranks, sizes), of_ranks.without(*axes)).part
+    before = of_ranks.slices(sizes, engine.world.position)[dim].start
+    return engine.sharded(part + totals.narrow(dim, 0, before).sum(dim, True), layout, shape)
+
+
+PLANNERS: dict[Any, Planner] = by_operator({"cumsum": _cumsum})
