@@ -46,10 +46,7 @@ class Writer(keras.Model):
     def tokens(self, prompts: Any) -> Any:
         """Returns prompts, and behind each the likeliest tokens."""
         rows, given, length = len(prompts), self.given, self.length
-        attention = self.blocks[0].attention
-        heads = attention.num_heads, attention.key_dim
-        cache = ops.zeros((rows, len(self.blocks), 2, length, *heads))
-        logits, cache = self.with_cache(prompts, cache, 0)
+        logits, cache = self._build_cache(prompts)
         tokens = ops.pad(prompts, [[0, 0], [0, length - given]])
         tokens = ops.slice_update(tokens, [0, given], _likeliest(logits))
 
@@ -63,6 +60,13 @@ class Writer(keras.Model):
 
         first = ops.convert_to_tensor(given + 1)
         return ops.while_loop(goes_on, add_token, (tokens, cache, first))[0]
+
+    def _build_cache(self, prompts: Any) -> tuple[Any, Any]:
+        """Returns logits of the last token, and a cache with the prompts; named as in keras-hub."""
+        attention = self.blocks[0].attention
+        heads = attention.num_heads, attention.key_dim
+        cache = ops.zeros((len(prompts), len(self.blocks), 2, self.length, *heads))
+        return self.with_cache(prompts, cache, 0)
 
     def with_cache(self, tokens: Any, cache: Any, place: Any) -> tuple[Any, Any]:
         """Returns logits of the last token, and the cache with tokens that begin at `place`."""

@@ -34,7 +34,11 @@ class Decoder(keras.Model):
         self.scale = 1.0
 
     def call(self, tokens):
-        return self.with_cache(tokens, ops.zeros((len(tokens), 2, LENGTH, 2, 4)), 0)[0]
+        return self._build_cache(tokens)[0]
+
+    def _build_cache(self, tokens):
+        """Fills a cache with prompts; named as in keras-hub."""
+        return self.with_cache(tokens, ops.zeros((len(tokens), 2, LENGTH, 2, 4)), 0)
 
     def with_cache(self, tokens, cache, place):
         x = self.embed(tokens)
@@ -51,7 +55,7 @@ class Decoder(keras.Model):
             prompt = shardcore.ensure_dtensor_input(prompt) if distributed() else prompt
             prompt = ops.convert_to_tensor(prompt)
             given, bias = prompt > 0, ops.convert_to_tensor(bias)
-            _, cache = self.with_cache(prompt, ops.zeros((len(prompt), 2, LENGTH, 2, 4)), 0)
+            _, cache = self._build_cache(prompt)
             first = ops.min(ops.sum(ops.cast(given, "int32"), axis=1))
 
             def goes_on(tokens, cache, place):
@@ -74,9 +78,9 @@ def distributed():
     return keras.distribution.distribution() is not None
 
 
-def decoder(shape):
+def decoder(shape, **options):
     if shape is not None:
-        distribute(shape, RULES)
+        distribute(shape, RULES, **options)
     keras.utils.set_random_seed(3)
     model = Decoder()
     model.compile("sgd", "mse")
@@ -91,18 +95,57 @@ def states(model):
     return [(each.state, each.runs) for each in found]
 
 
-def test_iterations_run_from_a_program_with_the_tokens_of_one_device():
+def prompt_states(model):
+    """The steps of the prompts of the model, likewise."""
+    prompt = vars(model).get(keras_private.FILLS_CACHE)
+    entries = [] if prompt is None else prompt.captured._entries.values()
+    return [(each.progress.state, each.progress.runs) for each in entries]
+
+
+def test_prompts_and_tokens_run_from_programs_with_the_tokens_of_one_device():
     def program(rank, shape):
         model = decoder(shape)
-        tokens = [as_arrays(model.generate(PROMPT)[0]) for _ in range(2)]
-        return tokens, states(model)
+        tokens = [as_arrays(model.generate(np.roll(PROMPT, n, 0))[0]) for n in range(5)]
+        return tokens, states(model), prompt_states(model)
 
-    ((first, second), _) = run_ranks(program, 1, None)[0]
+    (expected, *_) = run_ranks(program, 1, None)[0]
+    assert (expected[0] != expected[1]).any()
     for shape in MESHES:
-        for tokens, found in run_ranks(program, 2, shape):
-            np.testing.assert_array_equal(tokens, [first, second])
+        for tokens, found, prompts in run_ranks(program, 2, shape):
+            np.testing.assert_array_equal(tokens, expected)
             # Six tokens are free: the first two were recorded, and the rest ran from the program.
-            assert found == [(State.CAPTURED, 10)]
+            assert found == [(State.CAPTURED, 28)]
+            # Known after the first loop: the second and third prompts were recorded.
+            assert prompts == [(State.CAPTURED, 2)]
+
+
+@pytest.mark.parametrize(("shared", "found"), [(True, [(State.CAPTURED, 2)]), (False, [])])
+def test_a_prompt_of_plain_rows_is_captured_if_all_ranks_have_all_of_them(shared, found):
+    def program(rank):
+        model = decoder((2, 1), auto_shard_dataset=shared)
+        model.generate(PROMPT)
+        with torch.no_grad():
+            for _ in range(4):
+                model._build_cache(ops.convert_to_tensor(PROMPT))
+        return prompt_states(model)
+
+    assert run_ranks(program, 2) == [found] * 2
+
+
+def test_prompts_are_eager_after_uninstall_and_captured_once_more_after_install():
+    def program(rank):
+        shardcore.install("single")
+        model = decoder(None)
+        tokens = [as_arrays(model.generate(PROMPT)[0]) for _ in range(4)]
+        shardcore.uninstall()
+        tokens.append(as_arrays(model.generate(PROMPT)[0]))
+        shardcore.install("single")
+        tokens += [as_arrays(model.generate(PROMPT)[0]) for _ in range(4)]
+        return tokens, prompt_states(model)
+
+    ((tokens, found),) = run_ranks(program, 1)
+    np.testing.assert_array_equal(tokens, tokens[:1] * 9)
+    assert found == [(State.CAPTURED, 1)]
 
 
 def test_a_token_reduces_one_sum_and_moves_no_cache():

@@ -105,9 +105,9 @@ OF_TEXT = ("generate", "lora", "int8")
 # The steps that each use runs often enough to be captured.
 CAPTURED = {
     "train": ("train_step", "predict_step"),
-    "generate": ("while_loop",),
+    "generate": ("while_loop", "_build_cache"),
     "lora": ("train_step",),
-    "int8": ("while_loop",),
+    "int8": ("while_loop", "_build_cache"),
     "bfloat16": ("train_step",),
 }
 

@@ -1,5 +1,7 @@
 """The programs of a step, by what its batches have in common."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -9,7 +11,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.guard import PythonGuard
 from shardcore.binding.context.session import Session
-from shardcore.domain.capture import Event, Progress, State
+from shardcore.domain.capture import Event, GuardFailed, Progress, State
 from shardcore.ports.capture import Program, Recording
 
 # After so many runs recordings without a program are dropped: they hold copies of small tensors.
@@ -81,7 +83,16 @@ class CacheEntry:
         if self.progress.state in (State.NEW, State.EAGER):
             self.programs, self.recordings, self.guard = [], {}, None
 
-    def ran(self, program: Program) -> None:
+    def run(self, tensors: Sequence[Any]) -> tuple[Any, Program] | None:
+        """Returns the outputs of the program whose guards hold, and the program; None without."""
+        for program in list(self.programs):
+            with suppress(GuardFailed), torch_modes.as_recorded():
+                outputs = program(tensors)
+                self._ran(program)
+                return outputs, program
+        return None
+
+    def _ran(self, program: Program) -> None:
         """Notes that `program` ran: the next step tries it first."""
         self.after(Event.RAN)
         if self.progress.runs % _MANY_RUNS == 0:
@@ -89,3 +100,18 @@ class CacheEntry:
         if program is not self.programs[0]:
             self.programs.remove(program)
             self.programs.insert(0, program)
+
+
+@attrs.frozen(eq=False)
+class LastRun:
+    """The last run of a program.
+
+    Args:
+        entry: What is known of batches like those of the run.
+        program: The program.
+        fits_itself: Whether its outputs have the shapes and layouts of its inputs.
+    """
+
+    entry: CacheEntry
+    program: Program
+    fits_itself: bool

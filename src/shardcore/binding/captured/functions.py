@@ -120,3 +120,15 @@ def is_profiled() -> bool:
     if sys.version_info >= (3, 12):
         return sys.monitoring.get_tool(sys.monitoring.PROFILER_ID) is not None
     return sys.getprofile() is not None
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Pauses Python's garbage collection, which takes a quarter of the time of a recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

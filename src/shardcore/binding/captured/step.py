@@ -3,29 +3,27 @@
 The states of a step, and what leads from one to another, are in `domain.capture`.
 """
 
-import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.agreement import Outcome, agreed, gathered
-from shardcore.binding.captured.cache import CacheEntry, Signature
+from shardcore.binding.captured.cache import CacheEntry, LastRun, Signature
 from shardcore.binding.captured.closures import Closures
-from shardcore.binding.captured.functions import CalledFunctions, is_profiled
+from shardcore.binding.captured.functions import CalledFunctions, is_profiled, without_collection
 from shardcore.binding.captured.guard import PythonGuard
+from shardcore.binding.captured.parts import local_tensors
 from shardcore.binding.context.rank_consistency import meet_changed
 from shardcore.binding.context.session import Session
 from shardcore.domain.capture import (
     Event,
-    GuardFailed,
     NotCaptured,
     Progress,
     RecordingsDiffer,
@@ -65,7 +63,7 @@ class CapturedStep:
     _entries: dict[Signature, CacheEntry] = attrs.field(factory=dict, init=False)
     _seconds: float = attrs.field(default=0.0, init=False)
     _warned: set[str] = attrs.field(factory=set, init=False)
-    _last: CacheEntry | None = attrs.field(default=None, init=False)  # if its program ran last
+    _last: LastRun | None = attrs.field(default=None, init=False)  # None after an eager step
 
     def __call__(
         self, step: Step, data: Any, session: Session | None, mode: str = "", follows: bool = False
@@ -79,20 +77,42 @@ class CapturedStep:
         entry = self._entry(data, session, mode) if self._is_wanted(data) else None
         if entry is None:
             return step()
-        if not (follows and entry is last):
+        before = last.program if follows and last is not None and entry is last.entry else None
+        if before is None:
             self._check_guard(entry, session)
         if entry.progress.state is State.DEFERRED:
             entry.after(Event.SKIPPED)
             return step()
         if entry.progress.state is State.EAGER:
             return step()
-        for program in list(entry.programs):
-            with suppress(GuardFailed), torch_modes.as_recorded():
-                outputs = program(_local_tensors(data, session))
-                entry.ran(program)
-                self._last = entry
-                return outputs
-        return self._record(entry, step, data, session)
+        found = entry.run(local_tensors(data, session)) if entry.programs else None
+        if found is None:
+            return self._record(entry, step, data, session)
+        return self._outputs(entry, *found, before)
+
+    def again(self, parts: Sequence[Any], others: Sequence[Any], session: Session | None) -> Any:
+        """Returns the outputs of a step on those of the last one; None if it has to be called.
+
+        A program that ran twice in a row, on what it had made, fits what it makes: then nothing is
+        compared but the numbers that it reads.
+
+        Args:
+            parts: This rank's plain parts of what the last step made.
+            others: The other tensors of its batch, those of the last step.
+            session: The session of the step; None on one device.
+        """
+        last = self._last
+        if last is None or not last.fits_itself:
+            return None
+        found = last.entry.run([*parts, *local_tensors(others, session)])
+        return None if found is None else self._outputs(last.entry, *found, last.program)
+
+    def _outputs(
+        self, entry: CacheEntry, outputs: Any, program: Program, before: Program | None
+    ) -> Any:
+        """Returns the outputs of a run, and notes it; `before` has made what it ran on."""
+        self._last = LastRun(entry, program, program is before)
+        return outputs
 
     def _is_wanted(self, data: Any) -> bool:
         """Whether `compile()` asked for it, and a step of the user's own was asked for by name."""
@@ -106,9 +126,7 @@ class CapturedStep:
             return False
         return asked is True or (
             isinstance(asked, keras_private.Auto)
-            and (
-                self.closures is not None or not keras_private.is_own_step(self.trainer, self.name)
-            )
+            and not keras_private.is_own_step(self.trainer, self.name)
         )
 
     def _entry(self, data: Any, session: Session | None, mode: str) -> CacheEntry | None:
@@ -151,9 +169,9 @@ class CapturedStep:
             entry.after(Event.SKIPPED)
             return step()
         began = time.perf_counter()
-        with _without_collection():
+        with without_collection():
             with self._called.observed() as profile:
-                tensors = _local_tensors(data, session)
+                tensors = local_tensors(data, session)
                 outputs, recording = self.capture.record(step, tensors, profile)
             reason = self._refusal(entry, recording, session)
 
@@ -276,24 +294,3 @@ class CapturedStep:
             self.trainer.name,
             reason,
         )
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Pauses Python's garbage collection, which takes a quarter of the time of a recording."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _local_tensors(data: Any, session: Session | None) -> list[Any]:
-    """Returns this rank's plain tensors of a batch, in order."""
-    tensors = [leaf for leaf in keras_private.leaves(data) if isinstance(leaf, torch.Tensor)]
-    if session is None:
-        return tensors
-    with torch.no_grad():
-        return [session.strategy.local(each) for each in tensors]

@@ -61,6 +61,7 @@ from shardcore.binding.keras_private.shapes import (
 from shardcore.binding.keras_private.table import PATCHES as PATCHES
 from shardcore.binding.keras_private.table import STEPS as STEPS
 from shardcore.binding.keras_private.training import AUTO as AUTO
+from shardcore.binding.keras_private.training import FILLS_CACHE as FILLS_CACHE
 from shardcore.binding.keras_private.training import LOOP_STEPS as LOOP_STEPS
 from shardcore.binding.keras_private.training import RUNS_NOTED as RUNS_NOTED
 from shardcore.binding.keras_private.training import Auto as Auto

@@ -27,10 +27,13 @@ TRAINER = find("keras.src.backend.torch.trainer:TorchTrainer")
 
 # The attribute of a model in which the captured steps of its loops are kept.
 LOOP_STEPS = "_shardcore_loop_steps"
+# The method by which a model of keras-hub fills its cache with the prompt.
+FILLS_CACHE = "_build_cache"
 
 
 # Attributes of a trainer on its runs, which no step reads.
 RUNS_NOTED = {
+    FILLS_CACHE,
     LOOP_STEPS,
     "_eval_epoch_iterator",
     "_initial_epoch",
@@ -81,8 +84,9 @@ def as_logs(results: object) -> Any:
 
 
 def is_own_step(trainer: Model, name: str) -> bool:
-    """Returns whether the user has overridden the method `name`, such as `train_step`."""
-    return getattr(type(trainer), name) is not getattr(TRAINER, name)
+    """Returns whether the user has overridden the method `name` of Keras, such as `train_step`."""
+    of_keras = getattr(TRAINER, name, None)
+    return of_keras is not None and getattr(type(trainer), name) is not of_keras
 
 
 def gives_own_logs(trainer: Model, step: str) -> bool:

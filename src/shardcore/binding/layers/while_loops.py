@@ -1,9 +1,9 @@
 """Patch: `ops.while_loop` outside training, as in `generate()`: iterations are captured steps."""
 
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import attrs
 import keras
@@ -11,8 +11,10 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.captured.closures import Closures
+from shardcore.binding.captured.parts import Form, apart, full, joined, reduced
 from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.layers.prompts import capture_prompts, may_capture
 from shardcore.binding.layers.slices import TensorIndices
 from shardcore.binding.types import Original
 from shardcore.ports.capture import StepCapture
@@ -40,27 +42,17 @@ class WhileLoops:
     ) -> Any:
         """Replaces `while_loop`: one step computes the next variables, and whether to go on."""
         session = self.sessions.current()
-        closures = Closures.of(cond, body) if self._may_capture(session) else None
+        is_wanted = may_capture(session, self.sessions, self.capture)
+        closures = Closures.of(cond, body) if is_wanted else None
         if closures is None or closures.model is None:
             return original(cond, body, loop_vars, maximum_iterations)
+        capture_prompts(closures.model, self.sessions, self.capture)
         is_nest = isinstance(loop_vars, tuple | list)
         step = _captured(closures.model, closures, self.capture)
         loop = _Loop(cond, body, closures.tensors, step, session)
         with self.sessions.working(closures.model):
             made = loop.run(tuple(loop_vars) if is_nest else (loop_vars,), maximum_iterations)
         return made if is_nest else made[0]
-
-    def _may_capture(self, session: Session | None) -> bool:
-        return (
-            (session is not None or self.sessions.entry.serves_one_device)
-            and self.sessions.run() is None  # else it is a part of another step
-            and not (
-                torch.is_grad_enabled()
-                or self.capture.is_recording()
-                or keras_private.is_symbolic()
-            )
-            and threading.current_thread() is threading.main_thread()
-        )
 
 
 def _captured(
@@ -95,54 +87,41 @@ class _Loop:
 
     def run(self, variables: Variables, maximum_iterations: Any) -> Variables:
         """Returns the variables at the end of the loop."""
-        most = None if maximum_iterations is None else int(self._full(maximum_iterations))
-        variables = keras_private.map_leaves(self._reduced, variables)
-        goes_on, count = self._full(self.cond(*variables)), 0
+        most = None if maximum_iterations is None else int(full(maximum_iterations, self.session))
+        variables = keras_private.map_leaves(partial(reduced, session=self.session), variables)
+        goes_on, count = full(self.cond(*variables), self.session), 0
+        made: _Made | None = None
         while goes_on and (most is None or count < most):
-            variables, goes_on = self._next(variables, follows=count > 0)
-            count += 1
-        return variables
+            # Variables stay apart as long as one program computes them: no code reads them then.
+            again = made and self.captured.again(made[0], self.tensors, self.session)
+            made = again or self._next(self._joined(made, variables), follows=count > 0)
+            goes_on, count = made[2], count + 1
+        return self._joined(made, variables)
 
-    def _next(self, variables: Variables, *, follows: bool) -> tuple[Variables, Any]:
-        """Returns the next variables, and whether to go on; it `follows` another iteration."""
+    def _next(self, variables: Variables, *, follows: bool) -> "_Made":
+        """Makes the next variables; it `follows` another iteration."""
 
         def step() -> Any:
             with TensorIndices():
                 made = self.body(*variables)
                 made = made if isinstance(made, tuple | list) else (made,)
-                tensors = [self._reduced(each) for each in keras_private.leaves(made)]
-                goes_on = self._full(self.cond(*keras_private.packed(variables, tensors)))
-            return [self._local(each) for each in tensors], list(map(self._form, tensors)), goes_on
+                tensors = [reduced(each, self.session) for each in keras_private.leaves(made)]
+                goes_on = self.cond(*keras_private.packed(variables, tensors))
+                return *apart(tensors, self.session), full(goes_on, self.session)
 
         with nullcontext() if self.session is None else self.session.strategy.scope():
             data = (variables, self.tensors)
-            parts, forms, goes_on = self.captured(step, data, self.session, follows=follows)
-        made = [self._joined(*each) for each in zip(parts, forms, strict=True)]
-        return keras_private.packed(variables, made), goes_on
+            made: _Made = self.captured(step, data, self.session, follows=follows)
+            return made
 
-    def _full(self, value: Any) -> Any:
-        """Returns the full value of a tensor; what is no tensor as it is."""
-        if self.session is None or not isinstance(value, torch.Tensor):
-            return value
-        return self.session.strategy.full_tensor(value)
+    def _joined(self, made: "_Made | None", variables: Variables) -> Variables:
+        """Returns the variables that were made, in the nesting of `variables`; these if none."""
+        if made is None:
+            return variables
+        parts, forms, _ = made
+        tensors = joined(parts, forms, self.session)
+        return cast("Variables", keras_private.packed(variables, tensors))
 
-    def _reduced(self, value: Any) -> torch.Tensor:
-        """Returns a value as a tensor that is no partial sum."""
-        tensor: torch.Tensor = keras.ops.convert_to_tensor(value)
-        if self.session is None or not self.session.strategy.owns(tensor):
-            return tensor
-        return self.session.strategy.activation(tensor, None)
 
-    def _local(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if self.session is None else self.session.strategy.local(tensor)
-
-    def _form(self, tensor: torch.Tensor) -> tuple[Any, tuple[int, ...]]:
-        """Returns the layout of a tensor, None of a plain one, and its global shape."""
-        layout = None if self.session is None else self.session.strategy.layout(tensor)
-        return layout, tuple(tensor.shape)
-
-    def _joined(self, part: torch.Tensor, form: tuple[Any, tuple[int, ...]]) -> torch.Tensor:
-        layout, shape = form
-        if layout is None or self.session is None:
-            return part
-        return self.session.join(part, layout, shape)
+# The parts of the variables after an iteration, their forms, and whether to go on.
+_Made = tuple[list[Any], list[Form], Any]

@@ -1,0 +1,104 @@
+"""The prompt of `generate()`: the method of a model that fills the cache is a captured step.
+
+keras-hub's models call it before the loop of tokens, all by one name.
+"""
+
+import threading
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import attrs
+import keras
+import numpy as np
+import torch
+
+from shardcore.binding import keras_private
+from shardcore.binding.captured.closures import PLAIN
+from shardcore.binding.captured.parts import apart, joined, reduced
+from shardcore.binding.captured.step import CapturedStep
+from shardcore.binding.context.session import Session, Sessions
+from shardcore.ports.capture import StepCapture
+
+
+def capture_prompts(
+    model: keras.Model, sessions: Sessions, capture: StepCapture[torch.Tensor]
+) -> None:
+    """Captures the prompts of a `model` from its next one on, if it fills a cache by a method."""
+    name = keras_private.FILLS_CACHE
+    kept = vars(model).get(name)
+    is_ours = isinstance(kept, _Prompt)
+    if (is_ours and kept.sessions is sessions) or (kept is not None and not is_ours):
+        return
+    if callable(getattr(type(model), name, None)):
+        step = CapturedStep(model, name, capture)
+        vars(model)[name] = _Prompt(model, sessions, capture, step)
+
+
+@attrs.frozen(eq=False)
+class _Prompt:
+    """The method of one model that fills the cache, as an attribute that stands before it.
+
+    Args:
+        model: The model.
+        sessions: Those of the installation.
+        capture: Records, and makes programs.
+        captured: Runs the method.
+    """
+
+    model: keras.Model
+    sessions: Sessions
+    capture: StepCapture[torch.Tensor]
+    captured: CapturedStep
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Returns what the method returns."""
+        method = partial(getattr(type(self.model), keras_private.FILLS_CACHE), self.model)
+        given = keras_private.map_leaves(_as_tensor, (args, kwargs))
+        session = self.sessions.current()
+        if not (
+            may_capture(session, self.sessions, self.capture) and _is_like_others(given, session)
+        ):
+            return method(*args, **kwargs)
+
+        def step() -> Any:
+            made = method(*given[0], **given[1])
+            leaves = [_reduced(each, session) for each in keras_private.leaves(made)]
+            return *apart(leaves, session), keras_private.map_leaves(lambda _: 0, made)
+
+        scope = nullcontext() if session is None else session.strategy.scope()
+        with scope, self.sessions.working(self.model):
+            parts, forms, nest = self.captured(step, given, session)
+        return keras_private.packed(nest, joined(parts, forms, session))
+
+
+def may_capture(
+    session: Session | None, sessions: Sessions, capture: StepCapture[torch.Tensor]
+) -> bool:
+    """Returns whether a part of `generate()` may be a captured step here."""
+    return (
+        (session is not None or sessions.entry.serves_one_device)
+        and not sessions.is_closed
+        and sessions.run() is None  # else it is a part of another step
+        and not (torch.is_grad_enabled() or capture.is_recording() or keras_private.is_symbolic())
+        and threading.current_thread() is threading.main_thread()
+    )
+
+
+def _is_like_others(given: Any, session: Session | None) -> bool:
+    """Whether arguments are tensors and numbers, of which each rank has all rows or its own."""
+    leaves = keras_private.leaves(given)
+    if not all(isinstance(each, (torch.Tensor, *PLAIN)) for each in leaves):
+        return False
+    if session is None or session.distribution.auto_shard_dataset:
+        return True
+    # Of plain rows a layer would ask the other ranks how many they have, which is not recorded.
+    return all(session.strategy.owns(each) for each in leaves if isinstance(each, torch.Tensor))
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return keras.ops.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _reduced(leaf: Any, session: Session | None) -> Any:
+    return reduced(leaf, session) if isinstance(leaf, torch.Tensor) else leaf
