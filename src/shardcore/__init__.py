@@ -10,6 +10,7 @@ from shardcore.domain.errors import ShardcoreError
 
 if TYPE_CHECKING:
     from shardcore.api import (
+        estimate_memory,
         explain,
         install,
         launch,
@@ -43,7 +44,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Link", "ShardcoreError", "ShardedCheckpoint", "all_gather", "all_gather_variable",
     "all_reduce", "distribute_model", "distribute_tensor", "distribute_variable",
-    "ensure_dtensor", "ensure_dtensor_input", "explain", "install",
+    "ensure_dtensor", "ensure_dtensor_input", "estimate_memory", "explain", "install",
     "latest_checkpoint", "launch", "load_checkpoint", "mesh_info", "parallelize_torch_module",
     "plan", "rules_report", "save_checkpoint", "status", "uninstall", "verify",
 ]  # fmt: skip

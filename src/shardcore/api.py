@@ -28,6 +28,7 @@ from shardcore.domain.errors import PolicyError
 from shardcore.domain.paths.report import RulesReport
 from shardcore.ports.types import KerasModel, MeshLike
 from shardcore.reporting.explanation import Explanation
+from shardcore.reporting.memory import MemoryReport
 from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
 
@@ -223,6 +224,39 @@ def plan(
         lambda facts, shape: planning.plan(policy, facts, shape, options),
         _sessions() if bootstrap.is_installed() else None,
     )
+
+
+def estimate_memory(plan: "Plan", model: Callable[[], KerasModel], batch: object) -> MemoryReport:
+    """Returns the memory that a rank takes in a train step under a plan, before you have devices.
+
+    A process that is forked from this one runs one eager step as the first of simulated ranks, on
+    tensors that have shapes and no values: it needs no room for the model.
+
+    Args:
+        plan: What `plan` has returned.
+        model: The function that builds and compiles the model.
+        batch: The global batch, `(x, y)` or `(x, y, sample_weight)`, or a function that returns it.
+
+    Returns:
+        The report: print it for a table, `.to_dict()` for data, `.step_peak` for the sum.
+
+    Raises:
+        PolicyError: If this process has joined a job of several ranks, or the model or its step
+            fails without values.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> def build():
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        ...     model.compile("sgd", "mse")
+        ...     return model
+        >>> plan = shardcore.plan(build, Mesh((4,), ("data",)), policy="fully_sharded")
+        >>> shardcore.estimate_memory(plan, build, (x, y)).step["batch"]
+        192
+    """
+    from shardcore.bootstrap import estimating
+
+    return estimating.estimate_memory(plan, model, batch)
 
 
 def rules_report(model: KerasModel) -> RulesReport | None:

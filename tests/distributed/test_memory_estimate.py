@@ -1,6 +1,4 @@
-"""The estimate of `shardcore plan --memory` beside what torch allocates on real ranks."""
-
-import functools
+"""The estimate of a step's memory beside what torch allocates on real ranks."""
 
 import keras
 import numpy as np
@@ -9,7 +7,9 @@ from keras import layers
 
 import shardcore
 from shardcore import bootstrap
+from shardcore.binding import keras_private
 from shardcore.domain.errors import PolicyError
+from shardcore.domain.mesh import Mesh
 from shardcore.testing import run_ranks
 from tests.distributed.models import Block
 from tests.distributed.programs import AXES
@@ -56,20 +56,23 @@ def distribute(build, mesh, policy):
     shardcore.plan(build, device_mesh, policy).distribute()
 
 
-def estimated(_):
-    """Returns the estimate for the first of simulated ranks, in each case."""
-    bootstrap.simulate(2)
-    reports = []
-    for build, mesh, policy in CASES:
-        distribute(build, mesh, policy)
-        batch = functools.partial(BATCHES.get, build)
-        reports.append(bootstrap.estimate_memory(build, batch, policy))
-    return reports
+def estimated(build, mesh, policy, batch):
+    return shardcore.estimate_memory(shardcore.plan(build, Mesh(mesh, AXES), policy), build, batch)
 
 
 def measured(_):
-    """Returns the bytes that a rank keeps, and the most that torch allocates, in each case."""
-    return [_measured(*case) for case in CASES]
+    """Returns what a rank keeps and the most of an eager step, in each case; of captured steps."""
+    return [_measured(*case) for case in CASES], [_captured(*case) for case in CASES[:2]]
+
+
+def _captured(build, mesh, policy):
+    """Returns the most bytes that torch allocates in a captured step."""
+    distribute(build, mesh, policy)
+    model, batch = build(), BATCHES[build]
+    model.jit_compile = keras_private.AUTO
+    for _ in range(5):
+        model.train_on_batch(*batch)
+    return highest(lambda: model.train_on_batch(*batch))
 
 
 def _measured(build, mesh, policy):
@@ -86,12 +89,15 @@ def _measured(build, mesh, policy):
 
 
 def test_the_estimate_is_what_torch_allocates_on_a_rank():
-    (reports,) = run_ranks(estimated, 1, init=False, timeout=120)
     ranks = run_ranks(measured, 2, timeout=120)
-    for report, (stored, allocated) in zip(reports, ranks[0], strict=True):
+    (found, captured), _ = ranks
+    for case, (stored, allocated) in zip(CASES, found, strict=True):
+        report = estimated(*case, BATCHES[case[0]])
         step = report.step_peak - report.kept - report.step["batch"]
         assert report.kept == pytest.approx(stored, abs=64)
         assert step == pytest.approx(allocated, rel=0.1)
+        if captured:  # of the first cases
+            assert 0.8 * step < captured.pop(0) < step
 
 
 def test_a_model_far_larger_than_the_machine_is_estimated():
@@ -104,13 +110,8 @@ def test_a_model_far_larger_than_the_machine_is_estimated():
         model.compile("sgd", "mse")
         return model
 
-    def program(_):
-        bootstrap.simulate(64)
-        distribute(large, (1, 64), "tensor_parallel")
-        rows = np.ones((2, 1 << 18), "float32")
-        return bootstrap.estimate_memory(large, lambda: (rows, rows), "tensor_parallel")
-
-    (report,) = run_ranks(program, 1, init=False, timeout=120)
+    rows = np.ones((2, 1 << 18), "float32")
+    report = estimated(large, (1, 64), "tensor_parallel", lambda: (rows, rows))
     weights = 2 * 4 * (1 << 18) * (1 << 19) // 64
     assert report.kept == pytest.approx(weights, abs=1000)
     assert 2 * weights <= report.step_peak < 3 * weights
@@ -127,12 +128,22 @@ def test_a_step_that_reads_values_is_an_error_with_a_remedy():
         model.compile("sgd", "mse")
         return model
 
-    def program(_):
-        distribute(build, (1, 1), "data_parallel")
-        rows = np.ones((2, 4), "float32"), np.ones((2, 2), "float32")
-        with pytest.raises(
-            PolicyError, match=r"(?s)it failed \(.*If it reads values: compute with"
-        ):
-            bootstrap.estimate_memory(build, lambda: rows, "data_parallel")
+    rows = np.ones((2, 4), "float32"), np.ones((2, 2), "float32")
+    with pytest.raises(PolicyError, match=r"(?s)it failed \(.*If it reads values: compute with"):
+        estimated(build, (1, 1), "data_parallel", rows)
 
-    run_ranks(program, 1, init=False)
+
+def test_a_wrong_call_is_an_error_with_a_remedy():
+    plan = shardcore.plan(cnn, Mesh((2, 1), AXES), "data_parallel")
+    with pytest.raises(PolicyError, match="give the function that builds and compiles it"):
+        shardcore.estimate_memory(plan, cnn(), IMAGES)
+    with pytest.raises(PolicyError, match=r"Expected a plan of shardcore.plan\(\), got 3"):
+        shardcore.estimate_memory(3, cnn, IMAGES)
+
+    def program(_):
+        shardcore.install()
+        keras.distribution.initialize()
+        with pytest.raises(PolicyError, match="has joined a job: estimate before the first"):
+            shardcore.estimate_memory(plan, cnn, IMAGES)
+
+    run_ranks(program, 2)

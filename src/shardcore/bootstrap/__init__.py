@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,7 +12,6 @@ from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.ports.strategy import StrategyEntry
 from shardcore.reporting.errors import show_user_frames
 from shardcore.reporting.logs import configure
-from shardcore.reporting.memory import MemoryReport
 from shardcore.reporting.status import Status
 
 logger = logging.getLogger("shardcore.install")
@@ -127,29 +125,6 @@ def simulate(ranks: int) -> None:
     from shardcore.adapters import process_group
 
     process_group.simulate(ranks)
-
-
-def estimate_memory(
-    build: Callable[[], Any], batch: Callable[[], Any], policy: str
-) -> MemoryReport:
-    """Returns what a rank takes in a train step, under the distribution that `policy` made.
-
-    Nothing is computed, so this process needs no room for the model.
-
-    Args:
-        build: Returns the compiled model.
-        batch: Returns the global batch.
-        policy: The policy's name.
-
-    Raises:
-        PolicyError: If the model or its step fails without values.
-        StrategyError: If the model is not compiled, or the batch is none.
-    """
-    from shardcore.adapters.memory import StepMemory
-    from shardcore.binding.inspection import memory
-
-    sessions = installation().binding.sessions
-    return memory.estimate_memory(build, batch, policy, sessions, StepMemory())
 
 
 def status() -> Status:

@@ -99,7 +99,7 @@ def _trace(
     mesh = candidate.small
     rows = request.rows // candidate.batch_parts * mesh.size_along(candidate.batch_axes)
     try:
-        _install({"links": machine.links(candidate.mesh)})
+        install_anew({"links": machine.links(candidate.mesh)})
         bootstrap.simulate(mesh.size)
         plan_of(facts, mesh, candidate.policy, planned.plan).distribute()
         sessions = bootstrap.installation().binding.sessions
@@ -109,8 +109,8 @@ def _trace(
         return error
 
 
-def _install(options: Mapping[str, Any]) -> None:
-    """Installs the strategy of the caller's process, or the best one, with `options`."""
+def install_anew(options: Mapping[str, Any]) -> None:
+    """Installs the strategy that is installed once more, or the best one, with `options` too."""
     strategy, before = "auto", dict[str, Any]()
     if bootstrap.is_installed():
         strategy, before = bootstrap.installation().entry.name, bootstrap.installation().options

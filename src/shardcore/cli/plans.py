@@ -79,8 +79,7 @@ def _plan(options: argparse.Namespace) -> tuple[int, str]:
     memory = None
     if options.memory:
         batch: Callable[[], Any] = function_of(script, options.batch, BATCH)
-        plan.distribute()
-        memory = bootstrap.estimate_memory(build, batch, policy)
+        memory = api.estimate_memory(plan, build, batch)
     if options.json:
         more = {} if memory is None else {"memory": memory.to_dict()}
         return 0, _json({**plan.to_dict(), **more})

@@ -1,0 +1,68 @@
+"""The memory of a train step under a plan, from a process that is forked for it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from shardcore import bootstrap
+from shardcore.bootstrap.traces import install_anew
+from shardcore.domain.errors import PolicyError, ShardcoreError
+from shardcore.reporting.memory import MemoryReport
+
+if TYPE_CHECKING:
+    from shardcore.binding.planning.plan import Plan
+
+
+def estimate_memory(plan: "Plan", build: Callable[[], Any], batch: object) -> MemoryReport:
+    """Returns what a rank takes in a train step under `plan`.
+
+    The forked process is the first rank of simulated ranks: the process group, the distribution,
+    the names and the seeds of the caller stay as they are.
+
+    Raises:
+        PolicyError: If an argument is wrong, this process has joined a job, or the model or its
+            step fails without values.
+        StrategyError: If the model is not compiled, or the batch is none.
+    """
+    from shardcore.adapters import forked_ranks, process_group
+
+    if not hasattr(plan, "distribute"):
+        raise PolicyError(f"Expected a plan of shardcore.plan(), got {plan!r}.")
+    if hasattr(build, "variables") or not callable(build):
+        raise PolicyError(
+            "The model is built without values, under the plan: give the function that builds and "
+            f"compiles it, got {build!r}."
+        )
+    if process_group.has_others():
+        raise PolicyError(
+            "The step runs in a process that is forked from this one, which has joined a job: "
+            "estimate before the first DeviceMesh, DataParallel or list_devices(), with a plan "
+            "over a shardcore.domain.mesh.Mesh."
+        )
+    forked_ranks.check_device("estimate_memory()")
+
+    def work(_rank: int) -> MemoryReport | ShardcoreError:
+        try:
+            install_anew({})
+            if not process_group.is_started():
+                bootstrap.simulate(plan.mesh.size)
+            plan.distribute()
+            return _estimate(build, batch, plan.policy)
+        except ShardcoreError as error:
+            return error
+
+    # The rules of a plan name layers as the next model of this process will.
+    case = forked_ranks.Case(work, (), None, init=False, keeps_session=True)
+    (found,) = forked_ranks.run(case, 1)
+    if isinstance(found, ShardcoreError):
+        raise found
+    return found
+
+
+def _estimate(build: Callable[[], Any], batch: Any, policy: str) -> MemoryReport:
+    """Returns the memory under the distribution that is set."""
+    from shardcore.adapters.memory import StepMemory
+    from shardcore.binding.inspection import memory
+
+    sessions = bootstrap.installation().binding.sessions
+    given = batch if callable(batch) else lambda: batch
+    return memory.estimate_memory(build, given, policy, sessions, StepMemory())
