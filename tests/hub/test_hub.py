@@ -4,6 +4,8 @@ A few cases; `python -m tests.hub` tries the others.
 """
 
 import functools
+import sys
+from pathlib import Path
 
 import keras
 import keras_hub
@@ -94,15 +96,34 @@ def test_each_sampler_is_captured_and_gives_equal_tokens_on_all_ranks(stop):
                 np.testing.assert_array_equal(tokens[name], expected[name], err_msg=name)
 
 
-def test_an_export_to_transformers_has_the_bytes_of_one_device(tmp_path):
-    """Each rank names its own folder: keras-hub opens the files itself, on every rank."""
-
-    def program(rank, layout):
+def test_an_export_to_transformers_is_written_by_one_rank_with_the_bytes_of_one_device(tmp_path):
+    def program(rank, layout, name):
         if layout is not None:
             distribute(CASES["GPT-2"], layout)
-        folder = tmp_path / f"{layout}-{rank}"
-        CASES["GPT-2"].build().backbone.export_to_transformers(folder)
-        return (folder / "model.safetensors").read_bytes()
+        folder, written = tmp_path / name.format(rank), []
+        sys.addaudithook(lambda event, given: event == "open" and written.append(given[:2]))
+        backbone = CASES["GPT-2"].build().backbone
+        backbone.export_to_transformers(folder)
+        names = {Path(file).name for file, mode in written if str(folder) in str(file)}
+        return (folder / "model.safetensors").read_bytes(), sorted(names)
 
-    expected = run_ranks(program, 1, None, timeout=300)
-    assert run_ranks(program, 2, "tensor_parallel", timeout=300) == expected * 2
+    files = ["config.json", "model.safetensors"]
+    ((expected, _),) = run_ranks(program, 1, None, "alone", timeout=300)
+    one, other = run_ranks(program, 2, "tensor_parallel", "shared", timeout=300)
+    assert one == (expected, files)
+    assert other == (expected, [])
+    assert run_ranks(program, 2, "tensor_parallel", "{}", timeout=300) == [(expected, files)] * 2
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_an_export_that_one_rank_cannot_write_fails_on_all_ranks(name, tmp_path):
+    (tmp_path / name).symlink_to("/dev/full")
+
+    def program(rank):
+        distribute(CASES["GPT-2"], "tensor_parallel")
+        backbone = CASES["GPT-2"].build(vocabulary_size=4096).backbone
+        with pytest.raises(OSError, match="No space left on device"):
+            backbone.export_to_transformers(tmp_path)
+        return backbone.predict(prompt_for(backbone), verbose=0).shape
+
+    assert len(run_ranks(program, 2, timeout=300)) == 2

@@ -19,6 +19,7 @@ from shardcore.binding.context.session import Sessions
 from shardcore.binding.data import batches
 from shardcore.binding.data.data_adapters import array_loader
 from shardcore.binding.files import callbacks, loading, saving
+from shardcore.binding.files.transformers import TransformersExport
 from shardcore.binding.keras_private import table
 from shardcore.binding.layers import calls, operations, products, slices
 from shardcore.binding.layers.while_loops import WhileLoops
@@ -66,6 +67,8 @@ class Binding:
             self.follow_distribution()
             loops.follow_torch_optimizers(self.sessions, undo)
             self._undo.push(undo.pop_all())
+        exports = TransformersExport(self.sessions).replacements()
+        keras_private.change_exporter(exports, self._undo)
 
     def remove(self) -> None:
         """Restores every name, and unsets the distribution, which Keras alone could not use."""

@@ -84,7 +84,7 @@ def close_store(sessions: Sessions, original: Original, store: Any) -> None:
     def save() -> None:
         write_file(path, lambda unfinished: Path(unfinished).write_bytes(content))
 
-    raise_on_ranks_that_come(save, f"save {_place(path)!r}", sessions)
+    raise_on_ranks_that_come(save, f"save {place_of(path)!r}", sessions)
 
 
 def ask(session: Session, original: Callable[..., bool], filepath: str | os.PathLike[str]) -> bool:
@@ -107,7 +107,7 @@ def _save(
     One rank alone may save a model of which every rank has all values, and one that it made
     after `clear_session()`. Each rank writes into its own buffer.
     """
-    session, path = _sharding(model, sessions), str(filepath)
+    session, path = sharding(model, sessions), str(filepath)
     is_alone = session is None and sessions.processes.world_size == 1
     is_own = is_alone and not sessions.are_served()
     if is_own or isinstance(filepath, io.IOBase):
@@ -123,12 +123,12 @@ def _save(
     if is_alone:
         save()
         return
-    what = f"save {_place(path)!r}"
+    what = f"save {place_of(path)!r}"
     if session is None or not any(map(_is_sharded, variables_of(model))):
         raise_on_ranks_that_come(save, what, sessions)
         return
     session.processes.meet("saving a sharded model")
-    is_writer = _is_first(_place(path), session)
+    is_writer = first_of(place_of(path), session)
 
     def work() -> None:
         save() if is_writer else attend()
@@ -144,12 +144,12 @@ def _annotated(path: str, write: Callable[..., None], sessions: Sessions) -> Non
             file.attrs.update(sessions.beside_weights)
 
 
-def _place(path: str) -> str:
+def place_of(path: str) -> str:
     """Returns a path that is the same for one file in any folder of work."""
     return path if keras_private.is_remote(path) else os.path.abspath(path)
 
 
-def _is_first(place: str, session: Session) -> bool:
+def first_of(place: str, session: Session) -> bool:
     """Returns whether this rank is the first of those that write to `place`. A collective."""
     return session.processes.gather(place).index(place) == session.processes.rank
 
@@ -170,7 +170,7 @@ def export(
 ) -> None:
     """Replaces `Model.export`, called on every rank: rank 0 writes, from a full model."""
     write = partial(original, model, format=format, verbose=verbose, **options)
-    session = _sharding(model, sessions)
+    session = sharding(model, sessions)
     if session is None:
         write(filepath)
         return
@@ -191,7 +191,7 @@ def export(
         raise_on_all_ranks(work, f"export {path!r}", session, sessions)
 
 
-def _sharding(model: Model, sessions: Sessions) -> Session | None:
+def sharding(model: Model, sessions: Sessions) -> Session | None:
     """Returns the session in which `model` is sharded, None if it is replicated."""
     session = sessions.current() or sessions.keeping(model)
     return None if session is None or session.mesh.size == 1 else session

@@ -8,6 +8,7 @@ from shardcore.binding.keras_private.files import gather_model as gather_model
 from shardcore.binding.keras_private.files import gather_state as gather_state
 from shardcore.binding.keras_private.files import is_remote as is_remote
 from shardcore.binding.keras_private.files import weight_keys as weight_keys
+from shardcore.binding.keras_private.hub import change_exporter as change_exporter
 from shardcore.binding.keras_private.layouts import entries_of as entries_of
 from shardcore.binding.keras_private.layouts import layout_map_of as layout_map_of
 from shardcore.binding.keras_private.models import DataAdapter as DataAdapter

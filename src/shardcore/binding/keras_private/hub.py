@@ -1,0 +1,79 @@
+"""The module of keras-hub that exports models, which is imported by the first export."""
+
+import builtins
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import attrs
+
+EXPORTER = "keras_hub.src.utils.transformers.export.hf_exporter"
+Change = Callable[[ModuleType], None]
+
+
+def change_exporter(replacements: dict[str, Callable[[Any], Any]], undo: ExitStack) -> None:
+    """Gives functions of the module new values, now or when it is imported, until `undo`.
+
+    The functions from old to new values are by name. A name that the module has not is that of a
+    builtin function.
+    """
+
+    def change(module: ModuleType) -> None:
+        found = vars(module)
+        for name, make in replacements.items():
+            if name in found:
+                undo.callback(setattr, module, name, found[name])
+                setattr(module, name, make(found[name]))
+            elif hasattr(builtins, name):
+                undo.callback(delattr, module, name)
+                setattr(module, name, make(getattr(builtins, name)))
+
+    if EXPORTER in sys.modules:
+        change(sys.modules[EXPORTER])
+        return
+    finder = _Awaited(EXPORTER, change)
+    sys.meta_path.insert(0, finder)
+    undo.callback(sys.meta_path.remove, finder)
+
+
+@attrs.frozen(eq=False)
+class _Awaited(MetaPathFinder):
+    """Finds a module as the other finders do, and changes it after its import."""
+
+    name: str
+    change: Change
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns what the others find, None of other modules."""
+        if fullname != self.name:
+            return None
+        others = (each for each in sys.meta_path if each is not self)
+        found = (each.find_spec(fullname, path, target) for each in others)
+        spec = next((each for each in found if each is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Changing(spec.loader, self.change)
+        return spec
+
+
+@attrs.frozen(eq=False)
+class _Changing(Loader):
+    """Loads a module as another loader does, and changes it."""
+
+    loader: Any
+    change: Change
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Returns the module, None for the default one."""
+        made: ModuleType | None = self.loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Runs the module, and changes it."""
+        self.loader.exec_module(module)
+        self.change(module)
