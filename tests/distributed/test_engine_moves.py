@@ -49,6 +49,7 @@ CASES = {
     ),
     "scatter": (lambda x: x.scatter(1, torch.zeros(6, 4, dtype=torch.int64), x), ROWS, {}),
     "how many": (lambda x: (x > 0).sum(0) + 1, ROWS, {"all_reduce": (1, 4 * 4)}),
+    "running sums": (lambda x: x.cumsum(0), ROWS, {"all_gather": (1, 4 * 4)}),
     "logsumexp": (lambda x: x.logsumexp(1), COLUMNS, {"all_reduce": (2, 2 * 6 * 4)}),
 }
 

@@ -238,3 +238,17 @@ def test_tokens_of_one_group_are_summed_for_experts_and_the_experts_are_not_move
             "all_gather": 2 * tokens // 2 + 4 * experts,
             "all_reduce": others(experts) + 4,
         }
+
+
+def test_all_tokens_are_gathered_for_experts_that_compute_all_of_them(results):
+    if "dense" not in results:
+        return
+    (_, experts, _, *_), _, ranks = results["dense"]
+    tokens, shares = 4 * GROUPS * LENGTH * WIDTH, 4 * GROUPS * LENGTH * experts
+    for _, (step, *_), _, _ in ranks:
+        assert step == {
+            "all_gather": 2 * tokens // 2,  # the tokens, and the gradient of the output
+            "reduce_scatter": 2 * tokens,  # the output, and the gradient of the tokens
+            "all_to_all": 2 * shares // 2,  # the shares of experts, and the gradient of them
+            "all_reduce": others(experts) + 4,
+        }

@@ -143,9 +143,9 @@ def test_rows_of_a_batch_stay_split():
 EXPERTS = rule_of_text("e n k, e k m -> e n m")
 
 
-def of_experts(given, made, *, activations=(None, "model", None), other=None):
+def of_experts(given, made, *, activations=(None, "model", None), **facts):
     """The split of a product of experts: tokens `(4, 8, given)`, split by tokens by default."""
-    tokens = attrs.evolve(placed((4, 8, given), activations), other=other)
+    tokens = attrs.evolve(placed((4, 8, given), activations), **facts)
     kernel = placed((4, given, made), ("model", None, None), weight=True)
     return words(choose(EXPERTS, (tokens, kernel), ((4, 8, made),)))
 
@@ -159,6 +159,13 @@ def test_tokens_are_exchanged_for_experts_if_that_sends_fewer_bytes_than_the_exp
     assert of_experts(2, 3, activations=by_expert) == exchanged
     # A copy that is split by experts is there already.
     assert of_experts(2, 3, other=Layout(PAIR, by_expert)) == exchanged
+
+
+def test_equal_tokens_of_all_experts_are_gathered_once():
+    exchanged, gathered = ["S(0)", "S(0)", "S(0)"], ["S(1)", "R", "S(1)"]
+    # 8 tokens cost less than 4 experts of 3 columns, and more than 4 of one column.
+    assert of_experts(2, 3, repeats=(0,)) == exchanged
+    assert of_experts(2, 1, repeats=(0,)) == gathered
 
 
 def test_a_gradient_of_experts_is_summed_where_they_are_or_by_tokens():

@@ -54,6 +54,12 @@ class Form:
         return all(block == 1 for block in self.layout.blocks) and self.layout.in_mesh_order
 
     @cached_property
+    def repeats(self) -> tuple[int, ...]:
+        """The dims along which its values are equal, since it was expanded."""
+        sizes = enumerate(zip(self.shape, self.strides, strict=True))
+        return tuple(dim for dim, (size, stride) in sizes if size > 1 and stride == 0)
+
+    @cached_property
     def is_contiguous(self) -> bool:
         """Whether the full tensor is contiguous."""
         return self.strides == contiguous_strides(self.shape)

@@ -1,9 +1,13 @@
-"""Patches: products of a sequence whose rows and tokens are both split.
+"""Patches: products of a sequence whose rows and tokens are both split, or of all experts.
 
 torch flattens (rows, tokens, channels) to a matrix of lines. If one axis splits rows and another
 tokens, a rank has some tokens of some rows: no layout describes the matrix, and it would be
 all-gathered. But a product computes each line separately, in any order. So each rank multiplies the
 lines that it has, and the order of lines is that of ranks.
+
+torch makes one matrix of the kernels of all experts for `td,edh->eth`. If an axis splits tokens and
+experts, that matrix would be all-gathered, as any weight. A product for each expert, with equal
+tokens, lets the planner gather the tokens instead.
 """
 
 from math import prod
@@ -15,6 +19,7 @@ import torch
 from shardcore.binding.context.session import Session
 from shardcore.binding.types import Original
 from shardcore.domain.layout import Layout
+from shardcore.domain.placements import Shard
 from shardcore.ports.types import Array
 
 
@@ -31,12 +36,48 @@ def einsum(
     session: Session, original: Original, subscripts: str, *operands: Array, **kwargs: object
 ) -> Any:
     """Replaces `einsum`, of two operands; the second lacks the first dims of the first."""
+    if len(operands) == 2 and _makes_experts(subscripts):
+        subscripts, tokens = _for_each_expert(subscripts, *operands, session)
+        operands = (tokens, operands[1])
     kept = _kept(subscripts) if len(operands) == 2 else ""
     lines = _Lines.of(operands[0], len(kept), session) if kept else None
     if lines is None:
         return original(subscripts, *operands, **kwargs)
     of_lines = subscripts.replace(" ", "").replace(kept, kept[0])
     return lines.restored(original(of_lines, lines.joined(), operands[1], **kwargs))
+
+
+def _makes_experts(subscripts: str) -> bool:
+    """Returns whether the first dim of the second operand is new, and the first of the result.
+
+    Example:
+        >>> _makes_experts("td,edh->eth"), _makes_experts("etd,edh->eth")
+        (True, False)
+    """
+    given, _, result = subscripts.replace(" ", "").partition("->")
+    first, _, second = given.partition(",")
+    expert = second[:1]
+    return expert.isalpha() and expert not in first and expert == result[:1]
+
+
+def _for_each_expert(
+    subscripts: str, tokens: Any, kernel: Any, session: Session
+) -> tuple[str, Any]:
+    """Returns subscripts and tokens with a dim for experts, if an axis splits tokens and experts.
+
+    The tokens of all experts are one tensor in memory.
+    """
+    given = tokens, getattr(kernel, "value", kernel)
+    if not all(isinstance(each, torch.Tensor) for each in given):
+        return subscripts, tokens
+    of_tokens, of_kernel = map(session.strategy.layout, given)
+    if of_tokens is None or of_kernel is None:
+        return subscripts, tokens
+    if not any(isinstance(of_tokens.placement(axis), Shard) for axis in of_kernel.dim_axes(0)):
+        return subscripts, tokens
+    joined = subscripts.replace(" ", "")
+    expert = joined.partition(",")[2][0]
+    return expert + joined, tokens.expand(kernel.shape[0], *tokens.shape)
 
 
 def _kept(subscripts: str) -> str:

@@ -34,6 +34,7 @@ class Placed:
     itemsize: int = 4  # the bytes of one element
     weight: bool = False  # whether it is a variable's value, or computed from such values alone
     other: Layout | None = None  # a second layout in which it is available
+    repeats: tuple[int, ...] = ()  # the dims along which its values are equal
 
     def is_split(self, axis: str) -> bool:
         """Returns whether `axis` splits it."""

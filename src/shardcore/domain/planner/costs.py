@@ -23,7 +23,7 @@ class SplitCosts:
         for term, operand in self.call.terms:
             source = operand.layout.placement(axis)
             target = self._wanted(term, operand.shape, source, axis, factor, cut)
-            total += self._brought(operand, target, axis, self._smaller(operand, factor))
+            total += self._brought(operand, target, axis, self._smaller(term, operand, factor))
             if operand.weight and isinstance(target, Shard):
                 total += self._way_back(target, source, axis, _bytes(operand, axis))
         for result, shape in zip(self.call.rule.results, self.call.result_shapes, strict=False):
@@ -82,13 +82,15 @@ class SplitCosts:
             return source if found == needed else Shard(target.dim, wanted)
         return target
 
-    def _smaller(self, operand: Placed, factor: str) -> float:
+    def _smaller(self, term: Term, operand: Placed, factor: str) -> float:
         """Returns the share of an activation's bytes that count if `factor` is separate.
 
         Products of experts follow one another, and a step of the first and one of the last move.
         Each counts the smaller of its two sides, as does its backward pass: so both choose alike.
         """
         if operand.weight or factor not in self.call.separate:
+            return 1.0
+        if term.dim_of(factor) in operand.repeats:  # it is gathered, and the result stays
             return 1.0
         size = max(prod(operand.shape), 1)
         return min([size, *map(prod, self.call.result_shapes)]) / size
@@ -97,7 +99,11 @@ class SplitCosts:
         """Returns the cost of redistributing an operand along `axis`, from its cheapest layout."""
         layouts = [operand.layout, operand.other] if operand.other else [operand.layout]
         held = _bytes(operand, axis) * share
-        return min(self._sent(each.placement(axis), target, axis, held) for each in layouts)
+        sources = [each.placement(axis) for each in layouts]
+        if isinstance(target, Shard) and target.dim in operand.repeats and target not in sources:
+            # Its values are gathered once, and each rank repeats them for its shard.
+            held, target = held / operand.shape[target.dim], Replicate()
+        return min(self._sent(source, target, axis, held) for source in sources)
 
     def _way_back(self, source: Placement, target: Placement, axis: str, held: float) -> float:
         """Returns the cost of redistributing the gradient of a weight to it, without the latency.

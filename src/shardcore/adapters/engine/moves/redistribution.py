@@ -40,6 +40,8 @@ class Redistribution:
     # The dims of the tensor, outermost in memory first, if the steps apply to the tensor with its
     # dims in that order.
     order: tuple[int, ...] | None = None
+    # The dims along which the values are equal, and which get split: the steps move them once.
+    repeats: tuple[int, ...] = ()
 
     @classmethod
     def to(cls, form: Form, target: Layout, engine: Engine) -> "Redistribution | None":
@@ -47,6 +49,9 @@ class Redistribution:
         target = target.normalized(form.shape)
         if target == form.layout:
             return None
+        repeats = _repeats(form, target)
+        if repeats:
+            return cls._of_repeated(form, target, repeats, engine)
         have = form.layout.placement
         new = [axis for axis, op in target.partial if have(axis) != Partial(op)]
         kept = tuple(each for each in target.partial if each[0] not in new)
@@ -61,6 +66,19 @@ class Redistribution:
             target.local_shape(form.shape, world.position),
             next((_NEUTRAL[op] for op in others if op in _NEUTRAL), None),
         )
+
+    @classmethod
+    def _of_repeated(
+        cls, form: Form, target: Layout, repeats: tuple[int, ...], engine: Engine
+    ) -> "Redistribution":
+        """Returns the redistribution of one of equal parts, which each rank repeats."""
+        shape = tuple(1 if dim in repeats else size for dim, size in enumerate(form.shape))
+        once = engine.form(shape, form.layout, form.dtype, form.device)
+        axes = [axis for dim in repeats for axis in target.dim_axes(dim)]
+        found = cls.to(once, target.without(*axes), engine)
+        local = target.local_shape(form.shape, engine.world.position)
+        stages = () if found is None else found.stages
+        return cls(form, target, stages, local, None, repeats=repeats)
 
     @classmethod
     def of_weight(cls, form: Form, target: Layout, engine: Engine) -> "Redistribution | None":
@@ -85,10 +103,15 @@ class Redistribution:
             check_thread()
         with redistribution_scope(Move(part, self.form.shape, self.form.layout, self.target)):
             part = self.as_in_memory(part)
+            for dim in self.repeats:
+                part = part.narrow(dim, 0, 1)
             for shape, steps in self.stages:
                 part = part.reshape(shape)
                 for step in steps:
                     part = STEPS[step.kind](part, step, engine)
+        if self.repeats:
+            once = (1 if dim in self.repeats else size for dim, size in enumerate(self.shape))
+            return part.reshape(*once).expand(self.shape)
         part = self.as_asked(part.reshape(self.shape))
         return part if self.fill is None else torch.full_like(part, self.fill)
 
@@ -101,6 +124,18 @@ class Redistribution:
         if self.order is None:
             return tensor
         return tensor.permute(sorted(range(tensor.ndim), key=self.order.__getitem__))
+
+
+def _repeats(form: Form, target: Layout) -> tuple[int, ...]:
+    """Returns the dims in which equal values get split over axes that split other dims now."""
+    if form.weight or form.layout.partial or target.partial:
+        return ()
+    split = {axis for dim in range(form.ndim) for axis in form.layout.dim_axes(dim)}
+    return tuple(
+        dim
+        for dim in form.repeats
+        if not form.layout.dim_axes(dim) and not split.isdisjoint(target.dim_axes(dim))
+    )
 
 
 def _permuted(layout: Layout, order: tuple[int, ...]) -> Layout:

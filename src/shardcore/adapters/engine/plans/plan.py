@@ -170,7 +170,7 @@ class Plan:
         """Returns the strides of the views of the full tensor; None if the results are copies."""
         form, compute = self.task.operands[0].form, self.task.compute
         assert compute is not None, "a view takes other numbers for a local shard"
-        if self.operator in _RESHAPES and not form.is_contiguous:
+        if self.operator in _RESHAPES and not form.is_contiguous and not form.repeats:
             return None
         full = torch.empty_strided(form.shape, form.strides, device="meta")
         return [tuple(each.stride()) for each in compute([full]) if each is not None]

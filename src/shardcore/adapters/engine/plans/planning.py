@@ -132,6 +132,7 @@ def _split(task: Task, forms: Sequence[Form], engine: Engine) -> Split:
             form.dtype.itemsize,
             form.weight,
             None if operand.other is None else operand.other.layout,
+            form.repeats,
         )
         for form, operand in zip(forms, task.operands, strict=True)
     )
