@@ -77,7 +77,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTenso
 
 @cache
 def _computes_nothing(operator: Operator) -> bool:
-    name = operator._schema.name
+    name: str = operator._schema.name
     return name == WRAPPING or name.startswith(PROFILER)
 
 

@@ -1,15 +1,44 @@
 """Properties of operators, from their tags and schemas."""
 
+from collections.abc import Collection
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from shardcore.adapters.torch_private.trees import Args, Kwargs
 
-Operator = OpOverload[..., Any]
+
+class Operator(Protocol):
+    """An operator of torch, such as `torch.ops.aten.add.Tensor`, whose class is private."""
+
+    _schema: Any
+
+    @property
+    def namespace(self) -> str:
+        """The name of its library: "aten"."""
+
+    @property
+    def overloadpacket(self) -> Any:
+        """The operator with all its overloads: `torch.ops.aten.add`."""
+
+    @property
+    def tags(self) -> Collection[torch.Tag]:
+        """Properties that torch gives it."""
+
+    def __hash__(self) -> int:
+        """Returns the hash of its identity."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the operator."""
+
+    def decompose(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a composite operator by others."""
+
+    def has_kernel_for_dispatch_key(self, key: torch.DispatchKey) -> bool:
+        """Returns whether a kernel is registered for `key`."""
+
 
 # torch 2.13: no public name copies a list of tensors into another in one call.
 LIST_COPY = torch.ops.aten._foreach_copy_.default

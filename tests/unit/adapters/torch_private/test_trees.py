@@ -1,6 +1,6 @@
 """Nested structures are walked as torch walks them."""
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, deque, namedtuple
 
 import torch
 from hypothesis import given
@@ -25,6 +25,8 @@ def _nodes(children):
         st.lists(children, max_size=3).map(tuple),
         st.dictionaries(NAMES, children, max_size=3),
         st.dictionaries(NAMES, children, max_size=3).map(OrderedDict),
+        st.dictionaries(NAMES, children, max_size=3).map(lambda found: defaultdict(list, found)),
+        st.lists(children, max_size=3).map(deque),
         st.builds(Pair, children, children),
         st.tuples(children, children).map(torch.return_types.max),
     )
