@@ -374,27 +374,21 @@ def test_a_keras_that_cannot_be_imported_is_an_error_that_says_what_is_missing()
     assert "install one, or keras<3.16." in done.stdout
 
 
-@pytest.fixture
-def newer_torch(tmp_path):
-    """A path by which the installed torch calls itself 2.99."""
-    metadata = tmp_path / "torch-2.99.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.99.0\n")
-    return os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+NEWER_TORCH = "import torch; torch.__version__ = '2.99.0'\n"
 
 
-def test_a_newer_torch_that_fits_is_installed_with_one_warning(newer_torch):
-    program = (
+def test_a_newer_torch_that_fits_is_installed_with_one_warning():
+    program = NEWER_TORCH + (
         "import shardcore; status = shardcore.install()\n"
         "print(status.strategy, status.versions['torch'])"
     )
-    done = forked(program, PYTHONPATH=newer_torch)
+    done = forked(program)
     assert done.stdout == "dtensor 2.99.0\n", done.stderr
     assert done.stderr == (
         "[shardcore rank 0] torch 2.99.0 is newer than 2.15, the newest tested release. The "
         "self-check found nothing that does not fit.\n"
     )
-    assert forked(program, PYTHONPATH=newer_torch, RANK="1").stderr == ""
+    assert forked(program, RANK="1").stderr == ""
 
 
 NOT_FITTING = """
@@ -415,8 +409,8 @@ print(keras_names() == before, shardcore.status().installed)
 """
 
 
-def test_names_that_a_newer_torch_lacks_are_named_and_nothing_is_patched(newer_torch):
-    done = forked(NOT_FITTING, PYTHONPATH=newer_torch)
+def test_names_that_a_newer_torch_lacks_are_named_and_nothing_is_patched():
+    done = forked(NEWER_TORCH + NOT_FITTING)
     error, rest = done.stdout.splitlines()
     assert "does not fit: torch has no torch._C._current_graph_task_id; Keras has no " in error
     assert "keras.src.utils.io_utils:print_msg. Nothing was" in error

@@ -94,6 +94,9 @@ def package_version(package: str) -> str | None:
 
     Both install into one folder: if both are there, the release may be overwritten.
     """
+    imported = getattr(sys.modules.get(package), "__version__", None)
+    if imported is not None:
+        return str(imported)
     for name in (NIGHTLY.get(package, package), package):
         with suppress(PackageNotFoundError):
             return version(name)

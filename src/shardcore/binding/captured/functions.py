@@ -98,8 +98,9 @@ class CalledFunctions:
     def users(self) -> list[tuple[CodeType, dict[str, Any]]]:
         """Returns the code in the files of the user's modules, with the variables of its module."""
         # By their dicts: a module may import others when it is asked for an attribute.
-        found = [vars(each) for each in [*sys.modules.values()] if isinstance(each, ModuleType)]
-        modules = {each.get("__file__"): each for each in found if is_users(str(each["__name__"]))}
+        loaded = [sys.modules.get(name) for name in filter(is_users, list(sys.modules))]
+        found = [vars(each) for each in loaded if isinstance(each, ModuleType)]
+        modules = {each.get("__file__"): each for each in found}
         collector = [getattr(each, "__code__", None) for each in gc.callbacks]  # no part of a step
         codes = [each for each in self._codes.values() if each not in collector]
         return [(each, modules[each.co_filename]) for each in codes if each.co_filename in modules]

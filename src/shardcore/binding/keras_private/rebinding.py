@@ -61,5 +61,5 @@ def _holder(patch: Patch) -> tuple[Any, str]:
 
 def _importers(original: Original) -> list[ModuleType]:
     """Returns the loaded Keras modules that hold `original` under its own name."""
-    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "keras"]
-    return [m for m in modules if vars(m).get(original.__name__) is original]
+    modules = [sys.modules[name] for name in list(sys.modules) if f"{name}.".startswith("keras.")]
+    return [each for each in modules if vars(each).get(original.__name__) is original]
