@@ -1,7 +1,6 @@
 # make demo   trains a model sharded over two processes, beside one device
-# make test   runs everything that CI runs
+# make test   runs everything that CI runs, and shows the lines that no test ran
 # make test-fast   lints, runs the unit tests and doctests, and shows their line coverage: two minutes at most
-# make coverage   runs all tests, and shows the lines that none of them runs
 # make matrix-full   compares every Keras layer and operator with one device, captured steps with eager ones
 # make bench  measures steps beside steps written by hand; with Keras on JAX, if make bench-jax was run
 # make faults kills ranks at random moments of a training and of saves, and damages the files of checkpoints
@@ -31,8 +30,6 @@ NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py
 AT_A_TIME := -n 2 --dist worksteal
 RANKS_AT_A_TIME := -n 3 --dist worksteal
 
-MEASURED := $(VENV)/bin/python -m coverage run
-
 # The distributed tests that are run under strategy manual too: they train, and take little time.
 UNDER_MANUAL := functions loops lora train_step views
 # One thread: the ranks are forked from this process.
@@ -42,31 +39,26 @@ FAULTS := KERAS_BACKEND=torch OMP_NUM_THREADS=1 $(VENV)/bin/python -m
 ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
 endif
-.PHONY: demo test test-fast coverage lint faults hosts checks unit unit-core unit-torch distributed matrix-full \
+.PHONY: demo test test-fast lint faults hosts checks unit unit-core unit-torch distributed matrix-full \
 	bench bench-jax hub compat compat-all gpu docs traffic clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python examples/demo.py
 
-# Installation and linters use one core: another installation and the site have the other one.
+# Side by side as far as one core is enough: installations, linters, the site and unit tests.
+test: export SHARDCORE_LINES = 1
 test:
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target SIDE_BY_SIDE=1 lint docs $(CORE_VENV)/.installed
-	$(MAKE) --no-print-directory checks unit distributed
+	@rm -rf build/lines
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target SIDE_BY_SIDE=1 lint docs checks unit-core unit-torch
+	$(MAKE) --no-print-directory distributed
+	$(call show_lines,90)
 
+test-fast: export SHARDCORE_LINES = 1
 test-fast: lint
 	$(call headline,unit tests and doctests with torch and Keras; the lines that they run)
-	$(call forget_coverage)
-	$(MEASURED) -m pytest $(AT_A_TIME) tests/unit src --doctest-modules
-	$(call show_coverage)
-
-# Coverage makes the tests on ranks slower by more than half, so `make test` runs without it.
-coverage: $(VENV)/.installed
-	$(call headline,all tests; the lines that they run)
-	$(call forget_coverage)
-	$(MEASURED) -m pytest $(AT_A_TIME) tests/unit src --doctest-modules
-	$(MEASURED) -m pytest $(AT_A_TIME) tests/distributed tests/matrix
-	SHARDCORE_TEST_STRATEGY=manual $(MEASURED) -m pytest $(AT_A_TIME) $(UNDER_MANUAL:%=tests/distributed/test_%.py)
-	$(call show_coverage,--show-missing --fail-under=90)
+	@rm -rf build/lines
+	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/unit src --doctest-modules
+	$(call show_lines,0)
 
 lint: $(VENV)/.installed
 	$(call headline,ruff check)
@@ -176,7 +168,7 @@ $(HUB_VENV)/.installed: pyproject.toml constraints-hub.txt
 	$(call headline,installing keras-hub without TensorFlow into $(HUB_VENV))
 	$(create_venv)
 	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints-hub.txt -e '.[torch]' \
-		pytest pytest-xdist hypothesis coverage grain kagglehub regex safetensors sentencepiece tokenizers
+		pytest pytest-xdist hypothesis grain kagglehub regex safetensors sentencepiece tokenizers
 	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints-hub.txt --no-deps keras-hub
 	@touch $@
 
@@ -191,13 +183,10 @@ define headline
 @printf '\n== %s ==\n' '$(1)'
 endef
 
-define forget_coverage
-@rm -rf build/coverage && mkdir -p build/coverage
-endef
-
-# Joins what the ranks, scripts and workers have written; options of the report may follow.
-define show_coverage
-@$(VENV)/bin/python -m coverage combine --quiet && $(VENV)/bin/python -m coverage report $(1)
+# Fails if tests ran a smaller percentage of the lines.
+define show_lines
+$(call headline,the lines of src that no test ran)
+@$(VENV)/bin/python -m tests.line_coverage $(1)
 endef
 
 # Creates the environment that holds the target's stamp file.

@@ -10,6 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import line_coverage
+
+line_coverage.measure()
+
 
 @pytest.fixture(autouse=True)
 def example_of_api(

@@ -6,8 +6,6 @@ import warnings
 import pytest
 from hypothesis import settings
 
-from tests.coverage_of_ranks import save_before_results
-
 # Before anybody imports Keras: the backend that this project is about.
 os.environ["KERAS_BACKEND"] = "torch"
 
@@ -31,7 +29,3 @@ def loaded_inductor():
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     pick_vec_isa()
-
-
-def pytest_configure():
-    save_before_results()
