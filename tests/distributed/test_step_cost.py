@@ -38,14 +38,36 @@ def mlp():
     return model
 
 
+class Experts(layers.Layer):
+    """Four experts, to each of which a row sends two tokens."""
+
+    def build(self, shape):
+        self.up = self.add_weight(shape=(4, 32, 128), name="up")
+        self.down = self.add_weight(shape=(4, 128, 32), name="down")
+
+    def call(self, x):
+        h = keras.ops.einsum("gecd,edh->gech", keras.ops.reshape(x, (-1, 4, 2, 32)), self.up)
+        h = keras.ops.einsum("gech,ehd->gecd", keras.ops.relu(h), self.down)
+        return keras.ops.reshape(h, (-1, 8, 32))
+
+
+def experts():
+    x = keras.Input((8, 32))
+    h = layers.Dense(32, name="before")(x)
+    model = keras.Model(x, layers.Dense(32, name="after")(Experts(name="experts")(h)))
+    model.compile("adam", "mse", jit_compile=False)
+    return model
+
+
 TOKENS = np.zeros((ROWS, 16), "int32")
 NUMBERS = np.zeros((ROWS, 96), "float32")
-BATCHES = {decoder: (TOKENS, TOKENS), mlp: (NUMBERS, NUMBERS)}
+GROUPS = np.zeros((ROWS, 8, 32), "float32")
+BATCHES = {decoder: (TOKENS, TOKENS), mlp: (NUMBERS, NUMBERS), experts: (GROUPS, GROUPS)}
 
 
-def is_of_two_axes(candidate):
+def is_asked(candidate, devices):
     """Returns whether two axes have several devices; two devices test meshes of one such axis."""
-    return sum(size > 1 for size in candidate.mesh.shape) > 1
+    return devices == 2 or sum(size > 1 for size in candidate.mesh.shape) > 1
 
 
 def traced(build, devices):
@@ -54,7 +76,7 @@ def traced(build, devices):
     ruled = [
         search.with_rules(each, ROWS, machine, facts)
         for each in candidates(devices, host=2)
-        if devices == 2 or is_of_two_axes(each)
+        if each.policy == "expert_parallel" or (build is not experts and is_asked(each, devices))
     ]
     planned = [each for each in ruled if isinstance(each, PlannedCandidate)]
     asked = TraceRequest(build, BATCHES[build], ROWS)
@@ -85,10 +107,11 @@ def counted(_, build, asked):
     return found
 
 
-@pytest.mark.parametrize(("build", "devices"), [(mlp, 2), (decoder, 4)])
+@pytest.mark.parametrize(("build", "devices"), [(mlp, 2), (decoder, 4), (experts, 4)])
 def test_a_traced_step_moves_what_real_ranks_move(build, devices):
     keras.Input((1,))  # names are counted on from here, and the rules of a plan have such names
     expected = traced(build, devices)
     asked = [candidate for candidate, _, _ in expected]
+    assert any(each.policy == "expert_parallel" for each in asked) == (build is experts)
     for found in run_ranks(counted, devices, build, asked, timeout=200):
         assert found == expected

@@ -47,16 +47,19 @@ class Candidate:
 def candidates(devices: int, host: int) -> tuple[Candidate, ...]:
     """Returns all meshes of `devices`, `host` of which are in a host, with the policies for them.
 
-    The axis of the model, or of sequences, is the innermost, and stays in a host.
+    The axis of the model, of sequences or of experts is the innermost, and stays in a host. Experts
+    are also split over all devices.
 
     Example:
         >>> for each in candidates(4, host=2):
         ...     print(each)
         data_parallel (data=4)
         fully_sharded (data=4)
+        expert_parallel (data=4)
         tensor_parallel (data=2, model=2)
         sequence_parallel (data=2, model=2)
         context_parallel (data=2, seq=2)
+        expert_parallel (data=2, expert=2)
         hybrid_sharded (replica=2, shard=2)
         hybrid_sharded (replica=1, shard=2, model=2)
     """
@@ -67,12 +70,15 @@ def _all(devices: int, host: int) -> Iterator[Candidate]:
     yield Candidate("data_parallel", Mesh((devices,), ("data",)))
     if devices > 1:
         yield Candidate("fully_sharded", Mesh((devices,), ("data",)))
+        yield Candidate("expert_parallel", Mesh((devices,), ("data",)))
     models = [size for size in _divisors(devices) if size > 1 and host % size == 0]
     for model in models:
         mesh = Mesh((devices // model, model), ("data", "model"))
         yield Candidate("tensor_parallel", mesh)
         yield Candidate("sequence_parallel", mesh)
         yield Candidate("context_parallel", Mesh(mesh.shape, ("data", "seq")))
+        if model < devices:  # else it is the same as on one axis
+            yield Candidate("expert_parallel", Mesh(mesh.shape, ("data", "expert")), 2)
     for model in (1, *models):
         for shard in _divisors(devices // model)[1:]:
             replica = devices // model // shard
