@@ -80,7 +80,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
 def _compiled(path: Path) -> CodeType:
     """Returns the code of a file with statements that set bytes; compiles it once for all."""
     start, age = _starts()[str(path)], path.stat().st_mtime_ns
-    kept = FOLDER / f"{sys.implementation.cache_tag}-{start}-{age}"
+    name = ".".join(path.relative_to(SOURCE).parts)
+    kept = FOLDER / f"{name}-{start}-{age}.{sys.implementation.cache_tag}"
     if kept.exists():
         return marshal.loads(kept.read_bytes())
     tree = ast.parse(path.read_bytes())
