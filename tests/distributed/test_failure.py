@@ -4,6 +4,7 @@ Whole programs in separate processes, as the exit codes and the printed lines ar
 """
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -195,6 +196,9 @@ def test_by_hand_a_rank_that_exits_is_named_by_the_rank_that_waits_for_it(progra
     assert outcome.codes == [1, 3]
     assert outcome.seconds < 15
     assert outcome.errors[0].startswith("[rank 0] failed after rank 1 had ended:\n")
+    last = outcome.errors[0].splitlines()[-1]
+    where = r"\[rank 0\] waited in a collective \(program.py:\d+\) for rank 1, which has ended\. "
+    assert re.match(where, last), outcome.errors[0]
 
 
 def test_by_hand_an_interrupt_ends_all_ranks(program):

@@ -8,8 +8,10 @@ import time
 import keras
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
-from shardcore.adapters import exchange, heartbeats
+from shardcore.adapters import exchange, heartbeats, torch_private
 from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.programs import distribute
 
@@ -30,6 +32,13 @@ def step_of_own_loop(model):
 
 
 def captured_step(model):
+    return model.train_on_batch(X, Y)
+
+
+def compiled_step(model):
+    """As Inductor compiles it, without Inductor: the graph that it gets runs."""
+    torch_private.inductor.compiled = lambda module, inputs: module
+    model.jit_compile = True
     return model.train_on_batch(X, Y)
 
 
@@ -54,6 +63,12 @@ def message_of(step, late, monkeypatch):
     return str(failed.value)
 
 
+def test_a_stopped_rank_is_named_with_the_collectives_of_a_compiled_step(monkeypatch):
+    message = message_of(compiled_step, stop, monkeypatch)
+    where = r"waited 4 seconds in a collective of a compiled step \(all_reduce, .*layer 'net/out'"
+    assert re.search(rf"{where}.*\) for rank 1, which does not answer", message), message
+
+
 @pytest.mark.parametrize("step", [step_of_own_loop, captured_step])
 def test_a_stopped_rank_is_named_with_the_collective_and_the_layer(step, monkeypatch, capfd):
     message = message_of(step, stop, monkeypatch)
@@ -69,3 +84,26 @@ def test_a_rank_that_computes_for_long_is_said_to_compute(monkeypatch, capfd):
     computes = r"for rank 1, which computes \(test_late_ranks.py:\d+\)"
     assert re.search(computes, message), message
     assert re.search(computes, capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_collectives_of_the_users_own_that_do_not_match_are_said_to(waits, monkeypatch):
+    """Rank 1 is in another collective, or computes."""
+    monkeypatch.setenv("SHARDCORE_TIMEOUT", "4")
+    monkeypatch.setattr(heartbeats, "_SILENT_SECONDS", 2.0)
+
+    def program(rank):
+        distribute((1, 2))
+        dist.barrier()
+        if rank == 1 and not waits:
+            time.sleep(8)
+            return ""
+        try:
+            dist.all_reduce(torch.ones(1)) if rank == 0 else dist.barrier()
+        except RuntimeError as error:
+            return heartbeats.unmatched(error)
+
+    found = run_ranks(program, 2, init=False, timeout=40)[0]
+    here, line = r"waited in a collective \(test_late_ranks.py:\d+\) for", r"test_late_ranks.py:\d+"
+    other = rf"no rank: all wait, in different collectives \(rank 1 at {line}\)"
+    assert re.match(f"{here} " + (other if waits else rf"rank 1, which computes \({line}\)"), found)

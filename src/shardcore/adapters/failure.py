@@ -232,13 +232,16 @@ class FailureWatch:
         """Publishes and shows this rank's failure, after another's if that came first."""
         strip_own_frames(error)
         headline = traceback.format_exception_only(kind, error)[-1].strip()
-        first, ended = self._publish(Failure(self._rank, headline))
+        why = heartbeats.unmatched(error)  # now: the others end once they know the failure
+        first, ended = self._publish(Failure(self._rank, why or headline))
         if first.rank != self._rank:
             self._end_after(first)
         before = f" after rank {', '.join(map(str, ended))} had ended" if ended else ""
         say(f"[rank {self._rank}] failed{before}:\n")
         with contextlib.suppress(OSError):  # standard error is closed
             self._previous_hook(kind, error, error.__traceback__)
+        if why := why or heartbeats.unmatched(error, ended):
+            say(f"[rank {self._rank}] {why}\n")
         with _store_may_be_gone():
             for _ in () if self._released.is_set() else self._until_released(_SHOW_SECONDS):
                 pass
@@ -250,7 +253,7 @@ class FailureWatch:
         if self._failure is not None:
             return self._failure, []
         if self._released.is_set():
-            return own, []
+            return own, [0] if self._rank else []
 
         def published() -> tuple[Failure, list[int]]:
             first = self._look(self._store) or self._store.claim(own)

@@ -6,7 +6,7 @@ A rank that waits in a collective cannot see who is late. The heartbeats show it
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -15,7 +15,8 @@ from attrs import asdict, frozen
 from shardcore.adapters import exchange, process_group
 from shardcore.adapters.place import Here
 from shardcore.adapters.signed_store import SignedStore
-from shardcore.domain.errors import RankMismatchError
+from shardcore.domain.errors import RankMismatchError, ShardcoreError
+from shardcore.reporting.errors import user_line_in
 
 # A rank without a heartbeat for so many seconds does not answer; a busy machine may delay one.
 _SILENT_SECONDS = 4.0
@@ -64,7 +65,8 @@ def late_ranks(store: SignedStore) -> str:
     }
     if found:
         return "; ".join(f"rank {rank}, {where}" for rank, where in found.items())
-    places = "; ".join(f"rank {rank} at {beat.line}" for rank, beat in after.items() if beat)
+    # Where they were seen first: one that has failed meanwhile has left the user's code.
+    places = "; ".join(f"rank {rank} at {beat.line}" for rank, beat in before.items() if beat)
     return f"no rank: all wait, in different collectives ({places})"
 
 
@@ -78,6 +80,29 @@ def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
         f"{collective} for {late or 'the rank that holds the store, which does not answer'}. "
         f"If it computes for so long, set {process_group.TIMEOUT_VARIABLE} to more seconds."
+    )
+
+
+def unmatched(error: BaseException, ended: Sequence[int] = ()) -> str:
+    """Returns for whom this rank waited in vain in a collective, as a predicate; or nothing.
+
+    Args:
+        error: An error; of any but gloo's, and those of shardcore, it is known what happened.
+        ended: The ranks that are known to have ended in order.
+    """
+    text = str(error).lower()
+    if isinstance(error, ShardcoreError) or not isinstance(error, RuntimeError):
+        return ""
+    if "gloo" not in text or process_group.is_simulated():
+        return ""
+    where = ", ".join(f"rank {each}, which has ended" for each in ended)
+    if not where and "timed out" in text:
+        where = within(_STORE_SECONDS, lambda: late_ranks(exchange.store_for_thread())) or ""
+    if not where:
+        return ""
+    return (
+        f"waited in a collective ({user_line_in(error)}) for {where}. All ranks start the same "
+        "collectives, in the same order."
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardcore import bootstrap
-from shardcore.bootstrap.traces import install_anew
+from shardcore.bootstrap.traces import install_again
 from shardcore.domain.errors import PolicyError, ShardcoreError
 from shardcore.reporting.memory import MemoryReport
 
@@ -42,7 +42,7 @@ def estimate_memory(plan: "Plan", build: Callable[[], Any], batch: object) -> Me
 
     def work(_rank: int) -> MemoryReport | ShardcoreError:
         try:
-            install_anew({})
+            install_again({})
             if not process_group.is_started():
                 bootstrap.simulate(plan.mesh.size)
             plan.distribute()

@@ -99,7 +99,7 @@ def _trace(
     mesh = candidate.small
     rows = request.rows // candidate.batch_parts * mesh.size_along(candidate.batch_axes)
     try:
-        install_anew({"links": machine.links(candidate.mesh)})
+        install_again({"links": machine.links(candidate.mesh)})
         bootstrap.simulate(mesh.size)
         plan_of(facts, mesh, candidate.policy, planned.plan).distribute()
         sessions = bootstrap.installation().binding.sessions
@@ -109,7 +109,7 @@ def _trace(
         return error
 
 
-def install_anew(options: Mapping[str, Any]) -> None:
+def install_again(options: Mapping[str, Any]) -> None:
     """Installs the strategy that is installed once more, or the best one, with `options` too."""
     strategy, before = "auto", dict[str, Any]()
     if bootstrap.is_installed():

@@ -77,6 +77,21 @@ def user_line(frame: FrameType | None) -> str:
     return "an unknown line"
 
 
+def user_line_in(error: BaseException) -> str:
+    """Returns the innermost line of the user's code in the traceback of an error.
+
+    Example:
+        >>> user_line_in(ValueError("of no line"))
+        'an unknown line'
+    """
+    trace, found = error.__traceback__, "an unknown line"
+    while trace is not None:
+        if _owner_of(trace) == "user" and trace.tb_frame.f_code.co_filename != CAPTURED:
+            found = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
 def _strip(error: BaseException) -> None:
     frames, trace = [], error.__traceback__
     while trace is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters import torch_private
+from shardcore.adapters import heartbeats, torch_private
 from shardcore.adapters.capture.analyses import needs_of, with_needs
 from shardcore.adapters.capture.generated import function_of, graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
@@ -16,6 +16,9 @@ from shardcore.adapters.capture.tape import Call, Literals, Tape, numbered, valu
 from shardcore.domain.capture import NotCaptured
 
 logger = logging.getLogger("shardcore.capture")
+
+# The lines of collectives that an error names at most.
+_MOST_LINES = 4
 
 
 def compiled(
@@ -38,14 +41,31 @@ def compiled(
         second = torch_private.inductor.compiled(module, [*inputs, *map(_detached, kept)])
     finally:
         logger.info("Inductor has ended after %.1f s", time.perf_counter() - began)
-    count = len(tape.inputs)
+    count, started = len(tape.inputs), _collectives(rest)
 
     def run(*operands: Any) -> Any:
         made = first(*operands)
         ready = map(torch.Tensor.contiguous, map(_detached, (*operands[:count], *made)))
-        return second(*ready, *map(_detached, operands[count:]))
+        try:
+            return second(*ready, *map(_detached, operands[count:]))
+        except RuntimeError as error:
+            late = heartbeats.timed_out(error, f"a collective of a compiled step ({started})")
+            if late is None:
+                raise
+            raise late from error
 
     return run
+
+
+def _collectives(tape: Tape) -> str:
+    """Returns the names and recorded lines of the collectives of `tape`, of which one has failed.
+
+    Inductor may reorder them, so it is not known which of them an error is of.
+    """
+    found = [f"{each.collective}, {each.line}" for each in tape.calls if each.collective]
+    lines = list(dict.fromkeys(found))
+    more = f"; or one of {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
+    return "; or ".join(lines[:_MOST_LINES]) + more
 
 
 # A parameter would need a graph for autograd. No Python function runs for each variable.

@@ -24,7 +24,7 @@ class StrategyContract(VariablePromises, TrainingPromises, FailurePromises):
     """Every promise of a strategy, on one, two and four real ranks of this machine.
 
     It takes 50 seconds of CPU time: half a minute on two idle cores. A strategy over several ranks
-    brings a tensor type of its own; "Write a plug-in" in the documentation has a minimal one.
+    brings its own tensor type; "Write a plug-in" in the documentation has a minimal one.
 
     Attributes:
         strategy: Its name, as `shardcore.install(strategy=...)` takes it.
