@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import torch
 
 import shardcore
 from shardcore.testing import count_collectives, run_ranks
@@ -82,3 +83,38 @@ def test_a_confusion_matrix_is_a_pending_sum_of_each_ranks_rows():
         # The gradients with the loss; the matrix, which is one of integers. No label is gathered.
         assert calls == {"all_reduce": 2}
         assert (captured, fell_back) == ([True], {})
+
+
+NUMBERS = np.array([2, 0, -1, 2, 5, 1, 0])  # one before the first segment, one behind the last
+ROWS = RNG.integers(-4, 5, (7, 2, 3))
+
+
+def segments(mesh):
+    """The sums of segments as Keras gives them, or of shards; the fall-backs, and what moves."""
+    if mesh:
+        distribute(mesh)
+    found, moved = {}, []
+    for dtype in ("float32", "float16", "int32"):
+        rows, numbers = (
+            shardcore.ensure_dtensor_input(torch.as_tensor(each)) if mesh else torch.as_tensor(each)
+            for each in (ROWS.astype(dtype), NUMBERS)
+        )
+        forget_fallbacks()
+        with count_collectives() as traffic:
+            total = keras.ops.segment_sum(rows, numbers, num_segments=4)
+        moved.append((dict(traffic.calls), dict(fallbacks())))
+        found[dtype] = keras.ops.convert_to_numpy(total)
+        some = keras.ops.segment_sum(rows, keras.ops.maximum(numbers, 0))  # of any number
+        found[f"{dtype}, any"] = keras.ops.convert_to_numpy(some)
+    return found, moved
+
+
+def test_each_rank_adds_its_rows_to_segments():
+    ((expected, _),) = run_ranks(lambda rank: segments(None), 1)
+    for found, moved in run_ranks(lambda rank: segments((2, 1)), 2):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert found[name].dtype == value.dtype
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+        # A sum of integers stays pending until it is read.
+        assert moved == [({"all_reduce": 1}, {}), ({"all_reduce": 1}, {}), ({}, {})]

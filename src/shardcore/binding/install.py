@@ -186,6 +186,7 @@ class Binding:
             "Functional._standardize_inputs": calls.model_inputs,
             "core.slice": slices.take,
             "numpy.repeat": operations.repeat,
+            "math.segment_sum": operations.segment_sum,
             "numpy.einsum": products.einsum,
             "numpy.matmul": products.matmul,
             "core.slice_update": slices.update,

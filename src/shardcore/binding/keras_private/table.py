@@ -253,6 +253,10 @@ ALL = (
         "Adds value by value, each at an index that is read on the host.",
     ),
     Patch(
+        "keras.src.backend.torch.math:segment_sum",
+        "Writes each element by its index in the full tensor.",
+    ),
+    Patch(
         "keras.src.backend.torch.numpy:repeat",
         "Looks up each element by its index, which moves the heads of grouped attention.",
         until=(3, 14),

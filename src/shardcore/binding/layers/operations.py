@@ -90,6 +90,26 @@ def scatter(original: Original, indices: Any, values: Array, shape: Sequence[int
     return _added(indices.long(), keras.ops.convert_to_tensor(values), tuple(shape))
 
 
+def segment_sum(
+    _session: Session,
+    original: Original,
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    **options: object,
+) -> Any:
+    """Replaces `segment_sum` of a known number of segments: each rank adds up its rows."""
+    if keras_private.is_symbolic() or not isinstance(num_segments, int):
+        return original(data, segment_ids, num_segments, **options)
+    rows, numbers = map(keras.ops.convert_to_tensor, (data, segment_ids))
+    is_known = (numbers >= 0) & (numbers < num_segments)
+    # One more segment gets the rows of those that are out of range.
+    places = numbers.long().where(is_known, num_segments).unsqueeze(1)
+    precise = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+    found = _added(places, precise, (num_segments + 1, *rows.shape[1:]))
+    return found[:-1].to(rows.dtype)
+
+
 def with_channels_first(original: Original, images: Any, **options: object) -> Any:
     """Replaces `_transpose_spatial_inputs`: images keep their memory, with the channels innermost.
 
