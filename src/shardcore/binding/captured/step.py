@@ -90,21 +90,20 @@ class CapturedStep:
             return self._record(entry, step, data, session)
         return self._outputs(entry, *found, before)
 
-    def again(self, parts: Sequence[Any], others: Sequence[Any], session: Session | None) -> Any:
+    def again(self, tensors: Sequence[Any]) -> Any:
         """Returns the outputs of a step on those of the last one; None if it has to be called.
 
         A program that ran twice in a row, on what it had made, fits what it makes: then nothing is
         compared but the numbers that it reads.
 
         Args:
-            parts: This rank's plain parts of what the last step made.
-            others: The other tensors of its batch, those of the last step.
-            session: The session of the step; None on one device.
+            tensors: This rank's plain parts of what the last step made, and the other tensors of
+                its batch.
         """
         last = self._last
         if last is None or not last.fits_itself:
             return None
-        found = last.entry.run([*parts, *local_tensors(others, session)])
+        found = last.entry.run(tensors)
         return None if found is None else self._outputs(last.entry, *found, last.program)
 
     def _outputs(

@@ -11,7 +11,7 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.captured.closures import Closures
-from shardcore.binding.captured.parts import Form, apart, full, joined, reduced
+from shardcore.binding.captured.parts import Form, apart, full, joined, local_tensors, reduced
 from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.layers.prompts import capture_prompts, may_capture
@@ -90,10 +90,11 @@ class _Loop:
         most = None if maximum_iterations is None else int(full(maximum_iterations, self.session))
         variables = keras_private.map_leaves(partial(reduced, session=self.session), variables)
         goes_on, count = full(self.cond(*variables), self.session), 0
+        others = local_tensors(self.tensors, self.session)
         made: _Made | None = None
         while goes_on and (most is None or count < most):
             # Variables stay apart as long as one program computes them: no code reads them then.
-            again = made and self.captured.again(made[0], self.tensors, self.session)
+            again = made and self.captured.again([*made[0], *others])
             made = again or self._next(self._joined(made, variables), follows=count > 0)
             goes_on, count = made[2], count + 1
         return self._joined(made, variables)
