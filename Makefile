@@ -26,9 +26,9 @@ PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/checkpoint_api.py src/shardcore/tensor_api.py \
 	src/shardcore/testing tests/unit/adapters tests/unit/binding tests/unit/gpu
 
-# Two tests at a time, and three of those on ranks: one computes while the ranks of another wait, or a compiler runs.
+# Two tests at a time, and four of those on ranks: some compute while the ranks of others wait, or a compiler runs.
 AT_A_TIME := -n 2 --dist worksteal
-RANKS_AT_A_TIME := -n 3 --dist worksteal
+RANKS_AT_A_TIME := -n 4 --dist worksteal
 
 # The distributed tests that are run under strategy manual too: they train, and take little time.
 UNDER_MANUAL := functions loops lora train_step views
@@ -39,18 +39,20 @@ FAULTS := KERAS_BACKEND=torch OMP_NUM_THREADS=1 $(VENV)/bin/python -m
 ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
 endif
-.PHONY: demo test test-fast lint faults hosts checks unit unit-core unit-torch distributed matrix-full \
+.PHONY: demo test test-fast lint faults hosts checks unit unit-core unit-torch distributed distributed-dtensor \
+	distributed-manual matrix-full \
 	bench bench-jax hub compat compat-all gpu docs traffic clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python examples/demo.py
 
-# Side by side as far as one core is enough: installations, linters, the site and unit tests.
+# Side by side, since none of them keeps both cores busy: installations, linters, the site and short tests.
 test: export SHARDCORE_LINES = 1
 test:
 	@rm -rf build/lines
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target SIDE_BY_SIDE=1 lint docs checks unit-core unit-torch
-	$(MAKE) --no-print-directory distributed
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target SIDE_BY_SIDE=1 \
+		lint docs checks unit-core unit-torch distributed-manual
+	$(MAKE) --no-print-directory distributed-dtensor
 	$(call show_lines,90)
 
 test-fast: export SHARDCORE_LINES = 1
@@ -88,10 +90,14 @@ unit-torch: $(VENV)/.installed
 	$(call headline,unit tests and doctests that need torch and Keras)
 	$(VENV)/bin/python -m pytest $(AT_A_TIME) $(NEEDS_TORCH) --doctest-modules
 
-distributed: $(VENV)/.installed
+distributed: distributed-dtensor distributed-manual
+
+distributed-dtensor: $(VENV)/.installed
 	$(call headline,distributed tests on real ranks and a part of the matrices of operators and layers)
 	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) tests/distributed tests/matrix --durations=20
-	$(call headline,some of them once more under strategy manual)
+
+distributed-manual: $(VENV)/.installed
+	$(call headline,some distributed tests under strategy manual)
 	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(AT_A_TIME) $(UNDER_MANUAL:%=tests/distributed/test_%.py)
 
 matrix-full: $(VENV)/.installed
