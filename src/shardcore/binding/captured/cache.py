@@ -88,11 +88,11 @@ class CacheEntry:
         for program in list(self.programs):
             with suppress(GuardFailed), torch_modes.as_recorded():
                 outputs = program(tensors)
-                self._ran(program)
+                self.ran(program)
                 return outputs, program
         return None
 
-    def _ran(self, program: Program) -> None:
+    def ran(self, program: Program) -> None:
         """Notes that `program` ran: the next step tries it first."""
         self.after(Event.RAN)
         if self.progress.runs % _MANY_RUNS == 0:
