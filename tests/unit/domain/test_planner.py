@@ -153,7 +153,7 @@ def of_experts(given, made, *, activations=(None, "model", None), **facts):
 def test_tokens_are_exchanged_for_experts_if_that_sends_fewer_bytes_than_the_experts():
     exchanged, gathered = ["S(0)", "S(0)", "S(0)"], ["S(1)", "R", "S(1)"]
     # Each rank has 4 of 8 tokens for each expert. The way back of a product decides the same.
-    assert of_experts(5, 6) == of_experts(6, 5) == exchanged
+    assert of_experts(3, 6) == of_experts(6, 3) == exchanged
     assert of_experts(2, 3) == of_experts(3, 2) == gathered
     by_expert = ("model", None, None)
     assert of_experts(2, 3, activations=by_expert) == exchanged
