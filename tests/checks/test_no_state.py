@@ -33,6 +33,7 @@ ALLOWED = {
     "ports/trace_context.py: layer_scope": "of a context, empty outside a `with`; read below torch",
     "ports/trace_context.py: redistribution_scope": "likewise",
     "ports/trace_context.py: reduction_scope": "likewise",
+    "ports/trace_context.py: gradients_apart_scope": "likewise",
     "adapters/signed_store.py: _SECRETS": "of a process group, which outlives uninstall()",
     "adapters/capture/recorder.py: _recording": "likewise",
     "adapters/capture/functions.py: cache of seeded_by_tensor": "of functions of Keras",

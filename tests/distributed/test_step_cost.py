@@ -1,7 +1,9 @@
 """The collectives of a step that is traced without values, beside those of real ranks."""
 
 from collections import Counter
+from functools import partial
 
+import attrs
 import keras
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from keras import layers
 import shardcore
 from shardcore.binding.planning.make_plan import facts_of
 from shardcore.bootstrap import machines, search
-from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest, traces
+from shardcore.bootstrap.repeats import Repeats, priced_steps
+from shardcore.bootstrap.traces import Job, PlannedCandidate, TraceRequest, steps
 from shardcore.policies.candidates import candidates
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.models import Block
@@ -28,11 +31,23 @@ def decoder():
     return model
 
 
+class Pair(layers.Layer):
+    """Up, and down."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.up = layers.Dense(256, activation="relu", name="up")
+        self.down = layers.Dense(96, name="down")
+
+    def call(self, x):
+        return self.down(self.up(x))
+
+
 def mlp():
+    """Six equal blocks: a trace has four of them."""
     x = h = keras.Input((96,))
-    for number in range(2):
-        h = layers.Dense(256, activation="relu", name=f"up_{number}")(h)
-        h = layers.Dense(96, name=f"down_{number}")(h)
+    for number in range(6):
+        h = Pair(name=f"pair_{number}")(h)
     model = keras.Model(x, h)
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False)
     return model
@@ -59,6 +74,35 @@ def experts():
     return model
 
 
+class Cross(layers.Layer):
+    """A block that reads the output of an encoder."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.query = layers.Dense(32, name="query")
+        self.norm = layers.LayerNormalization(name="norm")
+        self.hidden = layers.Dense(32, activation="relu", name="hidden")
+
+    def call(self, x, memory):
+        scores = keras.ops.softmax(keras.ops.einsum("bqd,bkd->bqk", self.query(x), memory))
+        return self.norm(x + self.hidden(keras.ops.einsum("bqk,bkd->bqd", scores, memory)))
+
+
+def pairs(count):
+    """A model with two runs, of `count` blocks each, whose gradients fill several buckets."""
+    source, target = keras.Input((8, 32)), keras.Input((8, 32))
+    memory = h = layers.Dense(32, name="source")(source)
+    for number in range(count):
+        memory = layers.Dense(32, activation="relu", name=f"encoder_{number}")(memory)
+    for number in range(count):
+        h = Cross(name=f"decoder_{number}")(h if number else target, memory=memory)
+    wide = layers.Dense(2**16 * 3, use_bias=False, name="wide")(h[:, 0])
+    model = keras.Model([source, target], layers.Dense(2, name="classes")(wide))
+    optimizer = keras.optimizers.Adam(1e-3, global_clipnorm=1.0)
+    model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False)
+    return model
+
+
 TOKENS = np.zeros((ROWS, 16), "int32")
 NUMBERS = np.zeros((ROWS, 96), "float32")
 GROUPS = np.zeros((ROWS, 8, 32), "float32")
@@ -81,9 +125,10 @@ def traced(build, devices):
     planned = [each for each in ruled if isinstance(each, PlannedCandidate)]
     asked = TraceRequest(build, BATCHES[build], ROWS)
     found = []
-    for each, step in zip(planned, traces(planned, asked, machine, facts), strict=True):
+    priced = priced_steps([[each] for each in planned], asked, machine, Repeats.of(facts))
+    for each, (step,) in zip(planned, priced, strict=True):
         calls, operand_bytes = Counter(), Counter()
-        for moved in step.on(each.candidate.mesh).moved:
+        for moved in step.moved:
             kind = "all_to_all" if moved.kind == "send" else moved.kind
             calls[kind] += moved.times
             operand_bytes[kind] += moved.times * moved.operand_bytes
@@ -115,3 +160,21 @@ def test_a_traced_step_moves_what_real_ranks_move(build, devices):
     assert any(each.policy == "expert_parallel" for each in asked) == (build is experts)
     for found in run_ranks(counted, devices, build, asked, timeout=200):
         assert found == expected
+
+
+# Its gradients are summed over two axes, one after the other.
+WANTED = "context_parallel (data=2, seq=2)"
+
+
+def test_blocks_that_a_trace_leaves_out_cost_what_they_cost_in_a_full_trace():
+    build, batch = partial(pairs, 6), ((np.zeros((1, 8, 32)),) * 2, np.zeros((1, 2)))
+    facts, machine = facts_of(build, None), machines.find("a100")
+    (wanted,) = (each for each in candidates(4, host=2) if str(each) == WANTED)
+    planned = search.with_rules(wanted, ROWS, machine, facts)
+    job = Job(planned, (wanted.mesh,), Repeats.of(facts).under(planned))
+    assert [len(run.copied) for run in job.runs] == [2, 2]
+    asked = TraceRequest(build, batch, ROWS)
+    (some,), (full,) = steps([job, attrs.evolve(job, runs=())], asked, machine, facts)
+    assert set(some.work) == set(full.work)
+    assert set(some.moved) == set(full.moved)
+    assert some.memory == full.memory

@@ -1,16 +1,13 @@
-"""The operators of a step that runs on tensors without values: their operations and bytes."""
+"""The work of an operator that runs on tensors without values: its operations and bytes."""
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Hashable
 from typing import Any
 
-import attrs
 import torch
 from torch.utils.flop_counter import flop_registry
 
 from shardcore.adapters import torch_private
-from shardcore.domain.traced_step import Work
+from shardcore.domain.step_events import Work
 
 # The operators that only allocate.
 _ALLOCATES = ("empty", "new_empty")
@@ -18,40 +15,63 @@ _ALLOCATES = ("empty", "new_empty")
 _QUESTIONS = "prim"
 
 
-@attrs.define(eq=False)
-class StepWork:
-    """The port `WorkTracer`: it watches the operands and the results of all operators."""
+def is_work(operator: torch_private.Operator) -> bool:
+    """Returns whether an operator computes or copies, rather than views, allocates or moves."""
+    name = str(operator)
+    return not (
+        torch_private.is_of_collectives(operator)
+        or torch_private.is_view(operator)
+        or name.startswith(_QUESTIONS)
+        or name.partition(".")[2].startswith(_ALLOCATES)
+    )
 
-    _seen: Counter[Work] = attrs.field(factory=Counter, init=False)
-    _updates: bool = attrs.field(default=False, init=False)
 
-    def tracing(self) -> AbstractContextManager[Any]:
-        """Opens a context in which operators are noted."""
-        return torch_private.ResultListener(self._saw)
+def work_of(operator: torch_private.Operator, operands: Any, result: Any, updates: bool) -> Work:
+    """Returns the work of an operator with operands `(args, kwargs)`.
 
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        """Opens the update of the optimizer."""
-        self._updates = True
-        try:
-            yield
-        finally:
-            self._updates = False
+    `updates` says whether it belongs to the update of the optimizer.
+    """
+    moved = sum(map(size_of, touched(operator, operands, result)))
+    flops = _flops(operator, operands, result)
+    return Work(str(operator), dtype_of((operands, result)), flops, moved, updates)
 
-    def work(self) -> tuple[Work, ...]:
-        """Returns the operators, equal ones once with their number."""
-        return tuple(attrs.evolve(each, times=times) for each, times in self._seen.items())
 
-    def _saw(self, operator: torch_private.Operator, operands: Any, result: Any) -> None:
-        name = str(operator)
-        if torch_private.is_of_collectives(operator) or torch_private.is_view(operator):
-            return
-        if name.startswith(_QUESTIONS):
-            return
-        moved = _bytes(operator, operands, result)
-        if moved and not name.partition(".")[2].startswith(_ALLOCATES):
-            flops = _flops(operator, operands, result)
-            self._seen[Work(name, _dtype(operands, result), flops, moved, self._updates)] += 1
+def touched(operator: torch_private.Operator, operands: Any, result: Any) -> list[torch.Tensor]:
+    """Returns the tensors that an operator reads and writes; written operands come twice."""
+    args, kwargs = operands
+    read = _once((args, kwargs))
+    written = _once(torch_private.written_operands(operator, args, kwargs))
+    memories = {torch_private.memory_of(each) for each in read}
+    made = [each for each in tensors_in(result) if torch_private.memory_of(each) not in memories]
+    return [*read, *written, *made]
+
+
+def _once(nest: Any) -> list[torch.Tensor]:
+    """Returns the tensors in a structure, those with the same elements once."""
+    return list({_elements(each): each for each in tensors_in(nest)}.values())
+
+
+def _elements(tensor: torch.Tensor) -> Hashable:
+    place = torch_private.memory_of(tensor), tensor.storage_offset()
+    return *place, tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    """Returns the bytes of a tensor; those of an expanded one are in memory once."""
+    return int(min(tensor.nbytes, tensor.untyped_storage().nbytes()))
+
+
+def dtype_of(nest: Any) -> str:
+    """Returns the dtype in which an operator computes: that of its first floating tensor."""
+    tensors = tensors_in(nest)
+    floating = (each for each in tensors if each.dtype.is_floating_point)
+    return str(next(floating, tensors[0]).dtype).removeprefix("torch.")
+
+
+def tensors_in(nest: Any) -> list[torch.Tensor]:
+    """Returns the tensors of a nested structure that have elements."""
+    leaves = torch_private.tree_leaves(nest)
+    return [each for each in leaves if isinstance(each, torch.Tensor) and each.numel()]
 
 
 def _flops(operator: torch_private.Operator, operands: Any, result: Any) -> int:
@@ -66,30 +86,3 @@ def _flops(operator: torch_private.Operator, operands: Any, result: Any) -> int:
     formula = flop_registry.get(packet)
     args, kwargs = operands
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
-
-
-def _bytes(operator: torch_private.Operator, operands: Any, result: Any) -> int:
-    """Returns the bytes that it reads and writes; written operands count twice."""
-    args, kwargs = operands
-    read = {id(each): each for each in _tensors((args, kwargs))}
-    written = torch_private.written_operands(operator, args, kwargs)
-    memories = {torch_private.memory_of(each) for each in read.values()}
-    made = [each for each in _tensors(result) if torch_private.memory_of(each) not in memories]
-    return sum(map(_size, [*read.values(), *_tensors(written), *made]))
-
-
-def _size(tensor: torch.Tensor) -> int:
-    """Returns the bytes of a tensor; those of an expanded one are in memory once."""
-    return int(min(tensor.nbytes, tensor.untyped_storage().nbytes()))
-
-
-def _dtype(operands: Any, result: Any) -> str:
-    """Returns the dtype in which an operator computes: that of its first floating tensor."""
-    tensors = [*_tensors(operands), *_tensors(result)]
-    floating = (each for each in tensors if each.dtype.is_floating_point)
-    return str(next(floating, tensors[0]).dtype).removeprefix("torch.")
-
-
-def _tensors(nest: Any) -> list[torch.Tensor]:
-    leaves = torch_private.tree_leaves(nest)
-    return [each for each in leaves if isinstance(each, torch.Tensor) and each.numel()]

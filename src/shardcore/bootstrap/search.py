@@ -1,11 +1,14 @@
 """The search of policy `auto`: prices meshes and policies by traces of the model's step."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 
 from shardcore.bootstrap import planning
-from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest, traces
+from shardcore.bootstrap.repeats import Repeats, priced_steps
+from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.machine import Machine
 from shardcore.domain.paths.rules import PathRules
@@ -29,19 +32,21 @@ def search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFa
     """
     passed_over: list[PassedOver] = []
     alike: dict[Any, list[PlannedCandidate]] = {}
+    repeats = Repeats.of(facts)
+    short, times = repeats.short, repeats.times
     for candidate in candidates(devices, machine.devices):
-        found = with_rules(candidate, request.rows, machine, facts)
+        found = with_rules(candidate, request.rows, machine, short, times)
         if isinstance(found, PassedOver):
             passed_over.append(found)
         else:
             rules = tuple((each.key, each.spec) for each in found.plan.rules)
             alike.setdefault((candidate.small, candidate.batch_parts, rules), []).append(found)
     priced: list[Priced] = []
-    steps = traces([group[0] for group in alike.values()], request, machine, facts)
-    for group, step in zip(alike.values(), steps, strict=True):
-        for each in group:
+    steps = priced_steps(list(alike.values()), request, machine, repeats)
+    for group, of_group in zip(alike.values(), steps, strict=True):
+        for each, step in zip(group, of_group, strict=True):
             policy, mesh = each.candidate.policy, each.candidate.mesh
-            cost = cost_of(step.on(mesh), machine)
+            cost = cost_of(step, machine)
             if cost.peak > machine.memory:
                 passed_over.append(PassedOver(policy, mesh, MEMORY, cost.peak))
             else:
@@ -51,9 +56,16 @@ def search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFa
 
 
 def with_rules(
-    candidate: Candidate, rows: int, machine: Machine, facts: LayerFacts
+    candidate: Candidate,
+    rows: int,
+    machine: Machine,
+    facts: LayerFacts,
+    times: Mapping[str, int] = MappingProxyType({}),
 ) -> PlannedCandidate | PassedOver:
-    """Returns a candidate with the rules of its policy; or the reason why it needs no trace."""
+    """Returns a candidate with the rules of its policy; or the reason why it needs no trace.
+
+    `times` has, by path, the number of blocks for which a block of `facts` stands, if not for one.
+    """
     out = PassedOver(candidate.policy, candidate.mesh, BATCH)
     if rows % candidate.batch_parts:
         return out
@@ -63,16 +75,21 @@ def with_rules(
         )
     except PolicyError as error:
         return attrs.evolve(out, reason=str(error))
-    least = _least(planned, facts)
+    least = _least(planned, facts, times)
     return planned if least <= machine.memory else attrs.evolve(out, reason=MEMORY, bytes=least)
 
 
-def _least(planned: PlannedCandidate, facts: LayerFacts) -> int:
+def _least(planned: PlannedCandidate, facts: LayerFacts, times: Mapping[str, int]) -> int:
     """Returns the bytes of the variables and their gradients, which every step holds at once."""
     rules = PathRules({each.key: each.spec for each in planned.plan.rules})
-    mesh, least = planned.candidate.mesh, 0
-    for variable in facts.all_variables():
-        match = rules.match(variable.path)
-        here = variable.bytes if match is None else variable.bytes_here(rules[match.key], mesh)
-        least += 2 * here if variable.trainable else here
-    return least
+    mesh = planned.candidate.mesh
+
+    def held(layer: LayerFacts) -> int:
+        found = 0
+        for variable in layer.variables:
+            match = rules.match(variable.path)
+            here = variable.bytes if match is None else variable.bytes_here(match.value, mesh)
+            found += 2 * here if variable.trainable else here
+        return times.get(layer.path, 1) * (found + sum(map(held, layer.children)))
+
+    return held(facts)

@@ -1,4 +1,4 @@
-"""Traces of a model's step under several layouts, each in a process that is forked for it.
+"""Steps of a model under several layouts, each traced in a process that is forked for it.
 
 A process is the first rank of simulated ranks: the process group, the names and the seeds of the
 caller stay as they are.
@@ -8,14 +8,18 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 
 from shardcore import bootstrap
 from shardcore.domain.errors import PolicyError, ShardcoreError
 from shardcore.domain.machine import Machine
-from shardcore.domain.traced_step import TracedStep
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.repeats import lengthened
+from shardcore.domain.runs import Run
+from shardcore.domain.step_events import TracedStep
+from shardcore.domain.traced_step import RankStep, step_on
 from shardcore.policies.candidates import Candidate
 from shardcore.policies.rules import Planned
 from shardcore.ports.model import LayerFacts
@@ -49,10 +53,29 @@ class PlannedCandidate:
     plan: Planned
 
 
-def traces(
-    planned: Sequence[PlannedCandidate], request: TraceRequest, machine: Machine, facts: LayerFacts
-) -> list[TracedStep]:
-    """Returns the trace of each, of as many at a time as there are cores.
+@attrs.frozen
+class Job:
+    """The trace of a candidate, for one mesh or several with its rules.
+
+    Args:
+        planned: The candidate.
+        meshes: The meshes.
+        runs: Blocks of the model that repeat, some of which are traced.
+        longer: The runs to which the trace is lengthened: all their blocks, by default.
+    """
+
+    planned: PlannedCandidate
+    meshes: tuple[Mesh, ...]
+    runs: tuple[Run, ...] = ()
+    longer: tuple[Run, ...] | None = None
+
+
+def steps(
+    jobs: Sequence[Job], request: TraceRequest, machine: Machine, facts: LayerFacts
+) -> list[tuple[RankStep, ...] | None]:
+    """Returns the steps of each job on its meshes; None if blocks of its runs differ.
+
+    As many are traced at a time as there are cores.
 
     Raises:
         PolicyError: If the model or its step fails without values, or this process cannot be
@@ -67,12 +90,12 @@ def traces(
         )
     forked_ranks.check_device("plan(policy='auto')")
     at_a_time, began = cores.available(), time.monotonic()
-    found: list[TracedStep] = []
-    for start in range(0, len(planned), at_a_time):
-        some = planned[start : start + at_a_time]
+    found: list[tuple[RankStep, ...] | None] = []
+    for start in range(0, len(jobs), at_a_time):
+        some = jobs[start : start + at_a_time]
 
-        def work(rank: int, some: Sequence[PlannedCandidate] = some) -> TracedStep | ShardcoreError:
-            return _trace(some[rank], request, machine, facts)
+        def work(rank: int, some: Sequence[Job] = some) -> _Found:
+            return _steps(some[rank], request, machine, facts)
 
         # The rules of a plan name layers as the next model of this process will.
         case = forked_ranks.Case(work, (), None, init=False, keeps_session=True)
@@ -80,33 +103,48 @@ def traces(
             if isinstance(each, ShardcoreError):
                 raise each
             found.append(each)
-        if len(found) < len(planned) and time.monotonic() > began + _PATIENCE:
-            logger.info("policy 'auto' has traced %d of %d layouts", len(found), len(planned))
+        if len(found) < len(jobs) and time.monotonic() > began + _PATIENCE:
+            logger.info("policy 'auto' has traced %d of %d layouts", len(found), len(jobs))
     return found
 
 
-def _trace(
-    planned: PlannedCandidate, request: TraceRequest, machine: Machine, facts: LayerFacts
-) -> TracedStep | ShardcoreError:
-    """Returns the trace of a step on a small mesh, or the error in it."""
-    from shardcore.adapters.memory import StepMemory
-    from shardcore.adapters.step_work import StepWork
-    from shardcore.adapters.traffic import StepTracer
-    from shardcore.binding.inspection.traced_step import trace_step
-    from shardcore.binding.planning.make_plan import plan_of
+_Found: TypeAlias = tuple[RankStep, ...] | ShardcoreError | None
 
-    candidate = planned.candidate
-    mesh = candidate.small
-    rows = request.rows // candidate.batch_parts * mesh.size_along(candidate.batch_axes)
+
+def _steps(job: Job, request: TraceRequest, machine: Machine, facts: LayerFacts) -> _Found:
+    """Returns the steps of a job, or the error in its trace."""
+    step: TracedStep | None
     try:
-        install_again({"links": machine.links(candidate.mesh)})
-        bootstrap.simulate(mesh.size)
-        plan_of(facts, mesh, candidate.policy, planned.plan).distribute()
-        sessions = bootstrap.installation().binding.sessions
-        watching = StepMemory(), StepWork(), partial(StepTracer, values=False)
-        return trace_step(request.build, request.batch, rows, sessions, *watching)
+        step = _trace(job, request, machine, facts)
     except ShardcoreError as error:
         return error
+    for run in job.runs if job.longer is None else job.longer:
+        step = None if step is None else lengthened(step, run)
+    return None if step is None else tuple(step_on(mesh, step) for mesh in job.meshes)
+
+
+def _trace(job: Job, request: TraceRequest, machine: Machine, facts: LayerFacts) -> TracedStep:
+    """Returns the trace of a step on a small mesh, without the copied blocks."""
+    from shardcore.adapters.step_tape import StepTape
+    from shardcore.adapters.traffic import StepTracer
+    from shardcore.binding.inspection.traced_step import Blocks, trace_step
+    from shardcore.binding.planning.make_plan import plan_of
+
+    candidate = job.planned.candidate
+    mesh = candidate.small
+    rows = request.rows // candidate.batch_parts * mesh.size_along(candidate.batch_axes)
+    install_again({"links": machine.links(candidate.mesh)})
+    bootstrap.simulate(mesh.size)
+    plan_of(facts, mesh, candidate.policy, job.planned.plan).distribute()
+    sessions = bootstrap.installation().binding.sessions
+    names = {layer.path: layer.name for layer in facts.layers()}
+    blocks = Blocks(
+        frozenset(names[path] for run in job.runs for path in run.traced),
+        frozenset(names[path] for run in job.runs for path in run.copied),
+    )
+    collectives = partial(StepTracer, values=False)
+    batch = request.batch
+    return trace_step(request.build, batch, rows, sessions, StepTape(), collectives, blocks)
 
 
 def install_again(options: Mapping[str, Any]) -> None:

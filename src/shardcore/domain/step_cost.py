@@ -62,7 +62,7 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
     Example:
         >>> from shardcore.domain.machine import Speed
         >>> from shardcore.domain.mesh import Mesh
-        >>> from shardcore.domain.traced_step import Work
+        >>> from shardcore.domain.step_events import Work
         >>> link = Link(latency=0.5, bandwidth=1000)
         >>> machine = Machine("toy", 2, 10**6, {"float32": Speed(100, 100)}, link, link)
         >>> work = Work("aten.mm.default", "float32", flops=300, bytes=100, updates=False)

@@ -1,69 +1,22 @@
-"""A step as one rank of a small mesh runs it, and what the same step is on a larger mesh.
+"""A traced step on a larger mesh.
 
 The two meshes have the same axes, each rank has as many rows of the batch, and axes that split no
 batch have the same sizes. So operators, and collectives of activations, are the same on both. What
 differs is the size of shards of variables: it follows from their layouts.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TypeVar
 
 import attrs
 
 from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.gradient_buckets import Bucketed, Sum, bucketed, filled
 from shardcore.domain.layout import Layout
-from shardcore.domain.memory import Allocation, Kind, highest
+from shardcore.domain.memory import Kind, highest
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.spec import DimSpec
-
-
-@attrs.frozen
-class Work:
-    """Equal operators of a step, on this rank's shards.
-
-    Args:
-        operator: The operator: "aten.mm.default".
-        dtype: The dtype in which it computes.
-        flops: The operations of a matrix product, a convolution or an attention; else 0.
-        bytes: The bytes that it reads and writes: its operands and its results.
-        updates: Whether it belongs to the update of the optimizer.
-        times: The number of such operators.
-    """
-
-    operator: str
-    dtype: str
-    flops: int
-    bytes: int
-    updates: bool
-    times: int = 1
-
-
-@attrs.frozen
-class Stored:
-    """A tensor of a variable: its value, its gradient, or a state of the optimizer.
-
-    Args:
-        path: The path of the variable.
-        shape: Its global shape.
-        spec: Its storage layout.
-        itemsize: The bytes of one element.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    spec: tuple[DimSpec, ...]
-    itemsize: int
-
-    def bytes_on(self, mesh: Mesh) -> int:
-        """Returns the bytes of the first rank, which has most.
-
-        Example:
-            >>> kernel = Stored("kernel", (6, 2), ("data", None), 4)
-            >>> kernel.bytes_on(Mesh((2,), ("data",))), kernel.bytes_on(Mesh((4,), ("data",)))
-            (24, 16)
-        """
-        return prod(Layout(mesh, self.spec).local_shape(self.shape, rank=0)) * self.itemsize
+from shardcore.domain.step_events import Held, Started, Stored, TracedStep, Work
 
 
 @attrs.frozen
@@ -106,52 +59,45 @@ class RankStep:
     memory: Mapping[Kind, int]
 
 
-@attrs.frozen
-class TracedStep:
-    """A step as the first rank of a small mesh runs it.
-
-    Args:
-        mesh: The small mesh.
-        work: The operators.
-        facts: The collectives, each with its layouts.
-        allocations: The memory over time; of a variable's tensors, by their number in `stored`.
-        stored: The tensors of variables: values, states of the optimizer, gradients.
-    """
-
-    mesh: Mesh
-    work: tuple[Work, ...]
-    facts: tuple[Facts, ...]
-    allocations: tuple[tuple[Allocation, int | None], ...]
-    stored: tuple[Stored, ...]
-
-    def on(self, mesh: Mesh) -> RankStep:
-        """Returns the step on a mesh with these axes, in which each rank has as many rows."""
-        before, after = self._kept(self.mesh), self._kept(mesh)
-        work = (
-            attrs.evolve(each, bytes=each.bytes * after // max(before, 1)) if each.updates else each
-            for each in self.work
-        )
-        held = (
-            each if number is None else attrs.evolve(each, bytes=self.stored[number].bytes_on(mesh))
-            for each, number in self.allocations
-        )
-        return RankStep(mesh, _counted(work), self._moved(mesh), highest(list(held)))
-
-    def _kept(self, mesh: Mesh) -> int:
-        """Returns the bytes of the tensors of variables, which an update reads and writes."""
-        return sum(each.bytes_on(mesh) for each in self.stored)
-
-    def _moved(self, mesh: Mesh) -> tuple[Moved, ...]:
-        values = {each.path: each for each in reversed(self.stored)}
-        found = (
-            Moved(each.kind, each.axes, _operand_bytes(each, self.mesh, mesh, values), _waits(each))
-            for each in self.facts
-        )
-        return _counted(found)
+def step_on(mesh: Mesh, step: TracedStep) -> RankStep:
+    """Returns a traced step on a mesh with its axes, in which each rank has as many rows."""
+    stored = [each.stored for each in step.memory if each.stored is not None]
+    values = {each.path: each for each in reversed(stored)}
+    here = {each: each.bytes_on(mesh) for each in set(stored)}
+    then = {each: each.bytes_on(step.mesh) for each in here}
+    before, after = (sum(sizes[each] for each in stored) for sizes in (then, here))
+    held = [
+        each if each.stored is None else _with_bytes(each, here[each.stored])
+        for each in step.memory
+    ]
+    started = [_on(mesh, each, step.mesh, values) for each in step.collectives]
+    sums = _sums(started, held)
+    added = bucketed(filled(sums.values()), step.end_of_pass)
+    work = (
+        attrs.evolve(each.work, bytes=each.work.bytes * after // max(before, 1))
+        if each.work.updates
+        else each.work
+        for each in (*step.operators, *added.operators)
+    )
+    allocations = [each.allocation for each in held if each.sum_of not in sums]
+    return RankStep(
+        mesh,
+        _counted(work),
+        _counted(_moved(started, sums, added)),
+        highest([*allocations, *added.memory]),
+    )
 
 
-def _waits(facts: Facts) -> bool:
-    return not facts.reduced and facts.variable is None
+def _with_bytes(held: Held, size: int) -> Held:
+    return attrs.evolve(held, allocation=attrs.evolve(held.allocation, bytes=size))
+
+
+def _on(mesh: Mesh, started: Started, before: Mesh, values: Mapping[str, Stored]) -> Started:
+    """Returns a collective with the bytes of its operands on `mesh`."""
+    size = _operand_bytes(started.facts, before, mesh, values)
+    if size == started.facts.operand_bytes:
+        return started
+    return attrs.evolve(started, facts=attrs.evolve(started.facts, operand_bytes=size))
 
 
 def _operand_bytes(facts: Facts, before: Mesh, after: Mesh, values: Mapping[str, Stored]) -> int:
@@ -160,16 +106,49 @@ def _operand_bytes(facts: Facts, before: Mesh, after: Mesh, values: Mapping[str,
         return facts.operand_bytes
     if facts.source is not None and facts.shape is not None:
         sizes = (_local_size(facts.source, facts.shape, mesh) for mesh in (before, after))
-    else:  # a bucket of gradients
+    else:  # the sum of gradients
         reduced = [values[path] for path in facts.reduced]
         sizes = (sum(each.bytes_on(mesh) for each in reduced) for mesh in (before, after))
     small, large = sizes
     return facts.operand_bytes * large // max(small, 1)
 
 
+def _waits(facts: Facts) -> bool:
+    return not facts.reduced and facts.variable is None
+
+
 def _local_size(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> int:
     moved = attrs.evolve(layout, mesh=mesh)
     return prod(moved.local_shape(shape, rank=0))
+
+
+def _sums(started: Iterable[Started], held: Iterable[Held]) -> dict[str, Sum]:
+    """Returns the all-reduces of single gradients, by the path of the variable, in order."""
+    memory: dict[str, list[Held]] = {}
+    for each in held:
+        if each.sum_of:
+            memory.setdefault(each.sum_of, []).append(each)
+    reductions: dict[str, list[Started]] = {}
+    for one in started:
+        if is_sum(one.facts):
+            reductions.setdefault(one.facts.reduced[0], []).append(one)
+    return {
+        path: Sum(path, tuple(found), tuple(memory[path]))
+        for path, found in reductions.items()
+        if len(memory.get(path, ())) == len(found)
+    }
+
+
+def is_sum(facts: Facts) -> bool:
+    """Returns whether a collective sums one gradient, as a bucket does with several."""
+    return facts.kind == "all_reduce" and len(facts.reduced) == 1 and facts.source is None
+
+
+def _moved(started: Sequence[Started], sums: Mapping[str, Sum], added: Bucketed) -> Iterator[Moved]:
+    kept = [each for each in started if not (is_sum(each.facts) and each.facts.reduced[0] in sums)]
+    for each in sorted([*kept, *added.collectives], key=lambda each: each.time):
+        facts = each.facts
+        yield Moved(facts.kind, facts.axes, facts.operand_bytes, _waits(facts))
 
 
 def _counted(each: Iterable[_T]) -> tuple[_T, ...]:

@@ -42,6 +42,7 @@ class LayerFacts:
             output no rule names.
         input_shape: The shape of its input when it was built, the batch first, with None for
             open sizes. None if it has several inputs, or Keras does not know.
+        runs: The names of equal children in a row, each fed by the one before, if `feeds` is known.
 
     Example:
         >>> kernel = VariableFacts("model/hidden/kernel", (4, 8))
@@ -60,6 +61,7 @@ class LayerFacts:
     outputs: tuple[str, ...] = ()
     path: str = ""
     input_shape: tuple[int | None, ...] | None = None
+    runs: tuple[tuple[str, ...], ...] = ()
 
     @property
     def output_path(self) -> str:

@@ -60,6 +60,8 @@ layer_scope = Scope(ContextVar("layer", default=""))
 redistribution_scope = Scope[Move | None](ContextVar("move", default=None))
 # The parameters whose gradients, or new values, are reduced together.
 reduction_scope = Scope[Sequence[Any]](ContextVar("reduced", default=()))
+# Whether each gradient is reduced by itself: a trace forms the buckets afterwards.
+gradients_apart_scope = Scope(ContextVar("gradients_apart", default=False))
 
 
 class CollectiveTracer(Protocol):

@@ -3,18 +3,21 @@
 import pytest
 import torch
 
-from shardcore.adapters.memory import StepMemory
-from shardcore.adapters.step_work import StepWork
+from shardcore.adapters.step_tape import StepTape
+from shardcore.domain.mesh import Mesh
+
+MESH = Mesh((2,), ("data",))
 
 
 def seen(run, *shapes):
     """Returns operations and bytes by operator."""
-    work = StepWork()
-    with StepMemory().without_values():
+    tape = StepTape()
+    with tape.without_values():
         operands = [torch.empty(shape, requires_grad=True) for shape in shapes]
-        with work.tracing():
+        with tape.tracing():
             run(*operands)
-    return {each.operator: (each.times, each.flops, each.bytes) for each in work.work()}
+    work = [each.work for each in tape.events(MESH, {}).operators]
+    return {each.operator: (each.times, each.flops, each.bytes) for each in work}
 
 
 def test_a_product_is_counted_forward_and_backward():
@@ -51,12 +54,13 @@ def test_attention_on_a_cpu_is_counted_as_on_cuda():
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_update_of_an_optimizer_allocates_no_values(fused):
     """2 TB of weights: an update that allocated them would fail."""
-    work = StepWork()
-    with StepMemory().without_values():
+    tape = StepTape()
+    with tape.without_values():
         weight = torch.empty(1 << 39, requires_grad=True)
         weight.grad = torch.empty(1 << 39)
         optimizer = torch.optim.Adam([weight], fused=fused)
-        with work.tracing(), work.updating():
+        with tape.tracing(), tape.updating():
             optimizer.step()
-    assert all(each.updates for each in work.work())
-    assert sum(each.times * each.bytes for each in work.work()) >= 7 * 4 * (1 << 39)
+    work = [each.work for each in tape.events(MESH, {}).operators]
+    assert all(each.updates for each in work)
+    assert sum(each.times * each.bytes for each in work) >= 7 * 4 * (1 << 39)

@@ -4,7 +4,8 @@ from shardcore.domain.explanation.reasons import Facts
 from shardcore.domain.layout import Layout
 from shardcore.domain.memory import Allocation
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.traced_step import Moved, Stored, TracedStep, Work
+from shardcore.domain.step_events import Held, Operators, Started, Stored, TracedStep, Work
+from shardcore.domain.traced_step import Moved, step_on
 
 AXES = ("data", "model")
 SMALL, LARGE = Mesh((2, 2), AXES), Mesh((8, 2), AXES)
@@ -13,12 +14,18 @@ BIAS = Stored("bias", (8,), (None,), 4)
 SHARDED, SUMMED = Layout(SMALL, KERNEL.spec), Layout(SMALL, (None, "model"), {"data": "sum"})
 
 
-def traced(*facts, work=(), allocations=()):
-    return TracedStep(SMALL, tuple(work), facts, tuple(allocations), (KERNEL, BIAS))
+VALUES = [Held(Allocation("variables", 0, 0), stored=each) for each in (KERNEL, BIAS)]
+
+
+def on_large(*facts, work=(), memory=()):
+    started = tuple(Started(each, time) for time, each in enumerate(facts, 1))
+    return step_on(
+        LARGE, TracedStep(SMALL, tuple(map(Operators, work)), started, (*VALUES, *memory))
+    )
 
 
 def moved(fact):
-    (found,) = traced(fact).on(LARGE).moved
+    (found,) = on_large(fact).moved
     return found
 
 
@@ -51,7 +58,7 @@ def test_a_bucket_has_the_shards_of_its_gradients():
 
 def test_equal_collectives_are_counted():
     fact = Facts("all_reduce", "forward", ("model",), operand_bytes=640)
-    (found,) = traced(fact, fact).on(LARGE).moved
+    (found,) = on_large(fact, fact).moved
     assert found.times == 2
 
 
@@ -60,12 +67,8 @@ def test_an_update_and_the_memory_of_variables_shrink_with_the_shards():
         Work("aten.mm.default", "float32", 1000, 320, updates=False, times=3),
         Work("aten.add_.Tensor", "float32", 0, 832, updates=True),
     )
-    allocations = (
-        (Allocation("variables", 800, 0), 0),
-        (Allocation("activations", 320, 1), None),
-        (Allocation("variables", 32, 0), 1),
-    )
-    step = traced(work=work, allocations=allocations).on(LARGE)
+    activation = Held(Allocation("activations", 320, 1))
+    step = on_large(work=work, memory=[activation])
     assert [each.bytes for each in step.work] == [320, 208 + 32]
     assert step.work[0].times == 3
     assert dict(step.memory) == {"variables": 208 + 32, "activations": 320}

@@ -12,13 +12,13 @@ from shardcore.adapters.capture.recorder import recording
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves import waiting
 from shardcore.adapters.engine.moves.redistribution import in_layout
-from shardcore.adapters.engine.redistributed import BUCKET_BYTES
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.threads import check_thread
 from shardcore.adapters.torch_private import collectives
+from shardcore.domain.gradient_buckets import BUCKET_BYTES
 from shardcore.domain.layout import Layout
 from shardcore.domain.spec import DimSpec, entry_axes
-from shardcore.ports.trace_context import reduction_scope
+from shardcore.ports.trace_context import gradients_apart_scope, reduction_scope
 
 GRADIENTS = "all_reduce of gradients"
 
@@ -51,8 +51,8 @@ class Buckets:
         self._bytes[alike] = self._bytes.get(alike, 0) + gradient.part.nbytes
         # A captured step forms its own buckets: it knows all gradients. Sums over several axes
         # would not be merged there: the second reduction of each reads the first.
-        of_one_axis = len(pending) == 1
-        if self._bytes[alike] >= self.size or (of_one_axis and recording() is not None):
+        apart = (len(pending) == 1 and recording() is not None) or gradients_apart_scope.now()
+        if self._bytes[alike] >= self.size or apart:
             self._send(alike)
 
     def _send(self, alike: Hashable) -> None:

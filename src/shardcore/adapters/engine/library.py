@@ -16,12 +16,13 @@ from shardcore.adapters.engine import differentiable, gradients, redistributed
 from shardcore.adapters.engine.engine import Engine, TensorClasses, process_groups
 from shardcore.adapters.engine.moves.gathering import GATHERED_BYTES, gathered_in_pieces
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, reduced
-from shardcore.adapters.engine.redistributed import BUCKET_BYTES, UnshardedWeights
+from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import shard_beside
 from shardcore.adapters.threads import communicating
 from shardcore.domain.cost import Costs, Link, links_of
 from shardcore.domain.errors import StrategyError
+from shardcore.domain.gradient_buckets import BUCKET_BYTES
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial, Replicate
 from shardcore.ports.world import World

@@ -15,11 +15,8 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.tensor import Memory, ShardedTensor
+from shardcore.domain.gradient_buckets import BUCKET_BYTES
 from shardcore.domain.placements import Replicate
-
-# The size of a bucket of gradients, as in `DistributedDataParallel`: large enough that the latency
-# of a collective is negligible.
-BUCKET_BYTES = 25 * 1024 * 1024
 
 
 @attrs.frozen(eq=False)

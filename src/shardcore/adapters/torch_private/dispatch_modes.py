@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardcore.adapters.torch_private.collectives import Started, started_by
+from shardcore.adapters.torch_private.collectives import Started, is_wait, started_by
 from shardcore.adapters.torch_private.operators import Operator, is_fused
 from shardcore.adapters.torch_private.trees import Args, Kwargs, tree_leaves
 
@@ -110,10 +110,11 @@ class ResultListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class _WithoutUpdates(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Skips fused updates of optimizers, which write into operands and return nothing.
+class _WithoutCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Replaces operators that torch 2.13 allocates memory for only where there are no values.
 
-    torch 2.13 has no form of them without values: it would allocate all operands to run them.
+    Fused updates of optimizers, which write into operands and return nothing: it would allocate
+    all operands to run them. The wait for a collective, whose result is that of the collective.
     """
 
     def __torch_dispatch__(
@@ -121,14 +122,16 @@ class _WithoutUpdates(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if not _PLAIN.issuperset(types):
             return NotImplemented  # sharded tensors first: their shards' operators come here
+        if is_wait(func):
+            return args[0]
         return None if is_fused(func) else func(*args, **(kwargs or {}))
 
 
 @contextmanager
 def without_values() -> Iterator[None]:
     """Opens a context in which operators give tensors with shapes, and compute nothing."""
-    updates = _WithoutUpdates()  # type: ignore[no-untyped-call]
-    with FakeTensorMode(allow_non_fake_inputs=True), updates:
+    copies = _WithoutCopies()  # type: ignore[no-untyped-call]
+    with FakeTensorMode(allow_non_fake_inputs=True), copies:
         yield
 
 

@@ -1,7 +1,8 @@
 """The trace of a train step without values, from which its cost follows."""
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import attrs
@@ -9,18 +10,32 @@ import keras
 import numpy as np
 import torch
 
+from shardcore.binding import keras_private
 from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.inspection.without_values import RunStep, run_step
 from shardcore.binding.keras_private.variables import tensor_of
+from shardcore.binding.types import Original
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.explanation.collectives import axes_of
 from shardcore.domain.explanation.reasons import Facts
-from shardcore.domain.traced_step import Stored, TracedStep
-from shardcore.ports.memory import MemoryTracer
-from shardcore.ports.trace_context import TracerFactory
-from shardcore.ports.work import WorkTracer
+from shardcore.domain.step_events import Stored, TracedStep
+from shardcore.ports.events import EventTracer
+from shardcore.ports.trace_context import TracerFactory, gradients_apart_scope
+
+
+@attrs.frozen
+class Blocks:
+    """Blocks of a model that repeat: layers that are called on the output of the one before.
+
+    Args:
+        traced: The names of those that the trace has.
+        left_out: The names of the others, which return what they get.
+    """
+
+    traced: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()
 
 
 def trace_step(
@@ -28,9 +43,9 @@ def trace_step(
     batch: Any,
     rows: int,
     sessions: Sessions,
-    memory: MemoryTracer[torch.Tensor],
-    work: WorkTracer,
+    tracer: EventTracer[torch.Tensor],
     collectives: TracerFactory,
+    blocks: Blocks = Blocks(),
 ) -> TracedStep:
     """Returns the trace of a train step under the distribution that is set.
 
@@ -39,44 +54,61 @@ def trace_step(
         batch: A batch of any number of rows.
         rows: The rows of the global batch of the trace.
         sessions: The distribution that is set.
-        memory: Notes what is allocated.
-        work: Notes the operators.
+        tracer: Notes what happens.
         collectives: Makes the tracer of collectives.
+        blocks: Blocks of the model, some of which may be left out.
 
     Raises:
         PolicyError: If the model or its step fails without values.
         StrategyError: If the model is not compiled, or the batch is none.
     """
-    facts: list[Facts] = []
 
     @contextmanager
     def watch(model: keras.Model, session: Session) -> Iterator[None]:
         def saw(fact: Facts) -> None:
             axes = axes_of(session.mesh, session.world.processes, fact.processes)
-            facts.append(attrs.evolve(fact, axes=axes, processes=()))
+            tracer.start(attrs.evolve(fact, axes=axes, processes=()))
 
+        _own(model, session, tracer, blocks)
         variables = {v.path: tensor_of(v) for v in rank_consistency.variables_of(model)}
         update = model.optimizer.apply
 
         def apply(*args: Any, **kwargs: Any) -> Any:
-            with work.updating():
+            with tracer.updating():
                 return update(*args, **kwargs)
 
         model.optimizer.apply = apply  # this model is dropped after the step
-        with work.tracing(), collectives(saw, variables).tracing():
+        with collectives(saw, variables).tracing(), gradients_apart_scope(value=True):
             yield
 
+    def call(original: Original, layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+        if layer.name in blocks.left_out:
+            return args[0]
+        traced = layer.name in blocks.traced and not keras_private.is_symbolic()
+        with tracer.block(layer.path) if traced else nullcontext():
+            return original(layer, *args, **kwargs)
+
     given = _with_rows(batch, rows)  # from values, which a step without them cannot read
-    ran = run_step(build, lambda: given, sessions, memory, watch)
-    stored = dict(_stored(ran))
-    numbers = {number: at for at, number in enumerate(stored)}
-    return TracedStep(
-        ran.session.mesh,
-        tuple(work.work()),
-        tuple(facts),
-        tuple((each, numbers.get(number)) for number, each in enumerate(memory.allocations())),
-        tuple(stored.values()),
-    )
+    with keras_private.around_layers(call):
+        ran = run_step(build, lambda: given, sessions, tracer, watch)
+    return tracer.events(ran.session.mesh, dict(_stored(ran)))
+
+
+def _own(
+    model: keras.Model, session: Session, tracer: EventTracer[torch.Tensor], blocks: Blocks
+) -> None:
+    """Tells the tracer to which block each variable belongs, with its states of the optimizer."""
+    block_of: dict[int, str] = {}
+    for layer in keras_private.layers_of(model):
+        if layer.name in blocks.traced:
+            block_of |= {id(each): layer.path for each in layer.variables}
+    weights = keras_private.weights_by_moment(model.optimizer, model)
+    for each in rank_consistency.variables_of(model):
+        owner = weights.get(id(each), each)
+        with torch.no_grad():
+            local = session.strategy.local(tensor_of(each))
+        if id(owner) in block_of or math.prod(each.shape) > 1:
+            tracer.own(local, block_of.get(id(owner), ""))
 
 
 def rows_of(batch: Any) -> int:

@@ -20,6 +20,7 @@ from shardcore.binding.keras_private.models import graph_of as graph_of
 from shardcore.binding.keras_private.models import graph_tensors as graph_tensors
 from shardcore.binding.keras_private.models import hook_of as hook_of
 from shardcore.binding.keras_private.models import input_names as input_names
+from shardcore.binding.keras_private.models import is_tracker as is_tracker
 from shardcore.binding.keras_private.models import layers_of as layers_of
 from shardcore.binding.keras_private.models import matrix_axes as matrix_axes
 from shardcore.binding.keras_private.models import modules_of as modules_of
@@ -50,6 +51,7 @@ from shardcore.binding.keras_private.process import torch_device as torch_device
 from shardcore.binding.keras_private.process import unnoticed as unnoticed
 from shardcore.binding.keras_private.process import without_distribution as without_distribution
 from shardcore.binding.keras_private.rebinding import around as around
+from shardcore.binding.keras_private.rebinding import around_layers as around_layers
 from shardcore.binding.keras_private.rebinding import missing as missing
 from shardcore.binding.keras_private.rebinding import replace as replace
 from shardcore.binding.keras_private.shapes import (

@@ -14,6 +14,7 @@ from keras.src.backend.torch.optimizers import torch_adam
 from keras.src.ops.node import Node
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
+from keras.src.utils.tracking import Tracker
 
 ADAM = torch_adam.__name__  # imported above, since Keras imports it only with the first Adam
 
@@ -122,6 +123,11 @@ def layers_of(model: Model) -> Iterator[Any]:
 def children_of(layer: Operation) -> Sequence[Any]:
     """Returns the layers that a layer tracks as its own."""
     return getattr(layer, "_layers", ())
+
+
+def is_tracker(value: object) -> bool:
+    """Returns whether `value` lists the variables and layers of a layer, which has them too."""
+    return isinstance(value, Tracker)
 
 
 def graph_of(layer: Operation) -> Function | None:

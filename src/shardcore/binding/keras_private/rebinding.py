@@ -2,8 +2,8 @@
 
 import pkgutil
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import ModuleType
 from typing import Any
@@ -36,6 +36,14 @@ def replace(patch: Patch, make: Callable[[Any], Any], undo: ExitStack) -> None:
         else:  # a class that inherits it
             undo.callback(delattr, place, name)
         setattr(place, name, value)
+
+
+@contextmanager
+def around_layers(call: Callable[..., Any]) -> Iterator[None]:
+    """Calls `call(original, layer, *args, **kwargs)` for each call of a layer in the context."""
+    with ExitStack() as undo:
+        replace(PATCHES["Layer.__call__"], around(call), undo)
+        yield
 
 
 def missing() -> list[str]:

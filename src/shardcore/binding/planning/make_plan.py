@@ -10,6 +10,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.context.session import Sessions
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.planning.plan import Plan
+from shardcore.binding.planning.repeats import runs_of
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.policies.rules import Planned
@@ -152,6 +153,7 @@ def describe(model: keras.Layer) -> LayerFacts:
             tuple(keras_private.producer_of(each).name for each in outputs),
             _path(layer),
             _input_shape(layer),
+            () if graph is None else runs_of(graph),
         )
 
     return facts_of(model)

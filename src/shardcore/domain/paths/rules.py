@@ -57,11 +57,24 @@ class PathRules(Mapping[str, T]):
 
     _rules: Mapping[str, T] = attrs.field(converter=_collect, default=())
     _keys: Mapping[str, PathKey] = attrs.field(init=False, repr=False)
+    _exact: Mapping[str, Sequence[str]] = attrs.field(init=False, repr=False)
+    _patterns: Sequence[PathKey] = attrs.field(init=False, repr=False)
     _answers: dict[str, Match[T] | None] = attrs.field(init=False, repr=False, factory=dict)
 
     @_keys.default
     def _read_keys(self) -> Mapping[str, PathKey]:
         return {key: PathKey(key) for key in self._rules}
+
+    @_exact.default
+    def _by_exact_name(self) -> Mapping[str, Sequence[str]]:
+        found: dict[str, list[str]] = {}
+        for key in self._keys.values():
+            found.setdefault(key.exact_name, []).append(key.text)
+        return found
+
+    @_patterns.default
+    def _only_patterns(self) -> Sequence[PathKey]:
+        return [key for key in self._keys.values() if key.is_pattern]
 
     def __getitem__(self, key: str) -> T:
         return self._rules[key]
@@ -117,14 +130,14 @@ class PathRules(Mapping[str, T]):
         if path in self._keys and self._keys[path].is_pattern:
             return [path]
         names = spellings(path)
-        return [key.text for key in self._keys.values() if key.exact_name in names]
+        return [key for name in names for key in self._exact.get(name, ())]
 
     def _pattern_keys(self, path: str) -> list[str]:
         # The Keras name has precedence over the PyTorch name: rules for `.*bias` and `.*beta` in
         # one map are not both meant for a `beta`.
         own = (path, dotted(path)) if "/" in path else ()
         for names in (own, spellings(path)):
-            keys = [key.text for key in self._keys.values() if key.fullmatches(names)]
+            keys = [key.text for key in self._patterns if key.fullmatches(names)]
             if keys:
                 return keys
         return []

@@ -1,0 +1,168 @@
+"""Blocks of a model that repeat: equal layers in a row, of which one trace shows all."""
+
+from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import attrs
+import keras
+import numpy as np
+import torch
+from keras import KerasTensor, Layer
+
+from shardcore.binding import keras_private
+
+# The names of a layer, which differ between equal ones.
+_NAMES = {"name", "path", "parent_path"}
+# Their random seeds differ, and no operator depends on them.
+_DRAW = (keras.initializers.Initializer, keras.random.SeedGenerator)
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), type, BuiltinFunctionType)
+
+
+def runs_of(graph: keras.Function) -> tuple[tuple[str, ...], ...]:
+    """Returns the names of equal layers in a row of a functional model, in order.
+
+    In a row means that each is called once, and its only output goes to the next one alone, as the
+    first argument; the other arguments are the same.
+    """
+    users: dict[int, list[Any]] = {}
+    calls: dict[int, int] = {}
+    nodes = [node for node in keras_private.nodes_of(graph) if not node.is_input]
+    for node in nodes:
+        calls[id(node.operation)] = calls.get(id(node.operation), 0) + 1
+        for tensor in node.arguments.keras_tensors:
+            users.setdefault(id(tensor), []).append(node)
+    final = {id(each) for each in graph.outputs}
+
+    def after(node: Any) -> Any:
+        """Returns the call that alone takes the output of `node`; None if there is none."""
+        found = users.get(id(node.outputs[0]), [])
+        alone = len(node.outputs) == 1 and len(found) == 1 and id(node.outputs[0]) not in final
+        return found[0] if alone and calls[id(node.operation)] == 1 else None
+
+    following = {id(node): after(node) for node in nodes}
+    joined = {
+        id(node): following[id(node)]
+        for node in nodes
+        if following[id(node)] is not None and _repeat(node, following[id(node)], calls)
+    }
+    inner = {id(each) for each in joined.values()}
+    return tuple(
+        tuple(each.operation.name for each in _row(node, joined))
+        for node in nodes
+        if id(node) in joined and id(node) not in inner
+    )
+
+
+def _row(node: Any, joined: Mapping[int, Any]) -> Iterator[Any]:
+    yield node
+    while id(node) in joined:
+        node = joined[id(node)]
+        yield node
+
+
+def _repeat(node: Any, after: Any, calls: Mapping[int, int]) -> bool:
+    """Returns whether `after` calls a layer equal to that of `node`, on its output."""
+    one, other = node.operation, after.operation
+    if not (isinstance(one, Layer) and one.path and isinstance(other, Layer) and other.path):
+        return False
+    args, kwargs = node.arguments.args, node.arguments.kwargs
+    next_args, next_kwargs = after.arguments.args, after.arguments.kwargs
+    output = node.outputs[0]
+    return (
+        calls[id(other)] == 1
+        and bool(args and next_args)
+        and next_args[0] is output
+        and _is_like(args[0], output)
+        and not {id(v) for v in one.variables} & {id(v) for v in other.variables}
+        and _are_same((args[1:], kwargs), (next_args[1:], next_kwargs))
+        and Equality().holds(one, other)
+    )
+
+
+def _is_like(one: object, other: KerasTensor) -> bool:
+    return isinstance(one, KerasTensor) and one.shape == other.shape and one.dtype == other.dtype
+
+
+def _are_same(some: Any, others: Any) -> bool:
+    """Returns whether two calls have the same tensors, and equal other arguments."""
+    pairs = zip(keras.tree.flatten(some), keras.tree.flatten(others), strict=False)
+    return len(keras.tree.flatten(some)) == len(keras.tree.flatten(others)) and all(
+        one is other or (not isinstance(one, KerasTensor) and Equality().holds(one, other))
+        for one, other in pairs
+    )
+
+
+@attrs.define
+class Equality:
+    """Compares what two layers hold: configuration, layers, variables and functions, not values."""
+
+    _pairs: dict[int, tuple[Any, Any]] = attrs.field(factory=dict, init=False)
+
+    def holds(self, one: Any, other: Any) -> bool:
+        """Returns whether a step does the same with `one` as with `other`."""
+        if one is other:
+            return True
+        if type(one) is not type(other):
+            return False
+        if isinstance(one, _PLAIN):
+            return bool(one == other)
+        if _is_noted(one):
+            return True
+        if id(one) in self._pairs:  # it holds itself
+            return self._pairs[id(one)][1] is other
+        self._pairs[id(one)] = one, other  # kept, so that no other object gets the id
+        return self._of_objects(one, other)
+
+    def _of_objects(self, one: Any, other: Any) -> bool:
+        if isinstance(one, list | tuple):
+            return self.all_hold(*([e for e in each if not _is_noted(e)] for each in (one, other)))
+        if isinstance(one, dict):
+            return self.all_hold(list(one.items()), list(other.items()))
+        for kind, compare in _COMPARED:
+            if isinstance(one, kind):
+                return compare(self, one, other)
+        return self._of_attributes(one, other)
+
+    def all_hold(self, some: list[Any], others: list[Any]) -> bool:
+        """Returns whether two lists are equal, member by member."""
+        return len(some) == len(others) and all(map(self.holds, some, others))
+
+    def _of_attributes(self, one: Any, other: Any) -> bool:
+        if not hasattr(one, "__dict__"):
+            return bool(one == other)
+        mine, its = vars(one), vars(other)
+        if mine.keys() != its.keys():
+            return False
+        return all(
+            self.holds(value, its[name])
+            for name, value in mine.items()
+            if name.lstrip("_") not in _NAMES
+        )
+
+
+def _is_noted(value: object) -> bool:
+    """Returns whether Keras notes by it where a layer is used, and what it has."""
+    return keras_private.is_bookkeeping(value) or keras_private.is_tracker(value)
+
+
+def _are_functions_equal(equality: Equality, one: Any, other: Any) -> bool:
+    cells = [[each.cell_contents for each in f.__closure__ or ()] for f in (one, other)]
+    return one.__code__ is other.__code__ and equality.all_hold(*cells)
+
+
+def _alike(_equality: Equality, one: Any, other: Any) -> bool:
+    return (tuple(one.shape), one.dtype) == (tuple(other.shape), other.dtype)
+
+
+_COMPARED: tuple[tuple[Any, Callable[[Equality, Any, Any], bool]], ...] = (
+    (keras.Variable, lambda equality, one, other: _alike(equality, one, other)
+     and one.trainable == other.trainable),
+    (torch.Tensor, _alike),
+    (np.ndarray, lambda _, one, other: bool(np.array_equal(one, other))),
+    (_DRAW, lambda _equality, _one, _other: True),
+    (MethodType, lambda equality, one, other: one.__func__ is other.__func__
+     and equality.holds(one.__self__, other.__self__)),
+    (FunctionType, _are_functions_equal),
+    (set | frozenset, lambda _, one, other: one == other),
+)  # fmt: skip

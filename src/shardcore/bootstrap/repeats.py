@@ -1,0 +1,199 @@
+"""The blocks of a model that repeat under the rules of a plan, so that some of them show all."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
+
+import attrs
+
+from shardcore.bootstrap import planning
+from shardcore.bootstrap.traces import Job, PlannedCandidate, TraceRequest, steps
+from shardcore.domain.gradient_buckets import BUCKET_BYTES
+from shardcore.domain.machine import Machine
+from shardcore.domain.paths.rules import PathRules
+from shardcore.domain.runs import Run
+from shardcore.domain.spec import DimSpec
+from shardcore.domain.traced_step import RankStep
+from shardcore.ports.model import LayerFacts
+
+logger = logging.getLogger("shardcore.plan")
+
+Rules = PathRules[tuple[DimSpec, ...]]
+
+
+def priced_steps(
+    groups: Sequence[Sequence[PlannedCandidate]],
+    request: TraceRequest,
+    machine: Machine,
+    repeats: "Repeats",
+) -> list[tuple[RankStep, ...]]:
+    """Returns the steps of candidates; those of a group have the same trace.
+
+    Of blocks that repeat, a trace has as many as show the others. If one block more shows another
+    step than its copy, all blocks are traced.
+
+    Raises:
+        PolicyError: If the model or its step fails without values.
+    """
+    jobs = [_job(group, repeats) for group in groups]
+    if jobs and not _shows_all(jobs[-1], request, machine, repeats):
+        logger.info("policy 'auto' traces all blocks: a copy of a block differs from the block")
+        jobs = [_with_runs(job, (), repeats) for job in jobs]
+    found: dict[int, tuple[RankStep, ...]] = {}
+    waiting = dict(enumerate(jobs))
+    while waiting:
+        traced = steps(list(waiting.values()), request, machine, repeats.facts)
+        for (number, job), each in zip(list(waiting.items()), traced, strict=True):
+            if each is None:  # more blocks at the ends differ from the inner ones
+                more = tuple(attrs.evolve(r, reach=2 * r.reach, last=2 * r.last) for r in job.runs)
+                runs = tuple(run for run in more if run.copied)
+                waiting[number] = _with_runs(job, runs, repeats)
+            else:
+                found[number] = each
+                del waiting[number]
+    return [found[number] for number in range(len(jobs))]
+
+
+def _job(group: Sequence[PlannedCandidate], repeats: "Repeats") -> Job:
+    job = Job(group[0], tuple(each.candidate.mesh for each in group))
+    return _with_runs(job, repeats.under(group[0]), repeats)
+
+
+def _with_runs(job: Job, runs: tuple[Run, ...], repeats: "Repeats") -> Job:
+    """Returns a job with runs; if it traces blocks that the short model lacks, planned by all."""
+    if [run.traced for run in runs] == repeats.shortest:
+        return attrs.evolve(job, runs=runs)
+    candidate = job.planned.candidate
+    plan = planning.plan(candidate.policy, repeats.facts, candidate.mesh, {})
+    return attrs.evolve(job, runs=runs, planned=PlannedCandidate(candidate, plan))
+
+
+def _shows_all(job: Job, request: TraceRequest, machine: Machine, repeats: "Repeats") -> bool:
+    """Returns whether the trace of one more block of each run is the same as its copy."""
+    if not job.runs:
+        return True
+    more = tuple(attrs.evolve(run, last=run.last + 1) for run in job.runs)
+    pairs = zip(job.runs, more, strict=True)
+    copies = tuple(attrs.evolve(run, paths=longer.traced) for run, longer in pairs)
+    small = (job.planned.candidate.small,)
+    both = (
+        attrs.evolve(job, meshes=small, longer=copies),
+        attrs.evolve(_with_runs(job, more, repeats), meshes=small, longer=()),
+    )
+    copied, traced = steps(both, request, machine, repeats.facts)
+    return copied is not None and traced is not None and _are_equal(copied[0], traced[0])
+
+
+def _are_equal(one: RankStep, other: RankStep) -> bool:
+    same = set(one.work) == set(other.work) and set(one.moved) == set(other.moved)
+    return same and one.memory == other.memory
+
+
+@attrs.frozen
+class Repeats:
+    """The blocks of a model that repeat.
+
+    Args:
+        facts: The facts of the model.
+        runs: Equal blocks in a row; no block is in another one.
+    """
+
+    facts: LayerFacts
+    runs: tuple[tuple[LayerFacts, ...], ...]
+
+    @classmethod
+    def of(cls, facts: LayerFacts) -> "Repeats":
+        """Returns those of a model whose layers have different names."""
+        names = Counter(layer.name for layer in facts.layers())
+        runs = (tuple(run) for run in _outermost(facts))
+        return cls(facts, tuple(run for run in runs if all(names[e.name] == 1 for e in run)))
+
+    @property
+    def short(self) -> LayerFacts:
+        """The facts of the model with as few blocks as may be traced: policies plan by them."""
+        left_out: dict[str, str] = {}  # the name of the traced block before, by path
+        for run in self.runs:
+            shortest = Run(_paths(run))
+            left_out |= dict.fromkeys(shortest.copied, run[shortest.before - 1].name)
+        return _without(self.facts, left_out) if left_out else self.facts
+
+    @property
+    def shortest(self) -> list[tuple[str, ...]]:
+        """The paths of the blocks that the short model has, of each run that it shortens."""
+        runs = (Run(_paths(run)) for run in self.runs)
+        return [run.traced for run in runs if run.copied]
+
+    @property
+    def times(self) -> dict[str, int]:
+        """The number of blocks for which a block of the short model stands, by path."""
+        shortest = (Run(_paths(run)) for run in self.runs)
+        return {run.traced[1]: 1 + len(run.copied) for run in shortest if run.copied}
+
+    def under(self, planned: PlannedCandidate) -> tuple[Run, ...]:
+        """Returns the runs of which some blocks are left out of the trace of a candidate.
+
+        The rules of the blocks of the short model must be equal.
+        """
+        rules: Rules = PathRules({each.key: each.spec for each in planned.plan.rules})
+        found: list[Run] = []
+        for blocks in self.runs:
+            one, *others = (each for each in blocks if each.path in Run(_paths(blocks)).traced)
+            if all(_ruled(each, rules) == _ruled(one, rules) for each in others):
+                span = _span(one, self.facts, rules)
+                run = Run(_paths(blocks), reach=span, last=span)
+                found += [run] if run.copied else []
+        return tuple(found)
+
+
+def _paths(run: Sequence[LayerFacts]) -> tuple[str, ...]:
+    return tuple(each.path for each in run)
+
+
+def _without(layer: LayerFacts, left_out: Mapping[str, str]) -> LayerFacts:
+    """Returns the facts of a layer without blocks; `left_out` has what stands in, by path."""
+    stand_in = {e.name: left_out[e.path] for e in layer.children if e.path in left_out}
+    children = tuple(_without(e, left_out) for e in layer.children if e.name not in stand_in)
+    feeds = layer.feeds and tuple(
+        dict.fromkeys(
+            (stand_in.get(before, before), after)
+            for before, after in layer.feeds
+            if after not in stand_in
+        )
+    )
+    return attrs.evolve(layer, children=children, feeds=feeds)
+
+
+def _outermost(layer: LayerFacts) -> Iterator[list[LayerFacts]]:
+    """Yields the runs of children of `layer`, and those of others, if they are in no run."""
+    runs = [[child for name in run if (child := layer.child(name))] for run in layer.runs]
+    yield from runs
+    inside = {each.name for run in runs for each in run}
+    for child in layer.children:
+        if child.name not in inside:
+            yield from _outermost(child)
+
+
+def _ruled(block: LayerFacts, rules: Rules) -> list[tuple[str, tuple[DimSpec, ...]]]:
+    """Returns the specs of the variables and the outputs of a block, without its own path."""
+    paths = [each.path for each in block.all_variables()]
+    paths += [each.output_path for each in block.layers() if each.output_path]
+    matches = ((path.removeprefix(block.path), rules.match(path)) for path in paths)
+    return [(path, match.value) for path, match in matches if match]
+
+
+def _span(block: LayerFacts, facts: LayerFacts, rules: Rules) -> int:
+    """Returns the number of blocks whose all-gathered weights the engine holds at a time."""
+
+    def held(layer: LayerFacts) -> int:
+        sharded = (each for each in layer.all_variables() if _is_sharded(each.path, rules))
+        return sum(each.bytes for each in sharded if each.bytes <= BUCKET_BYTES)
+
+    if held(facts) <= BUCKET_BYTES or not held(block):
+        return 1
+    return ceil(BUCKET_BYTES / held(block))
+
+
+def _is_sharded(path: str, rules: Rules) -> bool:
+    match = rules.match(path)
+    return match is not None and any(match.value)

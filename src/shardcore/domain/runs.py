@@ -1,0 +1,179 @@
+"""Equal blocks in a row of a traced step, and whether those of the trace are equal."""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Hashable, Iterator
+
+import attrs
+
+from shardcore.domain.step_events import TICK, Held, TracedStep
+
+
+@attrs.frozen
+class Run:
+    """Equal blocks in a row, some of which are traced.
+
+    Args:
+        paths: The paths of all blocks, in order.
+        reach: The number of blocks after which the memory of a block is free at the latest.
+        last: The number of blocks at the end that may differ from the inner ones.
+
+    Example:
+        >>> run = Run(tuple("abcdefgh"))
+        >>> run.traced, run.copied
+        (('a', 'b', 'g', 'h'), ('c', 'd', 'e', 'f'))
+    """
+
+    paths: tuple[str, ...]
+    reach: int = 1
+    last: int = 1
+
+    @property
+    def before(self) -> int:
+        """The number of traced blocks before the copies: the first, and inner ones."""
+        return self.reach + 1
+
+    @property
+    def inner(self) -> range:
+        """The places of the inner blocks among the traced ones, from 1: they must be equal."""
+        return range(2, 2 * self.reach + 2)
+
+    @property
+    def after(self) -> int:
+        """The number of traced blocks after the copies: inner ones, and the last."""
+        return self.reach + self.last
+
+    @property
+    def traced(self) -> tuple[str, ...]:
+        """The paths of the traced blocks, in order: all, if there are not more."""
+        if len(self.paths) <= self.before + self.after:
+            return self.paths
+        return self.paths[: self.before] + self.paths[len(self.paths) - self.after :]
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """The paths of the other blocks."""
+        return self.paths[self.before : max(self.before, len(self.paths) - self.after)]
+
+
+@attrs.frozen
+class Part:
+    """A part of the trace.
+
+    Args:
+        begin: Its first time.
+        length: Its length.
+        at: The place of its block among the traced ones, from 1; 0 outside of all.
+        turn: Its number among the parts of that block, or among those outside.
+        block: The block that runs, also one of another run.
+    """
+
+    begin: int
+    length: int
+    at: int
+    turn: int
+    block: str
+
+
+@attrs.frozen
+class Point:
+    """A time, relative to a part: its block and turn, and the time since its beginning."""
+
+    at: int
+    turn: int
+    since: int
+
+
+@attrs.define
+class TracedRun:
+    """The blocks of a run in a trace, and the parts of the trace."""
+
+    step: TracedStep
+    run: Run
+    parts: list[Part] = attrs.field(init=False)
+    # The places of blocks among the traced ones, from 1, by path.
+    places: dict[str, int] = attrs.field(init=False)
+    _begins: list[int] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.places = {path: at for at, path in enumerate(self.run.traced, 1)}
+        self.parts = list(self._cut())
+        self._begins = [each.begin for each in self.parts]
+
+    def _cut(self) -> Iterator[Part]:
+        turns: Counter[int] = Counter()
+        places = self.step.places
+        for place, after in zip(places, [*places[1:], None], strict=True):
+            at = self.places.get(place.block, 0)
+            end = self._last() + TICK if after is None else after.begin
+            yield Part(place.begin, end - place.begin, at, turns[at], place.block)
+            turns[at] += 1
+
+    def _last(self) -> int:
+        held = (each.allocation for each in self.step.memory)
+        times = [max(each.begin, each.end or 0) for each in held]
+        return max([*times, *(each.time for each in self.step.collectives)], default=0)
+
+    def point(self, time: int) -> Point:
+        """Returns a time relative to its part."""
+        part = self.parts[max(bisect_right(self._begins, time) - 1, 0)]
+        return Point(part.at, part.turn, time - part.begin)
+
+    def inner_are_equal(self) -> bool:
+        """Returns whether the inner blocks do the same, at the same times relative to them."""
+        inner = [self._signature(at) for at in self.run.inner]
+        if any(each is None or each != inner[0] for each in inner):
+            return False
+        # When the memory of one is free in another one, both of them inner ones.
+        ends = [[self._since_end(each) for each in self._of(at)] for at in self.run.inner]
+        same = ({each for each in alike if each is not None} for alike in zip(*ends, strict=True))
+        return all(len(each) < 2 for each in same)
+
+    def _of(self, at: int) -> list[Held]:
+        """Returns the memory of the block at a place."""
+        return [each for each in self.step.memory if self.places.get(each.block) == at]
+
+    def _since_end(self, held: Held) -> int | None:
+        end = held.allocation.end
+        point = None if end is None else self.point(end)
+        return point.since if point is not None and point.at in self.run.inner else None
+
+    def _signature(self, at: int) -> Hashable:
+        """Returns all that a block does, without its name; None if it cannot repeat."""
+        name = self.run.traced[at - 1]
+        parts = tuple((each.turn, each.length) for each in self.parts if each.at == at)
+        operators: Counter[Hashable] = Counter()
+        for each in self.step.operators:
+            if each.block == name:
+                operators[attrs.evolve(each.work, times=1)] += each.work.times
+            elif name in dict(each.shares):
+                operators[each.work, dict(each.shares)[name]] += 1
+        collectives = tuple(
+            (self._since(each.time, at), each.below(name, ""))
+            for each in self.step.collectives
+            if each.block == name
+        )
+        memory = [self._of_memory(each, at) for each in self._of(at)]
+        joined = (dict(each.shares) for each in self.step.memory)
+        shared = tuple(each[name] for each in joined if name in each)
+        if None in memory:
+            return None
+        return parts, frozenset(operators.items()), collectives, tuple(memory), shared
+
+    def _of_memory(self, held: Held, at: int) -> Hashable:
+        """Returns a piece of memory of the block at a place, relative to it."""
+        one, end, name = held.allocation, held.allocation.end, self.run.traced[at - 1]
+        stored = held.stored and attrs.evolve(held.stored, path="")  # it has the name of the block
+        what = one.kind, one.bytes, stored, held.sum_of.removeprefix(name), held.shares
+        begin = self._since(one.begin, at)
+        if end is None:
+            return what, begin
+        point = self.point(end)
+        if not point.at:
+            return what, begin, point.turn
+        distance = point.at - at
+        return None if abs(distance) > self.run.reach else (what, begin, distance, point.turn)
+
+    def _since(self, time: int, at: int) -> tuple[int, int] | int:
+        point = self.point(time)
+        return (point.turn, point.since) if point.at == at else point.turn

@@ -1,0 +1,175 @@
+"""Events of a step, as one rank runs it: operators, collectives, and the memory that they take.
+
+An event may belong to a block: a layer that repeats. The time is a count of events.
+"""
+
+from math import prod
+
+import attrs
+
+from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.layout import Layout
+from shardcore.domain.memory import Allocation
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.spec import DimSpec
+
+# The time between two events: what is added to a trace fits between them.
+TICK = 64
+
+
+@attrs.frozen
+class Work:
+    """Equal operators of a step, on this rank's shards.
+
+    Args:
+        operator: The operator: "aten.mm.default".
+        dtype: The dtype in which it computes.
+        flops: The operations of a matrix product, a convolution or an attention; else 0.
+        bytes: The bytes that it reads and writes: its operands and its results.
+        updates: Whether it belongs to the update of the optimizer.
+        times: The number of such operators.
+    """
+
+    operator: str
+    dtype: str
+    flops: int
+    bytes: int
+    updates: bool
+    times: int = 1
+
+
+@attrs.frozen
+class Stored:
+    """A tensor of a variable: its value, its gradient, or a state of the optimizer.
+
+    Args:
+        path: The path of the variable.
+        shape: Its global shape.
+        spec: Its storage layout.
+        itemsize: The bytes of one element.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    spec: tuple[DimSpec, ...]
+    itemsize: int
+
+    def bytes_on(self, mesh: Mesh) -> int:
+        """Returns the bytes of the first rank, which has most.
+
+        Example:
+            >>> kernel = Stored("kernel", (6, 2), ("data", None), 4)
+            >>> kernel.bytes_on(Mesh((2,), ("data",))), kernel.bytes_on(Mesh((4,), ("data",)))
+            (24, 16)
+        """
+        return prod(Layout(mesh, self.spec).local_shape(self.shape, rank=0)) * self.itemsize
+
+
+@attrs.frozen
+class Place:
+    """A part of the step, up to the next one.
+
+    Args:
+        begin: Its first time.
+        block: The path of the block that runs; empty outside of all.
+    """
+
+    begin: int
+    block: str = ""
+
+
+@attrs.frozen
+class Operators:
+    """Equal operators of one block.
+
+    Args:
+        work: What they do.
+        block: Their block; empty if they belong to none, or to several.
+        shares: Of operators of several blocks, the bytes by block.
+    """
+
+    work: Work
+    block: str = ""
+    shares: tuple[tuple[str, int], ...] = ()
+
+
+@attrs.frozen
+class Started:
+    """A collective.
+
+    Args:
+        facts: The facts about it, with mesh axes and without processes.
+        time: The time.
+        block: Its block.
+        dtype: The dtype of its operands.
+        shares: Of one with operands of several blocks, the bytes by block.
+    """
+
+    facts: Facts
+    time: int
+    block: str = ""
+    dtype: str = ""
+    shares: tuple[tuple[str, int], ...] = ()
+
+    def below(self, block: str, other: str) -> "Started":
+        """Returns that of a block as that of an equal one, at no time."""
+        facts = attrs.evolve(
+            self.facts,
+            layer=_below(self.facts.layer, block, other),
+            variable=self.facts.variable and _below(self.facts.variable, block, other),
+            reduced=tuple(_below(each, block, other) for each in self.facts.reduced),
+        )
+        return attrs.evolve(self, facts=facts, time=0, block=other)
+
+
+@attrs.frozen
+class Held:
+    """A piece of memory.
+
+    Args:
+        allocation: Its size, and when it is held.
+        block: Its block.
+        stored: The tensor of a variable that it is, None for another one.
+        sum_of: The path of the variable whose gradient's all-reduce allocates it; empty for others.
+        shares: Of a tensor that joins those of several blocks, the bytes by block.
+    """
+
+    allocation: Allocation
+    block: str = ""
+    stored: Stored | None = None
+    sum_of: str = ""
+    shares: tuple[tuple[str, int], ...] = ()
+
+    def below(self, block: str, other: str) -> "Held":
+        """Returns that of a block as that of an equal one."""
+        stored, sum_of = self.stored, _below(self.sum_of, block, other)
+        if stored is not None:
+            stored = attrs.evolve(stored, path=_below(stored.path, block, other))
+        return attrs.evolve(self, block=other, stored=stored, sum_of=sum_of)
+
+
+@attrs.frozen
+class TracedStep:
+    """A step as the first rank of a small mesh runs it; each gradient is all-reduced by itself.
+
+    Args:
+        mesh: The small mesh.
+        operators: The operators, in no order.
+        collectives: The collectives, in order.
+        memory: The memory.
+        places: The parts of the step, in order.
+        end_of_pass: The time at which the backward pass waits for the gradients.
+    """
+
+    mesh: Mesh
+    operators: tuple[Operators, ...]
+    collectives: tuple[Started, ...]
+    memory: tuple[Held, ...]
+    places: tuple[Place, ...] = (Place(0),)
+    end_of_pass: int = 0
+
+
+def _below(path: str, block: str, other: str) -> str:
+    """Returns a path in a block as it is in another one."""
+    is_in = path == block or path.startswith(f"{block}/")
+    return other + path[len(block) :] if is_in else path
