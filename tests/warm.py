@@ -22,7 +22,7 @@ from pathlib import Path
 
 import keras
 
-from shardcore.adapters.forked_ranks import free_port
+from shardcore.adapters.job.forked_ranks import free_port
 
 Words = Sequence[str | os.PathLike[str]]
 

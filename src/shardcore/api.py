@@ -149,7 +149,7 @@ def explain(model: KerasModel, batch: object, step: str = "train") -> Explanatio
         >>> shardcore.explain(model, (x, y)).summary()
         'Nothing is moved between ranks: the mesh is of one device.'
     """
-    from shardcore.adapters.traffic import StepTracer
+    from shardcore.adapters.measurement.traffic import StepTracer
     from shardcore.binding.inspection.explain import explain_model
 
     return explain_model(model, batch, step, _sessions(), StepTracer)
@@ -304,7 +304,7 @@ def launch(function: Callable[..., ResultT], devices: int, *args: object) -> lis
         >>> shardcore.launch(lambda base: base + 1, 2, 10)
         [11, 11]
     """
-    from shardcore.adapters import forked_ranks
+    from shardcore.adapters.job import forked_ranks
 
     forked_ranks.check_parent()
     case = forked_ranks.Case(lambda rank: function(*args), (), None, init=False)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from shardcore.adapters import exchange
+from shardcore.adapters.job import exchange
 from shardcore.testing import run_ranks
 
 

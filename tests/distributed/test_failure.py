@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from shardcore.adapters.failure import FailureWatch
-from shardcore.adapters.forked_ranks import free_port
+from shardcore.adapters.failure.watch import FailureWatch
+from shardcore.adapters.job.forked_ranks import free_port
 from shardcore.testing import run_ranks
 from tests import warm
 
 PROGRAM = """
 import os, signal, sys, time
 import torch, torch.distributed as dist
-from shardcore.adapters import process_group
-from shardcore.adapters.failure import FailureWatch
+from shardcore.adapters.job import process_group
+from shardcore.adapters.failure.watch import FailureWatch
 from shardcore.domain.job import resolve_job
 
 failing, how, meanwhile, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]

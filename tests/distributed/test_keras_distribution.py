@@ -9,7 +9,7 @@ import torch.distributed as dist
 from keras import distribution as kd
 
 import shardcore
-from shardcore.adapters.forked_ranks import free_port
+from shardcore.adapters.job.forked_ranks import free_port
 from shardcore.domain.errors import EnvironmentProblem, LayoutError, MeshError, RuleError
 from shardcore.testing import run_ranks
 

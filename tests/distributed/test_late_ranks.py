@@ -11,7 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters import exchange, heartbeats, torch_private
+from shardcore.adapters import torch_private
+from shardcore.adapters.failure import heartbeats
+from shardcore.adapters.job import exchange
 from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.programs import distribute
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 import shardcore
-from shardcore.adapters import rates
+from shardcore.adapters.measurement import rates
 from shardcore.bootstrap import measuring
 from shardcore.domain.cost import BETWEEN_HOSTS, WITHIN_A_HOST
 from shardcore.domain.errors import MachineError

@@ -62,7 +62,7 @@ def estimated(build, mesh, policy, batch):
 
 def measured(_):
     """Returns what a rank keeps and the most of an eager step, in each case; of captured steps."""
-    return [_measured(*case) for case in CASES], [_captured(*case) for case in CASES[:2]]
+    return [_measured(*case) for case in CASES], [_captured(*CASES[0])]
 
 
 def _captured(build, mesh, policy):
@@ -96,7 +96,7 @@ def test_the_estimate_is_what_torch_allocates_on_a_rank():
         step = report.step_peak - report.kept - report.step["batch"]
         assert report.kept == pytest.approx(stored, abs=64)
         assert step == pytest.approx(allocated, rel=0.1)
-        if captured:  # of the first cases
+        if captured:  # of the first case
             assert 0.8 * step < captured.pop(0) < step
 
 

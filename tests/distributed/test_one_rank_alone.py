@@ -11,7 +11,8 @@ import torch.distributed as dist
 from keras import layers
 
 import shardcore
-from shardcore.adapters import exchange, place
+from shardcore.adapters.failure import place
+from shardcore.adapters.job import exchange
 from shardcore.domain.errors import RankMismatchError
 from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.programs import distribute

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters import exchange, process_group
-from shardcore.adapters.forked_ranks import free_port
+from shardcore.adapters.job import exchange, process_group
+from shardcore.adapters.job.forked_ranks import free_port
 from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job, resolve_job
@@ -145,7 +145,7 @@ def test_a_port_that_accepts_and_never_answers_is_an_error_after_the_timeout():
 BUSY_AT_THE_END = """
 import ctypes, hashlib, os, time
 import torch, torch.distributed as dist
-from shardcore.adapters import exchange, process_group
+from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.job import resolve_job
 

@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import os, signal, sys, time
-from shardcore.adapters import exchange, process_group
+from shardcore.adapters.job import exchange, process_group
 from shardcore.domain.job import resolve_job
 
 rank, first = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"

@@ -6,7 +6,7 @@ several over gloo. With several GPUs a test of as many ranks runs over NCCL.
 
 import torch
 
-from shardcore.adapters import process_group
+from shardcore.adapters.job import process_group
 from shardcore.domain.job import Job
 
 

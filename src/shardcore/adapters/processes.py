@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import attrs
 import torch.distributed as dist
 
-from shardcore.adapters import cores, exchange, process_group
-from shardcore.adapters.failure import FailureWatch
+from shardcore.adapters.failure.watch import FailureWatch
+from shardcore.adapters.job import cores, exchange, process_group
 from shardcore.domain.errors import EnvironmentProblem, RankMismatchError, ShardcoreError
 from shardcore.domain.job import resolve_job
 

@@ -122,7 +122,7 @@ def uninstall() -> None:
 
 def simulate(ranks: int) -> None:
     """Makes this process rank 0 of simulated ranks, before it joins a job."""
-    from shardcore.adapters import process_group
+    from shardcore.adapters.job import process_group
 
     process_group.simulate(ranks)
 

@@ -23,7 +23,7 @@ def estimate_memory(plan: "Plan", build: Callable[[], Any], batch: object) -> Me
             step fails without values.
         StrategyError: If the model is not compiled, or the batch is none.
     """
-    from shardcore.adapters import forked_ranks, process_group
+    from shardcore.adapters.job import forked_ranks, process_group
 
     if not hasattr(plan, "distribute"):
         raise PolicyError(f"Expected a plan of shardcore.plan(), got {plan!r}.")
@@ -58,9 +58,9 @@ def estimate_memory(plan: "Plan", build: Callable[[], Any], batch: object) -> Me
     return found
 
 
-def _estimate(build: Callable[[], Any], batch: Any, policy: str) -> MemoryReport:
+def _estimate(build: Callable[[], Any], batch: object, policy: str) -> MemoryReport:
     """Returns the memory under the distribution that is set."""
-    from shardcore.adapters.memory import StepMemory
+    from shardcore.adapters.measurement.memory import StepMemory
     from shardcore.binding.inspection import memory
 
     sessions = bootstrap.installation().binding.sessions

@@ -21,7 +21,7 @@ def measure(name: str) -> Machine:
         EnvironmentProblem: If shardcore is not installed.
         MachineError: If the hosts have different numbers of ranks.
     """
-    from shardcore.adapters import rates
+    from shardcore.adapters.measurement import rates
 
     processes = bootstrap.installation().processes
     processes.initialize()

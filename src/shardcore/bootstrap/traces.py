@@ -81,7 +81,7 @@ def steps(
         PolicyError: If the model or its step fails without values, or this process cannot be
             forked for it.
     """
-    from shardcore.adapters import cores, forked_ranks, process_group
+    from shardcore.adapters.job import cores, forked_ranks, process_group
 
     if process_group.is_started():
         raise PolicyError(
@@ -125,8 +125,8 @@ def _steps(job: Job, request: TraceRequest, machine: Machine, facts: LayerFacts)
 
 def _trace(job: Job, request: TraceRequest, machine: Machine, facts: LayerFacts) -> TracedStep:
     """Returns the trace of a step on a small mesh, without the copied blocks."""
-    from shardcore.adapters.step_tape import StepTape
-    from shardcore.adapters.traffic import StepTracer
+    from shardcore.adapters.measurement.step_tape import StepTape
+    from shardcore.adapters.measurement.traffic import StepTracer
     from shardcore.binding.inspection.traced_step import Blocks, trace_step
     from shardcore.binding.planning.make_plan import plan_of
 

@@ -41,6 +41,6 @@ def run_ranks(
         >>> run_ranks(lambda rank, base: base + rank, 2, 10, init=False)
         [10, 11]
     """
-    from shardcore.adapters import forked_ranks
+    from shardcore.adapters.job import forked_ranks
 
     return forked_ranks.run(forked_ranks.Case(fn, args, timeout, init), world_size)

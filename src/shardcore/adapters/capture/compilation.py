@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters import heartbeats, torch_private
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import needs_of, with_needs
 from shardcore.adapters.capture.generated import function_of, graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
 from shardcore.adapters.capture.tape import Call, Literals, Tape, numbered, values
+from shardcore.adapters.failure import heartbeats
 from shardcore.domain.capture import NotCaptured
 
 logger = logging.getLogger("shardcore.capture")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import attrs
 
-from shardcore.adapters import process_group
 from shardcore.adapters.checkpoints import folders, safetensors
+from shardcore.adapters.job import process_group
 from shardcore.domain.checkpoints.index import StoredFile
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import Commit, Content

@@ -9,9 +9,10 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters import process_group, torch_private
+from shardcore.adapters import torch_private
 from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor, contiguous_strides
+from shardcore.adapters.job import process_group
 from shardcore.domain.cost import Costs
 from shardcore.domain.layout import Layout
 from shardcore.ports.world import World

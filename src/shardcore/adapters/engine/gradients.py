@@ -13,7 +13,7 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves import waiting
 from shardcore.adapters.engine.moves.redistribution import in_layout
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.threads import check_thread
+from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.gradient_buckets import BUCKET_BYTES
 from shardcore.domain.layout import Layout

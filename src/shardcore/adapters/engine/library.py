@@ -11,7 +11,6 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters import exchange, process_group
 from shardcore.adapters.engine import differentiable, gradients, redistributed
 from shardcore.adapters.engine.engine import Engine, TensorClasses, process_groups
 from shardcore.adapters.engine.moves.gathering import GATHERED_BYTES, gathered_in_pieces
@@ -19,7 +18,8 @@ from shardcore.adapters.engine.moves.redistribution import full, in_layout, redu
 from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import shard_beside
-from shardcore.adapters.threads import communicating
+from shardcore.adapters.job import exchange, process_group
+from shardcore.adapters.job.threads import communicating
 from shardcore.domain.cost import Costs, Link, links_of
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.gradient_buckets import BUCKET_BYTES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from shardcore.adapters import exchange
+from shardcore.adapters.job import exchange
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Replicate
 

@@ -30,10 +30,10 @@ class Operator(Protocol):
     def __hash__(self) -> int:
         """Returns the hash of its identity."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Runs the operator."""
 
-    def decompose(self, *args: Any, **kwargs: Any) -> Any:
+    def decompose(self, *args: object, **kwargs: object) -> Any:
         """Runs a composite operator by others."""
 
     def has_kernel_for_dispatch_key(self, key: torch.DispatchKey) -> bool:

@@ -31,7 +31,7 @@ class Signature:
     sizes: tuple[Any, ...]
 
     @classmethod
-    def of(cls, data: Any, session: Session | None, mode: Any) -> "Signature":
+    def of(cls, data: object, session: Session | None, mode: Any) -> "Signature":
         """Returns the signature of a batch.
 
         Args:
@@ -42,7 +42,7 @@ class Signature:
         seen: list[Any] = []
         sizes: list[Any] = []
 
-        def kind_of(leaf: Any) -> Any:
+        def kind_of(leaf: object) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             layout = None if session is None else session.strategy.layout(leaf)

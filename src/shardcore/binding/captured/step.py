@@ -66,7 +66,12 @@ class CapturedStep:
     _last: LastRun | None = attrs.field(default=None, init=False)  # None after an eager step
 
     def __call__(
-        self, step: Step, data: Any, session: Session | None, mode: str = "", follows: bool = False
+        self,
+        step: Step,
+        data: object,
+        session: Session | None,
+        mode: str = "",
+        follows: bool = False,
     ) -> Any:
         """Returns what `step` returns for the distributed batch `data`: a nest of plain tensors.
 
@@ -107,7 +112,7 @@ class CapturedStep:
         return None if found is None else self._outputs(last.entry, *found, last.program)
 
     def _outputs(
-        self, entry: CacheEntry, outputs: Any, program: Program, before: Program | None
+        self, entry: CacheEntry, outputs: object, program: Program, before: Program | None
     ) -> Any:
         """Returns the outputs of a run, and notes it; `before` has made what it ran on."""
         self._last = LastRun(entry, program, program is before)
@@ -128,7 +133,7 @@ class CapturedStep:
             and not keras_private.is_own_step(self.trainer, self.name)
         )
 
-    def _entry(self, data: Any, session: Session | None, mode: str) -> CacheEntry | None:
+    def _entry(self, data: object, session: Session | None, mode: str) -> CacheEntry | None:
         """Returns what is known of batches like `data`; None where there are too many kinds."""
         signature = Signature.of(data, session, (mode, self.trainer.training))
         entry = self._entries.get(signature)
@@ -157,7 +162,7 @@ class CapturedStep:
         if entry.progress.is_unstable:
             entry.unstable = f"{change} changes again and again: {_KEEP}"
 
-    def _record(self, entry: CacheEntry, step: Step, data: Any, session: Session | None) -> Any:
+    def _record(self, entry: CacheEntry, step: Step, data: object, session: Session | None) -> Any:
         """Runs the step eagerly and records it; makes a program if it ran like that before."""
         # Either may be so on one rank alone, and a step that is recorded starts other collectives.
         unstable, profiled = zip(*gathered((entry.unstable, is_profiled()), session), strict=True)

@@ -43,13 +43,13 @@ def write_file(path: str, write: Callable[[str], Any]) -> None:
 
 
 @contextmanager
-def written_anew(path: str) -> Iterator[TextIO]:
+def atomically_written(path: str) -> Iterator[TextIO]:
     """Opens a text file that gets its name when it is closed and complete.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with written_anew(f"{folder}/a.json") as file:
+        ...     with atomically_written(f"{folder}/a.json") as file:
         ...         _ = file.write("{}")
         ...     os.listdir(folder)
         ['a.json']

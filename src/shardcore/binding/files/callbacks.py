@@ -13,7 +13,7 @@ from keras.callbacks import Callback, ProgbarLogger
 from shardcore.binding import keras_private
 from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
-from shardcore.binding.files.atomic import written_anew
+from shardcore.binding.files.atomic import atomically_written
 from shardcore.binding.types import Original
 from shardcore.domain.errors import StrategyError
 
@@ -74,7 +74,7 @@ class OneWriter:
         if not _is_other_rank(self.sessions) or not set(mode) & set("wax+"):
             is_renamed = self.is_renamed and mode == "w" and not keras_private.is_remote(path)
             if is_renamed and self.sessions.are_served():
-                return written_anew(path)
+                return atomically_written(path)
             return self.file_utils.File(path, mode)
         if "r" not in mode:
             return open(os.devnull, mode)

@@ -31,7 +31,7 @@ def save_model(
     model: Model,
     filepath: FilePath,
     zipped: bool = True,
-    **options: Any,
+    **options: object,
 ) -> None:
     """Replaces `saving_lib.save_model`, called on every rank."""
     write = partial(original, model, zipped=zipped, **options)

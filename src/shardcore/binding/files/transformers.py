@@ -45,7 +45,7 @@ class TransformersExport:
         return {name: keras_private.around(each) for name, each in functions.items()}
 
     def _export(
-        self, original: Original, model: Model, path: FilePath, *args: Any, **kwargs: Any
+        self, original: Original, model: Model, path: FilePath, *args: object, **kwargs: object
     ) -> None:
         """Exports a model, or its backbone."""
         session = sharding(model, self.sessions)
@@ -61,7 +61,7 @@ class TransformersExport:
         finally:
             self.writes = None
 
-    def _tokenizer(self, original: Original, tokenizer: Any, path: FilePath) -> None:
+    def _tokenizer(self, original: Original, tokenizer: object, path: FilePath) -> None:
         """Exports a tokenizer, which is the same on all ranks."""
         if self.writes is None and self.sessions.processes.world_size > 1:
             work = partial(original, tokenizer, path)
@@ -69,7 +69,7 @@ class TransformersExport:
         elif self.writes is not False:
             original(tokenizer, path)
 
-    def _open(self, original: Original, file: FilePath, mode: str = "r", **options: Any) -> Any:
+    def _open(self, original: Original, file: FilePath, mode: str = "r", **options: object) -> Any:
         """Opens a file; ranks ask if one has failed, before they gather the values of variables."""
         opened = original(os.devnull if self.writes is False else file, mode, **options)
         if self.writes is None or "b" not in mode:

@@ -85,7 +85,7 @@ def may_capture(
     )
 
 
-def _is_like_others(given: Any, session: Session | None) -> bool:
+def _is_like_others(given: object, session: Session | None) -> bool:
     """Whether arguments are tensors and numbers, of which each rank has all rows or its own."""
     leaves = keras_private.leaves(given)
     if not all(isinstance(each, (torch.Tensor, *PLAIN)) for each in leaves):
@@ -96,9 +96,9 @@ def _is_like_others(given: Any, session: Session | None) -> bool:
     return all(session.strategy.owns(each) for each in leaves if isinstance(each, torch.Tensor))
 
 
-def _as_tensor(leaf: Any) -> Any:
+def _as_tensor(leaf: object) -> Any:
     return keras.ops.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
-def _reduced(leaf: Any, session: Session | None) -> Any:
+def _reduced(leaf: object, session: Session | None) -> Any:
     return reduced(leaf, session) if isinstance(leaf, torch.Tensor) else leaf

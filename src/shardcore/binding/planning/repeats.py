@@ -84,7 +84,7 @@ def _is_like(one: object, other: KerasTensor) -> bool:
     return isinstance(one, KerasTensor) and one.shape == other.shape and one.dtype == other.dtype
 
 
-def _are_same(some: Any, others: Any) -> bool:
+def _are_same(some: object, others: object) -> bool:
     """Returns whether two calls have the same tensors, and equal other arguments."""
     pairs = zip(keras.tree.flatten(some), keras.tree.flatten(others), strict=False)
     return len(keras.tree.flatten(some)) == len(keras.tree.flatten(others)) and all(
@@ -97,9 +97,9 @@ def _are_same(some: Any, others: Any) -> bool:
 class Equality:
     """Compares what two layers hold: configuration, layers, variables and functions, not values."""
 
-    _pairs: dict[int, tuple[Any, Any]] = attrs.field(factory=dict, init=False)
+    _pairs: dict[int, tuple[object, object]] = attrs.field(factory=dict, init=False)
 
-    def holds(self, one: Any, other: Any) -> bool:
+    def holds(self, one: object, other: object) -> bool:
         """Returns whether a step does the same with `one` as with `other`."""
         if one is other:
             return True
@@ -128,7 +128,7 @@ class Equality:
         """Returns whether two lists are equal, member by member."""
         return len(some) == len(others) and all(map(self.holds, some, others))
 
-    def _of_attributes(self, one: Any, other: Any) -> bool:
+    def _of_attributes(self, one: object, other: object) -> bool:
         if not hasattr(one, "__dict__"):
             return bool(one == other)
         mine, its = vars(one), vars(other)

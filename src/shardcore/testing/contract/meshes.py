@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from shardcore.adapters import process_group
+from shardcore.adapters.job import process_group
 from shardcore.bootstrap import plugins
 from shardcore.domain.errors import ShardcoreError
 from shardcore.domain.mesh import Mesh

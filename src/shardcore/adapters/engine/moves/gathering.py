@@ -8,7 +8,7 @@ import torch
 from shardcore.adapters.engine.moves.steps import padded, peers_of
 from shardcore.adapters.engine.moves.waiting import wait
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.threads import check_thread
+from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.layout import Layout
 from shardcore.domain.pieces import pieces

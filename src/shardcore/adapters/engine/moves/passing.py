@@ -10,7 +10,7 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.steps import peers_of
 from shardcore.adapters.engine.moves.waiting import wait
 from shardcore.adapters.engine.tensor import Form
-from shardcore.adapters.threads import check_thread
+from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.layout import Layout
 from shardcore.ports.trace_context import Move, redistribution_scope

@@ -10,7 +10,7 @@ from shardcore.adapters.engine import redistributed
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.steps import STEPS
 from shardcore.adapters.engine.tensor import Form, ShardedTensor, contiguous_strides
-from shardcore.adapters.threads import check_thread
+from shardcore.adapters.job.threads import check_thread
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial
 from shardcore.domain.redistribution import Step, plan

@@ -2,8 +2,8 @@
 
 import torch
 
-from shardcore.adapters import heartbeats
 from shardcore.adapters.capture.places import place
+from shardcore.adapters.failure import heartbeats
 from shardcore.adapters.torch_private import collectives
 
 

@@ -10,7 +10,7 @@ from shardcore.adapters.engine.moves.steps import exchanged
 from shardcore.adapters.engine.plans.task import Operand, Operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view
-from shardcore.adapters.threads import check_thread
+from shardcore.adapters.job.threads import check_thread
 from shardcore.domain.layout import Layout
 from shardcore.domain.segments import Exchange, ranges_of
 from shardcore.ports.trace_context import Move, redistribution_scope

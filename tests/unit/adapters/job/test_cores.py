@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from shardcore.adapters import cores, exchange, process_group
+from shardcore.adapters.job import cores, exchange, process_group
 
 
 @pytest.fixture

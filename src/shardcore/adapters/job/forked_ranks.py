@@ -229,7 +229,7 @@ def _become_rank(case: Case[Any], place: _Place, rank: int) -> None:
     if not case.init and "torch" not in sys.modules:
         return
     # Here, as only this needs torch.
-    from shardcore.adapters import exchange, process_group
+    from shardcore.adapters.job import exchange, process_group
 
     process_group.single_threaded()
     if case.init:

@@ -36,7 +36,7 @@ def work_of(operator: torch_private.Operator, operands: Any, result: Any, update
     return Work(str(operator), dtype_of((operands, result)), flops, moved, updates)
 
 
-def touched(operator: torch_private.Operator, operands: Any, result: Any) -> list[torch.Tensor]:
+def touched(operator: torch_private.Operator, operands: Any, result: object) -> list[torch.Tensor]:
     """Returns the tensors that an operator reads and writes; written operands come twice."""
     args, kwargs = operands
     read = _once((args, kwargs))
@@ -46,7 +46,7 @@ def touched(operator: torch_private.Operator, operands: Any, result: Any) -> lis
     return [*read, *written, *made]
 
 
-def _once(nest: Any) -> list[torch.Tensor]:
+def _once(nest: object) -> list[torch.Tensor]:
     """Returns the tensors in a structure, those with the same elements once."""
     return list({_elements(each): each for each in tensors_in(nest)}.values())
 
@@ -61,14 +61,14 @@ def size_of(tensor: torch.Tensor) -> int:
     return int(min(tensor.nbytes, tensor.untyped_storage().nbytes()))
 
 
-def dtype_of(nest: Any) -> str:
+def dtype_of(nest: object) -> str:
     """Returns the dtype in which an operator computes: that of its first floating tensor."""
     tensors = tensors_in(nest)
     floating = (each for each in tensors if each.dtype.is_floating_point)
     return str(next(floating, tensors[0]).dtype).removeprefix("torch.")
 
 
-def tensors_in(nest: Any) -> list[torch.Tensor]:
+def tensors_in(nest: object) -> list[torch.Tensor]:
     """Returns the tensors of a nested structure that have elements."""
     leaves = torch_private.tree_leaves(nest)
     return [each for each in leaves if isinstance(each, torch.Tensor) and each.numel()]

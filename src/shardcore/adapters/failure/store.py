@@ -7,7 +7,7 @@ import json
 
 from attrs import asdict, field, frozen, validators
 
-from shardcore.adapters.signed_store import SignedStore
+from shardcore.adapters.job.signed_store import SignedStore
 
 
 @frozen

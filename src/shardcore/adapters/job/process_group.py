@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters import start_name
+from shardcore.adapters.job import start_name
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from shardcore.adapters import exchange, process_group
+from shardcore.adapters.job import exchange, process_group
 
 logger = logging.getLogger("shardcore.install")
 

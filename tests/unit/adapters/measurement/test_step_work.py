@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shardcore.adapters.step_tape import StepTape
+from shardcore.adapters.measurement.step_tape import StepTape
 from shardcore.domain.mesh import Mesh
 
 MESH = Mesh((2,), ("data",))

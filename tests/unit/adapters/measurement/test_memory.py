@@ -2,7 +2,7 @@
 
 import torch
 
-from shardcore.adapters.memory import StepMemory
+from shardcore.adapters.measurement.memory import StepMemory
 from shardcore.domain.memory import highest
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters import process_group
+from shardcore.adapters.job import process_group
 from shardcore.domain.cost import Link, bytes_sent
 from shardcore.domain.machine import Speed
 

@@ -47,7 +47,7 @@ class _Running:
     """The outermost running operator on sharded tensors, and the number of fall-backs before it."""
 
     name: str
-    operands: Any
+    operands: object
     fallbacks: int
 
 

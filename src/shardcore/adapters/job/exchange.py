@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from attrs import frozen
 
-from shardcore.adapters import process_group, signed_store
-from shardcore.adapters.signed_store import SignedStore
+from shardcore.adapters.job import process_group, signed_store
+from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.domain.errors import RankMismatchError, ShardcoreError, StrategyError
 from shardcore.reporting.errors import say, user_line
 

@@ -4,7 +4,7 @@ import gc
 import threading
 import weakref
 
-from shardcore.adapters.place import Place
+from shardcore.adapters.failure.place import Place
 
 
 class Thing:

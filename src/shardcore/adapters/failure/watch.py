@@ -24,12 +24,13 @@ from types import TracebackType
 from typing import NoReturn
 from uuid import uuid4
 
-from shardcore.adapters import exchange, heartbeats, process_group
-from shardcore.adapters.failure_store import Failure, FailureStore
-from shardcore.adapters.host_process import HostProcess
-from shardcore.adapters.interrupt import Interrupt
-from shardcore.adapters.place import Here, Place
-from shardcore.adapters.signed_store import SignedStore
+from shardcore.adapters.failure import heartbeats
+from shardcore.adapters.failure.host_process import HostProcess
+from shardcore.adapters.failure.interrupt import Interrupt
+from shardcore.adapters.failure.place import Here, Place
+from shardcore.adapters.failure.store import Failure, FailureStore
+from shardcore.adapters.job import exchange, process_group
+from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.reporting.errors import say, strip_own_frames
 
 _POLL_SECONDS = 1.0

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from attrs import asdict, frozen
 
-from shardcore.adapters import exchange, process_group
-from shardcore.adapters.place import Here
-from shardcore.adapters.signed_store import SignedStore
+from shardcore.adapters.failure.place import Here
+from shardcore.adapters.job import exchange, process_group
+from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.domain.errors import RankMismatchError, ShardcoreError
 from shardcore.reporting.errors import user_line_in
 

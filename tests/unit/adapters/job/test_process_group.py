@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters import process_group
 from shardcore.adapters.engine.engine import process_groups
-from shardcore.adapters.process_group import seconds
+from shardcore.adapters.job import process_group
+from shardcore.adapters.job.process_group import seconds
 from shardcore.adapters.processes import TorchProcesses
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job

@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import step_work, torch_private
-from shardcore.adapters.memory import StepMemory
+from shardcore.adapters import torch_private
+from shardcore.adapters.measurement import step_work
+from shardcore.adapters.measurement.memory import StepMemory
 from shardcore.domain.explanation.reasons import Facts
 from shardcore.domain.memory import Allocation
 from shardcore.domain.mesh import Mesh
