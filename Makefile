@@ -26,9 +26,9 @@ PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/checkpoint_api.py src/shardcore/tensor_api.py \
 	src/shardcore/testing tests/unit/adapters tests/unit/binding tests/unit/gpu
 
-# Two tests at a time, and four of those on ranks: some compute while the ranks of others wait, or a compiler runs.
+# Two tests at a time, and three of those on ranks: one computes while the ranks of another wait, or a compiler runs.
 AT_A_TIME := -n 2 --dist worksteal
-RANKS_AT_A_TIME := -n 4 --dist worksteal
+RANKS_AT_A_TIME := -n 3 --dist worksteal
 
 # The distributed tests that are run under strategy manual too: they train, and take little time.
 UNDER_MANUAL := functions loops lora train_step views
