@@ -189,6 +189,11 @@ def test_a_sum_over_the_rows_of_a_batch_stays_pending_though_one_operand_is_not_
     assert words(choose(MATMUL, (turned, gradient), ((2, 64),))) == ["S(1)", "S(0)", "P(sum)"]
 
 
+def test_a_view_has_the_layout_of_its_tensor_not_of_a_copy():
+    copied = Placed((4, 6), Layout(PAIR, (None, None)), other=Layout(PAIR, (None, "model")))
+    assert words(choose(rule_of_text("a b -> b a"), (copied,))) == ["R", "R"]
+
+
 def test_an_operand_is_taken_from_where_it_costs_least():
     gradient, rows = placed((4, 6), (None, "model")), (8, 4)
 

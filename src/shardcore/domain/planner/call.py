@@ -134,12 +134,15 @@ class Call:
     def candidates(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
         """Yields the factors that `axis` may split, each with its cut.
 
-        These are the factors by which `axis` already splits an operand, or its copy.
+        These are the factors by which `axis` already splits an operand; of several operands, also
+        those by which it splits a copy. A single operand has no other to fit: its copy is left out,
+        so that a view has the layout of its tensor.
         """
         found = [
             (operand.weight, *each)
             for term, operand in self.terms
-            for layout in filter(None, (operand.layout, operand.other))
+            for layout in (operand.layout, operand.other if len(self.terms) > 1 else None)
+            if layout is not None
             if (each := self._factor_of(term, operand.shape, layout, axis))
             and not (operand.weight and self._meets_its_like(axis, term, operand, each[0]))
         ]
