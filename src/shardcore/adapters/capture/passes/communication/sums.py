@@ -14,9 +14,8 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import FAR, makers_of, needs_of
 from shardcore.adapters.capture.checks import check
 from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
+from shardcore.domain.gradient_buckets import BUCKET_BYTES
 
-# As in `DistributedDataParallel`: the latency of a collective is negligible.
-BUCKET_BYTES = 25 * 1024 * 1024
 # Fewer bytes go into one bucket: they take less time than the latency of a collective.
 SMALL_BYTES = 1024 * 1024
 # torch 2.13: the alignment of tensors on a CPU (c10::gAlignment); on a GPU it is a multiple of it.
