@@ -110,11 +110,11 @@ class ResultListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class _WithoutCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Replaces operators that torch 2.13 allocates memory for only where there are no values.
+class _WithoutUpdatesAndWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Skips operators that take no memory, but which torch 2.13 runs on copies without values.
 
-    Fused updates of optimizers, which write into operands and return nothing: it would allocate
-    all operands to run them. The wait for a collective, whose result is that of the collective.
+    Fused updates of optimizers write into operands and return nothing. The wait for a collective
+    returns its operand.
     """
 
     def __torch_dispatch__(
@@ -130,8 +130,8 @@ class _WithoutCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def without_values() -> Iterator[None]:
     """Opens a context in which operators give tensors with shapes, and compute nothing."""
-    copies = _WithoutCopies()  # type: ignore[no-untyped-call]
-    with FakeTensorMode(allow_non_fake_inputs=True), copies:
+    mode = _WithoutUpdatesAndWaits()  # type: ignore[no-untyped-call]
+    with FakeTensorMode(allow_non_fake_inputs=True), mode:
         yield
 
 
