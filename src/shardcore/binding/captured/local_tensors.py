@@ -1,4 +1,4 @@
-"""This rank's plain parts of tensors, in which a step hands them in and out."""
+"""Local shards of tensors, which a captured step takes and returns, and tensors made of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,8 +28,8 @@ def reduced(value: Any, session: Session | None) -> torch.Tensor:
     return session.strategy.activation(tensor, None)
 
 
-def apart(values: Sequence[Any], session: Session | None) -> tuple[list[Any], list[Form]]:
-    """Returns this rank's part of each tensor, with its form; what is no tensor as it is."""
+def to_local(values: Sequence[Any], session: Session | None) -> tuple[list[Any], list[Form]]:
+    """Returns the local shard and the form of each tensor; what is no tensor as it is, and None."""
     forms = [_form(each, session) for each in values]
     if session is None:
         return list(values), forms
@@ -39,13 +39,13 @@ def apart(values: Sequence[Any], session: Session | None) -> tuple[list[Any], li
     ], forms
 
 
-def joined(parts: Sequence[Any], forms: Sequence[Form], session: Session | None) -> list[Any]:
-    """Returns the values that were taken `apart`."""
-    return [_joined(*each, session) for each in zip(parts, forms, strict=True)]
+def from_local(shards: Sequence[Any], forms: Sequence[Form], session: Session | None) -> list[Any]:
+    """Returns the values of which `to_local` gave local shards and forms."""
+    return [_from_local(*each, session) for each in zip(shards, forms, strict=True)]
 
 
 def local_tensors(data: Any, session: Session | None) -> list[Any]:
-    """Returns this rank's plain tensors of a batch, in order."""
+    """Returns the local shards of the tensors of a batch, in order."""
     tensors = [leaf for leaf in keras_private.leaves(data) if isinstance(leaf, torch.Tensor)]
     if session is None:
         return tensors
@@ -59,8 +59,8 @@ def _form(value: Any, session: Session | None) -> Form:
     return None if session is None else session.strategy.layout(value), tuple(value.shape)
 
 
-def _joined(part: Any, form: Form, session: Session | None) -> Any:
+def _from_local(shard: Any, form: Form, session: Session | None) -> Any:
     if session is None or form is None or form[0] is None:
-        return part
+        return shard
     layout, shape = form
-    return session.join(part, layout, shape)
+    return session.join(shard, layout, shape)

@@ -19,7 +19,7 @@ from shardcore.binding.captured.cache import CacheEntry, LastRun, Signature
 from shardcore.binding.captured.closures import Closures
 from shardcore.binding.captured.functions import CalledFunctions, is_profiled, without_collection
 from shardcore.binding.captured.guard import PythonGuard
-from shardcore.binding.captured.parts import local_tensors
+from shardcore.binding.captured.local_tensors import local_tensors
 from shardcore.binding.context.rank_consistency import meet_changed
 from shardcore.binding.context.session import Session
 from shardcore.domain.capture import (
@@ -102,8 +102,8 @@ class CapturedStep:
         compared but the numbers that it reads.
 
         Args:
-            tensors: This rank's plain parts of what the last step made, and the other tensors of
-                its batch.
+            tensors: The local shards of what the last step made, and of the other tensors of its
+                batch.
         """
         last = self._last
         if last is None or not last.fits_itself:

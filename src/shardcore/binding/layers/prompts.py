@@ -15,7 +15,7 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.captured.closures import PLAIN
-from shardcore.binding.captured.parts import apart, joined, reduced
+from shardcore.binding.captured.local_tensors import from_local, reduced, to_local
 from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.ports.capture import StepCapture
@@ -64,12 +64,12 @@ class _Prompt:
         def step() -> Any:
             made = method(*given[0], **given[1])
             leaves = [_reduced(each, session) for each in keras_private.leaves(made)]
-            return *apart(leaves, session), keras_private.map_leaves(lambda _: 0, made)
+            return *to_local(leaves, session), keras_private.map_leaves(lambda _: 0, made)
 
         scope = nullcontext() if session is None else session.strategy.scope()
         with scope, self.sessions.working(self.model):
-            parts, forms, nest = self.captured(step, given, session)
-        return keras_private.packed(nest, joined(parts, forms, session))
+            shards, forms, nest = self.captured(step, given, session)
+        return keras_private.packed(nest, from_local(shards, forms, session))
 
 
 def may_capture(

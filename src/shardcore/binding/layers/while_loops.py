@@ -11,7 +11,14 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.captured.closures import Closures
-from shardcore.binding.captured.parts import Form, apart, full, joined, local_tensors, reduced
+from shardcore.binding.captured.local_tensors import (
+    Form,
+    from_local,
+    full,
+    local_tensors,
+    reduced,
+    to_local,
+)
 from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.layers.prompts import capture_prompts, may_capture
@@ -93,7 +100,7 @@ class _Loop:
         others = local_tensors(self.tensors, self.session)
         made: _Made | None = None
         while goes_on and (most is None or count < most):
-            # Variables stay apart as long as one program computes them: no code reads them then.
+            # As long as one program computes them, variables stay local shards: no code reads them.
             again = made and self.captured.again([*made[0], *others])
             made = again or self._next(self._joined(made, variables), follows=count > 0)
             goes_on, count = made[2], count + 1
@@ -108,7 +115,7 @@ class _Loop:
                 made = made if isinstance(made, tuple | list) else (made,)
                 tensors = [reduced(each, self.session) for each in keras_private.leaves(made)]
                 goes_on = self.cond(*keras_private.packed(variables, tensors))
-                return *apart(tensors, self.session), full(goes_on, self.session)
+                return *to_local(tensors, self.session), full(goes_on, self.session)
 
         with nullcontext() if self.session is None else self.session.strategy.scope():
             data = (variables, self.tensors)
@@ -119,10 +126,10 @@ class _Loop:
         """Returns the variables that were made, in the nesting of `variables`; these if none."""
         if made is None:
             return variables
-        parts, forms, _ = made
-        tensors = joined(parts, forms, self.session)
+        shards, forms, _ = made
+        tensors = from_local(shards, forms, self.session)
         return cast("Variables", keras_private.packed(variables, tensors))
 
 
-# The parts of the variables after an iteration, their forms, and whether to go on.
+# The local shards of the variables after an iteration, their forms, and whether to go on.
 _Made = tuple[list[Any], list[Form], Any]
