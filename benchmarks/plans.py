@@ -10,7 +10,7 @@ import attrs
 from benchmarks import cases
 from benchmarks.cases import Case
 from benchmarks.rows import Row
-from shardcore.domain.machine import Machine
+from shardcore.domain.machines.machine import Machine
 from shardcore.reporting.ranking import Priced
 from shardcore.testing import RankFailed, run_ranks
 

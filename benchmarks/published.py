@@ -14,7 +14,7 @@ from shardcore.bootstrap import machines, search
 from shardcore.bootstrap.repeats import Repeats, priced_steps
 from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.step_cost import cost_of
+from shardcore.domain.steps.cost import cost_of
 from shardcore.policies.candidates import Candidate
 
 LENGTH, VOCABULARY, KEY_HEADS = 8192, 128256, 8

@@ -5,8 +5,8 @@ Importing shardcore loads neither torch nor Keras; `install()` does.
 
 from typing import TYPE_CHECKING, Any
 
-from shardcore.domain.cost import Link
 from shardcore.domain.errors import ShardcoreError
+from shardcore.domain.machines.collective_cost import Link
 
 if TYPE_CHECKING:
     from shardcore.api import (

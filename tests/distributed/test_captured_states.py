@@ -1,4 +1,4 @@
-"""Steps of a real model go through every transition of `domain.capture`, and through no other."""
+"""Steps of a real model go through every transition of `steps.capture`, and through no other."""
 
 import cProfile
 import importlib
@@ -13,7 +13,7 @@ import torch
 
 from shardcore.adapters.capture.program import RecordedProgram, TapeCapture
 from shardcore.binding.captured.cache import CacheEntry
-from shardcore.domain.capture import TRANSITIONS, Event, RecordingsDiffer, State
+from shardcore.domain.steps.capture import TRANSITIONS, Event, RecordingsDiffer, State
 from shardcore.testing import run_ranks
 from tests.distributed.test_captured import (
     Spy,

@@ -59,7 +59,7 @@ RUN_ELSEWHERE = {
     "how-to/plugins.md": "below",
     "how-to/policies.md": "test_plan.py",
     "how-to/torch-modules.md": "test_torch_modules.py",
-    "reference/rules.md": "tests/unit/domain/test_paths.py",
+    "reference/rules.md": "tests/unit/domain/paths/test_paths.py",
     "reference/transitions.md": "tests/unit/domain/test_redistribution.py",
 }
 PAGES = sorted(

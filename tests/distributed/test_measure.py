@@ -7,8 +7,8 @@ import pytest
 import shardcore
 from shardcore.adapters.measurement import rates
 from shardcore.bootstrap import measuring
-from shardcore.domain.cost import BETWEEN_HOSTS, WITHIN_A_HOST
 from shardcore.domain.errors import MachineError
+from shardcore.domain.machines.collective_cost import BETWEEN_HOSTS, WITHIN_A_HOST
 from shardcore.testing import run_ranks
 
 

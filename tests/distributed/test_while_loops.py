@@ -8,7 +8,7 @@ from keras import layers, ops
 
 import shardcore
 from shardcore.binding import keras_private
-from shardcore.domain.capture import State
+from shardcore.domain.steps.capture import State
 from shardcore.testing import run_ranks
 from tests.distributed.programs import as_arrays, assert_close, distribute
 

@@ -9,7 +9,7 @@ from shardcore import bootstrap
 from shardcore.bootstrap import machines, planning, search
 from shardcore.bootstrap.traces import TraceRequest
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.machine import Machine
+from shardcore.domain.machines.machine import Machine
 from shardcore.reporting.ranking import Priced, Ranking
 
 NAME = "auto"

@@ -6,8 +6,8 @@ import tomllib
 from pathlib import Path
 
 from shardcore.domain.errors import MachineError
-from shardcore.domain.known_machines import known_machines
-from shardcore.domain.machine import Machine, machine_of
+from shardcore.domain.machines.known import known_machines
+from shardcore.domain.machines.machine import Machine, machine_of
 
 
 def find(name_or_file: str) -> Machine:

@@ -4,15 +4,15 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from shardcore import bootstrap
-from shardcore.domain.cost import BETWEEN_HOSTS, WITHIN_A_HOST, Link
 from shardcore.domain.errors import MachineError
-from shardcore.domain.machine import Machine, Speed
+from shardcore.domain.machines.collective_cost import BETWEEN_HOSTS, WITHIN_A_HOST, Link
+from shardcore.domain.machines.machine import Machine, Speed
 
 
 def measure(name: str) -> Machine:
     """Returns the description of this machine; where ranks differ, that of the slowest.
 
-    A link that no two ranks use is the default of `domain.cost`. A collective: all ranks call it.
+    A link that no two ranks use is a default of `collective_cost`. A collective: all ranks call it.
 
     Args:
         name: The name of the machine.

@@ -9,12 +9,12 @@ import attrs
 
 from shardcore.bootstrap import planning
 from shardcore.bootstrap.traces import Job, PlannedCandidate, TraceRequest, steps
-from shardcore.domain.gradient_buckets import BUCKET_BYTES
-from shardcore.domain.machine import Machine
+from shardcore.domain.machines.machine import Machine
 from shardcore.domain.paths.rules import PathRules
-from shardcore.domain.runs import Run
 from shardcore.domain.spec import DimSpec
-from shardcore.domain.traced_step import RankStep
+from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
+from shardcore.domain.steps.larger_mesh import RankStep
+from shardcore.domain.steps.runs import Run
 from shardcore.ports.model import LayerFacts
 
 logger = logging.getLogger("shardcore.plan")

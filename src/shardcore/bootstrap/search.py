@@ -10,9 +10,9 @@ from shardcore.bootstrap import planning
 from shardcore.bootstrap.repeats import Repeats, priced_steps
 from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.machine import Machine
+from shardcore.domain.machines.machine import Machine
 from shardcore.domain.paths.rules import PathRules
-from shardcore.domain.step_cost import cost_of
+from shardcore.domain.steps.cost import cost_of
 from shardcore.policies.candidates import Candidate, candidates
 from shardcore.ports.model import LayerFacts
 from shardcore.reporting.ranking import BATCH, MEMORY, PassedOver, Priced, Ranking

@@ -14,12 +14,12 @@ import attrs
 
 from shardcore import bootstrap
 from shardcore.domain.errors import PolicyError, ShardcoreError
-from shardcore.domain.machine import Machine
+from shardcore.domain.machines.machine import Machine
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.repeats import lengthened
-from shardcore.domain.runs import Run
-from shardcore.domain.step_events import TracedStep
-from shardcore.domain.traced_step import RankStep, step_on
+from shardcore.domain.steps.events import TracedStep
+from shardcore.domain.steps.larger_mesh import RankStep, step_on
+from shardcore.domain.steps.repeats import lengthened
+from shardcore.domain.steps.runs import Run
 from shardcore.policies.candidates import Candidate
 from shardcore.policies.rules import Planned
 from shardcore.ports.model import LayerFacts

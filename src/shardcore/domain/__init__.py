@@ -1,1 +1,1 @@
-"""Meshes, layouts, redistribution and rules as pure data. Every folder may import all of it."""
+"""Meshes, layouts, rules, steps and machines as pure data. Every folder may import all of it."""

@@ -26,7 +26,14 @@ from shardcore.domain.placements import (
     blocks_of,
     segments_of,
 )
-from shardcore.domain.spec import DimSpec, check_spec, entry_axes, spec_of, without_axes
+from shardcore.domain.spec import (
+    DimSpec,
+    check_spec,
+    entry_axes,
+    spec_of,
+    spec_of_placements,
+    without_axes,
+)
 
 PartialAxes: TypeAlias = tuple[tuple[str, ReduceOp], ...]
 
@@ -114,25 +121,10 @@ class Layout:
             raise LayoutError(
                 f"Mesh {mesh} takes {mesh.ndim} placements, one per axis, got {len(placements)}."
             )
-        split: list[tuple[str, ...]] = [()] * ndim
-        blocks: list[Blocks] = [1] * ndim
-        partial: dict[str, ReduceOp] = {}
-        for axis, placement in zip(mesh.axis_names, placements, strict=True):
-            if isinstance(placement, Shard):
-                if not -ndim <= placement.dim < ndim:
-                    raise LayoutError(
-                        f"Axis {axis!r} shards dim {placement.dim}, but the tensor has {ndim} dims."
-                    )
-                dim = placement.dim % ndim
-                if split[dim] and blocks[dim] != placement.block:
-                    raise LayoutError(
-                        f"Dim {dim} is split in blocks of {blocks[dim]} and of {placement.block}: "
-                        "all axes that split one dim have blocks of one size."
-                    )
-                split[dim], blocks[dim] = (*split[dim], axis), placement.block
-            elif isinstance(placement, Partial):
-                partial[axis] = placement.op
-        return cls(mesh, tuple(split), partial, tuple(blocks))
+        by_axis = dict(zip(mesh.axis_names, placements, strict=True))
+        spec, blocks = spec_of_placements(by_axis, ndim)
+        partial = {axis: each.op for axis, each in by_axis.items() if isinstance(each, Partial)}
+        return cls(mesh, spec, partial, blocks)
 
     @property
     def ndim(self) -> int:

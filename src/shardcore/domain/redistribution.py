@@ -2,8 +2,9 @@
 
 Every step is an edge in the graph of layouts, from the table `TRANSITIONS`. `plan` takes the
 cheapest path. A step costs the seconds in which a collective starts and each rank sends its bytes,
-for even shards (`domain.cost`). Only axes that must move do. An axis can leave a dim only as the
-last (minor) one that splits it, and enters a dim as the last: the pieces stay chunks of chunks.
+for even shards (`machines.collective_cost`). Only axes that must move do. An axis can leave a dim
+only as the last (minor) one that splits it, and enters a dim as the last: the pieces stay chunks of
+chunks.
 
 The bytes are those of bandwidth-optimal algorithms that forward nothing: a rank sends each other
 rank of its axis group the elements that this rank needs. Let the axis have `n` ranks, which hold
@@ -22,9 +23,9 @@ from typing import TypeAlias
 
 import attrs
 
-from shardcore.domain.cost import Costs, Kind
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
+from shardcore.domain.machines.collective_cost import Costs, Kind
 from shardcore.domain.placements import Partial, Placement, Replicate, Shard
 
 TRANSITIONS: dict[tuple[type[Placement], type[Placement]], Kind] = {

@@ -1,10 +1,10 @@
 """Specs: per tensor dim, the mesh axes that split it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from shardcore.domain.errors import LayoutError
-from shardcore.domain.placements import Blocks, segments_of
+from shardcore.domain.placements import Blocks, Placement, Shard, segments_of
 
 DimSpec: TypeAlias = str | tuple[str, ...] | None
 
@@ -27,6 +27,39 @@ def spec_of(value: Iterable[object]) -> tuple[DimSpec, ...]:
     if not isinstance(value, list | tuple):
         raise LayoutError(f"A spec is a tuple with one entry per tensor dim, got {value!r}.")
     return tuple(dim_spec(entry) for entry in value)
+
+
+def spec_of_placements(
+    placements: Mapping[str, Placement], ndim: int
+) -> tuple[tuple[DimSpec, ...], tuple[Blocks, ...]]:
+    """Returns the spec and the blocks of a tensor with `ndim` dims, by its placement on each axis.
+
+    A dim that several axes split is split in the order of `placements`.
+
+    Raises:
+        LayoutError: If a dim is out of range, or axes that split one dim have blocks of two sizes.
+
+    Example:
+        >>> spec_of_placements({"data": Shard(-1), "model": Shard(1)}, ndim=2)
+        ((None, ('data', 'model')), (1, 1))
+    """
+    split: list[tuple[str, ...]] = [()] * ndim
+    blocks: list[Blocks] = [1] * ndim
+    for axis, placement in placements.items():
+        if not isinstance(placement, Shard):
+            continue
+        if not -ndim <= placement.dim < ndim:
+            raise LayoutError(
+                f"Axis {axis!r} shards dim {placement.dim}, but the tensor has {ndim} dims."
+            )
+        dim = placement.dim % ndim
+        if split[dim] and blocks[dim] != placement.block:
+            raise LayoutError(
+                f"Dim {dim} is split in blocks of {blocks[dim]} and of {placement.block}: "
+                "all axes that split one dim have blocks of one size."
+            )
+        split[dim], blocks[dim] = (*split[dim], axis), placement.block
+    return spec_of(split), tuple(blocks)
 
 
 def entry_axes(entry: DimSpec) -> tuple[str, ...]:

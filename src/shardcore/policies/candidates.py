@@ -35,7 +35,7 @@ class Candidate:
     def small(self) -> Mesh:
         """The mesh with at most two ranks along each axis that splits the batch.
 
-        Its ranks do what those of the large mesh do with as many rows (`domain.traced_step`).
+        Its ranks do what those of the large mesh do with as many rows (`domain.steps.larger_mesh`).
         """
         few = [min(size, 2) for size in self.mesh.shape[: self.batch_ndim]]
         return Mesh((*few, *self.mesh.shape[self.batch_ndim :]), self.mesh.axis_names)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from shardcore.domain.explanation.reasons import Facts
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.step_events import Stored, TracedStep
+from shardcore.domain.steps.events import Stored, TracedStep
 from shardcore.ports.memory import MemoryTracer
 from shardcore.ports.types import TensorT_contra
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from shardcore.domain.memory import Allocation, Kind
+from shardcore.domain.steps.memory import Allocation, Kind
 from shardcore.ports.types import TensorT_contra
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import attrs
 from rich.table import Table
 
-from shardcore.domain.machine import Machine
+from shardcore.domain.machines.machine import Machine
 from shardcore.reporting.tables import Column, Shown, build, human_bytes
 
 COLUMNS = (Column("what"), Column("value", right=True), Column("and", right=True))

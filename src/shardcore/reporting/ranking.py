@@ -6,9 +6,9 @@ from typing import Any
 import attrs
 from rich.table import Table
 
-from shardcore.domain.machine import Machine
+from shardcore.domain.machines.machine import Machine
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.step_cost import StepCost
+from shardcore.domain.steps.cost import StepCost
 from shardcore.reporting.tables import Column, Shown, build, human_bytes
 
 # The number of candidates that the table has.

@@ -15,7 +15,7 @@ from shardcore.adapters.capture.constants import varying_memories
 from shardcore.adapters.capture.functions import generator_states, set_generator_states
 from shardcore.adapters.capture.rewriting import repeated
 from shardcore.adapters.capture.tape import Call, Literals, Read, Tape, Value, numbered
-from shardcore.domain.capture import GuardFailed, NotCaptured
+from shardcore.domain.steps.capture import GuardFailed, NotCaptured
 
 # The most bytes that a run may write before its last check: they are copied at each run.
 _MOST_BYTES = 64 * 2**20

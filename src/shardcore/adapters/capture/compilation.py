@@ -14,7 +14,7 @@ from shardcore.adapters.capture.generated import function_of, graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
 from shardcore.adapters.capture.tape import Call, Literals, Tape, numbered, values
 from shardcore.adapters.failure import heartbeats
-from shardcore.domain.capture import NotCaptured
+from shardcore.domain.steps.capture import NotCaptured
 
 logger = logging.getLogger("shardcore.capture")
 

@@ -7,7 +7,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.tape import Tape, numbered, values
-from shardcore.domain.capture import NotCaptured, RecordingsDiffer
+from shardcore.domain.steps.capture import NotCaptured, RecordingsDiffer
 
 
 def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:

@@ -10,7 +10,7 @@ from torch import fx
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.tape import Call, Literals, Number, Tape, Value, numbered, values
 from shardcore.adapters.failure import heartbeats
-from shardcore.domain.capture import GuardFailed
+from shardcore.domain.steps.capture import GuardFailed
 from shardcore.reporting.errors import CAPTURED
 
 

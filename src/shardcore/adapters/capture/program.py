@@ -14,7 +14,7 @@ from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.tape import Tape, Value, difference, values
-from shardcore.domain.capture import NotCaptured, RecordingsDiffer
+from shardcore.domain.steps.capture import NotCaptured, RecordingsDiffer
 from shardcore.ports.capture import Observer, Program, Recording, StartedCollective
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import attrs
 
-from shardcore.domain.checkpoints.dtypes import DTYPES
 from shardcore.domain.checkpoints.grid import Box, runs
-from shardcore.domain.checkpoints.index import StoredFile
+from shardcore.domain.checkpoints.index import DTYPES, StoredFile
 from shardcore.domain.errors import CheckpointError
 
 _HEADER_LIMIT = 100 * 2**20  # bytes, that of the package

@@ -13,8 +13,8 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor, contiguous_strides
 from shardcore.adapters.job import process_group
-from shardcore.domain.cost import Costs
 from shardcore.domain.layout import Layout
+from shardcore.domain.machines.collective_cost import Costs
 from shardcore.ports.world import World
 
 _PLANS = 16384

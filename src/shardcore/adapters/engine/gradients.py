@@ -15,9 +15,9 @@ from shardcore.adapters.engine.moves.redistribution import in_layout
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
-from shardcore.domain.gradient_buckets import BUCKET_BYTES
 from shardcore.domain.layout import Layout
 from shardcore.domain.spec import DimSpec, entry_axes
+from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
 from shardcore.ports.trace_context import gradients_apart_scope, reduction_scope
 
 GRADIENTS = "all_reduce of gradients"

@@ -20,11 +20,11 @@ from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import shard_beside
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.threads import communicating
-from shardcore.domain.cost import Costs, Link, links_of
 from shardcore.domain.errors import StrategyError
-from shardcore.domain.gradient_buckets import BUCKET_BYTES
 from shardcore.domain.layout import Layout
+from shardcore.domain.machines.collective_cost import Costs, Link, links_of
 from shardcore.domain.placements import Partial, Replicate
+from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
 from shardcore.ports.world import World
 
 

@@ -15,8 +15,8 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.tensor import Memory, ShardedTensor
-from shardcore.domain.gradient_buckets import BUCKET_BYTES
 from shardcore.domain.placements import Replicate
+from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
 
 
 @attrs.frozen(eq=False)

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters.job import process_group
-from shardcore.domain.cost import Link, bytes_sent
-from shardcore.domain.machine import Speed
+from shardcore.domain.machines.collective_cost import Link, bytes_sent
+from shardcore.domain.machines.machine import Speed
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SECONDS = 1.0  # of one measurement

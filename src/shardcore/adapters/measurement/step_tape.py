@@ -13,9 +13,8 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.measurement import step_work
 from shardcore.adapters.measurement.memory import StepMemory
 from shardcore.domain.explanation.reasons import Facts
-from shardcore.domain.memory import Allocation
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.step_events import (
+from shardcore.domain.steps.events import (
     TICK,
     Held,
     Operators,
@@ -25,7 +24,8 @@ from shardcore.domain.step_events import (
     TracedStep,
     Work,
 )
-from shardcore.domain.traced_step import is_sum
+from shardcore.domain.steps.larger_mesh import is_sum
+from shardcore.domain.steps.memory import Allocation
 
 Shares = tuple[tuple[str, int], ...]
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from shardcore.adapters import torch_private
-from shardcore.domain.step_events import Work
+from shardcore.domain.steps.events import Work
 
 # The operators that only allocate.
 _ALLOCATES = ("empty", "new_empty")

@@ -13,7 +13,7 @@ from torch import fx
 
 from shardcore.adapters.torch_private import collectives, pooling
 from shardcore.adapters.torch_private.collectives import collective_name, is_wait, runs_on_gloo
-from shardcore.domain.capture import NotCaptured
+from shardcore.domain.steps.capture import NotCaptured
 
 
 def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from shardcore.binding.context.session import Session
-from shardcore.domain.capture import Event
+from shardcore.domain.steps.capture import Event
 from shardcore.ports.capture import Program, Recording
 
 

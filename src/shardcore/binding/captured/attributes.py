@@ -24,7 +24,7 @@ from shardcore.binding.captured.closures import PLAIN, Closures
 from shardcore.binding.captured.contents import GuardedAttribute, Holder, Referent
 from shardcore.binding.captured.functions import CalledFunctions, Names, check_guarded, is_users
 from shardcore.binding.context.rank_consistency import variables_of
-from shardcore.domain.capture import NotCaptured
+from shardcore.domain.steps.capture import NotCaptured
 
 _PLAIN_TYPES = frozenset(PLAIN)
 CONTAINERS = (list, dict, set, deque)

@@ -11,7 +11,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.guard import PythonGuard
 from shardcore.binding.context.session import Session
-from shardcore.domain.capture import Event, GuardFailed, Progress, State
+from shardcore.domain.steps.capture import Event, GuardFailed, Progress, State
 from shardcore.ports.capture import Program, Recording
 
 # After so many runs recordings without a program are dropped: they hold copies of small tensors.

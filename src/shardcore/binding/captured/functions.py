@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from shardcore.domain.capture import NotCaptured
+from shardcore.domain.steps.capture import NotCaptured
 
 # Code of these packages reads nothing that changes between steps, but what `keras.config` sets.
 _LIBRARIES = sys.stdlib_module_names | {"attr", "attrs", "keras", "numpy", "shardcore", "torch"}

@@ -14,7 +14,7 @@ from shardcore.binding.captured.attributes import CONTAINERS, guarded_attributes
 from shardcore.binding.captured.closures import PLAIN, Closures
 from shardcore.binding.captured.contents import GuardedAttribute, content_of, why_not_comparable
 from shardcore.binding.captured.functions import CalledFunctions
-from shardcore.domain.capture import NotCaptured
+from shardcore.domain.steps.capture import NotCaptured
 
 
 @attrs.frozen

@@ -1,6 +1,6 @@
 """Runs a step from a program where it can, and else eagerly, to record it.
 
-The states of a step, and what leads from one to another, are in `domain.capture`.
+The states of a step, and what leads from one to another, are in `domain.steps.capture`.
 """
 
 import logging
@@ -22,7 +22,7 @@ from shardcore.binding.captured.guard import PythonGuard
 from shardcore.binding.captured.local_tensors import local_tensors
 from shardcore.binding.context.rank_consistency import meet_changed
 from shardcore.binding.context.session import Session
-from shardcore.domain.capture import (
+from shardcore.domain.steps.capture import (
     Event,
     NotCaptured,
     Progress,

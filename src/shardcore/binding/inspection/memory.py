@@ -11,7 +11,7 @@ from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.inspection.without_values import run_step
 from shardcore.domain.checkpoints.division import divide, pieces
-from shardcore.domain.memory import highest
+from shardcore.domain.steps.memory import highest
 from shardcore.ports.memory import MemoryTracer
 from shardcore.reporting.memory import MemoryReport
 

@@ -20,7 +20,7 @@ from shardcore.binding.types import Original
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.explanation.collectives import axes_of
 from shardcore.domain.explanation.reasons import Facts
-from shardcore.domain.step_events import Stored, TracedStep
+from shardcore.domain.steps.events import Stored, TracedStep
 from shardcore.ports.events import EventTracer
 from shardcore.ports.trace_context import TracerFactory, gradients_apart_scope
 

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 
 import attrs
 
-from shardcore.domain.checkpoints.dtypes import DTYPES
 from shardcore.domain.checkpoints.grid import Box, Grid, held, holders
-from shardcore.domain.checkpoints.index import StoredVariable
+from shardcore.domain.checkpoints.index import DTYPES, StoredVariable
 from shardcore.domain.layout import Layout
 
 

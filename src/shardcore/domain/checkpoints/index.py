@@ -8,17 +8,37 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
-from shardcore.domain.checkpoints.dtypes import DTYPES
 from shardcore.domain.checkpoints.grid import Box, Grid, Held
 from shardcore.domain.errors import CheckpointError
 
 FORMAT = 1
 
 Json = Any  # None, a bool, a number, a text, or a list or dict of them
+
+# The dtypes of variables, by the name of Keras and torch: the code in a safetensors file, and the
+# bytes of an element.
+DTYPES: Final = {
+    "bool": ("BOOL", 1),
+    "uint8": ("U8", 1),
+    "uint16": ("U16", 2),
+    "uint32": ("U32", 4),
+    "uint64": ("U64", 8),
+    "int8": ("I8", 1),
+    "int16": ("I16", 2),
+    "int32": ("I32", 4),
+    "int64": ("I64", 8),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "bfloat16": ("BF16", 2),
+    "float16": ("F16", 2),
+    "float32": ("F32", 4),
+    "float64": ("F64", 8),
+    "complex64": ("C64", 8),
+}
 
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 _CHECKSUM = re.compile(r"[0-9a-f]{64}")

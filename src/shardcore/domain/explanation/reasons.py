@@ -2,9 +2,9 @@
 
 import attrs
 
-from shardcore.domain.cost import bytes_sent
 from shardcore.domain.explanation.collectives import Collective, Phase
 from shardcore.domain.layout import Layout
+from shardcore.domain.machines.collective_cost import bytes_sent
 from shardcore.domain.placements import Partial, Placement, Shard
 from shardcore.domain.spec import named_axes
 

@@ -8,9 +8,9 @@ from typing import TypeAlias
 import attrs
 
 from shardcore.domain.chunks import block_of, chunk_sizes
-from shardcore.domain.cost import Costs
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
+from shardcore.domain.machines.collective_cost import Costs
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import (
     Partial,

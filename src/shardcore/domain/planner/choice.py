@@ -17,8 +17,8 @@ from functools import lru_cache
 
 import attrs
 
-from shardcore.domain.cost import Costs
 from shardcore.domain.layout import Layout
+from shardcore.domain.machines.collective_cost import Costs
 from shardcore.domain.planner.call import Call, Cut, Placed, Shapes
 from shardcore.domain.planner.costs import SplitCosts
 from shardcore.domain.rules.rule import OperatorRule, Result

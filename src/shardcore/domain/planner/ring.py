@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from shardcore.domain.cost import Costs
 from shardcore.domain.layout import Layout
+from shardcore.domain.machines.collective_cost import Costs
 from shardcore.domain.placements import Blocks, blocks_of
 from shardcore.domain.planner.call import Placed
 from shardcore.domain.planner.choice import Split, choose

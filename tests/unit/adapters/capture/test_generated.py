@@ -10,7 +10,7 @@ from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.program import TapeCapture
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.capture.tape import Call, numbered
-from shardcore.domain.capture import GuardFailed
+from shardcore.domain.steps.capture import GuardFailed
 from tests.tapes import highest
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))

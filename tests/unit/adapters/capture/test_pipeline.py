@@ -9,7 +9,7 @@ from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.passes.pipeline import Fact, Pass, Pipeline
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.capture.tape import Call
-from shardcore.domain.capture import NotCaptured
+from shardcore.domain.steps.capture import NotCaptured
 
 
 def step(x, state):

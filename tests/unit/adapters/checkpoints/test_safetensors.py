@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcore.adapters.checkpoints.safetensors import header_of, opened, write
-from shardcore.domain.checkpoints.dtypes import DTYPES
 from shardcore.domain.checkpoints.grid import Box
+from shardcore.domain.checkpoints.index import DTYPES
 from shardcore.domain.errors import CheckpointError
 
 TENSORS = {name: torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for name in DTYPES} | {

@@ -3,7 +3,7 @@
 import torch
 
 from shardcore.adapters.measurement.memory import StepMemory
-from shardcore.domain.memory import highest
+from shardcore.domain.steps.memory import highest
 
 
 def test_memory_is_held_as_long_as_a_tensor_or_a_view_has_it():

@@ -8,7 +8,7 @@ from functools import reduce
 import attrs
 
 from shardcore.adapters.capture.tape import Tape, values
-from shardcore.domain.capture import NotCaptured
+from shardcore.domain.steps.capture import NotCaptured
 
 
 class Fact(Enum):

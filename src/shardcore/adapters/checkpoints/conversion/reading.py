@@ -12,9 +12,8 @@ import numpy as np
 
 from shardcore.adapters.checkpoints import folders, safetensors
 from shardcore.adapters.checkpoints.store import FolderReader
-from shardcore.domain.checkpoints.dtypes import DTYPES
 from shardcore.domain.checkpoints.grid import Box
-from shardcore.domain.checkpoints.index import Json, StoredVariable
+from shardcore.domain.checkpoints.index import DTYPES, Json, StoredVariable
 from shardcore.domain.errors import CheckpointError
 
 

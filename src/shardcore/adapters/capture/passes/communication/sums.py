@@ -14,7 +14,7 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import FAR, makers_of, needs_of
 from shardcore.adapters.capture.checks import check
 from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
-from shardcore.domain.gradient_buckets import BUCKET_BYTES
+from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
 
 # Fewer bytes go into one bucket: they take less time than the latency of a collective.
 SMALL_BYTES = 1024 * 1024

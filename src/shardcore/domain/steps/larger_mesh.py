@@ -12,11 +12,11 @@ from typing import TypeVar
 import attrs
 
 from shardcore.domain.explanation.reasons import Facts
-from shardcore.domain.gradient_buckets import Bucketed, Sum, bucketed, filled
 from shardcore.domain.layout import Layout
-from shardcore.domain.memory import Kind, highest
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.step_events import Held, Started, Stored, TracedStep, Work
+from shardcore.domain.steps.events import Held, Started, Stored, TracedStep, Work
+from shardcore.domain.steps.gradient_buckets import Bucketed, Sum, bucketed, filled
+from shardcore.domain.steps.memory import Kind, highest
 
 
 @attrs.frozen

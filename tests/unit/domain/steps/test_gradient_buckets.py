@@ -1,9 +1,9 @@
 """The buckets of gradients that a trace has reduced one by one, and their memory, by hand."""
 
 from shardcore.domain.explanation.reasons import Facts
-from shardcore.domain.gradient_buckets import Sum, bucketed, filled
-from shardcore.domain.memory import Allocation
-from shardcore.domain.step_events import TICK, Held, Started
+from shardcore.domain.steps.events import TICK, Held, Started
+from shardcore.domain.steps.gradient_buckets import Sum, bucketed, filled
+from shardcore.domain.steps.memory import Allocation
 
 END_OF_PASS = 50 * TICK
 

@@ -3,12 +3,12 @@
 import attrs
 import pytest
 
-from shardcore.domain.cost import Link
-from shardcore.domain.machine import Machine, Speed
+from shardcore.domain.machines.collective_cost import Link
+from shardcore.domain.machines.machine import Machine, Speed
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.step_cost import cost_of
-from shardcore.domain.step_events import Work
-from shardcore.domain.traced_step import Moved, RankStep
+from shardcore.domain.steps.cost import cost_of
+from shardcore.domain.steps.events import Work
+from shardcore.domain.steps.larger_mesh import Moved, RankStep
 
 NEAR, FAR = Link(1, 1000), Link(10, 100)
 SPEEDS = {"float32": Speed(100, 10), "bfloat16": Speed(1000, 10)}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardcore.domain.cost import Costs, Link
 from shardcore.domain.layout import Layout
+from shardcore.domain.machines.collective_cost import Costs, Link
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Segments
 from shardcore.domain.planner.call import Placed

@@ -4,11 +4,8 @@ import attrs
 import pytest
 
 from shardcore.domain.explanation.reasons import Facts
-from shardcore.domain.memory import Allocation
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.repeats import lengthened
-from shardcore.domain.runs import Run
-from shardcore.domain.step_events import (
+from shardcore.domain.steps.events import (
     TICK,
     Held,
     Operators,
@@ -18,7 +15,10 @@ from shardcore.domain.step_events import (
     TracedStep,
     Work,
 )
-from shardcore.domain.traced_step import step_on
+from shardcore.domain.steps.larger_mesh import step_on
+from shardcore.domain.steps.memory import Allocation
+from shardcore.domain.steps.repeats import lengthened
+from shardcore.domain.steps.runs import Run
 
 MESH = Mesh((2,), ("data",))
 ACTIVATION, PEAK, GRADIENT = 10, 100, 7

@@ -9,8 +9,8 @@ from typing import Any
 
 import attrs
 
-from shardcore.domain.cost import BETWEEN_HOSTS, WITHIN_A_HOST, Link
 from shardcore.domain.errors import MachineError, MeshError
+from shardcore.domain.machines.collective_cost import BETWEEN_HOSTS, WITHIN_A_HOST, Link
 from shardcore.domain.mesh import Mesh
 
 

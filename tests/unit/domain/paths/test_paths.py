@@ -17,7 +17,7 @@ from shardcore.domain.paths.key import METACHARACTERS, PathKey, spellings
 from shardcore.domain.paths.report import RulesReport
 from shardcore.domain.paths.rules import Match, PathRules
 
-RULES_MD = Path(__file__).parents[3] / "docs" / "reference" / "rules.md"
+RULES_MD = Path(__file__).parents[4] / "docs" / "reference" / "rules.md"
 
 # The oracle: the definition of docs/reference/rules.md, written slowly and again.
 EQUIVALENT_LEAVES = {

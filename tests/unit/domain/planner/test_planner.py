@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcore.domain.cost import Costs, Link
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
+from shardcore.domain.machines.collective_cost import Costs, Link
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Partial, Replicate, Shard
 from shardcore.domain.planner.call import Placed

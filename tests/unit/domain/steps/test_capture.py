@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcore.domain.capture import (
+from shardcore.domain.steps.capture import (
     FEW_RUNS,
     MOST_CHANGES,
     MOST_DIFFERENCES,
@@ -15,7 +15,7 @@ from shardcore.domain.capture import (
     State,
 )
 
-PICTURE = Path(__file__).parents[3] / "docs" / "images" / "states.svg"
+PICTURE = Path(__file__).parents[4] / "docs" / "images" / "states.svg"
 
 
 def after(*events):

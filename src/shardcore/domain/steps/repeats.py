@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from shardcore.domain.runs import Point, Run, TracedRun
-from shardcore.domain.step_events import Held, Operators, Place, Started, TracedStep
+from shardcore.domain.steps.events import Held, Operators, Place, Started, TracedStep
+from shardcore.domain.steps.runs import Point, Run, TracedRun
 
 
 def lengthened(step: TracedStep, run: Run) -> TracedStep | None:

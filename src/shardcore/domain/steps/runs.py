@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 
 import attrs
 
-from shardcore.domain.step_events import TICK, Held, TracedStep
+from shardcore.domain.steps.events import TICK, Held, TracedStep
 
 
 @attrs.frozen

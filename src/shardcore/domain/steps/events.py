@@ -9,9 +9,9 @@ import attrs
 
 from shardcore.domain.explanation.reasons import Facts
 from shardcore.domain.layout import Layout
-from shardcore.domain.memory import Allocation
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.spec import DimSpec
+from shardcore.domain.steps.memory import Allocation
 
 # The time between two events: what is added to a trace fits between them.
 TICK = 64

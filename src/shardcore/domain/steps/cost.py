@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import attrs
 
-from shardcore.domain.cost import Link, bytes_sent
-from shardcore.domain.machine import Machine
-from shardcore.domain.memory import Kind
-from shardcore.domain.traced_step import Moved, RankStep
+from shardcore.domain.machines.collective_cost import Link, bytes_sent
+from shardcore.domain.machines.machine import Machine
+from shardcore.domain.steps.larger_mesh import Moved, RankStep
+from shardcore.domain.steps.memory import Kind
 
 # The kinds of collectives in which the operand of a rank is its shard of the tensor.
 _OF_SHARDS = ("all_gather", "all_to_all", "send")
@@ -48,21 +48,21 @@ class StepCost:
 def cost_of(step: RankStep, machine: Machine) -> StepCost:
     """Returns the predicted cost of a step on a machine.
 
-    An operator takes the longer of its operations and its bytes of memory
-    (`domain.machine.Speed.seconds`). A collective takes the latency of its link, once, and the
-    time in which a rank sends its bytes. These are the bytes of a ring, which no algorithm goes
-    below: `2B(n-1)/n` in an all-reduce, half of it in an all-gather or a reduce-scatter (Patarasuk
-    and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
-    Parallel and Distributed Computing 69 (2), 2009; `domain.cost.bytes_sent`).
+    An operator takes the longer of its operations and its bytes of memory (`Speed.seconds`). A
+    collective takes the latency of its link, once, and the time in which a rank sends its bytes.
+    These are the bytes of a ring, which no algorithm goes below: `2B(n-1)/n` in an all-reduce, half
+    of it in an all-gather or a reduce-scatter (Patarasuk and Yuan, "Bandwidth optimal all-reduce
+    algorithms for clusters of workstations", Journal of Parallel and Distributed Computing 69 (2),
+    2009; `bytes_sent`).
 
     The step waits for collectives of activations. Those of weights and gradients are hidden behind
     its operators, as far as these last and the machine hides them: a captured step starts them
     early and waits late. The rest is exposed.
 
     Example:
-        >>> from shardcore.domain.machine import Speed
+        >>> from shardcore.domain.machines.machine import Speed
         >>> from shardcore.domain.mesh import Mesh
-        >>> from shardcore.domain.step_events import Work
+        >>> from shardcore.domain.steps.events import Work
         >>> link = Link(latency=0.5, bandwidth=1000)
         >>> machine = Machine("toy", 2, 10**6, {"float32": Speed(100, 100)}, link, link)
         >>> work = Work("aten.mm.default", "float32", flops=300, bytes=100, updates=False)

@@ -1,12 +1,12 @@
 """Well-known machines, by their makers' data sheets.
 
 The rates are the highest that the sheets give, without sparsity: programs reach a part of them.
-`docs/reference/machines.md` has the sources. Latencies are those of `domain.cost`: no sheet has
+`docs/reference/machines.md` has the sources. Latencies are those of `collective_cost`: no sheet has
 them.
 """
 
-from shardcore.domain.cost import BETWEEN_HOSTS, WITHIN_A_HOST, Link
-from shardcore.domain.machine import Machine, Speed
+from shardcore.domain.machines.collective_cost import BETWEEN_HOSTS, WITHIN_A_HOST, Link
+from shardcore.domain.machines.machine import Machine, Speed
 
 _GB = 10**9
 

@@ -2,10 +2,10 @@
 
 from shardcore.domain.explanation.reasons import Facts
 from shardcore.domain.layout import Layout
-from shardcore.domain.memory import Allocation
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.step_events import Held, Operators, Started, Stored, TracedStep, Work
-from shardcore.domain.traced_step import Moved, step_on
+from shardcore.domain.steps.events import Held, Operators, Started, Stored, TracedStep, Work
+from shardcore.domain.steps.larger_mesh import Moved, step_on
+from shardcore.domain.steps.memory import Allocation
 
 AXES = ("data", "model")
 SMALL, LARGE = Mesh((2, 2), AXES), Mesh((8, 2), AXES)

@@ -2,8 +2,14 @@
 
 import pytest
 
-from shardcore.domain.cost import BETWEEN_HOSTS, WITHIN_A_HOST, Costs, Link, links_of
 from shardcore.domain.errors import MeshError
+from shardcore.domain.machines.collective_cost import (
+    BETWEEN_HOSTS,
+    WITHIN_A_HOST,
+    Costs,
+    Link,
+    links_of,
+)
 
 GROUPS = {"data": ((0, 2), (1, 3)), "model": ((0, 1), (2, 3))}
 

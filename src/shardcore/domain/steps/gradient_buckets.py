@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from shardcore.domain.memory import Allocation
-from shardcore.domain.step_events import TICK, Held, Operators, Started, Work
+from shardcore.domain.steps.events import TICK, Held, Operators, Started, Work
+from shardcore.domain.steps.memory import Allocation
 
 # The bytes of a full bucket, as in `DistributedDataParallel`: large enough that the latency of a
 # collective is negligible.
