@@ -30,10 +30,12 @@ ALLOWED = {
     "cli/scripts.py: sys.modules": "the user's script, where pickling looks for its classes",
     "adapters/torch_private/without_dtensor.py: sys.modules": "put back at the end of the `with`",
     "adapters/job/threads.py: _here": "of a thread, zero outside a `with`; read below torch",
-    "ports/trace_context.py: layer_scope": "of a context, empty outside a `with`; read below torch",
-    "ports/trace_context.py: redistribution_scope": "likewise",
-    "ports/trace_context.py: reduction_scope": "likewise",
-    "ports/trace_context.py: gradients_apart_scope": "likewise",
+    "ports/measurement/trace_context.py: layer_scope": (
+        "of a context, empty outside a `with`; read below torch"
+    ),
+    "ports/measurement/trace_context.py: redistribution_scope": "likewise",
+    "ports/measurement/trace_context.py: reduction_scope": "likewise",
+    "ports/measurement/trace_context.py: gradients_apart_scope": "likewise",
     "adapters/job/signed_store.py: _SECRETS": "of a process group, which outlives uninstall()",
     "adapters/capture/recorder.py: _recording": "likewise",
     "adapters/capture/functions.py: cache of seeded_by_tensor": "of functions of Keras",

@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from shardcore.adapters import torch_private
-from shardcore.ports.trace_context import layer_scope
+from shardcore.ports.measurement.trace_context import layer_scope
 
 logger = logging.getLogger("shardcore.operators")
 

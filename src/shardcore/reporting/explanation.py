@@ -12,7 +12,7 @@ from rich.text import Text
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.explanation.advice import said
 from shardcore.domain.explanation.collectives import Collective, Explained
-from shardcore.reporting.explanation_picture import html, svg
+from shardcore.reporting.picture.step import html, svg
 from shardcore.reporting.plan import PlanReport
 from shardcore.reporting.tables import Column, Shown, build, human_bytes
 

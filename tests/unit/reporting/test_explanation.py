@@ -16,8 +16,8 @@ from shardcore.domain.explanation.collectives import (
 )
 from shardcore.domain.mesh import Mesh
 from shardcore.reporting.explanation import Explanation
-from shardcore.reporting.explanation_blocks import block
-from shardcore.reporting.explanation_picture import svg
+from shardcore.reporting.picture.blocks import block
+from shardcore.reporting.picture.step import svg
 
 GATHER = Collective(
     "all_gather", "forward", "net/down", "aten.mm.default", ("model",), 2, 512, 512, (), (8, 32),

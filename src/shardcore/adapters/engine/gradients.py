@@ -18,7 +18,7 @@ from shardcore.adapters.torch_private import collectives
 from shardcore.domain.layout import Layout
 from shardcore.domain.spec import DimSpec, entry_axes
 from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
-from shardcore.ports.trace_context import gradients_apart_scope, reduction_scope
+from shardcore.ports.measurement.trace_context import gradients_apart_scope, reduction_scope
 
 GRADIENTS = "all_reduce of gradients"
 

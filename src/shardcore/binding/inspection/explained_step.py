@@ -24,7 +24,7 @@ from shardcore.domain.explanation.collectives import (
     axes_of,
 )
 from shardcore.domain.explanation.reasons import Facts
-from shardcore.ports.trace_context import CollectiveTracer, TracerFactory
+from shardcore.ports.measurement.trace_context import CollectiveTracer, TracerFactory
 
 
 @attrs.define(eq=False)

@@ -12,7 +12,7 @@ from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.inspection.without_values import run_step
 from shardcore.domain.checkpoints.division import divide, pieces
 from shardcore.domain.steps.memory import highest
-from shardcore.ports.memory import MemoryTracer
+from shardcore.ports.measurement.memory import MemoryTracer
 from shardcore.reporting.memory import MemoryReport
 
 

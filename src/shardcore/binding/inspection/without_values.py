@@ -14,7 +14,7 @@ from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data import batches
 from shardcore.binding.inspection.explain import checked_batch
 from shardcore.domain.errors import PolicyError, ShardcoreError
-from shardcore.ports.memory import MemoryTracer
+from shardcore.ports.measurement.memory import MemoryTracer
 
 # Opens the context of the step, for the built model.
 Watch = Callable[[Model, Session], AbstractContextManager[Any]]

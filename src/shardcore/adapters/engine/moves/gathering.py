@@ -13,7 +13,7 @@ from shardcore.adapters.torch_private import collectives
 from shardcore.domain.layout import Layout
 from shardcore.domain.pieces import pieces
 from shardcore.domain.segments import without_segments
-from shardcore.ports.trace_context import Move, redistribution_scope
+from shardcore.ports.measurement.trace_context import Move, redistribution_scope
 from shardcore.ports.world import World
 
 # The bytes that all ranks together send at once. Smaller tensors are gathered as a whole.

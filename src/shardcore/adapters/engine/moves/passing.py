@@ -13,7 +13,7 @@ from shardcore.adapters.engine.tensor import Form
 from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.layout import Layout
-from shardcore.ports.trace_context import Move, redistribution_scope
+from shardcore.ports.measurement.trace_context import Move, redistribution_scope
 
 
 @attrs.frozen(eq=False)

@@ -15,7 +15,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial
 from shardcore.domain.redistribution import Step, plan
 from shardcore.domain.segments import Exchange, has_segments, ranges_of, without_segments
-from shardcore.ports.trace_context import Move, redistribution_scope
+from shardcore.ports.measurement.trace_context import Move, redistribution_scope
 
 # The neutral values; a mean or a maximum of equal values is that value.
 _NEUTRAL = {"sum": 0, "product": 1}

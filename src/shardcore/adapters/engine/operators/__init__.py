@@ -14,9 +14,8 @@ from shardcore.adapters.engine.operators import (
     pointwise,
     pools,
     random,
-    slicing,
-    views,
 )
+from shardcore.adapters.engine.operators.movement import slicing, views
 from shardcore.adapters.engine.operators.reduce import composed, reductions, scans
 from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor

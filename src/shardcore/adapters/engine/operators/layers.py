@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters.engine.operators import shifts
-from shardcore.adapters.engine.operators.views import along
+from shardcore.adapters.engine.operators.movement import shifts
+from shardcore.adapters.engine.operators.movement.views import along
 from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
 from shardcore.adapters.torch_private import unnamed_operators
 from shardcore.adapters.torch_private.operators import Operator

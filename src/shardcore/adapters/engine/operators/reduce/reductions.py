@@ -8,8 +8,8 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
+from shardcore.adapters.engine.operators.movement.views import along
 from shardcore.adapters.engine.operators.reduce.composed import run_softmax
-from shardcore.adapters.engine.operators.views import along
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import Operator

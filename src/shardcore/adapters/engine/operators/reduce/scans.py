@@ -5,7 +5,7 @@ from typing import Any
 import attrs
 
 from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
-from shardcore.adapters.engine.operators.views import along
+from shardcore.adapters.engine.operators.movement.views import along
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import Operator

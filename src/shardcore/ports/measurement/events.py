@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from shardcore.domain.explanation.reasons import Facts
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import Stored, TracedStep
-from shardcore.ports.memory import MemoryTracer
+from shardcore.ports.measurement.memory import MemoryTracer
 from shardcore.ports.types import TensorT_contra
 
 

@@ -8,7 +8,7 @@ from textwrap import wrap
 from shardcore.domain.explanation.advice import said
 from shardcore.domain.explanation.collectives import Collective, Explained, ExplainedLayer, Phase
 from shardcore.domain.spec import DimSpec
-from shardcore.reporting.explanation_blocks import PAGE_STYLE, STYLE, block, colour, size
+from shardcore.reporting.picture.blocks import PAGE_STYLE, STYLE, block, colour, size
 from shardcore.reporting.tables import human_bytes
 
 # The left sides of the columns: layers, tensors, collectives; and the full width.

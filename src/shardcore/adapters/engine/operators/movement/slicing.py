@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.operators.shifts import Shift
-from shardcore.adapters.engine.operators.views import one_result, several_results
+from shardcore.adapters.engine.operators.movement.shifts import Shift
+from shardcore.adapters.engine.operators.movement.views import one_result, several_results
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view

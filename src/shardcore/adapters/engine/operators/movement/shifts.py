@@ -13,7 +13,7 @@ from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.job.threads import check_thread
 from shardcore.domain.layout import Layout
 from shardcore.domain.segments import Exchange, ranges_of
-from shardcore.ports.trace_context import Move, redistribution_scope
+from shardcore.ports.measurement.trace_context import Move, redistribution_scope
 
 aten = torch.ops.aten
 

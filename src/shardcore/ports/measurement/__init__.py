@@ -1,0 +1,4 @@
+"""The watch over a step: protocols that `adapters.measurement` provides, and what a thread runs.
+
+Import `MemoryTracer` and `EventTracer`; from `trace_context` the scopes and `CollectiveTracer`.
+"""

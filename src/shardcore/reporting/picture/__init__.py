@@ -1,0 +1,1 @@
+"""The picture of a step, for `explain()`: import `step.svg` and `step.html`."""
