@@ -1,6 +1,6 @@
-"""The model that the examples in `shardcore.api` and `tensor_api` use, on a mesh of one device.
+"""The model that the examples of the public functions use, on a mesh of one device.
 
-Those in `shardcore.checkpoint_api` use a checkpoint of it too.
+`shardcore.api` shows it. The examples in `shardcore.checkpoint_api` use a checkpoint of it too.
 """
 
 import importlib
@@ -14,6 +14,8 @@ from tests import line_coverage
 
 line_coverage.measure()
 
+MODULES = tuple(f"shardcore.{each}" for each in ("api", "checkpoint_api", "plan_api", "tensor_api"))
+
 
 @pytest.fixture(autouse=True)
 def example_of_api(
@@ -22,7 +24,7 @@ def example_of_api(
     """Sets up what the docstrings of these modules show, for the doctests of them only."""
     test = getattr(request.node, "dtest", None)
     module = "" if test is None else test.name.rpartition(".")[0]
-    if module not in ("shardcore.api", "shardcore.checkpoint_api", "shardcore.tensor_api"):
+    if module not in MODULES:
         yield
         return
     import shardcore

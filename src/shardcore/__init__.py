@@ -9,23 +9,14 @@ from shardcore.domain.errors import ShardcoreError
 from shardcore.domain.machines.collective_cost import Link
 
 if TYPE_CHECKING:
-    from shardcore.api import (
-        estimate_memory,
-        explain,
-        install,
-        launch,
-        plan,
-        rules_report,
-        status,
-        uninstall,
-        verify,
-    )
+    from shardcore.api import explain, install, launch, status, uninstall, verify
     from shardcore.checkpoint_api import (
         ShardedCheckpoint,
         latest_checkpoint,
         load_checkpoint,
         save_checkpoint,
     )
+    from shardcore.plan_api import estimate_memory, plan, rules_report
     from shardcore.tensor_api import (
         all_gather,
         all_gather_variable,
@@ -53,9 +44,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'shardcore' has no attribute {name!r}")
-    from shardcore import api, checkpoint_api, tensor_api
+    from shardcore import api, checkpoint_api, plan_api, tensor_api
 
-    modules = (api, tensor_api, checkpoint_api)
+    modules = (api, plan_api, tensor_api, checkpoint_api)
     return next(getattr(each, name) for each in modules if hasattr(each, name))
 
 

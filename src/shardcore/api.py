@@ -1,4 +1,4 @@
-"""The functions of `shardcore` that install it, start ranks, and plan and check a model.
+"""The functions of `shardcore` that install it, start ranks, and check a model.
 
 The examples have one model, on a mesh of one device::
 
@@ -23,18 +23,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from shardcore import bootstrap
-from shardcore.bootstrap import auto, environment, planning
-from shardcore.domain.errors import PolicyError
-from shardcore.domain.paths.report import RulesReport
-from shardcore.ports.types import KerasModel, MeshLike
+from shardcore.ports.types import KerasModel
 from shardcore.reporting.explanation import Explanation
-from shardcore.reporting.memory import MemoryReport
 from shardcore.reporting.status import Status
 from shardcore.reporting.verification import Verification
 
 if TYPE_CHECKING:
     from shardcore.binding.context.session import Sessions
-    from shardcore.binding.planning.plan import Plan
 
 ResultT = TypeVar("ResultT")
 
@@ -153,129 +148,6 @@ def explain(model: KerasModel, batch: object, step: str = "train") -> Explanatio
     from shardcore.binding.inspection.explain import explain_model
 
     return explain_model(model, batch, step, _sessions(), StepTracer)
-
-
-def plan(
-    model: KerasModel | Callable[[], KerasModel],
-    mesh: MeshLike | None = None,
-    policy: str = "tensor_parallel",
-    *,
-    devices: int | None = None,
-    **options: object,
-) -> "Plan":
-    """Returns a layout map for the model, made by a policy: print it, edit it, use it.
-
-    Build the model after that, under a distribution that uses the plan.
-
-    Args:
-        model: A function without arguments that builds the model. It runs on the meta device,
-            which stores no values, and does not change the names and initial values of models
-            that are built later. A distribution that it sets is passed over. Or a built model;
-            the variables of the model that you build later need the same paths, so name its
-            layers.
-        mesh: The `keras.distribution.DeviceMesh`; or a `shardcore.domain.mesh.Mesh`, to see
-            a plan on a machine without these devices.
-        policy: "data_parallel", "fully_sharded", "hybrid_sharded", "tensor_parallel",
-            "sequence_parallel", "context_parallel", "expert_parallel", or the name of a plug-in's.
-            "auto" chooses mesh and policy by the predicted time of a train step.
-        devices: The number of devices, in place of the mesh; "auto" alone takes it.
-        **options: Options of the policy: `axis`, the mesh axis to shard over; `small`, the bytes
-            below which a variable is replicated. "data_parallel" takes `axis` only,
-            "hybrid_sharded" takes `shard`, the axis of shards, in place of `axis`.
-            "sequence_parallel" also takes `batch`, the axis of the batch; so does
-            "context_parallel", and `shard`, the axis over which variables are sharded, which
-            "expert_parallel" takes too.
-            "auto" takes others: `batch`, a batch or a function that returns one; `rows`, the rows
-            of the global batch, by default those of `batch`; `machine`, a `Machine`, its name or
-            its file, by default "h100"; `memory`, the bytes of a device as a number or as text
-            such as "80GB", and `host`, the devices of a host, by default those of the machine.
-
-    Returns:
-        The `Plan`, a `keras.distribution.LayoutMap`. `print(plan)` shows its rules, what they
-        save and why; `plan[key] = spec` and `del plan[key]` edit it; `plan.to_python()` is a
-        program that sets the same distribution. `plan.ranking` has the predictions of "auto".
-
-    Raises:
-        PolicyError: If there is no such policy or option, or it cannot plan this model.
-        MachineError: If there is no such machine.
-        EnvironmentProblem: If Keras runs on another backend.
-
-    Example:
-        >>> from shardcore.domain.mesh import Mesh
-        >>> plan = shardcore.plan(model, Mesh((4,), ("data",)), policy="fully_sharded", small=0)
-        >>> plan["net/hidden/kernel"].axes
-        ('data', None)
-    """
-    environment.choose_backend()
-    if policy == auto.NAME:
-        found: Plan = auto.plan(model, mesh, devices, options)
-        return found
-    if mesh is None or devices is not None:
-        raise PolicyError(
-            f"Policy {policy!r} takes a mesh, and policy 'auto' devices=: got mesh={mesh!r}, "
-            f"devices={devices!r}."
-        )
-    from shardcore.binding.planning.make_plan import make_plan
-
-    return make_plan(
-        model,
-        mesh,
-        policy,
-        lambda facts, shape: planning.plan(policy, facts, shape, options),
-        _sessions() if bootstrap.is_installed() else None,
-    )
-
-
-def estimate_memory(plan: "Plan", model: Callable[[], KerasModel], batch: object) -> MemoryReport:
-    """Returns the memory that a rank takes in a train step under a plan, before you have devices.
-
-    A process that is forked from this one runs one eager step as the first of simulated ranks, on
-    tensors that have shapes and no values: it needs no room for the model.
-
-    Args:
-        plan: What `plan` has returned.
-        model: The function that builds and compiles the model.
-        batch: The global batch, `(x, y)` or `(x, y, sample_weight)`, or a function that returns it.
-
-    Returns:
-        The report: print it for a table, `.to_dict()` for data, `.step_peak` for the sum.
-
-    Raises:
-        PolicyError: If this process has joined a job of several ranks, or the model or its step
-            fails without values.
-
-    Example:
-        >>> from shardcore.domain.mesh import Mesh
-        >>> def build():
-        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
-        ...     model.compile("sgd", "mse")
-        ...     return model
-        >>> plan = shardcore.plan(build, Mesh((4,), ("data",)), policy="fully_sharded")
-        >>> shardcore.estimate_memory(plan, build, (x, y)).step["batch"]
-        192
-    """
-    from shardcore.bootstrap import estimating
-
-    return estimating.estimate_memory(plan, model, batch)
-
-
-def rules_report(model: KerasModel) -> RulesReport | None:
-    """Returns which rule of the layout map each variable got, and the rules that match nothing.
-
-    Returns:
-        The report, or None if the distribution has no layout map.
-
-    Raises:
-        EnvironmentProblem: If shardcore is not installed.
-        StrategyError: If no distribution is set.
-
-    Example:
-        >>> shardcore.rules_report(model).unused_rules
-        ()
-    """
-    from shardcore.binding.planning import rules_report
-
-    return rules_report.rules_report(model, _sessions().required())
 
 
 def launch(function: Callable[..., ResultT], devices: int, *args: object) -> list[ResultT]:

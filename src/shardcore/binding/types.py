@@ -1,4 +1,4 @@
-"""Types that several patches use."""
+"""Types that all folders of `binding` use: they belong to none, and import none of it."""
 
 import io
 import os

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from shardcore import api, bootstrap
+from shardcore import api, bootstrap, plan_api
 from shardcore.bootstrap import machines, measuring
 from shardcore.cli import checkpoints, plans, ranks
 from shardcore.cli.arguments import (
@@ -90,7 +90,7 @@ def _explain(options: argparse.Namespace) -> tuple[int, str]:
     batch = function_of(script, options.batch, BATCH)
     if mesh is not None:
         policy = options.policy or DEFAULT_POLICY
-        api.plan(function_of(script, name), mesh, policy, **settings).distribute()
+        plan_api.plan(function_of(script, name), mesh, policy, **settings).distribute()
     sessions = bootstrap.installation().binding.sessions
     planned = sessions.current()
     model = build_model(script, name)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from shardcore import api, bootstrap
+from shardcore import api, bootstrap, plan_api
 from shardcore.bootstrap import auto
 from shardcore.cli import ranks
 from shardcore.cli.arguments import (
@@ -37,7 +37,7 @@ def _search(options: argparse.Namespace) -> tuple[int, str]:
     api.install()
     script = load_script(file)
     has_rows = options.batch.isdecimal()
-    plan = api.plan(
+    plan = plan_api.plan(
         function_of(script, name),
         policy=auto.NAME,
         devices=options.devices,
@@ -73,13 +73,13 @@ def _plan(options: argparse.Namespace) -> tuple[int, str]:
         bootstrap.simulate(mesh.size)  # for a function that makes a mesh of all devices
     script = load_script(file)
     build = function_of(script, name)
-    plan = api.plan(build, mesh, policy, **settings)
+    plan = plan_api.plan(build, mesh, policy, **settings)
     if options.python:
         return 0, plan.to_python()
     memory = None
     if options.memory:
         batch: Callable[[], Any] = function_of(script, options.batch, BATCH)
-        memory = api.estimate_memory(plan, build, batch)
+        memory = plan_api.estimate_memory(plan, build, batch)
     if options.json:
         more = {} if memory is None else {"memory": memory.to_dict()}
         return 0, _json({**plan.to_dict(), **more})

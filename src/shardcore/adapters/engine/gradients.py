@@ -10,7 +10,7 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.recorder import recording
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves import waiting
+from shardcore.adapters.engine.moves import steps
 from shardcore.adapters.engine.moves.redistribution import in_layout
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.job.threads import check_thread
@@ -99,9 +99,9 @@ def _start(gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:
     started = collectives.all_reduce(flat, "sum", first)
 
     def wait() -> Sequence[Any]:
-        summed = waiting.wait(started, GRADIENTS)
+        summed = steps.wait(started, GRADIENTS)
         for group in rest:
-            summed = waiting.wait(collectives.all_reduce(summed, "sum", group), GRADIENTS)
+            summed = steps.wait(collectives.all_reduce(summed, "sum", group), GRADIENTS)
         found = torch.split(summed, [part.numel() for part in parts]) if parts[1:] else [summed]
         done = {}
         for each, values in zip(pending, found, strict=True):

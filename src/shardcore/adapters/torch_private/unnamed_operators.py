@@ -1,8 +1,8 @@
 """Operators without public names that public functions of torch run.
 
-They are found by one run of the function. The gradient of an operator is found by a call of its
-autograd node: a backward pass would start the threads of autograd, after which a fork of this
-process could run none.
+They are found by one run of the function, but for those of CUDA, which no run on a CPU finds. The
+gradient of an operator is found by a call of its autograd node: a backward pass would start the
+threads of autograd, after which a fork of this process could run none.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shardcore.adapters.torch_private.dispatch_modes import OperatorListener
+
+aten = torch.ops.aten
 
 
 def _reached(function: Callable[[Any], Any], *shape: int) -> tuple[Any, ...]:
@@ -58,3 +60,12 @@ TO_COPY = _reached(lambda x: x.to(torch.float64), 1)[0]
 UNSAFE_VIEW = _reached(lambda x: x.detach().t().reshape(4), 2, 2)[-1]
 # The norms of a list of tensors.
 LIST_NORM = _reached(lambda x: torch.nn.utils.get_total_norm([x.detach()], foreach=True), 1)[0]
+
+# Of CUDA. torch 2.13: `scaled_dot_product_attention` chooses one of three by dtype, sizes, mask and
+# device.
+FLASH_ATTENTION = aten._scaled_dot_product_flash_attention.default
+FLASH_ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
+EFFICIENT_ATTENTION = aten._scaled_dot_product_efficient_attention.default
+EFFICIENT_ATTENTION_BACKWARD = aten._scaled_dot_product_efficient_attention_backward.default
+CUDNN_ATTENTION = aten._scaled_dot_product_cudnn_attention.default
+CUDNN_ATTENTION_BACKWARD = aten._scaled_dot_product_cudnn_attention_backward.default

@@ -9,8 +9,6 @@ from shardcore.binding.keras_private.files import gather_state as gather_state
 from shardcore.binding.keras_private.files import is_remote as is_remote
 from shardcore.binding.keras_private.files import weight_keys as weight_keys
 from shardcore.binding.keras_private.hub import change_exporter as change_exporter
-from shardcore.binding.keras_private.layouts import entries_of as entries_of
-from shardcore.binding.keras_private.layouts import layout_map_of as layout_map_of
 from shardcore.binding.keras_private.models import DataAdapter as DataAdapter
 from shardcore.binding.keras_private.models import EpochIterator as EpochIterator
 from shardcore.binding.keras_private.models import children_of as children_of
@@ -83,9 +81,11 @@ from shardcore.binding.keras_private.training import results_of as results_of
 from shardcore.binding.keras_private.training import sort_callbacks as sort_callbacks
 from shardcore.binding.keras_private.training import weights_path as weights_path
 from shardcore.binding.keras_private.variables import READ_BY_STEPS as READ_BY_STEPS
+from shardcore.binding.keras_private.variables import entries_of as entries_of
 from shardcore.binding.keras_private.variables import initial_value as initial_value
 from shardcore.binding.keras_private.variables import initialize as initialize
 from shardcore.binding.keras_private.variables import is_seed as is_seed
+from shardcore.binding.keras_private.variables import layout_map_of as layout_map_of
 from shardcore.binding.keras_private.variables import layout_of as layout_of
 from shardcore.binding.keras_private.variables import repr_with_value as repr_with_value
 from shardcore.binding.keras_private.variables import set_layout as set_layout

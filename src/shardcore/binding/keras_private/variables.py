@@ -1,10 +1,11 @@
-"""Attributes of Keras variables: the tensor, the shape, the layout that Keras knows."""
+"""Attributes of Keras variables and layout maps: the tensor, the shape, the layout of Keras."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from keras import Variable
+from keras.distribution import LayoutMap
 from keras.src.backend.common.variables import Variable as VariableOfAnyBackend
 
 # The attributes of a variable that a step reads, which guards compare.
@@ -44,6 +45,17 @@ def layout_of(variable: Variable) -> Any:
 def set_layout(variable: Variable, layout: Any) -> None:
     """Gives a variable a `TensorLayout`, which Keras reads only when it creates others like it."""
     variable._layout = layout
+
+
+def layout_map_of(distribution: Any) -> LayoutMap | None:
+    """Returns the layout map of a distribution, None without one."""
+    return getattr(distribution, "_layout_map", None)
+
+
+def entries_of(layout_map: LayoutMap) -> Mapping[str, Any]:
+    """Returns the layouts in a map by their keys, as they were given."""
+    entries: Mapping[str, Any] = layout_map._layout_map
+    return entries
 
 
 def is_seed(variable: Variable) -> bool:

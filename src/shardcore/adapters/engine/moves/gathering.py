@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shardcore.adapters.engine.moves.steps import padded, peers_of
-from shardcore.adapters.engine.moves.waiting import wait
+from shardcore.adapters.engine.moves.steps import padded, peers_of, wait
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives

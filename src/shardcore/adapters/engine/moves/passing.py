@@ -7,8 +7,7 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves.steps import peers_of
-from shardcore.adapters.engine.moves.waiting import wait
+from shardcore.adapters.engine.moves.steps import peers_of, wait
 from shardcore.adapters.engine.tensor import Form
 from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives

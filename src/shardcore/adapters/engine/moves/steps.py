@@ -6,12 +6,28 @@ from typing import Any
 
 import torch
 
+from shardcore.adapters.capture.places import place
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves.waiting import wait
+from shardcore.adapters.failure import heartbeats
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.redistribution import Step
 from shardcore.domain.segments import Exchange
 from shardcore.ports.world import World
+
+
+def wait(value: torch.Tensor, collective: str) -> torch.Tensor:
+    """Returns `value` after the collective of that name, which computes it, has finished.
+
+    Raises:
+        RankMismatchError: If a rank did not come within the timeout of the process group.
+    """
+    try:
+        return collectives.wait(value)
+    except RuntimeError as error:
+        late = heartbeats.timed_out(error, f"{collective} ({place()})")
+        if late is None:
+            raise
+        raise late from error
 
 
 def _slice(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:

@@ -20,7 +20,7 @@ from shardcore.adapters.engine.plans.task import (
     Task,
     order_of,
 )
-from shardcore.adapters.torch_private import cuda_operators, unnamed_operators
+from shardcore.adapters.torch_private import unnamed_operators
 from shardcore.domain.planner.choice import Split
 from shardcore.domain.planner.ring import Ring
 from shardcore.domain.rules import layers
@@ -32,8 +32,8 @@ _LENGTH = 2
 # These operators give results in the order (batch, length, heads, size), for any operands.
 _BY_LENGTH = {
     unnamed_operators.CPU_ATTENTION_BACKWARD,
-    cuda_operators.EFFICIENT_ATTENTION,
-    cuda_operators.EFFICIENT_ATTENTION_BACKWARD,
+    unnamed_operators.EFFICIENT_ATTENTION,
+    unnamed_operators.EFFICIENT_ATTENTION_BACKWARD,
 }
 
 
@@ -142,10 +142,10 @@ def _with_large_mask(operator: Operator, *args: object, **kwargs: object) -> Any
 PLANNERS: dict[Any, Planner] = {
     unnamed_operators.CPU_ATTENTION: _forward,
     unnamed_operators.CPU_ATTENTION_BACKWARD: _backward,
-    cuda_operators.FLASH_ATTENTION: _forward,
-    cuda_operators.FLASH_ATTENTION_BACKWARD: _backward,
-    cuda_operators.EFFICIENT_ATTENTION: _forward,
-    cuda_operators.EFFICIENT_ATTENTION_BACKWARD: _backward,
-    cuda_operators.CUDNN_ATTENTION: _forward,
-    cuda_operators.CUDNN_ATTENTION_BACKWARD: _backward,
+    unnamed_operators.FLASH_ATTENTION: _forward,
+    unnamed_operators.FLASH_ATTENTION_BACKWARD: _backward,
+    unnamed_operators.EFFICIENT_ATTENTION: _forward,
+    unnamed_operators.EFFICIENT_ATTENTION_BACKWARD: _backward,
+    unnamed_operators.CUDNN_ATTENTION: _forward,
+    unnamed_operators.CUDNN_ATTENTION_BACKWARD: _backward,
 }

@@ -11,13 +11,13 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.plans.task import Operand, Operator
-from shardcore.adapters.torch_private import Args, Kwargs, arguments_of, cuda_operators
+from shardcore.adapters.torch_private import Args, Kwargs, arguments_of, unnamed_operators
 
 # torch 2.13: the efficient operators read rows of masks, and sums, in blocks of as many elements.
 _MASK_BLOCK, _SUMS_BLOCK = 16, 32
 _EFFICIENT = {
-    cuda_operators.EFFICIENT_ATTENTION,
-    cuda_operators.EFFICIENT_ATTENTION_BACKWARD,
+    unnamed_operators.EFFICIENT_ATTENTION,
+    unnamed_operators.EFFICIENT_ATTENTION_BACKWARD,
 }
 
 
@@ -140,7 +140,7 @@ class AttentionCall:
 
     def _given(self, sums: torch.Tensor) -> torch.Tensor:
         """Returns `sums`, of (batch, heads, length), in the form that the gradient takes."""
-        if self.operator is cuda_operators.CUDNN_ATTENTION_BACKWARD:
+        if self.operator is unnamed_operators.CUDNN_ATTENTION_BACKWARD:
             return sums.unsqueeze(-1)
         if self.operator not in _EFFICIENT:
             return sums
