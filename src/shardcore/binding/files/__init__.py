@@ -1,1 +1,4 @@
-"""Files that Keras writes: models, weights, exports, and those of callbacks."""
+"""Files that Keras writes: models, weights, exports, and those of callbacks.
+
+`install` imports what replaces the functions of Keras; `checkpoints` takes `callbacks.together`.
+"""

@@ -1,1 +1,4 @@
-"""Torch modules: laid out alone, and wrapped in a Keras layer."""
+"""Torch modules: laid out alone, and wrapped in a Keras layer.
+
+Import `parallelize.parallelize` and the functions of `wrapper`.
+"""

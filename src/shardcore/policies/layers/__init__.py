@@ -1,1 +1,4 @@
-"""Analysis of a model's layers for the policies: linear layers, pairs and sequence roles."""
+"""Analysis of a model's layers for the policies: linear layers, pairs and sequence roles.
+
+Policies import the function or class that each module is about.
+"""
