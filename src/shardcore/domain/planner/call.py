@@ -135,13 +135,14 @@ class Call:
         """Yields the factors that `axis` may split, each with its cut.
 
         These are the factors by which `axis` already splits an operand; of several operands, also
-        those by which it splits a copy. A single operand has no other to fit: its copy is left out,
-        so that a view has the layout of its tensor.
+        those by which it splits a copy. The copy of a single operand is left out, so that a view
+        has the layout of its tensor; copies beside full operands, so that the result is full.
         """
+        fits_others = len(self.terms) > 1 and any(each.is_split(axis) for each in self.operands)
         found = [
             (operand.weight, *each)
             for term, operand in self.terms
-            for layout in (operand.layout, operand.other if len(self.terms) > 1 else None)
+            for layout in (operand.layout, operand.other if fits_others else None)
             if layout is not None
             if (each := self._factor_of(term, operand.shape, layout, axis))
             and not (operand.weight and self._meets_its_like(axis, term, operand, each[0]))

@@ -194,6 +194,12 @@ def test_a_view_has_the_layout_of_its_tensor_not_of_a_copy():
     assert words(choose(rule_of_text("a b -> b a"), (copied,))) == ["R", "R"]
 
 
+def test_a_product_of_full_tensors_is_full_though_a_copy_of_one_is_split():
+    one_hot = Placed((4, 6), Layout(PAIR, (None, None)), other=Layout(PAIR, (None, "model")))
+    product = rule_of_text("n, n c -> n c")
+    assert words(choose(product, (placed((4,), (None,)), one_hot), ((4, 6),))) == ["R", "R", "R"]
+
+
 def test_an_operand_is_taken_from_where_it_costs_least():
     gradient, rows = placed((4, 6), (None, "model")), (8, 4)
 
