@@ -74,11 +74,8 @@ def why_no_dtensor() -> str | None:
     if reason is None:
         try:
             importlib.import_module("torch.distributed.tensor")
-            from shardcore.adapters.torch_private.dtensor import asks_subclasses
         except ImportError as error:
             return f"DTensor is not available: {error}. Install a torch that has it."
-        if not asks_subclasses():
-            return "This torch does not ask subclasses of DTensor: install torch 2.12 or newer."
     return reason
 
 

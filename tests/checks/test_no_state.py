@@ -46,6 +46,7 @@ ALLOWED = {
     "adapters/engine/gradients.py: cache of _cut": "of layouts",
     "adapters/torch_private/collectives.py: cache of _moving": "of the names of operators",
     "adapters/torch_private/dispatch_modes.py: cache of _computes_nothing": "of operators",
+    "adapters/torch_private/dtensor.py: cache of _operators": "names of operators, for torch 2.11",
     "adapters/torch_private/operators.py: cache of _written_arguments": "of operators",
     "adapters/torch_private/operators.py: cache of draws": "of operators",
     "adapters/torch_private/operators.py: cache of is_composite": "of operators",

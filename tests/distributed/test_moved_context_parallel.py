@@ -123,8 +123,9 @@ def kept_bytes(rank, mesh=None):
 
     def note(tensor):
         memory = local_memory(tensor)
-        # Numbers are kept as well, and the targets, which every rank has.
-        if memory not in variables and tensor.is_floating_point() and tensor.ndim:
+        # Every rank has numbers, targets, and with Keras 3.13 a causal mask for all rows and heads.
+        is_mask = tensor.shape[:2] == (1, 1)
+        if memory not in variables and tensor.is_floating_point() and tensor.ndim and not is_mask:
             kept[memory] = local(tensor)
         return tensor
 

@@ -141,6 +141,18 @@ def is_wait(operator: object) -> bool:
     return _name(operator) == "_c10d_functional::wait_tensor"
 
 
+def is_wrap(operator: Operator) -> bool:
+    """Returns whether `operator` wraps the result of a collective for autograd.
+
+    torch 2.13: of the operators of functional collectives it alone takes no group and waits for
+    none.
+    """
+    name = _name(operator)
+    if not name.startswith("_c10d_functional::") or is_wait(operator):
+        return False
+    return not any(each.name.startswith("group") for each in operator._schema.arguments)
+
+
 def _name(operator: object) -> str:
     # By name, since a torch without torch.distributed has no such operators.
     schema = getattr(operator, "_schema", None)

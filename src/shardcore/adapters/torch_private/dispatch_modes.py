@@ -9,12 +9,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardcore.adapters.torch_private.collectives import Started, is_wait, started_by
+from shardcore.adapters.torch_private.collectives import Started, is_wait, is_wrap, started_by
 from shardcore.adapters.torch_private.operators import Operator, is_fused
 from shardcore.adapters.torch_private.trees import Args, Kwargs, tree_leaves
-
-# torch 2.13: wraps the result of a collective for autograd; the result was seen before.
-WRAPPING = "_c10d_functional::_wrap_tensor_autograd"
 
 # Marks a part of a step for the profiler, as torch's optimizers do; it computes nothing.
 PROFILER = "profiler::"
@@ -77,8 +74,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTenso
 
 @cache
 def _computes_nothing(operator: Operator) -> bool:
-    name: str = operator._schema.name
-    return name == WRAPPING or name.startswith(PROFILER)
+    return is_wrap(operator) or operator._schema.name.startswith(PROFILER)
 
 
 def _is_without_values(nest: object) -> bool:

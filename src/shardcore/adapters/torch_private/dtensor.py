@@ -1,26 +1,35 @@
 """A base class for subclasses of DTensor, with the private names that they need.
 
+torch 2.11 runs the operators on a subclass by DTensor's own rules, and does not call its
+`__torch_dispatch__` ([#177716](https://github.com/pytorch/pytorch/issues/177716)). It calls a
+function that was registered for an operator and the class.
+
 torch 2.13: a DTensor has its layout in a `DTensorSpec`, whose class is private, as is that of the
 shape, strides and dtype in it. A DTensor has the spec and its local shard in private attributes
 (`_spec`, `_local_tensor`).
 """
 
+from collections import defaultdict
+from functools import cache
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from shardcore.adapters.torch_private.tensors import wrapper
-
-__all__ = ["DTensorSpec", "GivenDTensor", "TensorMeta", "asks_subclasses"]
+__all__ = ["DTensorSpec", "GivenDTensor", "TensorMeta"]
 
 
 class GivenDTensor(DTensor):
-    """A DTensor without shard and spec: a subclass provides them."""
+    """A DTensor without shard and spec: a subclass provides them, and runs the operators."""
 
     part: torch.Tensor
     spec: DTensorSpec  # its layout, shape, strides and dtype
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if torch.__version__ < "2.12":
+            _register_operators(cls)
 
     @property
     def _local_tensor(self) -> torch.Tensor:
@@ -39,23 +48,22 @@ class GivenDTensor(DTensor):
         """Does nothing, as for the local shard."""
 
 
-class _Asked(GivenDTensor):
-    """A DTensor that returns the first operand of any operator."""
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return args[0]
+def _register_operators(kind: type[DTensor]) -> None:
+    """Has torch 2.11 call `__torch_dispatch__` of `kind` for each operator that exists now."""
+    for library, names in _operators():
+        for name in names:
+            torch.library.register_torch_dispatch(name, kind, _dispatch, lib=library)
 
 
-def asks_subclasses() -> bool:
-    """Returns whether a subclass of DTensor runs the operators on its tensors.
+def _dispatch(kind: type[DTensor], func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    return kind.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
-    torch 2.11 runs them by its own rules, and asks no subclass.
-    """
-    tensor = wrapper(_Asked, (1,), (1,), torch.float32, torch.device("cpu"))
-    try:
-        return torch.ops.aten.relu.default(tensor) is tensor
-    except AttributeError:  # it has no spec, which torch 2.11 reads
-        return False
+
+@cache
+def _operators() -> tuple[tuple[torch.library.Library, tuple[str, ...]], ...]:
+    """Returns the names of all operators, with a library for each namespace."""
+    names = defaultdict(list)
+    for each in torch._C._dispatch_get_all_op_names():
+        names[each.partition("::")[0]].append(each)
+    libraries = {each: torch.library.Library(each, "FRAGMENT") for each in names}  # type: ignore[no-untyped-call]
+    return tuple((libraries[each], tuple(names[each])) for each in names)
