@@ -22,6 +22,25 @@ def chunk_sizes(size: int, ranks: tuple[int, ...], block: int) -> tuple[int, ...
     return tuple(chunks)
 
 
+def chunk_at(
+    size: int, ranks: tuple[int, ...], block: int, place: tuple[int, ...]
+) -> tuple[int, int]:
+    """Returns the start and the size of one chunk of a dim, without the other chunks.
+
+    `place` has the coordinate of its rank along each axis that splits the dim. The start of an
+    empty chunk is the end of the dim.
+
+    Example:
+        >>> chunk_at(7, (2, 2), 1, (1, 0)), chunk_at(5, (4,), 1, (3,))
+        ((4, 2), (5, 0))
+    """
+    start, here = 0, size
+    for count, at in zip(ranks, place, strict=True):
+        full = -(-here // (block * count)) * block
+        start, here = start + full * at, max(min(full, here - full * at), 0)
+    return (start, here) if here else (size, 0)
+
+
 def _cut(size: int, count: int, block: int) -> Iterator[int]:
     full = -(-size // (block * count)) * block
     return (max(min(full, size - full * position), 0) for position in range(count))

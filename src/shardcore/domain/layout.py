@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import attrs
 
-from shardcore.domain.chunks import block_of, chunk_sizes
+from shardcore.domain.chunks import block_of, chunk_at, chunk_sizes
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import (
@@ -286,10 +286,10 @@ class Layout:
         at = dict(zip(self.mesh.axis_names, self.mesh.coordinate(rank), strict=True))
         held = []
         for dim, size in enumerate(shape):
-            chunks, place = self.chunk_sizes(dim, size), 0
-            for axis in self.dim_axes(dim):
-                place = place * self.mesh.axis_size(axis) + at[axis]
-            held.append((sum(chunks[:place]) if chunks[place] else size, chunks[place]))
+            count, block = segments_of(self.blocks[dim])
+            place = tuple(at[axis] for axis in self.dim_axes(dim))
+            start, here = chunk_at(size // count, self.ranks(dim), block, place)
+            held.append((count * start if here else size, count * here))
         return tuple(held)
 
     def __str__(self) -> str:

@@ -4,6 +4,7 @@ A trace reduces each gradient by itself, and this module forms the buckets, for 
 mesh has other ones. The rules are those of `adapters.engine.gradients.Buckets`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -67,10 +68,14 @@ def filled(sums: Iterable[Sum], size: int = BUCKET_BYTES) -> list[Bucket]:
     """
     found: list[Bucket] = []
     waiting: dict[object, list[Sum]] = {}
+    held: Counter[object] = Counter()  # the bytes of those that wait
     for each in sums:
-        waiting.setdefault(each.alike, []).append(each)
-        if sum(one.bytes for one in waiting[each.alike]) >= size:
-            found.append(Bucket(tuple(waiting.pop(each.alike)), full=True))
+        alike = each.alike
+        waiting.setdefault(alike, []).append(each)
+        held[alike] += each.bytes
+        if held[alike] >= size:
+            found.append(Bucket(tuple(waiting.pop(alike)), full=True))
+            del held[alike]
     return found + [Bucket(tuple(rest), full=False) for rest in waiting.values()]
 
 

@@ -5,7 +5,7 @@ batch have the same sizes. So operators, and collectives of activations, are the
 differs is the size of shards of variables: it follows from their layouts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TypeVar
 
@@ -63,14 +63,13 @@ def step_on(mesh: Mesh, step: TracedStep) -> RankStep:
     """Returns a traced step on a mesh with its axes, in which each rank has as many rows."""
     stored = [each.stored for each in step.memory if each.stored is not None]
     values = {each.path: each for each in reversed(stored)}
-    here = {each: each.bytes_on(mesh) for each in set(stored)}
-    then = {each: each.bytes_on(step.mesh) for each in here}
-    before, after = (sum(sizes[each] for each in stored) for sizes in (then, here))
+    then, here = _Sizes(step.mesh), _Sizes(mesh)
+    before, after = (sum(map(sizes.stored, stored)) for sizes in (then, here))
     held = [
-        each if each.stored is None else _with_bytes(each, here[each.stored])
+        each if each.stored is None else _with_bytes(each, here.stored(each.stored))
         for each in step.memory
     ]
-    started = [_on(mesh, each, step.mesh, values) for each in step.collectives]
+    started = [_on(each, then, here, values) for each in step.collectives]
     sums = _sums(started, held)
     added = bucketed(filled(sums.values()), step.end_of_pass)
     work = (
@@ -92,34 +91,51 @@ def _with_bytes(held: Held, size: int) -> Held:
     return attrs.evolve(held, allocation=attrs.evolve(held.allocation, bytes=size))
 
 
-def _on(mesh: Mesh, started: Started, before: Mesh, values: Mapping[str, Stored]) -> Started:
-    """Returns a collective with the bytes of its operands on `mesh`."""
-    size = _operand_bytes(started.facts, before, mesh, values)
+@attrs.frozen
+class _Sizes:
+    """The sizes of shards on a mesh, each computed once: blocks that repeat have equal ones."""
+
+    mesh: Mesh
+    _known: dict[Hashable, int] = attrs.field(factory=dict, init=False)
+
+    def stored(self, tensor: Stored) -> int:
+        """Returns the bytes of a tensor of a variable."""
+        key = tensor.spec, tensor.shape, tensor.itemsize
+        if key not in self._known:
+            self._known[key] = tensor.bytes_on(self.mesh)
+        return self._known[key]
+
+    def elements(self, layout: Layout, shape: tuple[int, ...]) -> int:
+        """Returns the elements of a shard in a layout, which is one of another mesh."""
+        key = layout, shape
+        if key not in self._known:
+            moved = attrs.evolve(layout, mesh=self.mesh)
+            self._known[key] = prod(moved.local_shape(shape, rank=0))
+        return self._known[key]
+
+
+def _on(started: Started, then: _Sizes, here: _Sizes, values: Mapping[str, Stored]) -> Started:
+    """Returns a collective with the bytes of its operands on the larger mesh."""
+    size = _operand_bytes(started.facts, then, here, values)
     if size == started.facts.operand_bytes:
         return started
     return attrs.evolve(started, facts=attrs.evolve(started.facts, operand_bytes=size))
 
 
-def _operand_bytes(facts: Facts, before: Mesh, after: Mesh, values: Mapping[str, Stored]) -> int:
-    """Returns the bytes of the operands of a collective on the mesh `after`."""
+def _operand_bytes(facts: Facts, then: _Sizes, here: _Sizes, values: Mapping[str, Stored]) -> int:
+    """Returns the bytes of the operands of a collective on the larger mesh."""
     if _waits(facts):
         return facts.operand_bytes
     if facts.source is not None and facts.shape is not None:
-        sizes = (_local_size(facts.source, facts.shape, mesh) for mesh in (before, after))
+        small, large = (each.elements(facts.source, facts.shape) for each in (then, here))
     else:  # the sum of gradients
         reduced = [values[path] for path in facts.reduced]
-        sizes = (sum(each.bytes_on(mesh) for each in reduced) for mesh in (before, after))
-    small, large = sizes
+        small, large = (sum(map(each.stored, reduced)) for each in (then, here))
     return facts.operand_bytes * large // max(small, 1)
 
 
 def _waits(facts: Facts) -> bool:
     return not facts.reduced and facts.variable is None
-
-
-def _local_size(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> int:
-    moved = attrs.evolve(layout, mesh=mesh)
-    return prod(moved.local_shape(shape, rank=0))
 
 
 def _sums(started: Iterable[Started], held: Iterable[Held]) -> dict[str, Sum]:
