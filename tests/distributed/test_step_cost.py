@@ -1,5 +1,6 @@
 """The collectives of a step that is traced without values, beside those of real ranks."""
 
+import multiprocessing
 from collections import Counter
 from functools import partial
 
@@ -178,3 +179,18 @@ def test_blocks_that_a_trace_leaves_out_cost_what_they_cost_in_a_full_trace():
     assert set(some.work) == set(full.work)
     assert set(some.moved) == set(full.moved)
     assert some.memory == full.memory
+
+
+def test_all_layouts_of_a_search_share_one_built_model():
+    built = multiprocessing.get_context("fork").Value("i", 0)
+
+    def build():
+        with built.get_lock():
+            built.value += 1
+        return mlp()
+
+    options = {"batch": BATCHES[mlp], "memory": "1GB"}
+    plan = shardcore.plan(build, devices=2, policy="auto", **options)
+    assert len(plan.ranking.priced) > 3
+    # For its facts; with the blocks of a trace; and with one more, which is compared with a copy.
+    assert built.value == 3

@@ -37,22 +37,34 @@ def priced_steps(
         PolicyError: If the model or its step fails without values.
     """
     jobs = [_job(group, repeats) for group in groups]
-    if jobs and not _shows_all(jobs[-1], request, machine, repeats):
-        logger.info("policy 'auto' traces all blocks: a copy of a block differs from the block")
-        jobs = [_with_runs(job, (), repeats) for job in jobs]
-    found: dict[int, tuple[RankStep, ...]] = {}
-    waiting = dict(enumerate(jobs))
-    while waiting:
-        traced = steps(list(waiting.values()), request, machine, repeats.facts)
-        for (number, job), each in zip(list(waiting.items()), traced, strict=True):
-            if each is None:  # more blocks at the ends differ from the inner ones
-                more = tuple(attrs.evolve(r, reach=2 * r.reach, last=2 * r.last) for r in job.runs)
-                runs = tuple(run for run in more if run.copied)
-                waiting[number] = _with_runs(job, runs, repeats)
-            else:
-                found[number] = each
-                del waiting[number]
-    return [found[number] for number in range(len(jobs))]
+    found = _first_steps(jobs, request, machine, repeats)
+    while None in found:  # more blocks at the ends differ from the inner ones
+        missing = [number for number, each in enumerate(found) if each is None]
+        for number in missing:
+            jobs[number] = _with_more_at_the_ends(jobs[number], repeats)
+        again = steps([jobs[number] for number in missing], request, machine, repeats.facts)
+        for number, each in zip(missing, again, strict=True):
+            found[number] = each
+    return [each for each in found if each is not None]
+
+
+def _first_steps(
+    jobs: Sequence[Job], request: TraceRequest, machine: Machine, repeats: "Repeats"
+) -> list[tuple[RankStep, ...] | None]:
+    """Returns the steps of jobs, by traces of all blocks if copies do not show them."""
+    if not (jobs and jobs[-1].runs):
+        return steps(jobs, request, machine, repeats.facts)
+    both = _copied_and_traced(jobs[-1], repeats)
+    *found, copied, traced = steps([*jobs, *both], request, machine, repeats.facts)
+    if _are_equal(copied, traced):
+        return found
+    logger.info("policy 'auto' traces all blocks: a copy of a block differs from the block")
+    return steps([_with_runs(job, (), repeats) for job in jobs], request, machine, repeats.facts)
+
+
+def _with_more_at_the_ends(job: Job, repeats: "Repeats") -> Job:
+    more = tuple(attrs.evolve(run, reach=2 * run.reach, last=2 * run.last) for run in job.runs)
+    return _with_runs(job, tuple(run for run in more if run.copied), repeats)
 
 
 def _job(group: Sequence[PlannedCandidate], repeats: "Repeats") -> Job:
@@ -69,23 +81,22 @@ def _with_runs(job: Job, runs: tuple[Run, ...], repeats: "Repeats") -> Job:
     return attrs.evolve(job, runs=runs, planned=PlannedCandidate(candidate, plan))
 
 
-def _shows_all(job: Job, request: TraceRequest, machine: Machine, repeats: "Repeats") -> bool:
-    """Returns whether the trace of one more block of each run is the same as its copy."""
-    if not job.runs:
-        return True
+def _copied_and_traced(job: Job, repeats: "Repeats") -> tuple[Job, Job]:
+    """Returns the jobs of a step with one more block of each run: a copy, and a traced one."""
     more = tuple(attrs.evolve(run, last=run.last + 1) for run in job.runs)
     pairs = zip(job.runs, more, strict=True)
     copies = tuple(attrs.evolve(run, paths=longer.traced) for run, longer in pairs)
     small = (job.planned.candidate.small,)
-    both = (
+    return (
         attrs.evolve(job, meshes=small, longer=copies),
         attrs.evolve(_with_runs(job, more, repeats), meshes=small, longer=()),
     )
-    copied, traced = steps(both, request, machine, repeats.facts)
-    return copied is not None and traced is not None and _are_equal(copied[0], traced[0])
 
 
-def _are_equal(one: RankStep, other: RankStep) -> bool:
+def _are_equal(ones: tuple[RankStep, ...] | None, others: tuple[RankStep, ...] | None) -> bool:
+    if ones is None or others is None:
+        return False
+    (one,), (other,) = ones, others
     same = set(one.work) == set(other.work) and set(one.moved) == set(other.moved)
     return same and one.memory == other.memory
 
@@ -186,8 +197,14 @@ def _span(block: LayerFacts, facts: LayerFacts, rules: Rules) -> int:
     """Returns the number of blocks whose all-gathered weights the engine holds at a time."""
 
     def held(layer: LayerFacts) -> int:
-        sharded = (each for each in layer.all_variables() if _is_sharded(each.path, rules))
-        return sum(each.bytes for each in sharded if each.bytes <= BUCKET_BYTES)
+        """Returns the bytes of sharded variables, or a number that is more than a bucket."""
+        found = 0
+        for each in layer.all_variables():
+            if each.bytes <= BUCKET_BYTES and _is_sharded(each.path, rules):
+                found += each.bytes
+            if found > BUCKET_BYTES:
+                break
+        return found
 
     if held(facts) <= BUCKET_BYTES or not held(block):
         return 1

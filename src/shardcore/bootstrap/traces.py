@@ -1,14 +1,17 @@
 """Steps of a model under several layouts, each traced in a process that is forked for it.
 
-A process is the first rank of simulated ranks: the process group, the names and the seeds of the
-caller stay as they are.
+One forked process builds the model, without values and without a distribution. Of it a process is
+forked for each layout: the first rank of simulated ranks, which lays the model out. The process
+group, the names and the seeds of the caller stay as they are.
 """
 
 import logging
+import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import attrs
 
@@ -23,6 +26,13 @@ from shardcore.domain.steps.runs import Run
 from shardcore.policies.candidates import Candidate
 from shardcore.policies.rules import Planned
 from shardcore.ports.model import LayerFacts
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
+    from shardcore.adapters.measurement.step_tape import StepTape
+    from shardcore.binding.inspection.traced_step import Blocks
+    from shardcore.binding.inspection.without_values import BuiltModel
 
 logger = logging.getLogger("shardcore.plan")
 
@@ -75,13 +85,14 @@ def steps(
 ) -> list[tuple[RankStep, ...] | None]:
     """Returns the steps of each job on its meshes; None if blocks of its runs differ.
 
-    As many are traced at a time as there are cores.
+    Jobs that trace the same blocks share a model. Of each model as many are traced at a time as
+    there are cores.
 
     Raises:
         PolicyError: If the model or its step fails without values, or this process cannot be
             forked for it.
     """
-    from shardcore.adapters.job import cores, forked_ranks, process_group
+    from shardcore.adapters.job import forked_ranks, process_group
 
     if process_group.is_started():
         raise PolicyError(
@@ -89,62 +100,137 @@ def steps(
             "joined a job: call plan() before the first DeviceMesh, DataParallel or list_devices()."
         )
     forked_ranks.check_device("plan(policy='auto')")
-    at_a_time, began = cores.available(), time.monotonic()
-    found: list[tuple[RankStep, ...] | None] = []
-    for start in range(0, len(jobs), at_a_time):
-        some = jobs[start : start + at_a_time]
+    alike: dict[tuple[Run, ...], list[int]] = {}  # the numbers of jobs that trace the same blocks
+    for number, job in enumerate(jobs):
+        alike.setdefault(job.runs, []).append(number)
+    groups = [[jobs[number] for number in numbers] for numbers in alike.values()]
+    results = _forked(lambda rank: _of_model(groups[rank], request, machine, facts), len(groups))
+    found = dict(zip(chain(*alike.values()), chain(*results), strict=True))
+    return [found[number] for number in range(len(jobs))]
 
-        def work(rank: int, some: Sequence[Job] = some) -> _Found:
-            return _steps(some[rank], request, machine, facts)
 
-        # The rules of a plan name layers as the next model of this process will.
-        case = forked_ranks.Case(work, (), None, init=False, keeps_session=True)
-        for each in forked_ranks.run(case, len(some)):
-            if isinstance(each, ShardcoreError):
-                raise each
-            found.append(each)
-        if len(found) < len(jobs) and time.monotonic() > began + _PATIENCE:
-            logger.info("policy 'auto' has traced %d of %d layouts", len(found), len(jobs))
+_Found: TypeAlias = tuple[RankStep, ...] | None
+_Result = TypeVar("_Result")
+
+
+def _forked(work: Callable[[int], _Result | ShardcoreError], count: int) -> list[_Result]:
+    """Returns what `work` returns, in processes that are forked for it; raises its first error."""
+    from shardcore.adapters.job import forked_ranks
+
+    # The rules of a plan name layers as the next model of this process will.
+    case = forked_ranks.Case(work, (), None, init=False, keeps_session=True)
+    found: list[_Result] = []
+    for each in forked_ranks.run(case, count):
+        if isinstance(each, ShardcoreError):
+            raise each
+        found.append(each)
     return found
 
 
-_Found: TypeAlias = tuple[RankStep, ...] | ShardcoreError | None
+def _of_model(
+    jobs: Sequence[Job], request: TraceRequest, machine: Machine, facts: LayerFacts
+) -> list[_Found] | ShardcoreError:
+    """Returns the steps of jobs with the same blocks, which share a model; or the first error."""
+    from shardcore.adapters.job import cores
 
-
-def _steps(job: Job, request: TraceRequest, machine: Machine, facts: LayerFacts) -> _Found:
-    """Returns the steps of a job, or the error in its trace."""
-    step: TracedStep | None
+    processes = min(cores.available(), len(jobs))
+    begun = multiprocessing.get_context("fork").Value("i", 0)  # the jobs that a process took
     try:
-        step = _trace(job, request, machine, facts)
+        install_again({})
+        model = _Model.of(jobs, request, machine, facts)
+        results = _forked(partial(_of_process, model, begun), processes)
     except ShardcoreError as error:
         return error
-    for run in job.runs if job.longer is None else job.longer:
-        step = None if step is None else lengthened(step, run)
-    return None if step is None else tuple(step_on(mesh, step) for mesh in job.meshes)
+    found = {number: each for some in results for number, each in some.items()}
+    return [found[number] for number in range(len(jobs))]
 
 
-def _trace(job: Job, request: TraceRequest, machine: Machine, facts: LayerFacts) -> TracedStep:
-    """Returns the trace of a step on a small mesh, without the copied blocks."""
-    from shardcore.adapters.measurement.step_tape import StepTape
-    from shardcore.adapters.measurement.traffic import StepTracer
-    from shardcore.binding.inspection.traced_step import Blocks, trace_step
-    from shardcore.binding.planning.make_plan import plan_of
+def _of_process(
+    model: "_Model", begun: "Synchronized[int]", _rank: int
+) -> dict[int, _Found] | ShardcoreError:
+    """Returns the steps of the jobs that this process took, one after the other, by number."""
+    found: dict[int, _Found] = {}
+    while True:
+        with begun.get_lock():
+            number = begun.value
+            begun.value += 1
+        if number >= len(model.jobs):
+            return found
+        if number and time.monotonic() > model.built_at + _PATIENCE:
+            logger.info("policy 'auto' traces layout %d of %d", number + 1, len(model.jobs))
+        try:
+            (found[number],) = _forked(partial(model.steps, model.jobs[number]), 1)
+        except ShardcoreError as error:
+            return error
 
-    candidate = job.planned.candidate
-    mesh = candidate.small
-    rows = request.rows // candidate.batch_parts * mesh.size_along(candidate.batch_axes)
-    install_again({"links": machine.links(candidate.mesh)})
-    bootstrap.simulate(mesh.size)
-    plan_of(facts, mesh, candidate.policy, job.planned.plan).distribute()
-    sessions = bootstrap.installation().binding.sessions
-    names = {layer.path: layer.name for layer in facts.layers()}
-    blocks = Blocks(
-        frozenset(names[path] for run in job.runs for path in run.traced),
-        frozenset(names[path] for run in job.runs for path in run.copied),
-    )
-    collectives = partial(StepTracer, values=False)
-    batch = request.batch
-    return trace_step(request.build, batch, rows, sessions, StepTape(), collectives, blocks)
+
+@attrs.frozen(eq=False)
+class _Model:
+    """A model without values. A process that is forked from this one traces its step.
+
+    Args:
+        jobs: The traces, which all have the same blocks.
+        built: The model.
+        tape: Opens the context in which it was built; records the step.
+        blocks: Its blocks.
+        rows: The rows of the global batch.
+        machine: The machine.
+        facts: The facts of the whole model.
+        built_at: When it was built.
+    """
+
+    jobs: Sequence[Job]
+    built: "BuiltModel"
+    tape: "StepTape"
+    blocks: "Blocks"
+    rows: int
+    machine: Machine
+    facts: LayerFacts
+    built_at: float = attrs.field(factory=time.monotonic, init=False)
+
+    @classmethod
+    def of(
+        cls, jobs: Sequence[Job], request: TraceRequest, machine: Machine, facts: LayerFacts
+    ) -> "_Model":
+        """Returns the model that jobs share."""
+        from shardcore.adapters.measurement.step_tape import StepTape
+        from shardcore.binding.inspection.traced_step import Blocks, build_to_trace
+
+        names = {layer.path: layer.name for layer in facts.layers()}
+        blocks = Blocks(
+            frozenset(names[path] for run in jobs[0].runs for path in run.traced),
+            frozenset(names[path] for run in jobs[0].runs for path in run.copied),
+        )
+        tape, sessions = StepTape(), bootstrap.installation().binding.sessions
+        built = build_to_trace(request.build, request.batch, sessions, tape, blocks)
+        return cls(jobs, built, tape, blocks, request.rows, machine, facts)
+
+    def steps(self, job: Job, _rank: int) -> _Found | ShardcoreError:
+        """Returns the steps of a job, or the error in its trace."""
+        step: TracedStep | None
+        try:
+            step = self._trace(job.planned)
+        except ShardcoreError as error:
+            return error
+        for run in job.runs if job.longer is None else job.longer:
+            step = None if step is None else lengthened(step, run)
+        return None if step is None else tuple(step_on(mesh, step) for mesh in job.meshes)
+
+    def _trace(self, planned: PlannedCandidate) -> TracedStep:
+        """Returns the trace of a step on a small mesh, without the copied blocks."""
+        from shardcore.adapters.measurement.traffic import StepTracer
+        from shardcore.binding.inspection.traced_step import trace_step
+        from shardcore.binding.planning.make_plan import plan_of
+
+        candidate = planned.candidate
+        mesh = candidate.small
+        rows = self.rows // candidate.batch_parts * mesh.size_along(candidate.batch_axes)
+        install_again({"links": self.machine.links(candidate.mesh)})
+        bootstrap.simulate(mesh.size)
+        plan_of(self.facts, mesh, candidate.policy, planned.plan).distribute()
+        sessions = bootstrap.installation().binding.sessions
+        collectives = partial(StepTracer, values=False)
+        return trace_step(self.built, rows, sessions, self.tape, collectives, self.blocks)
 
 
 def install_again(options: Mapping[str, Any]) -> None:

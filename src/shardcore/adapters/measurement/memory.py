@@ -19,10 +19,13 @@ class StepMemory:
     _made: list[Allocation] = attrs.field(factory=list, init=False)
     _held: dict[int, int] = attrs.field(factory=dict, init=False)  # by identity, its number
     _time: int = attrs.field(default=0, init=False)
+    _without_values: torch_private.WithoutValues = attrs.field(
+        factory=torch_private.WithoutValues, init=False
+    )
 
     def without_values(self) -> AbstractContextManager[Any]:
-        """Opens a context in which tensors have shapes and no values, and nothing is computed."""
-        return torch_private.without_values()
+        """Opens the context in which tensors have shapes and no values, and nothing is computed."""
+        return self._without_values
 
     @contextmanager
     def tracing(self) -> Iterator[None]:

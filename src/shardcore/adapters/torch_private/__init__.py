@@ -17,7 +17,7 @@ from shardcore.adapters.torch_private.collectives import wait_for as wait_for
 from shardcore.adapters.torch_private.dispatch_modes import CollectiveListener as CollectiveListener
 from shardcore.adapters.torch_private.dispatch_modes import OperatorListener as OperatorListener
 from shardcore.adapters.torch_private.dispatch_modes import ResultListener as ResultListener
-from shardcore.adapters.torch_private.dispatch_modes import without_values as without_values
+from shardcore.adapters.torch_private.dispatch_modes import WithoutValues as WithoutValues
 from shardcore.adapters.torch_private.onednn import OneDnn as OneDnn
 from shardcore.adapters.torch_private.onednn import has_onednn as has_onednn
 from shardcore.adapters.torch_private.onednn import is_intel as is_intel

@@ -1,7 +1,7 @@
 """Dispatch modes that see every operator, or every collective, that this thread runs."""
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from typing import Any
 
@@ -123,12 +123,25 @@ class _WithoutUpdatesAndWaits(TorchDispatchMode):  # type: ignore[no-untyped-cal
         return None if is_fused(func) else func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def without_values() -> Iterator[None]:
-    """Opens a context in which operators give tensors with shapes, and compute nothing."""
-    mode = _WithoutUpdatesAndWaits()  # type: ignore[no-untyped-call]
-    with FakeTensorMode(allow_non_fake_inputs=True), mode:
-        yield
+class WithoutValues(AbstractContextManager[None]):
+    """A context in which operators give tensors with shapes, and compute nothing.
+
+    It may be opened again, for its tensors belong to it: also in a forked process.
+    """
+
+    def __init__(self) -> None:
+        self._modes = (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            _WithoutUpdatesAndWaits(),  # type: ignore[no-untyped-call]
+        )
+        self._open = ExitStack()
+
+    def __enter__(self) -> None:
+        for each in self._modes:
+            self._open.enter_context(each)
+
+    def __exit__(self, *_raised: object) -> None:
+        self._open.close()
 
 
 class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]

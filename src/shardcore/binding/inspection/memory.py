@@ -9,7 +9,7 @@ from keras import Model
 
 from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.context.session import Session, Sessions
-from shardcore.binding.inspection.without_values import run_step
+from shardcore.binding.inspection.without_values import build_model, run_step
 from shardcore.domain.checkpoints.division import divide, pieces
 from shardcore.domain.steps.memory import highest
 from shardcore.ports.measurement.memory import MemoryTracer
@@ -36,7 +36,7 @@ def estimate_memory(
         PolicyError: If the model or its step fails without values.
         StrategyError: If the model is not compiled, or the batch is none.
     """
-    ran = run_step(build, batch, sessions, tracer)
+    ran = run_step(build_model(build, batch, sessions, tracer), sessions, tracer)
     return MemoryReport(
         policy,
         str(ran.session.mesh),

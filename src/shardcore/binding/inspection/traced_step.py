@@ -14,7 +14,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions, stored_layout
-from shardcore.binding.inspection.without_values import RunStep, run_step
+from shardcore.binding.inspection.without_values import BuiltModel, RunStep, build_model, run_step
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.types import Original
 from shardcore.domain.errors import PolicyError
@@ -38,29 +38,54 @@ class Blocks:
     left_out: frozenset[str] = frozenset()
 
 
-def trace_step(
+def build_to_trace(
     build: Callable[[], keras.Model],
     batch: Any,
-    rows: int,
     sessions: Sessions,
     tracer: EventTracer[torch.Tensor],
-    collectives: TracerFactory,
-    blocks: Blocks = Blocks(),
-) -> TracedStep:
-    """Returns the trace of a train step under the distribution that is set.
+    blocks: Blocks,
+) -> BuiltModel:
+    """Builds a model for `trace_step`.
 
     Args:
         build: Returns the compiled model.
         batch: A batch of any number of rows.
-        rows: The rows of the global batch of the trace.
-        sessions: The distribution that is set.
-        tracer: Notes what happens.
-        collectives: Makes the tracer of collectives.
+        sessions: The sessions of the installation.
+        tracer: Opens the context without values.
         blocks: Blocks of the model, some of which may be left out.
 
     Raises:
-        PolicyError: If the model or its step fails without values.
+        PolicyError: If the model fails without values.
         StrategyError: If the model is not compiled, or the batch is none.
+    """
+
+    def call(original: Original, layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if layer.name in blocks.left_out else original(layer, *args, **kwargs)
+
+    with keras_private.around_layers(call):
+        return build_model(build, lambda: batch, sessions, tracer)
+
+
+def trace_step(
+    built: BuiltModel,
+    rows: int,
+    sessions: Sessions,
+    tracer: EventTracer[torch.Tensor],
+    collectives: TracerFactory,
+    blocks: Blocks,
+) -> TracedStep:
+    """Returns the trace of a train step under the distribution that is set.
+
+    Args:
+        built: The model, and a batch of any number of rows.
+        rows: The rows of the global batch of the trace.
+        sessions: The distribution that is set.
+        tracer: Notes what happens; it opened the context in which the model was built.
+        collectives: Makes the tracer of collectives.
+        blocks: Blocks of the model, as it was built.
+
+    Raises:
+        PolicyError: If the step fails without values.
     """
 
     @contextmanager
@@ -83,14 +108,14 @@ def trace_step(
 
     def call(original: Original, layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
         if layer.name in blocks.left_out:
-            return args[0]
+            return args[0]  # a functional model calls it in its step too
         traced = layer.name in blocks.traced and not keras_private.is_symbolic()
         with tracer.block(layer.path) if traced else nullcontext():
             return original(layer, *args, **kwargs)
 
-    given = _with_rows(batch, rows)  # from values, which a step without them cannot read
+    given = attrs.evolve(built, batch=_with_rows(built.batch, rows))
     with keras_private.around_layers(call):
-        ran = run_step(build, lambda: given, sessions, tracer, watch)
+        ran = run_step(given, sessions, tracer, watch)
     return tracer.events(ran.session.mesh, dict(_stored(ran)))
 
 

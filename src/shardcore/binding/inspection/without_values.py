@@ -1,7 +1,7 @@
 """A train step that runs on tensors without values, while tracers watch it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import attrs
@@ -10,14 +10,29 @@ from keras import Model, Variable
 
 from shardcore.binding import keras_private
 from shardcore.binding.checkpoints.state import StateTensor, tensors_of
-from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.context import rank_consistency
+from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.data import batches
 from shardcore.binding.inspection.explain import checked_batch
+from shardcore.binding.variables import adoption
 from shardcore.domain.errors import PolicyError, ShardcoreError
 from shardcore.ports.measurement.memory import MemoryTracer
 
 # Opens the context of the step, for the built model.
 Watch = Callable[[Model, Session], AbstractContextManager[Any]]
+
+
+@attrs.frozen(eq=False)
+class BuiltModel:
+    """A built and compiled model whose tensors have no values.
+
+    Args:
+        model: The model.
+        batch: The global batch of its step, as `checked_batch` returns it.
+    """
+
+    model: Model
+    batch: Any
 
 
 @attrs.frozen(eq=False)
@@ -37,9 +52,34 @@ class RunStep:
     gradients: tuple[tuple[Variable, int], ...]
 
 
-def run_step(
+def build_model(
     build: Callable[[], Model],
     batch: Callable[[], Any],
+    sessions: Sessions,
+    tracer: MemoryTracer[torch.Tensor],
+) -> BuiltModel:
+    """Builds a compiled model, its optimizer and its metrics, under the distribution if one is set.
+
+    Args:
+        build: Returns the compiled model.
+        batch: Returns the global batch.
+        sessions: The sessions of the installation.
+        tracer: Opens the context without values.
+
+    Raises:
+        PolicyError: If the model fails without values.
+        StrategyError: If the model is not compiled, or the batch is none.
+    """
+    with _without_values(tracer):
+        with sessions.ignoring_distributions():
+            model = build()
+        built = BuiltModel(model, checked_batch(model, batch(), "train"))
+        keras_private.build_by(model, built.batch)
+        return built
+
+
+def run_step(
+    built: BuiltModel,
     sessions: Sessions,
     tracer: MemoryTracer[torch.Tensor],
     watch: Watch = lambda model, session: nullcontext(),
@@ -47,24 +87,26 @@ def run_step(
     """Runs one train step as `train_on_batch` does, eagerly.
 
     Args:
-        build: Returns the compiled model.
-        batch: Returns the global batch.
+        built: The model and the batch. What was made before the distribution is laid out.
         sessions: The distribution that is set.
-        tracer: Notes what is allocated.
+        tracer: Notes what is allocated; it opened the context in which the model was built.
         watch: Opens a context for the step alone.
 
     Raises:
-        PolicyError: If the model or its step fails without values.
-        StrategyError: If the model is not compiled, or the batch is none.
+        PolicyError: If the step fails without values.
     """
+    with _without_values(tracer):
+        session = sessions.required()
+        with sessions.scope_of(built.model), session.strategy.scope():
+            return _run(built.model, built.batch, session, sessions, tracer, watch)
+
+
+@contextmanager
+def _without_values(tracer: MemoryTracer[torch.Tensor]) -> Iterator[None]:
+    """Opens the context without values, whose errors say so."""
     with tracer.without_values(), keras_private.drawing_without_values():
         try:
-            with sessions.ignoring_distributions():
-                model = build()
-            data = checked_batch(model, batch(), "train")
-            session = sessions.required()
-            with sessions.scope_of(model), session.strategy.scope():
-                return _run(model, data, session, sessions, tracer, watch)
+            yield
         except ShardcoreError:
             raise
         except (RuntimeError, NotImplementedError) as error:
@@ -84,7 +126,8 @@ def _run(
     tracer: MemoryTracer[torch.Tensor],
     watch: Watch,
 ) -> RunStep:
-    keras_private.build_by(model, data)
+    variables = rank_consistency.variables_of(model)
+    adoption.place([v for v in variables if stored_layout(v) is None], session, model)
     state = tuple(
         (each, tracer.hold(each.local, "optimizer" if each.group == "optimizer" else "variables"))
         for each in tensors_of(model, session)

@@ -63,6 +63,11 @@ def lay_out(variables: Iterable[Variable], session: Session, owner: Layer | None
     """
     variables = list(variables)
     rank_consistency.compare_values([v for v in variables if stored_layout(v) is None], session)
+    place(variables, session, owner)
+
+
+def place(variables: Iterable[Variable], session: Session, owner: Layer | None = None) -> None:
+    """Lays `variables` out as `lay_out` does, whose values are known to be equal on all ranks."""
     optimizer = getattr(owner, "optimizer", None)
     weights = {} if optimizer is None else keras_private.weights_by_moment(optimizer, owner)
     of_optimizer = {id(v) for v in getattr(optimizer, "variables", ())}

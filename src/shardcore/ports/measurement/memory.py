@@ -12,7 +12,10 @@ class MemoryTracer(Protocol[TensorT_contra]):
     """Notes what is allocated, and when it is free again."""
 
     def without_values(self) -> AbstractContextManager[Any]:
-        """Opens a context in which tensors have shapes and no values, and nothing is computed."""
+        """Opens the context in which tensors have shapes and no values, and nothing is computed.
+
+        It may be opened several times, one after the other.
+        """
 
     def tracing(self) -> AbstractContextManager[None]:
         """Opens a context in which the results of operators are noted."""
