@@ -1,7 +1,8 @@
 """Measures which lines of shardcore tests run, in each process that they fork.
 
-A statement that sets a byte stands before each statement of the source. The bytes are in a file
-that all processes have mapped into memory: a rank that is killed has saved its lines.
+A statement that sets a byte stands before the last of statements that run together: if it runs, so
+did they. The bytes are in a file that all processes have mapped into memory: a rank that is killed
+has saved its lines.
 
 Why no package does it: coverage.py traces each call of Python before 3.12, which makes tests on
 ranks slower by half, and at the end of a process slipcover writes a file, which killed ranks would
@@ -87,7 +88,10 @@ def _compiled(path: Path) -> CodeType:
         return marshal.loads(kept.read_bytes())
     tree = ast.parse(path.read_bytes())
     for body in _bodies(tree):
-        body[:] = [new for old in body for new in (*_marks(old, start), old)]
+        marked = {each for each in _marked(body) if not _is_text(each)}
+        body[:] = [
+            new for old in body for new in ((_mark(old, start), old) if old in marked else (old,))
+        ]
     code = compile(tree, str(path), "exec", dont_inherit=True)
     unfinished = kept.with_suffix(f".{os.getpid()}")
     unfinished.write_bytes(marshal.dumps(code))
@@ -95,13 +99,27 @@ def _compiled(path: Path) -> CodeType:
     return code
 
 
-def _marks(statement: ast.stmt, start: int) -> Iterator[ast.stmt]:
-    """Yields the statement that sets the byte of a statement; none for a docstring."""
-    if not _is_text(statement):
-        mark = ast.parse(f"{_NAME}[{start + statement.lineno}] = 1").body[0]
-        for node in ast.walk(mark):
-            ast.copy_location(node, statement)
-        yield mark
+def _mark(statement: ast.stmt, start: int) -> ast.stmt:
+    """Returns the statement that sets the byte of a statement."""
+    mark = ast.parse(f"{_NAME}[{start + statement.lineno}] = 1").body[0]
+    for node in ast.walk(mark):
+        ast.copy_location(node, statement)
+    return mark
+
+
+def _marked(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Returns for each statement of a body the one whose byte says that it ran.
+
+    That is the last of the statements that run together, or the first of them that has a body.
+    """
+    found: list[ast.stmt] = []
+    for statement in reversed(body):
+        found.append(found[-1] if found and not _has_body(statement) else statement)
+    return found[::-1]
+
+
+def _has_body(statement: ast.stmt) -> bool:
+    return hasattr(statement, "body") or isinstance(statement, ast.Match)
 
 
 def _is_text(statement: ast.stmt) -> bool:
@@ -129,9 +147,14 @@ def report() -> float:
     hits = _bytes()
     for name, start in _starts().items():
         tree = ast.parse(Path(name).read_bytes() if name else "")
-        statements = [each for body in _bodies(tree) for each in body if not _is_text(each)]
-        lines = sorted({each.lineno for each in statements})
-        without = [line for line in lines if not hits[start + line]]
+        marks = {
+            statement.lineno: marked.lineno
+            for body in _bodies(tree)
+            for statement, marked in zip(body, _marked(body), strict=True)
+            if not _is_text(statement)
+        }
+        lines = sorted(marks)
+        without = [line for line in lines if not hits[start + marks[line]]]
         every, missed = every + len(lines), missed + len(without)
         if without:
             relative = Path(name).relative_to(SOURCE)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def used(wanted):
     """Returns something."""
     if wanted:
-        return 1
+        number = 1
+        return number
     else:
         for each in "ab":
             print(each)
@@ -66,6 +67,6 @@ def test_lines_of_a_killed_fork_count_and_lines_that_did_not_run_are_named(tmp_p
             check=True,
         )
         assert done.stdout.splitlines() == [
-            "module.py: 5 of 13: 13-15, 22-23",
-            "61.5 % of 13 lines were run.",
+            "module.py: 5 of 14: 14-16, 23-24",
+            "64.3 % of 14 lines were run.",
         ], done.stderr
