@@ -16,7 +16,7 @@ from shardcore.adapters.capture.passes.inductor import with_reshapes
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_private import inductor
 from shardcore.testing import run_ranks
-from tests.distributed.moved import TOKENS, compiled, distribute, numbers, transformer
+from tests.distributed.moved import LENGTH, TOKENS, VOCABULARY, WIDTH, compiled, distribute, numbers
 from tests.distributed.programs import needs_compiler
 
 GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
@@ -27,7 +27,11 @@ STEPS = 5
 
 
 def block():
-    return transformer(1)
+    """Attention alone: of each kernel that Inductor fuses, a compiler takes seconds."""
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    h = keras.layers.Embedding(VOCABULARY, WIDTH, name="tokens")(tokens)
+    h = keras.layers.MultiHeadAttention(8, 2, name="attend")(h, h, use_causal_mask=True)
+    return keras.Model(tokens, keras.layers.Dense(VOCABULARY, name="logits")(h))
 
 
 class Watch(TorchDispatchMode):
