@@ -15,6 +15,7 @@ LINE = tuple(int(number) for number in keras.__version__.split(".")[:2])
 # The line that moved a name -> the start of the name before, and since.
 MOVED = {
     (3, 16): {
+        "keras.src.backend.torch.math": "keras.src.backend.torch.ops.math",
         "keras.src.backend.torch.core": "keras.src.backend.torch.ops.core",
         "keras.src.backend.torch.nn": "keras.src.backend.torch.ops.nn",
         "keras.src.backend.torch.numpy": "keras.src.backend.torch.ops.numpy",
