@@ -22,8 +22,9 @@ DECODER = Case(
     batch=8,
     steps=1,
 )
+CNN = Case("CNN", "cnn", {"size": 16, "filters": 32, "blocks": 3, "classes": 10}, 64, 1)
 WARM_UP = 4
-STEPS = 8
+ROUNDS = 8
 TIMEOUT = 300.0
 
 
@@ -31,7 +32,7 @@ def rows(quick: bool, strategy: str) -> Iterator[Row]:
     """Yields measured steps over predicted ones, and the rank correlation of all layouts."""
     for ranks in (2,) if quick else (2, 4):
         machine = run_ranks(_machine, ranks, timeout=TIMEOUT)[0]
-        for case in map(cases.quick, (cases.MLP,)) if quick else (cases.MLP, DECODER):
+        for case in map(cases.quick, (cases.MLP,)) if quick else (cases.MLP, DECODER, CNN):
             section = f"plan, {case.name} over {ranks} ranks"
             predicted = _predicted(case, ranks, machine)
             try:
@@ -87,24 +88,31 @@ def _predicted(case: Case, ranks: int, machine: Machine) -> list[Priced]:
 
 
 def _measured(_rank: int, case: Case, predicted: Sequence[Priced], strategy: str) -> list[float]:
-    """Returns the shortest captured step of each candidate: other programs only lengthen it."""
+    """Returns the median captured step of each candidate.
+
+    A round has one step of each candidate, so that other programs delay all of them alike.
+    """
     import keras
 
     import shardcore
 
-    found = []
+    models, batch = [], case.data(1)
     for each in predicted:
         keras.utils.clear_session()
         shardcore.install(strategy)
         mesh = keras.distribution.DeviceMesh(each.mesh.shape, each.mesh.axis_names)
         shardcore.plan(lambda: _compiled(case), mesh, each.policy).distribute()
-        model, batch, times = _compiled(case), case.data(1), []
-        for _ in range(WARM_UP + STEPS):
+        models.append((keras.distribution.distribution(), _compiled(case)))
+        for _ in range(WARM_UP):
+            models[-1][1].train_on_batch(*batch)
+    times: list[list[float]] = [[] for _ in models]
+    for _ in range(ROUNDS):
+        for (distribution, model), found in zip(models, times, strict=True):
+            keras.distribution.set_distribution(distribution)
             start = time.perf_counter()
             model.train_on_batch(*batch)
-            times.append(time.perf_counter() - start)
-        found.append(min(times[WARM_UP:]))
-    return found
+            found.append(time.perf_counter() - start)
+    return list(map(statistics.median, times))
 
 
 def _compiled(case: Case) -> Any:
