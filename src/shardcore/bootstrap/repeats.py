@@ -52,7 +52,9 @@ def _first_steps(
     jobs: Sequence[Job], request: TraceRequest, machine: Machine, repeats: "Repeats"
 ) -> list[tuple[RankStep, ...] | None]:
     """Returns the steps of jobs, by traces of all blocks if copies do not show them."""
-    if not (jobs and jobs[-1].runs):
+    if not jobs:  # no layout fits
+        return []
+    if not jobs[-1].runs:
         return steps(jobs, request, machine, repeats.facts)
     both = _copied_and_traced(jobs[-1], repeats)
     *found, copied, traced = steps([*jobs, *both], request, machine, repeats.facts)
