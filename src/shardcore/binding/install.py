@@ -114,6 +114,7 @@ class Binding:
             "TensorLayout._validate_axes": layout_map.validate_axes,
             "LayoutMap.__getitem__": layout_map.lookup,
             "LayoutMap.__setitem__": layout_map.add_rule,
+            "ModelParallel.__init__": layout_map.create_model_parallel,
             "Variable.__init__": variable.keep_layout,
             "Variable._convert_to_tensor": partial(loading.without_copy, sessions),
             "Variable._direct_assign": partial(adoption.assign, sessions),

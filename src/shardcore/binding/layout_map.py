@@ -12,7 +12,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.key import PathKey
 from shardcore.domain.paths.rules import PathRules
-from shardcore.domain.spec import entry_axes
+from shardcore.domain.spec import DimSpec, entry_axes
 from shardcore.ports.types import LayoutLike
 
 
@@ -31,6 +31,20 @@ def model_replicas(distribution: ModelParallel) -> int:
     """Replaces `ModelParallel.num_model_replicas`: `batch_dim_name` may be several axes."""
     mesh, axes = distribution.device_mesh, entry_axes(distribution.batch_dim_name)
     return math.prod(mesh.shape[mesh.axis_names.index(axis)] for axis in axes)
+
+
+def create_model_parallel(
+    original: Original,
+    distribution: ModelParallel,
+    *,
+    batch_dim_name: DimSpec = None,
+    **given: Any,
+) -> None:
+    """Replaces `ModelParallel.__init__` of Keras 3.14: `batch_dim_name` may be several axes."""
+    first, *others = entry_axes(batch_dim_name) or (None,)
+    original(distribution, batch_dim_name=first, **given)
+    if others:
+        keras_private.set_batch_axes(distribution, batch_dim_name)
 
 
 def lookup(_original: Original, layout_map: LayoutMap, key: str) -> Any:

@@ -88,5 +88,6 @@ from shardcore.binding.keras_private.variables import is_seed as is_seed
 from shardcore.binding.keras_private.variables import layout_map_of as layout_map_of
 from shardcore.binding.keras_private.variables import layout_of as layout_of
 from shardcore.binding.keras_private.variables import repr_with_value as repr_with_value
+from shardcore.binding.keras_private.variables import set_batch_axes as set_batch_axes
 from shardcore.binding.keras_private.variables import set_layout as set_layout
 from shardcore.binding.keras_private.variables import update_shape as update_shape

@@ -111,6 +111,12 @@ ALL = (
         since=(3, 15),
     ),
     Patch(
+        "keras.src.distribution.distribution_lib:ModelParallel.__init__",
+        "Looks up one axis of the batch.",
+        since=(3, 14),
+        until=(3, 14),
+    ),
+    Patch(
         "keras.src.backend.common.variables:Variable.__init__",
         "Drops the layout that an optimizer gives its variables.",
         until=(3, 14),

@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 from keras import Variable
-from keras.distribution import LayoutMap
+from keras.distribution import LayoutMap, ModelParallel
 from keras.src.backend.common.variables import Variable as VariableOfAnyBackend
+
+from shardcore.domain.spec import DimSpec
 
 # The attributes of a variable that a step reads, which guards compare.
 READ_BY_STEPS = ("_value", "_trainable")
@@ -56,6 +58,11 @@ def entries_of(layout_map: LayoutMap) -> Mapping[str, Any]:
     """Returns the layouts in a map by their keys, as they were given."""
     entries: Mapping[str, Any] = layout_map._layout_map
     return entries
+
+
+def set_batch_axes(distribution: ModelParallel, axes: DimSpec) -> None:
+    """Sets `batch_dim_name` of a distribution."""
+    distribution._batch_dim_name = axes
 
 
 def is_seed(variable: Variable) -> bool:
