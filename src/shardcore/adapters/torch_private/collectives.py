@@ -141,14 +141,14 @@ def is_wait(operator: object) -> bool:
     return _name(operator) == "_c10d_functional::wait_tensor"
 
 
-def is_wrap(operator: Operator) -> bool:
+def is_autograd_wrapper(operator: Operator) -> bool:
     """Returns whether `operator` wraps the result of a collective for autograd.
 
     torch 2.13: of the operators of functional collectives it alone takes no group and waits for
-    none.
+    none; torch 2.15 has `wait_tensors` too.
     """
     name = _name(operator)
-    if not name.startswith("_c10d_functional::") or is_wait(operator):
+    if not name.startswith("_c10d_functional::") or "::wait" in name:
         return False
     return not any(each.name.startswith("group") for each in operator._schema.arguments)
 

@@ -9,7 +9,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardcore.adapters.torch_private.collectives import Started, is_wait, is_wrap, started_by
+from shardcore.adapters.torch_private.collectives import (
+    Started,
+    is_autograd_wrapper,
+    is_wait,
+    started_by,
+)
 from shardcore.adapters.torch_private.operators import Operator, is_fused
 from shardcore.adapters.torch_private.trees import Args, Kwargs, tree_leaves
 
@@ -74,7 +79,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTenso
 
 @cache
 def _computes_nothing(operator: Operator) -> bool:
-    return is_wrap(operator) or operator._schema.name.startswith(PROFILER)
+    return is_autograd_wrapper(operator) or operator._schema.name.startswith(PROFILER)
 
 
 def _is_without_values(nest: object) -> bool:
@@ -126,7 +131,7 @@ class _WithoutUpdatesAndWaits(TorchDispatchMode):  # type: ignore[no-untyped-cal
 class WithoutValues(AbstractContextManager[None]):
     """A context in which operators give tensors with shapes, and compute nothing.
 
-    It may be opened again, for its tensors belong to it: also in a forked process.
+    Its tensors belong to it: open the same one again to use them, also in a forked process.
     """
 
     def __init__(self) -> None:

@@ -1,0 +1,17 @@
+"""The operator of functional collectives that a recording leaves out, known by its schema."""
+
+import torch
+from torch.distributed import _functional_collectives  # noqa: F401 - it defines the wrapper
+
+from shardcore.adapters.torch_private.collectives import is_autograd_wrapper
+
+
+def test_one_operator_of_functional_collectives_wraps_for_autograd():
+    names = [each.partition("::") for each in torch._C._dispatch_get_all_op_names()]
+    found = [
+        name
+        for namespace, _, name in names
+        if namespace == "_c10d_functional"
+        and is_autograd_wrapper(getattr(torch.ops._c10d_functional, name).default)
+    ]
+    assert found == ["_wrap_tensor_autograd"]
