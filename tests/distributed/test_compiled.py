@@ -90,7 +90,7 @@ def test_weights_are_gathered_one_at_a_time_and_gradients_sent_while_the_step_co
         for name, one in eager.items():
             np.testing.assert_allclose(found[name], one, rtol=1e-5, atol=1e-6, err_msg=name)
         assert gathers == 1
-        half = len(gathered) // 2  # of two steps
+        half = len(gathered) // 2  # of all steps, among them a backward pass
         assert sum(gathered[half:]) >= 5  # backward; forward the next weight is mostly a bias
         # The first is waited for where the step holds most: nothing is held beyond that.
         assert min(scattered[1 : len(scattered) // 4]) > 0
