@@ -21,4 +21,3 @@ def test_a_lane_that_takes_too_long_is_ended_and_says_so(tmp_path):
     test.write_text(SLOW)
     found = lanes.outcome(sys.executable, [str(test)], dict(os.environ), tmp_path, limit=2)
     assert "not all of it ran in 2 s" in found["failed"]
-    assert found["seconds"] < lanes.TO_REPORT_SECONDS
