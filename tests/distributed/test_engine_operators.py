@@ -14,6 +14,7 @@ from shardcore.domain.placements import Segments
 from shardcore.ports.world import World
 from shardcore.testing import run_ranks
 
+aten = torch.ops.aten
 VALUES = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 CLASSES = torch.tensor([0, 1, -100, 2, 1, 0])
 WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
@@ -132,6 +133,7 @@ CASES = {
     ),
     "cat": lambda x: torch.cat([x, x.exp()]) + torch.cat([x.sum(0, True)] * 12),
     "stack": lambda x: torch.stack([x.sum(0), x.mean(0)]),
+    "slices without an end": lambda x: torch.cat([aten.slice(x, 0, n) for n in (0, 4, 6)]),
     "empty slices": lambda x: gradient_of(
         lambda y: torch.cat([y, y[6:]]) + y[:, 3:].sum(1, True), x
     ),
