@@ -83,6 +83,12 @@ def as_logs(results: object) -> Any:
     return pythonify_logs(results) if is_old and results else results
 
 
+def logs_of_step(trainer: Model, step: str, done: object) -> Any:
+    """Returns what a step has returned as Keras has it: in all releases own logs stay tensors."""
+    of_metrics = LINE < (3, 14) and step != "predict_step" and not gives_own_logs(trainer, step)
+    return as_logs(done) if of_metrics else done
+
+
 def is_own_step(trainer: Model, name: str) -> bool:
     """Returns whether the user has overridden the method `name` of Keras, such as `train_step`."""
     of_keras = getattr(TRAINER, name, None)

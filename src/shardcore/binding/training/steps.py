@@ -142,7 +142,7 @@ class _Step:
         with self.sessions.scope_of(self.trainer):  # a sharded model may outlive its scope
             session = self.sessions.current()
             done = self._on_one_device(data) if session is None else self._run(data, session)
-            return done if self.captured.name == "predict_step" else keras_private.as_logs(done)
+            return keras_private.logs_of_step(self.trainer, self.captured.name, done)
 
     def _run(self, data: list[object], session: Session) -> Any:
         """Runs the step in the distribution of `session`."""
