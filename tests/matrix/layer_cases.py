@@ -220,6 +220,7 @@ def core() -> list[Case]:
         case("ReversibleEmbedding", lambda: reversible(tie_weights=True), TOKENS),
         case("ReversibleEmbedding/untied", lambda: reversible(tie_weights=False), TOKENS),
         case("ReversibleEmbedding/cap", lambda: reversible(logit_soft_cap=2.0), TOKENS),
+        case("TernaryDense", lambda: L.TernaryDense(6), reals(4)),
         case("Identity", L.Identity, reals(4)),
         case("Lambda", lambda: L.Lambda(lambda x: x * 2 + keras.ops.mean(x)), reals(4)),
         case("Masking", L.Masking, padded(6, 4)),
@@ -677,6 +678,7 @@ def preprocessing() -> list[Case]:
         "Resizing": {"height": 5, "width": 6},
         "CutMix": {"seed": 5},
         "MixUp": {"seed": 5},
+        "Mosaic": {"seed": 5},
     }  # fmt: skip
     found = [
         case(name, lambda n=name, k=kwargs: getattr(L, n)(**k), IMG)
@@ -766,4 +768,13 @@ NOT_ON_ONE_DEVICE = {
     "StringLookup": _TENSORFLOW,
     "TFSMLayer": "For the TensorFlow backend.",
     "TextVectorization": _TENSORFLOW,
+}
+# Those of them that other releases of Keras run.
+RUN_BY_OTHER_RELEASES = {
+    "GRU/stateful",
+    "GRU/uneven stateful",
+    "LSTM/stateful",
+    "LSTM/uneven stateful",
+    "LayerNormalization/other axis",
+    "RMSNormalization/axis",
 }

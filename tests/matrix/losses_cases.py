@@ -49,6 +49,10 @@ LOSS_TARGETS: dict[str, tuple[Make, Target]] = {
     "MeanSquaredLogarithmicError": (S.MeanSquaredLogarithmicError, POSITIVE),
     "Poisson": (S.Poisson, POSITIVE),
     "SparseCategoricalCrossentropy": (S.SparseCategoricalCrossentropy, LABELS),
+    "SparseCategoricalFocalCrossentropy": (
+        lambda: S.SparseCategoricalFocalCrossentropy(0.3),
+        LABELS,
+    ),
     "SquaredHinge": (S.SquaredHinge, SIGNS),
     "Tversky": (lambda: S.Tversky(0.3, 0.7), BINARY),
 }

@@ -452,7 +452,7 @@ class OfTorch(Classifies):
         self.torchs.zero_grad()
         loss.backward()
         self.torchs.step()
-        return {"loss": loss}
+        return {"loss": loss.detach()}  # Keras 3.13 takes no logs with a gradient
 
 
 def rows_of(rng: Rng, rows: int) -> tuple[Any, ...]:

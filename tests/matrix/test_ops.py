@@ -23,7 +23,9 @@ def test_values_and_gradients_are_those_of_one_device():
 
 def test_a_dim_that_two_axes_split():
     names = ("depth_to_space", "dot", "in_top_k", "take")
-    outcomes = over_mesh({name: CASES[name] for name in names}, placing.MESHES["(2, 2)"])
+    # Keras 3.13 has no `depth_to_space`.
+    chosen = {name: CASES[name] for name in names if name in CASES}
+    outcomes = over_mesh(chosen, placing.MESHES["(2, 2)"])
     assert suite.unexpected(outcomes) == {}
 
 
