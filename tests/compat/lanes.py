@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.compat import tests_of_keras
-from tests.compat.environments import ROOT, Pair, python_of, site_packages
+from tests.compat.environments import ROOT, Pair, cache, python_of, site_packages
 
 RESULTS = ROOT / "build" / "compat"
 # The seconds that an interrupted pytest has to write its report.
@@ -33,22 +33,24 @@ LANES: dict[str, tuple[str, ...]] = {
 def run(pair: Pair, lanes: Iterable[str]) -> bool:
     """Runs the lanes on the pair, and returns whether all passed.
 
-    The outcome is kept in build/compat. If `install()` refuses, it runs no lane.
+    The outcome is kept in build/compat, that of each lane until the lane is run again, or other
+    versions are installed. If `install()` refuses, it runs no lane.
     """
     python = python_of(pair)
     tests_of_keras.add(site_packages(python))
     found = _probe(python)
     for each in found["broken"]:
         print(f"{pair.name}: {each}", flush=True)
-    kept = RESULTS / f"{pair.name}.json"
+    kept = RESULTS / f"{cache().name}-{pair.name}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     before = json.loads(kept.read_text()) if kept.exists() else {}
-    found |= {"day": time.strftime("%Y-%m-%d"), "commit": _commit(), "lanes": {}}
-    if before.get("commit") == found["commit"]:
+    now = {"day": time.strftime("%Y-%m-%d"), "commit": _commit()}
+    found |= {**now, "lanes": {}}
+    if before.get("versions") == found["versions"]:
         found["lanes"] = before["lanes"]
     if "error" not in found:
         for lane in lanes:
-            found["lanes"][lane] = _run(python, lane, found["strategy"])
+            found["lanes"][lane] = now | _run(python, lane, found["strategy"])
             kept.write_text(json.dumps(found, indent=1))
     kept.write_text(json.dumps(found, indent=1))
     bad = [each for of in found["lanes"].values() for each in of["failed"]]

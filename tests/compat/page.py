@@ -29,19 +29,31 @@ def lines(results: Path) -> Iterator[str]:
         of = run["versions"]
         cells = [of["torch"], of["keras"], of["python"], _strategy(run)]
         cells += [_outcome(run["lanes"].get(lane)) for lane in LANES]
-        yield f"| {' | '.join(cells)} | {run['day']}, `{run['commit']}` |"
+        yield f"| {' | '.join([*cells, _run_on(run)])} |"
     for run in runs:
         of = run["versions"]
         failed = [each for lane in run["lanes"].values() for each in lane["failed"]]
         if run["broken"] or failed:
-            yield f"\ntorch {of['torch']}, Keras {of['keras']}:\n"
+            yield f"\ntorch {of['torch']}, Keras {of['keras']}, Python {of['python']}:\n"
             yield from (f"- {each}" for each in run["broken"])
             yield from (f"- `{each}` failed" for each in failed)
 
 
 def _order(versions: dict[str, Any]) -> list[int]:
-    texts = f"{versions.get('torch')} {versions.get('keras')}".replace(" ", ".").split(".")
+    names = ("torch", "keras", "python")
+    texts = ".".join(str(versions.get(each)) for each in names).split(".")
     return [int(each) for each in texts if each.isdigit()]
+
+
+def _run_on(run: dict[str, Any]) -> str:
+    """The day and the commit; if they are not those of all lanes, of each."""
+    lanes = {name: run["lanes"][name] for name in LANES if name in run["lanes"]}
+    whens: dict[str, list[str]] = {}
+    for name, ran in (lanes or {"": run}).items():
+        whens.setdefault(f"{ran['day']}, `{ran['commit']}`", []).append(name)
+    if len(whens) == 1:
+        return next(iter(whens))
+    return "; ".join(f"{', '.join(names)}: {when}" for when, names in whens.items())
 
 
 def _strategy(run: dict[str, Any]) -> str:

@@ -55,7 +55,7 @@ def test_every_lane_has_tests():
 
 
 def run(torch, keras, **changes):
-    lane = {"failed": [], "skipped": 0, "passed": 9, "seconds": 3}
+    lane = {"failed": [], "skipped": 0, "passed": 9, "day": "2026-11-24", "commit": "abc"}
     found = {
         "versions": {"torch": torch, "keras": keras, "python": "3.11.7"},
         "broken": [],
@@ -82,8 +82,44 @@ def test_the_page_has_a_line_for_each_run_the_newest_first(tmp_path):
         f"| 2.9.0 | 3.15.1 | 3.11.7 | refused | {' | '.join(['not run'] * 5)} | {day} |",
     ]
     assert text[5:] == [
-        "\ntorch 2.15.0, Keras 3.15.1:\n",
+        "\ntorch 2.15.0, Keras 3.15.1, Python 3.11.7:\n",
         "- `a::b` failed",
-        "\ntorch 2.9.0, Keras 3.15.1:\n",
+        "\ntorch 2.9.0, Keras 3.15.1, Python 3.11.7:\n",
         "- x",
     ]
+
+
+def test_a_line_names_the_commit_of_each_lane_if_they_differ(tmp_path):
+    found = json.loads(run("2.15.0", "3.15.1"))
+    found["lanes"]["matrix"] = found["lanes"]["unit"] | {"day": "2026-11-26", "commit": "def"}
+    (tmp_path / "a.json").write_text(json.dumps(found))
+    when = "unit, counts: 2026-11-24, `abc`; matrix: 2026-11-26, `def`"
+    assert list(page.lines(tmp_path))[2].endswith(f"| {when} |")
+
+
+def test_lanes_of_the_same_versions_are_kept(monkeypatch, tmp_path):
+    versions = {"python": "3.11.7"}
+    found = lambda _: {"versions": dict(versions), "broken": [], "strategy": "dtensor"}  # noqa: E731
+    passed = {"failed": [], "skipped": 0, "passed": 9, "seconds": 3}
+    commits = iter(("abc", "def", "ghi"))
+    for name, stand_in in {
+        "RESULTS": tmp_path,
+        "python_of": lambda _: tmp_path / "bin" / "python",
+        "site_packages": lambda python: python,
+        "_probe": found,
+        "_commit": lambda: next(commits),
+        "_run": lambda *_: dict(passed),
+    }.items():
+        monkeypatch.setattr(lanes, name, stand_in)
+    monkeypatch.setattr(lanes.tests_of_keras, "add", lambda folder: None)
+
+    def commits_after(lane):
+        assert lanes.run(Pair("2.15.0", "3.15.1"), [lane])
+        (kept,) = tmp_path.glob("python-*-torch-2.15.0-keras-3.15.1.json")
+        ran = json.loads(kept.read_text())["lanes"]
+        return {name: each["commit"] for name, each in ran.items()}
+
+    assert commits_after("unit") == {"unit": "abc"}
+    assert commits_after("matrix") == {"unit": "abc", "matrix": "def"}
+    versions["python"] = "3.11.8"
+    assert commits_after("counts") == {"counts": "ghi"}
