@@ -8,7 +8,7 @@ import shardcore
 from shardcore.adapters.measurement import rates
 from shardcore.bootstrap import measuring
 from shardcore.domain.errors import MachineError
-from shardcore.domain.machines.collective_cost import BETWEEN_HOSTS, WITHIN_A_HOST
+from shardcore.domain.machines.collective_cost import BETWEEN_HOSTS, KINDS, WITHIN_A_HOST
 from shardcore.testing import run_ranks
 
 
@@ -29,6 +29,8 @@ def test_all_ranks_get_one_description_with_the_link_that_they_have_measured(hos
     assert first.devices == (1 if alone else 2)
     assert (first.within == WITHIN_A_HOST) is alone
     assert (first.between == BETWEEN_HOSTS) is not alone
+    measured_link = first.between if alone else first.within
+    assert sorted(measured_link.bandwidths) == sorted(KINDS)
 
 
 def test_hosts_with_different_numbers_of_ranks_are_an_error():

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from shardcore import bootstrap
 from shardcore.domain.errors import MachineError
-from shardcore.domain.machines.collective_cost import BETWEEN_HOSTS, WITHIN_A_HOST, Link
+from shardcore.domain.machines.collective_cost import BETWEEN_HOSTS, WITHIN_A_HOST, slowest
 from shardcore.domain.machines.machine import Machine, Speed
 
 
@@ -39,7 +39,7 @@ def measure(name: str) -> Machine:
     hidden = rates.hidden() if processes.world_size > 1 else 1.0
     found = processes.gather((rates.speeds(), rates.memory(here), within, between, hidden))
     speeds, memory, within_all, between_all, hidden_all = zip(*found, strict=True)
-    links = _worst(within_all), _worst(between_all)
+    links = slowest(within_all), slowest(between_all)
     return Machine(name, here, min(memory), _slowest(speeds), *links, min(hidden_all))
 
 
@@ -51,7 +51,3 @@ def _slowest(speeds: Sequence[Mapping[str, Speed]]) -> dict[str, Speed]:
         )
         for dtype in speeds[0]
     }
-
-
-def _worst(links: Sequence[Link]) -> Link:
-    return Link(max(each.latency for each in links), min(each.bandwidth for each in links))

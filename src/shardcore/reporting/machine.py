@@ -22,17 +22,19 @@ class MachineReport(Shown):
         return self.machine.to_dict()
 
     def table(self, width: int | None = None) -> Table:
-        """Returns a table with a row for each dtype and each link."""
+        """Returns a table with a row for each dtype, each link and its kinds of collectives."""
         machine = self.machine
         rows: list[tuple[str, ...]] = [
             (dtype, f"{each.flops / 1e9:.3g} GFLOP/s", f"{each.bandwidth / 1e9:.3g} GB/s")
             for dtype, each in machine.speeds.items()
         ]
         links = {"link within a host": machine.within, "link between hosts": machine.between}
-        rows += [
-            (name, f"{link.latency * 1e6:.3g} µs", f"{link.bandwidth / 1e9:.3g} GB/s")
-            for name, link in links.items()
-        ]
+        for name, link in links.items():
+            rows.append((name, f"{link.latency * 1e6:.3g} µs", f"{link.bandwidth / 1e9:.3g} GB/s"))
+            rows += [
+                (f"  {kind}", "", f"{each / 1e9:.3g} GB/s")
+                for kind, each in link.bandwidths.items()
+            ]
         rows.append(("hidden share of a collective", f"{machine.hidden:.2f}", ""))
         rows.append(("memory of a device", human_bytes(machine.memory), ""))
         return build(f"{machine.name}: {machine.devices} devices a host", COLUMNS, rows, width)

@@ -5,11 +5,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
+import attrs
 import torch
 import torch.distributed as dist
 
 from shardcore.adapters.job import process_group
+from shardcore.adapters.torch_private import collectives
 from shardcore.domain.machines.collective_cost import Link, bytes_sent
 from shardcore.domain.machines.machine import Speed
 
@@ -17,9 +20,19 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SECONDS = 1.0  # of one measurement
 _RUNS = 50  # at most
 _COPIED = 64 * 2**20  # larger than caches: bytes that are copied
-_SENT = 16 * 2**20  # bytes of the all-reduce that shows the bandwidth
+_SENT = 16 * 2**20  # bytes of the tensor whose collectives show the bandwidth
 _ONE_MATRIX = 256  # the size of the first matrix, from which that of the measured one follows
 _LARGEST = 8192
+
+
+@attrs.frozen
+class _Collective:
+    kind: str
+    sent: float  # the bytes that a rank sends
+    start: Callable[[], torch.Tensor]
+
+    def run(self) -> None:
+        collectives.wait(self.start())
 
 
 def speeds() -> dict[str, Speed]:
@@ -38,8 +51,9 @@ def memory(ranks_here: int) -> int:
 def link(groups: Sequence[Sequence[int]]) -> Link:
     """Returns the link between the ranks of a group, while all groups are at work.
 
-    The latency is the time of an all-reduce of one number; the bandwidth follows from one of 16 MiB
-    and the bytes of a ring. A collective: all ranks call it.
+    The latency is the time of an all-reduce of one number. The bandwidth of each kind follows from
+    a collective in which the largest tensor of a rank has 16 MiB, and the bytes of a ring. A
+    collective: all ranks call it.
 
     Args:
         groups: The processes of each group; each process is in one, and all have the same size.
@@ -49,12 +63,32 @@ def link(groups: Sequence[Sequence[int]]) -> Link:
     made = [(ranks, dist.new_group(list(ranks), timeout=limit)) for ranks in groups]
     group = next(each for ranks, each in made if process_group.rank() in ranks)
     one = torch.zeros(1, device=device)
-    many = torch.zeros(_SENT // 4, device=device)
     # All ranks run equally often: the time is that of a fixed number of collectives.
     latency = statistics.median(_times(lambda: dist.all_reduce(one, group=group), _RUNS))
-    seconds = min(_times(lambda: dist.all_reduce(many, group=group), _RUNS // 5))
-    sent = bytes_sent("all_reduce", len(groups[0]), _SENT)
-    return Link(latency, sent / max(seconds - latency, 1e-9))
+    found: dict[str, float] = {}
+    for each in _collectives(group, device):
+        seconds = min(_times(each.run, _RUNS // 5))
+        found[each.kind] = each.sent / max(seconds - latency, 1e-9)
+    return Link(latency, found.pop("all_reduce"), found)
+
+
+def _collectives(group: dist.ProcessGroup, device: str) -> list[_Collective]:
+    """Returns a collective of each kind, and the bytes that a rank sends in it."""
+    ranks, part = group.size(), _SENT // 4 // group.size()
+    shard, full = torch.zeros(part, device=device), torch.zeros(ranks * part, device=device)
+    equal = [part] * ranks
+    to_next, from_last = ([0] * ranks for _ in range(2))
+    to_next[(group.rank() + 1) % ranks] = from_last[group.rank() - 1] = full.numel()
+    return [
+        _Collective(kind, bytes_sent(kind, ranks, held * full.nbytes), start)
+        for kind, held, start in (
+            ("all_reduce", 1, partial(collectives.all_reduce, full, "sum", group)),
+            ("all_gather", 1, partial(collectives.all_gather, shard, group)),
+            ("reduce_scatter", 1, partial(collectives.reduce_scatter, full, "sum", group)),
+            ("all_to_all", ranks, partial(collectives.all_to_all, full, equal, equal, group)),
+            ("send", ranks, partial(collectives.all_to_all, full, from_last, to_next, group)),
+        )
+    ]
 
 
 def hidden() -> float:

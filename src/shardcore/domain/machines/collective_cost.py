@@ -3,7 +3,7 @@
 The bytes are those of bandwidth-optimal algorithms: see `domain.redistribution`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Literal, TypeAlias
 
@@ -12,6 +12,8 @@ import attrs
 from shardcore.domain.errors import MeshError
 
 Kind: TypeAlias = Literal["slice", "all_gather", "all_to_all", "all_reduce", "reduce_scatter"]
+# The kinds of collectives that may have a bandwidth other than that of an all-reduce.
+KINDS = ("all_gather", "all_to_all", "reduce_scatter", "send")
 
 
 @attrs.frozen
@@ -20,33 +22,73 @@ class Link:
 
     Args:
         latency: The seconds that a collective takes to start.
-        bandwidth: The bytes that a rank sends in a second.
+        bandwidth: The bytes that a rank sends in a second in an all-reduce.
+        bandwidths: By kind of collective, its bandwidth if that is another one. A library may do
+            what a ring does in half the time, or send twice the bytes.
 
     Raises:
-        MeshError: If one of them is not a positive number.
+        MeshError: If one of them is not a positive number, or a kind is unknown.
 
     Example:
-        >>> Link(latency=1e-5, bandwidth=1e9).seconds(1_000_000)
-        0.00101
+        >>> link = Link(latency=1e-5, bandwidth=1e9, bandwidths={"reduce_scatter": 5e8})
+        >>> link.seconds(1_000_000), link.seconds(1_000_000, "reduce_scatter")
+        (0.00101, 0.00201)
     """
 
     latency: float = 10e-6
     bandwidth: float = 13e9
+    # Not in the hash, which a dictionary does not have.
+    bandwidths: Mapping[str, float] = attrs.field(factory=dict, hash=False)
 
     def __attrs_post_init__(self) -> None:
-        for name, value in (("latency", self.latency), ("bandwidth", self.bandwidth)):
-            if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-                raise MeshError(
-                    f"A link has a {name} above 0, in {_UNITS[name]}, got {value!r}: the default "
-                    f"is Link(latency=10e-6, bandwidth=13e9)."
-                )
+        _check_positive("latency", self.latency, "seconds")
+        _check_positive("bandwidth", self.bandwidth, "bytes a second")
+        if not isinstance(self.bandwidths, Mapping) or not set(self.bandwidths) <= set(KINDS):
+            raise MeshError(
+                f"The bandwidths of a link are given by kinds, of {', '.join(KINDS)}: got "
+                f"{self.bandwidths!r}. That of an all_reduce is bandwidth."
+            )
+        for kind, value in self.bandwidths.items():
+            _check_positive(f"bandwidth of {kind!r}", value, "bytes a second")
 
-    def seconds(self, sent: float) -> float:
+    def bandwidth_of(self, kind: str) -> float:
+        """Returns the bytes that a rank sends in a second in a collective of this kind."""
+        return self.bandwidths.get(kind, self.bandwidth)
+
+    def seconds(self, sent: float, kind: str = "all_reduce") -> float:
         """Returns the seconds of a collective in which each rank sends `sent` bytes."""
-        return self.latency + sent / self.bandwidth
+        return self.latency + sent / self.bandwidth_of(kind)
+
+    def times(self, count: int) -> "Link":
+        """Returns a link with the bandwidth of `count` such links."""
+        bandwidths = {kind: count * each for kind, each in self.bandwidths.items()}
+        return Link(self.latency, count * self.bandwidth, bandwidths)
 
 
-_UNITS = {"latency": "seconds", "bandwidth": "bytes a second"}
+def slowest(links: Iterable[Link]) -> Link:
+    """Returns the link with the highest latency and, by kind, the lowest bandwidth of `links`.
+
+    Example:
+        >>> slowest([Link(1.0, 10.0), Link(2.0, 30.0, {"all_gather": 5.0})])
+        Link(latency=2.0, bandwidth=10.0, bandwidths={'all_gather': 5.0})
+    """
+    found = list(links)
+    kinds = {kind for each in found for kind in each.bandwidths}
+    return Link(
+        max(each.latency for each in found),
+        min(each.bandwidth for each in found),
+        {kind: min(each.bandwidth_of(kind) for each in found) for kind in sorted(kinds)},
+    )
+
+
+def _check_positive(name: str, value: object, unit: str) -> None:
+    if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+        raise MeshError(
+            f"A link has a {name} above 0, in {unit}, got {value!r}: the default is "
+            "Link(latency=10e-6, bandwidth=13e9)."
+        )
+
+
 WITHIN_A_HOST = Link()
 BETWEEN_HOSTS = Link(latency=25e-6, bandwidth=5e9)
 
@@ -82,7 +124,7 @@ class Costs:
         """
         if kind is None or kind == "slice" or ranks == 1:
             return 0.0
-        return self.link(axis).seconds(bytes_sent(kind, ranks, held))
+        return self.link(axis).seconds(bytes_sent(kind, ranks, held), kind)
 
 
 def bytes_sent(kind: str, ranks: int, held: float) -> float:

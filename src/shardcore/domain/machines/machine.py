@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from shardcore.domain.errors import MachineError, MeshError
-from shardcore.domain.machines.collective_cost import BETWEEN_HOSTS, WITHIN_A_HOST, Link
+from shardcore.domain.machines.collective_cost import BETWEEN_HOSTS, WITHIN_A_HOST, Link, slowest
 from shardcore.domain.mesh import Mesh
 
 
@@ -120,8 +120,7 @@ class Machine:
         if mesh.size <= self.devices or self.devices % (step * size) == 0:
             return self.within
         together = max(1, min(size, self.devices // step))
-        bandwidth = min(self.within.bandwidth, together * self.between.bandwidth)
-        return Link(self.between.latency, bandwidth)
+        return slowest((self.within, self.between.times(together)))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the same as plain data, fit for JSON."""

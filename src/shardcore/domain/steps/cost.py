@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from shardcore.domain.machines.collective_cost import Link, bytes_sent
+from shardcore.domain.machines.collective_cost import bytes_sent, slowest
 from shardcore.domain.machines.machine import Machine
 from shardcore.domain.steps.larger_mesh import Moved, RankStep
 from shardcore.domain.steps.memory import Kind
@@ -53,13 +53,15 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
     These are the bytes of a ring, which no algorithm goes below: `2B(n-1)/n` in an all-reduce, half
     of it in an all-gather or a reduce-scatter (Patarasuk and Yuan, "Bandwidth optimal all-reduce
     algorithms for clusters of workstations", Journal of Parallel and Distributed Computing 69 (2),
-    2009; `bytes_sent`).
+    2009; `bytes_sent`). A library may do otherwise: a link has a bandwidth for each kind. For a
+    collective over several axes it is the lowest.
 
     The step waits for collectives of activations. Those of weights and gradients are hidden behind
     its operators, as far as these last and the machine hides them: a captured step starts them
     early and waits late. The rest is exposed.
 
     Example:
+        >>> from shardcore.domain.machines.collective_cost import Link
         >>> from shardcore.domain.machines.machine import Speed
         >>> from shardcore.domain.mesh import Mesh
         >>> from shardcore.domain.steps.events import Work
@@ -82,7 +84,8 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
     for each in step.moved:
         axis, ranks = ", ".join(each.axes), step.mesh.size_along(each.axes)
         size = _sent(each, ranks)
-        seconds = each.times * _slowest(links, each.axes).seconds(size)
+        link = slowest(links[axis] for axis in each.axes or links)  # of all for unknown ranks
+        seconds = each.times * link.seconds(size, each.kind)
         communication[axis] = communication.get(axis, 0.0) + seconds
         sent[axis] = sent.get(axis, 0) + each.times * size
         if each.waits:
@@ -97,8 +100,3 @@ def _sent(moved: Moved, ranks: int) -> int:
     """Returns the bytes that a rank sends in a collective."""
     shards = ranks if moved.kind in _OF_SHARDS else 1
     return round(bytes_sent(moved.kind, ranks, moved.operand_bytes * shards))
-
-
-def _slowest(links: Mapping[str, Link], axes: tuple[str, ...]) -> Link:
-    """Returns the link of the slowest of `axes`; of the slowest of all for unknown ranks."""
-    return min((links[axis] for axis in axes or links), key=lambda link: link.bandwidth)

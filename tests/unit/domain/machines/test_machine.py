@@ -1,5 +1,7 @@
 """A machine as data, and the links that it gives to the axes of a mesh."""
 
+import json
+
 import attrs
 import pytest
 
@@ -35,6 +37,15 @@ def test_ranks_of_a_host_send_no_faster_than_within_it():
     assert wide.links(Mesh((64,), ("data",)))["data"].bandwidth == NEAR.bandwidth
 
 
+def test_each_kind_of_collective_has_the_bandwidth_of_the_slower_link():
+    far = Link(1e-5, 10e9, {"all_gather": 30e9, "reduce_scatter": 5e9})
+    near = Link(1e-6, 100e9, {"reduce_scatter": 50e9, "send": 15e9})
+    links = attrs.evolve(HOST, within=near, between=far).links(Mesh((8, 4), ("data", "model")))
+    assert links["data"] == Link(
+        1e-5, 20e9, {"all_gather": 60e9, "reduce_scatter": 10e9, "send": 15e9}
+    )
+
+
 def test_an_operator_takes_the_longer_of_computing_and_reading():
     speed = Speed(flops=1e12, bandwidth=1e11)
     assert speed.seconds(flops=2e12, moved=1e11) == 2
@@ -44,6 +55,11 @@ def test_an_operator_takes_the_longer_of_computing_and_reading():
 @pytest.mark.parametrize("machine", known_machines().values(), ids=list(known_machines()))
 def test_a_known_machine_is_the_same_after_it_was_written_as_data(machine):
     assert machine_of(machine.to_dict()) == machine
+
+
+def test_bandwidths_of_kinds_are_the_same_after_they_were_written_as_data():
+    machine = attrs.evolve(HOST, within=Link(1e-6, 1e9, {"send": 2e9}))
+    assert machine_of(json.loads(json.dumps(machine.to_dict()))) == machine
 
 
 def _with(**changes):

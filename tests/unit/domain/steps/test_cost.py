@@ -65,6 +65,13 @@ def test_a_machine_hides_a_share_of_a_collective():
         assert cost_of(step, attrs.evolve(MACHINE, hidden=share)).exposed == pytest.approx(exposed)
 
 
+def test_a_collective_takes_the_bandwidth_of_its_kind():
+    near = Link(1, 1000, {"reduce_scatter": 500})
+    moved = Moved("reduce_scatter", ("model",), 8000, waits=True)
+    found = cost_of(RankStep(MESH, (), (moved,), {}), attrs.evolve(MACHINE, within=near))
+    assert found.exposed == pytest.approx(1 + 6000 / 500)
+
+
 def test_a_collective_over_two_axes_has_the_slower_link():
     found = cost(Moved("all_reduce", ("data", "model"), 1200, waits=True))
     assert dict(found.sent) == {"data, model": 2200}
