@@ -8,6 +8,7 @@ from keras import layers, ops
 
 import shardcore
 from shardcore.binding import keras_private
+from shardcore.binding.captured.step import CapturedStep
 from shardcore.domain.steps.capture import State
 from shardcore.testing import run_ranks
 from tests.distributed.programs import as_arrays, assert_close, distribute
@@ -163,6 +164,38 @@ def test_a_token_reduces_one_sum_and_moves_no_cache():
     for collectives, local in run_ranks(program, 2, (2, 1)):
         assert collectives == []
         assert local == (1, 2, LENGTH, 2, 4)
+
+
+def test_tokens_overwrite_one_cache_which_is_not_the_given_one(monkeypatch):
+    memories = []
+
+    def again(step, tensors, original=CapturedStep.again):
+        made = original(step, tensors)
+        if made is not None:
+            memories.append(made[0][1].data_ptr())
+        return made
+
+    def program(rank, shape):
+        monkeypatch.setattr(CapturedStep, "again", again)
+        model = decoder(shape)
+        expected = [as_arrays(each) for each in model.generate(PROMPT)]
+        with torch.no_grad():
+            given = model._build_cache(ops.convert_to_tensor(PROMPT))
+        before = as_arrays(given[1])
+        model._build_cache = lambda tokens: given
+        memories.clear()
+        found = model.generate(PROMPT)
+        assert not found[1].to_local().is_inference()
+        return as_arrays(given[1]), before, [as_arrays(each) for each in found], expected, memories
+
+    for shape in MESHES:
+        for given, before, found, expected, tokens in run_ranks(program, 2, shape):
+            np.testing.assert_array_equal(given, before)
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one, other)
+            # Of six tokens, three run on what the program has made twice.
+            assert len(tokens) == 3
+            assert len(set(tokens)) == 1
 
 
 def test_the_next_loop_sees_other_tensors_numbers_and_attributes():

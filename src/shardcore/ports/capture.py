@@ -69,8 +69,13 @@ class Program(Protocol):
     def remark(self) -> str:
         """The reason why it is not compiled although that was asked for; else empty."""
 
-    def __call__(self, inputs: Sequence[Any]) -> Any:
+    def __call__(self, inputs: Sequence[Any], *, owned: bool = False) -> Any:
         """Returns what the step returns for a batch of these plain tensors.
+
+        Args:
+            inputs: The tensors.
+            owned: Whether the donated inputs are results of the last run, which the caller gives
+                away: it may overwrite them. Its results may be inference tensors then.
 
         Raises:
             GuardFailed: If the step reads other numbers on the host; nothing is done then.
@@ -81,7 +86,11 @@ class StepCapture(Protocol[TensorT_contra]):
     """A recorder of steps, and the compiler of their programs."""
 
     def record(
-        self, step: Callable[[], Any], inputs: Sequence[TensorT_contra], observer: Observer
+        self,
+        step: Callable[[], Any],
+        inputs: Sequence[TensorT_contra],
+        observer: Observer,
+        donated: int = 0,
     ) -> tuple[Any, Recording]:
         """Runs `step` and records it.
 
@@ -89,6 +98,7 @@ class StepCapture(Protocol[TensorT_contra]):
             step: Returns a nest of plain tensors.
             inputs: The plain tensors of its batch.
             observer: Enabled while the step's functions run, and not while one is recorded.
+            donated: The number of the first inputs that the first results replace.
 
         Returns:
             The result of `step`, and the recording.

@@ -1,6 +1,6 @@
 """Programs of steps: a step is recorded twice, and runs from the tape if both are the same."""
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from typing import Any
 
 import attrs
@@ -13,7 +13,7 @@ from shardcore.adapters.capture.functions import seeded_by_tensor, seeded_genera
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.recorder import Recorder, recording
-from shardcore.adapters.capture.tape import Tape, Value, difference, values
+from shardcore.adapters.capture.tape import Tape, Value, difference, numbered, values
 from shardcore.domain.steps.capture import NotCaptured, RecordingsDiffer
 from shardcore.ports.capture import Observer, Program, Recording, StartedCollective
 
@@ -25,7 +25,9 @@ class RecordedProgram:
     Args:
         run: The function: takes inputs and kept tensors, returns the tensors among the outputs.
         kept: Tensors and generators that are read and written at each run.
+        overwritten: The places of the inputs that a run overwrites.
         outputs: The results of the step, tensors as `Value`.
+        shared: The places of the outputs, among tensors, in memory that others hold or write into.
         recording: Its recording, to compare with a step with batches of another size.
         literals: The numbers of its constants.
         collectives: Its collectives, in order.
@@ -35,27 +37,36 @@ class RecordedProgram:
 
     run: Callable[..., tuple[Any, ...]]
     kept: tuple[Any, ...]
+    overwritten: Set[int]
     outputs: Any
+    shared: Set[int]
     recording: Tape
     literals: Set[int]
     collectives: tuple[StartedCollective, ...]
     rollback: Rollback
     remark: str
 
-    def __call__(self, inputs: Sequence[Any]) -> Any:
+    def __call__(self, inputs: Sequence[Any], *, owned: bool = False) -> Any:
         """Runs it.
 
         Raises:
             GuardFailed: If the step reads another number on the host; nothing is done then.
         """
-        # Below autograd, as it was recorded. Outputs are copied: outside they may need gradients.
-        with self.rollback.around(inputs), torch.inference_mode():
+        if self.overwritten and not owned:
+            inputs = _copied(inputs, self.overwritten)
+        # Below autograd, as it was recorded.
+        with torch.inference_mode(), self.rollback.around(inputs):
             made = self.run(*inputs, *self.kept)
-        with torch.no_grad():
-            results = iter([each.clone() for each in made])
+        results = iter(_copied(made, self.shared if owned else range(len(made))))
         return torch_private.tree_map(
             lambda leaf: next(results) if isinstance(leaf, Value) else leaf, self.outputs
         )
+
+
+def _copied(tensors: Sequence[torch.Tensor], places: Container[int]) -> list[torch.Tensor]:
+    """Returns the tensors, with copies in some places: outside they may need gradients."""
+    with torch.no_grad():
+        return [each.clone() if n in places else each for n, each in enumerate(tensors)]
 
 
 class TapeCapture:
@@ -70,10 +81,11 @@ class TapeCapture:
         self._onednn.close()
 
     def record(
-        self, step: Callable[[], Any], inputs: Sequence[Any], observer: Observer
+        self, step: Callable[[], Any], inputs: Sequence[Any], observer: Observer, donated: int = 0
     ) -> tuple[Any, Tape]:
         """Runs `step` and records its tape."""
         recorder = Recorder(inputs, observer)
+        recorder.tape.donated = donated
         return recorder.run(step), recorder.tape
 
     def program(
@@ -112,7 +124,9 @@ class TapeCapture:
         return RecordedProgram(
             run,
             kept,
+            _overwritten(better, tape),
             tape.outputs,
+            _shared(better),
             # Without its constants, and copies of small tensors: the program has what it needs.
             attrs.evolve(recording, found={}, outside=tape.outside | dict.fromkeys(literals)),
             frozenset(literals),
@@ -149,6 +163,22 @@ class TapeCapture:
         recorder = recording()
         assert recorder is not None, "no step is being recorded"
         return recomputation.contexts(recorder)
+
+
+def _overwritten(tape: Tape, before: Tape) -> Set[int]:
+    """Returns the places of the inputs that a pass has the step overwrite."""
+    memories = tape.overwritten() - before.overwritten()
+    return {place for place, each in enumerate(tape.inputs) if tape.memories([each]) <= memories}
+
+
+def _shared(tape: Tape) -> Set[int]:
+    """Returns the places, among the output tensors, of those in memory of others or of the program.
+
+    The caller owns the donated inputs.
+    """
+    kept = map(numbered, (*tape.outside, *tape.kept))
+    memories = tape.memories((*tape.inputs[tape.donated :], *kept))
+    return {n for n, each in enumerate(values(tape.outputs)) if tape.memories([each]) & memories}
 
 
 def started(tape: Tape) -> Iterator[StartedCollective]:

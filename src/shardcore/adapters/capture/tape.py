@@ -177,6 +177,8 @@ class Tape:
         kept: By number, buffers of the program: each run writes into them before it reads.
         outputs: The result of the step, tensors as `Value`.
         refusal: The reason why no program can be made of it; else empty.
+        donated: The number of the first inputs that the first outputs replace, of which a run may
+            overwrite the memory.
     """
 
     calls: list[Call] = attrs.field(factory=list)
@@ -191,6 +193,7 @@ class Tape:
     kept: dict[int, torch.Tensor] = attrs.field(factory=dict)
     outputs: Any = None
     refusal: str = ""
+    donated: int = 0
 
     @property
     def numbers(self) -> tuple[Any, ...]:

@@ -83,11 +83,16 @@ class CacheEntry:
         if self.progress.state in (State.NEW, State.EAGER):
             self.programs, self.recordings, self.guard = [], {}, None
 
-    def run(self, tensors: Sequence[Any]) -> tuple[Any, Program] | None:
-        """Returns the outputs of the program whose guards hold, and the program; None without."""
+    def run(
+        self, tensors: Sequence[Any], owner: Program | None = None
+    ) -> tuple[Any, Program] | None:
+        """Returns the outputs of the program whose guards hold, and the program; None without.
+
+        `owner` may overwrite the tensors: it has made them, and nothing else holds them.
+        """
         for program in list(self.programs):
             with suppress(GuardFailed), torch_modes.as_recorded():
-                outputs = program(tensors)
+                outputs = program(tensors, owned=program is owner)
                 self.ran(program)
                 return outputs, program
         return None

@@ -99,16 +99,16 @@ class CapturedStep:
         """Returns the outputs of a step on those of the last one; None if it has to be called.
 
         A program that ran twice in a row, on what it had made, fits what it makes: then nothing is
-        compared but the numbers that it reads.
+        compared but the numbers that it reads. Its outputs may be inference tensors.
 
         Args:
-            tensors: The local shards of what the last step made, and of the other tensors of its
-                batch.
+            tensors: Local shards: of what the last step made, which nothing else holds and which
+                may be overwritten, and of the other tensors of its batch.
         """
         last = self._last
         if last is None or not last.fits_itself:
             return None
-        found = last.entry.run(tensors)
+        found = last.entry.run(tensors, owner=last.program)
         return None if found is None else self._outputs(last.entry, *found, last.program)
 
     def _outputs(
@@ -162,7 +162,7 @@ class CapturedStep:
         if entry.progress.is_unstable:
             entry.unstable = f"{change} changes again and again: {_KEEP}"
 
-    def _record(self, entry: CacheEntry, step: Step, data: object, session: Session | None) -> Any:
+    def _record(self, entry: CacheEntry, step: Step, data: Any, session: Session | None) -> Any:
         """Runs the step eagerly and records it; makes a program if it ran like that before."""
         # Either may be so on one rank alone, and a step that is recorded starts other collectives.
         unstable, profiled = zip(*gathered((entry.unstable, is_profiled()), session), strict=True)
@@ -172,11 +172,12 @@ class CapturedStep:
         if any(profiled):
             entry.after(Event.SKIPPED)
             return step()
+        donated = 0 if self.closures is None else len(local_tensors(data[0], None))  # variables
         began = time.perf_counter()
         with without_collection():
             with self._called.observed() as profile:
                 tensors = local_tensors(data, session)
-                outputs, recording = self.capture.record(step, tensors, profile)
+                outputs, recording = self.capture.record(step, tensors, profile, donated)
             reason = self._refusal(entry, recording, session)
 
             def make(most: tuple[int, ...] | None) -> Outcome:

@@ -127,6 +127,8 @@ class _Loop:
         if made is None:
             return variables
         shards, forms, _ = made
+        # Below autograd until here: outside they may need gradients.
+        shards = [each.clone() if each.is_inference() else each for each in shards]
         tensors = from_local(shards, forms, self.session)
         return cast("Variables", keras_private.packed(variables, tensors))
 

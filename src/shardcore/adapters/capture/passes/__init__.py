@@ -22,11 +22,13 @@ from shardcore.adapters.capture.passes.inductor import (
     with_reshapes,
     with_sizes,
 )
+from shardcore.adapters.capture.passes.memory.donation import with_donated_inputs
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.passes.pipeline import Fact, Pass, Pipeline
 from shardcore.adapters.capture.tape import Tape
 
 # Inductor does these by itself, or cannot take their results.
+DONATED_INPUTS = Pass(with_donated_inputs)
 DIRECT_VIEWS = Pass(with_direct_views, needs={Fact.NEW_MEMORY})
 OPERANDS_REUSED = Pass(with_operands_reused, breaks={Fact.NEW_MEMORY})
 
@@ -51,7 +53,7 @@ def passes_of(
     return (
         Pass(with_plain_ones, gives={Fact.UNREAD_LOSS}),
         Pass(without_dead_code),
-        *(() if memories is None else (DIRECT_VIEWS,)),
+        *(() if memories is None else (DONATED_INPUTS, DIRECT_VIEWS)),
         Pass(with_regathers, needs={Fact.NEW_MEMORY}, joins=True),
         Pass(buckets, needs={Fact.NEW_MEMORY, Fact.UNREAD_LOSS}, joins=True),
         Pass(with_early_starts, needs={Fact.NEW_MEMORY}),

@@ -22,8 +22,8 @@ class Fact(Enum):
 class Pass:
     """A function from tape to tape, with what it declares.
 
-    Each pass keeps the writes into tensors from outside the step, the random draws and the form of
-    the outputs, and reads no value before a call makes it.
+    Each pass keeps the writes into tensors from outside the step, but for donated inputs, the
+    random draws and the form of the outputs, and reads no value before a call makes it.
 
     Args:
         run: The function.
@@ -94,7 +94,7 @@ def _broken(before: Tape, after: Tape, *, joins: bool) -> str:
 
 def _effects(tape: Tape) -> Iterator[Hashable]:
     """Yields the effects of a step, in the order of the names in `_broken`."""
-    given = tape.given()
+    given = tape.given() - tape.memories(tape.inputs[: tape.donated])
     written = (tape.memory[value.number] for call in tape.calls for value in call.writes)
     yield frozenset(Counter(each for each in written if each in given).items())
     draws = (call.operator for call in tape.calls if call.draws)

@@ -1,0 +1,209 @@
+"""Saves copies: what replaces an input that the caller gives away is written into its memory.
+
+The cache of `generate()` is such an input. Each layer takes its part of the cache, replaces the
+place of one token, and the parts are stacked again: `stack([where(mask, new, cache[:, 0]), ...])`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters import torch_private
+from shardcore.adapters.capture.analyses import is_view, makers_of
+from shardcore.adapters.capture.rewriting import rewritten
+from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
+
+_SELECT = torch.ops.aten.select.int
+_STACK = torch.ops.aten.stack.default
+_WHERE = torch.ops.aten.where.self
+_WHERE_OUT = torch.ops.aten.where.self_out
+# Views whose result depends on the strides of the base.
+_OF_STRIDES = {torch.ops.aten.as_strided.default, torch.ops.aten.reshape.default}
+
+# A part of an input: the dims and places of the selections that lead to it.
+_Part = tuple[tuple[int, int], ...]
+
+
+class _UnfitError(Exception):
+    """A call cannot read the memory of the input in place of what was recorded."""
+
+
+def with_donated_inputs(tape: Tape) -> Tape:
+    """Returns `tape` with donated inputs overwritten by the outputs that replace them.
+
+    Such an output is made of parts of the input, of which each has new values where a mask says so.
+    It is the input then. Inputs of which old values are read later stay.
+    """
+    for place in range(tape.donated):
+        with suppress(_UnfitError):
+            tape = _overwritten(tape, place)
+    return tape
+
+
+def _overwritten(tape: Tape, place: int) -> Tape:
+    """Returns `tape` with the output at `place` written into the input there."""
+    update = _Update(tape, tape.inputs[place])
+    outputs = list(values(tape.outputs))
+    output = outputs.pop(place)
+    if tape.form(output) != tape.form(update.input):
+        raise _UnfitError
+    update.match(output, ())
+    update.check(outputs)
+    return update.applied()
+
+
+@attrs.define(eq=False)
+class _Update:
+    """The calls that replace an input.
+
+    Args:
+        tape: The step.
+        input: The input.
+        parts: By value in the memory of the input, the part that it is, or that it is a view of.
+        written: By result of a `where`, the part whose values it replaces.
+        joined: By result of a `stack`, the part of which it has the new values.
+    """
+
+    tape: Tape
+    input: Value
+    parts: dict[Value, _Part] = attrs.field(factory=dict, init=False)
+    written: dict[Value, _Part] = attrs.field(factory=dict, init=False)
+    joined: dict[Value, _Part] = attrs.field(factory=dict, init=False)
+    _whole: dict[_Part, Value] = attrs.field(factory=dict, init=False)  # the first of each part
+    _makers: Mapping[Value, int] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._makers = makers_of(self.tape)
+        self.parts[self.input], self._whole[()] = (), self.input
+        for call in self.tape.calls:
+            if not is_view(call, self.tape) or call.args[0] not in self.parts:
+                continue
+            base: Value = call.args[0]
+            part = self.parts[base]
+            if call.operator is _SELECT and self._whole.get(part) is base:
+                part = (*part, self._selected(call))
+                self._whole.setdefault(part, call.result)
+            self.parts |= dict.fromkeys(call.results, part)
+
+    def _selected(self, call: Call) -> tuple[int, int]:
+        """Returns the dim and the place of a selection, counted from the begin."""
+        form = self.tape.form(call.args[0])
+        dim = call.args[1] % len(form.shape)
+        return dim, call.args[2] % form.shape[dim]
+
+    def match(self, value: Value, part: _Part) -> None:
+        """Notes the calls that make `value` of this part of the input.
+
+        Raises:
+            _UnfitError: If it is anything else than the part with new values.
+        """
+        call = self.tape.calls[self._makers[value]] if value in self._makers else None
+        whole = self._whole.get(part)
+        if call is None or whole is None or value in self.written or value in self.joined:
+            raise _UnfitError
+        if call.operator is _STACK:
+            dim = (call.args[1] if len(call.args) > 1 else 0) % len(self.tape.form(value).shape)
+            for place, each in enumerate(call.args[0]):
+                self.match(each, (*part, (dim, place)))
+            self.joined[value] = part
+        elif call.operator is _WHERE and call.args[2] is whole:
+            self.written[value] = part
+        else:
+            raise _UnfitError
+
+    def check(self, outputs: Sequence[Value]) -> None:
+        """Checks that no call and none of the other `outputs` needs the old values later.
+
+        Raises:
+            _UnfitError: If one does.
+        """
+        tape, memory = self.tape, self.tape.memory[self.input.number]
+        made = tape.memories((*self.written, *self.joined))
+        others = [each for each in tape.inputs if each is not self.input]
+        if ({memory} | made) & (tape.overwritten() | tape.memories((*outputs, *others))):
+            raise _UnfitError
+        places = {self._makers[value]: part for value, part in self.written.items()}
+        for place, call in enumerate(tape.calls):
+            if is_view(call, tape):
+                continue
+            old = {self.parts.get(each, ()) for each in call.operands if self._is_old(each)}
+            if place in places:
+                # Its mask and its new values are read while it writes.
+                if any(self._is_old(each) for each in values(call.args[:2])):
+                    raise _UnfitError
+                continue
+            earlier = [part for at, part in places.items() if at < place]
+            if any(_overlap(part, other) for part in old for other in earlier):
+                raise _UnfitError
+
+    def _is_old(self, value: Value) -> bool:
+        return self.tape.memory[value.number] == self.tape.memory[self.input.number]
+
+    def applied(self) -> Tape:
+        """Returns the step that overwrites the input.
+
+        Raises:
+            _UnfitError: If a call cannot read the strides of the input.
+        """
+        strided: set[Value] = set()  # the values whose strides may be others than recorded
+        views = {id(call.result) for call in self.tape.calls if is_view(call, self.tape)}
+
+        def rewrite(call: Call, found: Tape) -> Call | Value:
+            if isinstance(call.result, Value) and call.result in self.joined:
+                strided.add(made := self._whole[self.joined[call.result]])
+                return made
+            if isinstance(call.result, Value) and call.result in self.written:
+                strided.add(made := self._whole[self.written[call.result]])
+                kwargs = call.kwargs | {"out": made}
+                return attrs.evolve(
+                    call, operator=_WHERE_OUT, kwargs=kwargs, result=made, writes=(made,)
+                )
+            if strided.intersection(call.operands):
+                for value, form in _forms(call, found):
+                    if id(call.result) in views:
+                        found.forms[value.number] = form
+                        strided.add(value)
+                    elif found.form(value) != form:
+                        raise _UnfitError
+            return call
+
+        return rewritten(self.tape, rewrite)
+
+
+def _overlap(part: _Part, other: _Part) -> bool:
+    """Returns whether two parts may share elements."""
+    for (dim, place), (other_dim, other_place) in zip(part, other, strict=False):
+        if (dim, place) != (other_dim, other_place):
+            return dim != other_dim
+    return True
+
+
+def _forms(call: Call, tape: Tape) -> Iterator[tuple[Value, Form]]:
+    """Yields the results of `call`, each with its form for the strides of the operands in `tape`.
+
+    Raises:
+        _UnfitError: If it cannot read them, or if that is not known.
+    """
+    is_operator = hasattr(call.operator, "overloadpacket")
+    if not is_operator or call.collective or call.operator in _OF_STRIDES:
+        raise _UnfitError
+
+    def meta(leaf: Any) -> Any:
+        if not isinstance(leaf, Value):
+            return leaf
+        form = tape.form(leaf)
+        return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
+
+    try:
+        made = call.operator(
+            *torch_private.tree_map(meta, call.args), **torch_private.tree_map(meta, call.kwargs)
+        )
+    except (RuntimeError, NotImplementedError) as error:
+        raise _UnfitError from error
+    results = zip(values(call.result), torch_private.tree_leaves(made), strict=True)
+    for value, tensor in results:
+        form = tape.form(value)
+        yield value, attrs.evolve(form, shape=tuple(tensor.shape), strides=tensor.stride())
