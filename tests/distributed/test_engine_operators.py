@@ -119,6 +119,9 @@ CASES = {
     "max_pool, overlapping": lambda x: pooled(F.max_pool2d, x, 2, 1),
     "max_pool, padded": lambda x: pooled(F.max_pool2d, x, 2, padding=1),
     "max_pool3d": lambda x: pooled(lambda y: F.max_pool3d(y.view(1, 1, 6, 3, 1), (3, 1, 1)), x),
+    "adaptive_max_pool3d, channels last": lambda x: gradient_of(
+        lambda y: F.adaptive_max_pool3d(y.view(1, 1, 3, 2, 3).permute(0, 4, 1, 2, 3), (1, 2, 1)), x
+    ),
     "avg_pool": lambda x: pooled(F.avg_pool2d, x, (3, 1)),
     "avg_pool, one left out": lambda x: pooled(F.avg_pool2d, x, 2),
     # parts of a dim that is split, which begin elsewhere

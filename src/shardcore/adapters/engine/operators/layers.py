@@ -76,9 +76,17 @@ def _groups(channels: layers.Channels, part: torch.Tensor) -> int:
 
 
 def _planes(spatial: int, operator: Operator, tensor: Operand, *rest: object) -> Task:
-    """Returns the planner of an operator on each plane of the last `spatial` dims."""
-    full = frozenset(range(tensor.ndim - spatial, tensor.ndim))
-    return _in_order(along(operator, (tensor, *rest), full))
+    """Plans an operator on each plane of the last `spatial` dims."""
+    return _in_order(_contiguous_planes(spatial, operator, tensor, *rest))
+
+
+def _contiguous_planes(spatial: int, operator: Operator, tensor: Operand, *rest: object) -> Task:
+    """Plans an operator on planes whose results are contiguous, as torch has them.
+
+    The gradient of `adaptive_max_pool3d` takes the indices of largest values by their place in
+    memory: in another order they are those of other windows.
+    """
+    return along(operator, (tensor, *rest), frozenset(range(tensor.ndim - spatial, tensor.ndim)))
 
 
 def _constant_pad(
@@ -168,8 +176,9 @@ def _upsample_backward(
 _OF_PLANES = {
     1: "reflection_pad1d replication_pad1d",
     2: "reflection_pad2d replication_pad2d adaptive_max_pool2d",
-    3: "reflection_pad3d replication_pad3d adaptive_max_pool3d",
+    3: "reflection_pad3d replication_pad3d",
 }
+_CONTIGUOUS = {3: "adaptive_max_pool3d"}
 _UPSAMPLES = {
     1: "upsample_nearest1d upsample_linear1d",
     2: "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d",
@@ -189,6 +198,8 @@ def _named(names: Mapping[int, str], planner: Callable[..., Task], end: str = ""
 PLANNERS: dict[Any, Planner] = {
     **_named(_OF_PLANES, _planes),
     **_named(_OF_PLANES, _planes, "_backward"),
+    **_named(_CONTIGUOUS, _contiguous_planes),
+    **_named(_CONTIGUOUS, _contiguous_planes, "_backward"),
     **_named(_UPSAMPLES, _planes),
     **_named(_UPSAMPLES, _upsample_backward, "_backward"),
     **{
