@@ -15,6 +15,7 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import is_view, makers_of
 from shardcore.adapters.capture.rewriting import rewritten
 from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
+from shardcore.domain.errors import ShardcoreError
 
 _SELECT = torch.ops.aten.select.int
 _STACK = torch.ops.aten.stack.default
@@ -27,7 +28,7 @@ _OF_STRIDES = {torch.ops.aten.as_strided.default, torch.ops.aten.reshape.default
 _Part = tuple[tuple[int, int], ...]
 
 
-class _UnfitError(Exception):
+class _UnfitError(ShardcoreError):
     """A call cannot read the memory of the input in place of what was recorded."""
 
 
