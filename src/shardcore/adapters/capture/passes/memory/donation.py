@@ -28,8 +28,8 @@ _OF_STRIDES = {torch.ops.aten.as_strided.default, torch.ops.aten.reshape.default
 _Part = tuple[tuple[int, int], ...]
 
 
-class _UnfitError(ShardcoreError):
-    """A call cannot read the memory of the input in place of what was recorded."""
+class DonationError(ShardcoreError):
+    """An output cannot be written into the memory of the input that it replaces."""
 
 
 def with_donated_inputs(tape: Tape) -> Tape:
@@ -39,7 +39,7 @@ def with_donated_inputs(tape: Tape) -> Tape:
     It is the input then. Inputs of which old values are read later stay.
     """
     for place in range(tape.donated):
-        with suppress(_UnfitError):
+        with suppress(DonationError):
             tape = _overwritten(tape, place)
     return tape
 
@@ -50,7 +50,7 @@ def _overwritten(tape: Tape, place: int) -> Tape:
     outputs = list(values(tape.outputs))
     output = outputs.pop(place)
     if tape.form(output) != tape.form(update.input):
-        raise _UnfitError
+        raise DonationError
     update.match(output, ())
     update.check(outputs)
     return update.applied()
@@ -99,12 +99,12 @@ class _Update:
         """Notes the calls that make `value` of this part of the input.
 
         Raises:
-            _UnfitError: If it is anything else than the part with new values.
+            DonationError: If it is anything else than the part with new values.
         """
         call = self.tape.calls[self._makers[value]] if value in self._makers else None
         whole = self._whole.get(part)
         if call is None or whole is None or value in self.written or value in self.joined:
-            raise _UnfitError
+            raise DonationError
         if call.operator is _STACK:
             dim = (call.args[1] if len(call.args) > 1 else 0) % len(self.tape.form(value).shape)
             for place, each in enumerate(call.args[0]):
@@ -113,19 +113,19 @@ class _Update:
         elif call.operator is _WHERE and call.args[2] is whole:
             self.written[value] = part
         else:
-            raise _UnfitError
+            raise DonationError
 
     def check(self, outputs: Sequence[Value]) -> None:
         """Checks that no call and none of the other `outputs` needs the old values later.
 
         Raises:
-            _UnfitError: If one does.
+            DonationError: If one does.
         """
         tape, memory = self.tape, self.tape.memory[self.input.number]
         made = tape.memories((*self.written, *self.joined))
         others = [each for each in tape.inputs if each is not self.input]
         if ({memory} | made) & (tape.overwritten() | tape.memories((*outputs, *others))):
-            raise _UnfitError
+            raise DonationError
         places = {self._makers[value]: part for value, part in self.written.items()}
         for place, call in enumerate(tape.calls):
             if is_view(call, tape):
@@ -134,11 +134,11 @@ class _Update:
             if place in places:
                 # Its mask and its new values are read while it writes.
                 if any(self._is_old(each) for each in values(call.args[:2])):
-                    raise _UnfitError
+                    raise DonationError
                 continue
             earlier = [part for at, part in places.items() if at < place]
             if any(_overlap(part, other) for part in old for other in earlier):
-                raise _UnfitError
+                raise DonationError
 
     def _is_old(self, value: Value) -> bool:
         return self.tape.memory[value.number] == self.tape.memory[self.input.number]
@@ -147,7 +147,7 @@ class _Update:
         """Returns the step that overwrites the input.
 
         Raises:
-            _UnfitError: If a call cannot read the strides of the input.
+            DonationError: If a call cannot read the strides of the input.
         """
         strided: set[Value] = set()  # the values whose strides may be others than recorded
         views = {id(call.result) for call in self.tape.calls if is_view(call, self.tape)}
@@ -168,7 +168,7 @@ class _Update:
                         found.forms[value.number] = form
                         strided.add(value)
                     elif found.form(value) != form:
-                        raise _UnfitError
+                        raise DonationError
             return call
 
         return rewritten(self.tape, rewrite)
@@ -186,11 +186,11 @@ def _forms(call: Call, tape: Tape) -> Iterator[tuple[Value, Form]]:
     """Yields the results of `call`, each with its form for the strides of the operands in `tape`.
 
     Raises:
-        _UnfitError: If it cannot read them, or if that is not known.
+        DonationError: If it cannot read them, or if that is not known.
     """
     is_operator = hasattr(call.operator, "overloadpacket")
     if not is_operator or call.collective or call.operator in _OF_STRIDES:
-        raise _UnfitError
+        raise DonationError
 
     def meta(leaf: Any) -> Any:
         if not isinstance(leaf, Value):
@@ -203,7 +203,7 @@ def _forms(call: Call, tape: Tape) -> Iterator[tuple[Value, Form]]:
             *torch_private.tree_map(meta, call.args), **torch_private.tree_map(meta, call.kwargs)
         )
     except (RuntimeError, NotImplementedError) as error:
-        raise _UnfitError from error
+        raise DonationError from error
     results = zip(values(call.result), torch_private.tree_leaves(made), strict=True)
     for value, tensor in results:
         form = tape.form(value)
