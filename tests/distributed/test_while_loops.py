@@ -198,6 +198,24 @@ def test_tokens_overwrite_one_cache_which_is_not_the_given_one(monkeypatch):
             assert len(set(tokens)) == 1
 
 
+def test_what_a_loop_returns_shares_no_memory_with_the_model():
+    def program(rank):
+        model = decoder((1, 2))
+        table = model.embed.embeddings
+
+        def read(_, count):
+            return ops.convert_to_tensor(model.embed.embeddings), count + 1
+
+        with torch.no_grad():
+            first = ops.zeros_like(table), ops.convert_to_tensor(0)
+            for _ in range(2):
+                found, _ = ops.while_loop(lambda *_: True, read, first, 6)
+        memories = {each.to_local().data_ptr() for each in (found, table.value)}
+        return states(model), len(memories), np.array_equal(as_arrays(found), as_arrays(table))
+
+    assert run_ranks(program, 2) == [([(State.CAPTURED, 10)], 2, True)] * 2
+
+
 def test_the_next_loop_sees_other_tensors_numbers_and_attributes():
     def program(rank, shape):
         model = decoder(shape)

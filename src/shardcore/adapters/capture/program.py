@@ -57,6 +57,7 @@ class RecordedProgram:
         # Below autograd, as it was recorded.
         with torch.inference_mode(), self.rollback.around(inputs):
             made = self.run(*inputs, *self.kept)
+        # Inference tensors are of no use outside, where they may need gradients.
         results = iter(_copied(made, self.shared if owned else range(len(made))))
         return torch_private.tree_map(
             lambda leaf: next(results) if isinstance(leaf, Value) else leaf, self.outputs
@@ -64,7 +65,7 @@ class RecordedProgram:
 
 
 def _copied(tensors: Sequence[torch.Tensor], places: Container[int]) -> list[torch.Tensor]:
-    """Returns the tensors, with copies in some places: outside they may need gradients."""
+    """Returns the tensors, copied in some places."""
     with torch.no_grad():
         return [each.clone() if n in places else each for n, each in enumerate(tensors)]
 

@@ -102,8 +102,8 @@ class CapturedStep:
         compared but the numbers that it reads. Its outputs may be inference tensors.
 
         Args:
-            tensors: Local shards: of what the last step made, which nothing else holds and which
-                may be overwritten, and of the other tensors of its batch.
+            tensors: Local shards: of what the last step made, which nothing else holds, and which
+                may be overwritten; then of the other tensors of its batch.
         """
         last = self._last
         if last is None or not last.fits_itself:
@@ -121,10 +121,9 @@ class CapturedStep:
     def _is_wanted(self, data: Any) -> bool:
         """Whether `compile()` asked for it, and a step of the user's own was asked for by name."""
         asked = self.trainer.jit_compile
-        if self.trainer.run_eagerly or threading.current_thread() is not threading.main_thread():
-            return False
-        if self.capture.is_recording():  # a step within a step is part of it
-            return False
+        is_main = threading.current_thread() is threading.main_thread()
+        if self.trainer.run_eagerly or not is_main or self.capture.is_recording():
+            return False  # a step within a step is part of it
         tensors = (each for each in keras_private.leaves(data) if isinstance(each, torch.Tensor))
         if any(each.requires_grad or each.layout is not torch.strided for each in tensors):
             return False
@@ -166,16 +165,16 @@ class CapturedStep:
         """Runs the step eagerly and records it; makes a program if it ran like that before."""
         # Either may be so on one rank alone, and a step that is recorded starts other collectives.
         unstable, profiled = zip(*gathered((entry.unstable, is_profiled()), session), strict=True)
-        if any(unstable):
-            self._refuse(entry, next(filter(None, unstable)))
+        if reason := next(filter(None, unstable), ""):
+            self._refuse(entry, reason)
             return step()
         if any(profiled):
             entry.after(Event.SKIPPED)
             return step()
-        donated = 0 if self.closures is None else len(local_tensors(data[0], None))  # variables
         began = time.perf_counter()
         with without_collection():
             with self._called.observed() as profile:
+                donated = 0 if self.closures is None else len(local_tensors(data[0], None))
                 tensors = local_tensors(data, session)
                 outputs, recording = self.capture.record(step, tensors, profile, donated)
             reason = self._refusal(entry, recording, session)

@@ -23,8 +23,8 @@ class Link:
     Args:
         latency: The seconds that a collective takes to start.
         bandwidth: The bytes that a rank sends in a second in an all-reduce.
-        bandwidths: By kind of collective, its bandwidth if that is another one. A library may do
-            what a ring does in half the time, or send twice the bytes.
+        bandwidths: The bandwidth of kinds of collectives that differ from it: the bytes that a ring
+            sends, divided by the time that the library takes.
 
     Raises:
         MeshError: If one of them is not a positive number, or a kind is unknown.
@@ -45,8 +45,8 @@ class Link:
         _check_positive("bandwidth", self.bandwidth, "bytes a second")
         if not isinstance(self.bandwidths, Mapping) or not set(self.bandwidths) <= set(KINDS):
             raise MeshError(
-                f"The bandwidths of a link are given by kinds, of {', '.join(KINDS)}: got "
-                f"{self.bandwidths!r}. That of an all_reduce is bandwidth."
+                f"The bandwidths of a link are given by kind, one of {', '.join(KINDS)}: got "
+                f"{self.bandwidths!r}. That of an all_reduce is given as bandwidth."
             )
         for kind, value in self.bandwidths.items():
             _check_positive(f"bandwidth of {kind!r}", value, "bytes a second")

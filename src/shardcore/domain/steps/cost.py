@@ -53,8 +53,8 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
     These are the bytes of a ring, which no algorithm goes below: `2B(n-1)/n` in an all-reduce, half
     of it in an all-gather or a reduce-scatter (Patarasuk and Yuan, "Bandwidth optimal all-reduce
     algorithms for clusters of workstations", Journal of Parallel and Distributed Computing 69 (2),
-    2009; `bytes_sent`). A library may do otherwise: a link has a bandwidth for each kind. For a
-    collective over several axes it is the lowest.
+    2009; `bytes_sent`). Where a library takes longer, the link has a lower bandwidth for that kind.
+    A collective over several axes has the lowest bandwidth of their links.
 
     The step waits for collectives of activations. Those of weights and gradients are hidden behind
     its operators, as far as these last and the machine hides them: a captured step starts them

@@ -30,7 +30,7 @@ def test_a_kind_of_collective_has_a_positive_bandwidth(value):
 
 @pytest.mark.parametrize("given", [{"all_reduce": 1e9}, {"gather": 1e9}, 1e9, None])
 def test_other_kinds_of_collectives_are_an_error(given):
-    kinds = r"by kinds, of all_gather, all_to_all, reduce_scatter, send: got .*an all_reduce is"
+    kinds = r"by kind, one of all_gather, all_to_all, reduce_scatter, send: got .*an all_reduce is"
     with pytest.raises(MeshError, match=kinds):
         Link(bandwidths=given)
 

@@ -1,7 +1,7 @@
-"""Saves copies: what replaces an input that the caller gives away is written into its memory.
+"""Saves copies: an output is written into the memory of the donated input that it replaces.
 
-The cache of `generate()` is such an input. Each layer takes its part of the cache, replaces the
-place of one token, and the parts are stacked again: `stack([where(mask, new, cache[:, 0]), ...])`.
+The cache of `generate()` is such an input. Each layer selects its part of the cache and replaces
+one token in it, and the parts are stacked again: `stack([where(mask, new, cache[:, 0]), ...])`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.analyses import is_view, makers_of
 from shardcore.adapters.capture.rewriting import rewritten
-from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
+from shardcore.adapters.capture.tape import Call, Form, Number, Tape, Value, values
 from shardcore.domain.errors import ShardcoreError
 
 _SELECT = torch.ops.aten.select.int
@@ -35,8 +35,8 @@ class DonationError(ShardcoreError):
 def with_donated_inputs(tape: Tape) -> Tape:
     """Returns `tape` with donated inputs overwritten by the outputs that replace them.
 
-    Such an output is made of parts of the input, of which each has new values where a mask says so.
-    It is the input then. Inputs of which old values are read later stay.
+    Such an output consists of the parts of the input, each with new values where a mask is true.
+    After the pass it is the input. An input whose old values are read later stays as it is.
     """
     for place in range(tape.donated):
         with suppress(DonationError):
@@ -80,9 +80,9 @@ class _Update:
         self._makers = makers_of(self.tape)
         self.parts[self.input], self._whole[()] = (), self.input
         for call in self.tape.calls:
-            if not is_view(call, self.tape) or call.args[0] not in self.parts:
+            if not is_view(call, self.tape) or call.operands[0] not in self.parts:
                 continue
-            base: Value = call.args[0]
+            base = call.operands[0]
             part = self.parts[base]
             if call.operator is _SELECT and self._whole.get(part) is base:
                 part = (*part, self._selected(call))
@@ -90,16 +90,16 @@ class _Update:
             self.parts |= dict.fromkeys(call.results, part)
 
     def _selected(self, call: Call) -> tuple[int, int]:
-        """Returns the dim and the place of a selection, counted from the begin."""
+        """Returns the dim and the place of a selection, counted from the beginning."""
         form = self.tape.form(call.args[0])
         dim = call.args[1] % len(form.shape)
         return dim, call.args[2] % form.shape[dim]
 
     def match(self, value: Value, part: _Part) -> None:
-        """Notes the calls that make `value` of this part of the input.
+        """Notes the calls that make `value` from this part of the input.
 
         Raises:
-            DonationError: If it is anything else than the part with new values.
+            DonationError: If it is not this part with new values.
         """
         call = self.tape.calls[self._makers[value]] if value in self._makers else None
         whole = self._whole.get(part)
@@ -149,8 +149,9 @@ class _Update:
         Raises:
             DonationError: If a call cannot read the strides of the input.
         """
-        strided: set[Value] = set()  # the values whose strides may be others than recorded
-        views = {id(call.result) for call in self.tape.calls if is_view(call, self.tape)}
+        strided: set[Value] = set()  # values whose strides may differ from the recorded ones
+        calls = [call for call in self.tape.calls if is_view(call, self.tape)]
+        views = {value for call in calls for value in call.results}
 
         def rewrite(call: Call, found: Tape) -> Call | Value:
             if isinstance(call.result, Value) and call.result in self.joined:
@@ -164,7 +165,7 @@ class _Update:
                 )
             if strided.intersection(call.operands):
                 for value, form in _forms(call, found):
-                    if id(call.result) in views:
+                    if value in views:
                         found.forms[value.number] = form
                         strided.add(value)
                     elif found.form(value) != form:
@@ -186,25 +187,28 @@ def _forms(call: Call, tape: Tape) -> Iterator[tuple[Value, Form]]:
     """Yields the results of `call`, each with its form for the strides of the operands in `tape`.
 
     Raises:
-        DonationError: If it cannot read them, or if that is not known.
+        DonationError: If it cannot read them, or torch cannot say what it makes of them.
     """
     is_operator = hasattr(call.operator, "overloadpacket")
     if not is_operator or call.collective or call.operator in _OF_STRIDES:
         raise DonationError
 
     def meta(leaf: Any) -> Any:
-        if not isinstance(leaf, Value):
+        if not isinstance(leaf, Value | Number):
             return leaf
-        form = tape.form(leaf)
+        form = tape.forms[leaf.number] if isinstance(leaf, Value) else None
+        if form is None:  # a generator, or a number that is read from a tensor
+            raise DonationError
         return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
 
     try:
         made = call.operator(
             *torch_private.tree_map(meta, call.args), **torch_private.tree_map(meta, call.kwargs)
         )
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         raise DonationError from error
-    results = zip(values(call.result), torch_private.tree_leaves(made), strict=True)
-    for value, tensor in results:
+    # Attention on CUDA returns numbers too.
+    tensors = [each for each in torch_private.tree_leaves(made) if isinstance(each, torch.Tensor)]
+    for value, tensor in zip(values(call.result), tensors, strict=True):
         form = tape.form(value)
         yield value, attrs.evolve(form, shape=tuple(tensor.shape), strides=tensor.stride())
