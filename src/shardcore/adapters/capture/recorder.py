@@ -131,6 +131,9 @@ class Recorder:
                 self.read(each, str(operator), number)
             if not any(map(torch.is_tensor, torch_private.tree_leaves(result))):
                 return
+        if operator in _SETS_STORAGE:
+            self._append_view_of_storage(operator, args, result)
+            return
         is_alias = operator in _ALIASES or torch_private.is_wait(operator)
         if is_alias or (operator is _VIEW_AS and args[0] is args[1]):
             self._name(result, references[0][0])
@@ -150,6 +153,26 @@ class Recorder:
         made = torch_private.tree_map(self._made, result)
         backward = torch_private.backward_pass() >= 0
         self.tape.calls.append(Call(operator, *references, made, writes, place(), backward))
+
+    def _append_view_of_storage(self, operator: Any, args: Args, result: torch.Tensor) -> None:
+        """Notes `empty(0).set_(storage, offset, size, stride)` as a view of a tensor there.
+
+        So torch joins the weights of a recurrent layer for cuDNN, if one storage has them. Of
+        sharded tensors, whose storage has no memory, it makes a tensor that it drops.
+        """
+        self._values.pop(id(result), None)  # it was another tensor
+        base = self._tensor_in(torch_private.memory_of(result))
+        if base is not None and operator is _SET_STORAGE:
+            _, _, offset, size, stride = args
+            operands = (base, size, stride, offset)
+            self._append(_AS_STRIDED, operands, {}, self._operands(operands, {}), result)
+        elif result.untyped_storage().data_ptr():
+            self.refuse("a tensor gets the storage of another one", "make a view of it")
+
+    def _tensor_in(self, memory: int) -> torch.Tensor | None:
+        """Returns a tensor of the tape in this memory; None if there is none."""
+        met = [reference() for reference, _ in self._values.values()]
+        return next((each for each in met if _has_memory(each, memory)), None)
 
     def at_once(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         """Returns the result of `function`, which becomes one call of the tape."""
@@ -264,6 +287,15 @@ def _is_value(kind: type) -> bool:
     """
     return issubclass(kind, torch.Tensor | torch.Generator)
 
+
+def _has_memory(thing: Any, memory: int) -> bool:
+    is_dense = torch.is_tensor(thing) and thing.layout is torch.strided
+    return is_dense and torch_private.memory_of(thing) == memory
+
+
+_SET_STORAGE = torch.ops.aten.set_.source_Storage_storage_offset
+_SETS_STORAGE = {_SET_STORAGE, torch.ops.aten.set_.source_Storage}
+_AS_STRIDED = torch.ops.aten.as_strided.default
 
 # Their results are the operand: they concern autograd alone, and are not on the tape. Neither is a
 # wait for a collective: it ends where its result is read first.

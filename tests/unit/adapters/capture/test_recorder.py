@@ -1,6 +1,7 @@
 """A recording has the calls that compute; what concerns autograd alone is not in it."""
 
 import keras
+import pytest
 import torch
 
 import shardcore
@@ -65,3 +66,28 @@ def test_a_tensor_that_is_transposed_in_place_keeps_its_new_strides():
             assert model.predict_on_batch(x).tolist() == expected.tolist()
     finally:
         shardcore.uninstall()
+
+
+def test_a_tensor_on_the_storage_of_another_is_a_view_of_it():
+    """As torch joins the weights of a recurrent layer for cuDNN."""
+
+    def step(x):
+        y = x * 2
+        joined = torch.empty(0).set_(y.untyped_storage(), 1, (4,), (1,))
+        y.add_(1)
+        return joined * 3
+
+    tape = recorded(step, X)
+    assert tape.refusal == ""
+    run = function_of(tape, {n: tape.found[n] for n in tape.outside})
+    assert torch.equal(run(2 * X)[0], step(2 * X))
+
+
+@pytest.mark.parametrize("where", [(), (0, (4,), (1,))])
+def test_a_tensor_on_a_storage_of_no_other_is_no_part_of_a_program(where):
+    values = torch.ones(4)
+
+    def step(x):
+        return x[0, 0] * torch.empty(0).set_(values.untyped_storage(), *where)
+
+    assert "a tensor gets the storage of another one" in recorded(step, X).refusal
