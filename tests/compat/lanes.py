@@ -85,6 +85,7 @@ def outcome(
     environment: dict[str, str],
     folder: Path,
     limit: float | None = None,
+    at_a_time: int = 2,
 ) -> dict[str, Any]:
     """Runs tests, and returns what failed, how many passed and were skipped, and the seconds.
 
@@ -92,7 +93,7 @@ def outcome(
     """
     report = folder / "junit.xml"
     report.unlink(missing_ok=True)
-    pytest = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
+    pytest = [python, "-m", "pytest", "-q", "-n", f"{at_a_time}", "--dist", "worksteal"]
     began = time.monotonic()
     code = within([*pytest, f"--junitxml={report}", *tests], environment, limit)
     cases = list(ET.parse(report).getroot().iter("testcase")) if report.exists() else []

@@ -76,6 +76,12 @@ def compiled(build, classes=False, metrics=None, **options):
     return model
 
 
+def trained_shapes(build):
+    """The shapes of the variables that train. They are made on the CPU, as this process forks."""
+    with keras.device("cpu"):
+        return [tuple(each.shape) for each in compiled(build).trainable_variables]
+
+
 def numbers(model, logs):
     values = {v.path: v.numpy() for v in model.variables}
     return values | {f"log {name}": np.array(value) for name, value in logs.items()}

@@ -19,6 +19,10 @@ only_dtensor = pytest.mark.skipif(STRATEGY != "dtensor", reason="it is about DTe
 AXES = ("data", "model")
 
 
+# For what a GPU does otherwise. A process that asks it for more than its presence cannot fork.
+IS_ON_GPU = torch.cuda.is_available()
+
+
 def needs_compiler(test):
     """Marks a test that runs Inductor on a CPU."""
     has_one = any(map(shutil.which, ("g++", "clang++")))
@@ -48,7 +52,7 @@ def at_place(shape, rank):
 def local(variable):
     """The local shard of `variable`, as an array."""
     value = variable._value.detach()
-    return value.to_local().numpy().copy()
+    return value.to_local().cpu().numpy().copy()
 
 
 def local_shapes(variables):

@@ -374,7 +374,7 @@ def unguarded(name):
 
 class ReadsValues(Spy):
     def call(self, x):
-        if is_real(x) and x.detach().numpy().sum() > 1e9:
+        if is_real(x) and x.detach().cpu().numpy().sum() > 1e9:
             return -x
         return super().call(x)
 
@@ -440,7 +440,7 @@ NOT_HELD = torch.ones(4)
 
 class ReadsUnguarded(Spy):
     def call(self, x):
-        return super().call(x) * (unguarded("not_held") if is_real(x) else 1.0)
+        return super().call(x) * (unguarded("not_held").to(x.device) if is_real(x) else 1.0)
 
 
 @pytest.mark.parametrize(
@@ -565,15 +565,15 @@ def test_a_change_in_an_optimizer_of_torch_is_seen(shape):
 
 
 def test_a_step_within_a_step_is_part_of_it():
-    inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    inner.compile("sgd", "mse")
-
-    class Outer(keras.Model):
-        def train_step(self, data):
-            inner.train_on_batch(np.ones((4, 4), "float32"), np.ones((4, 1), "float32"))
-            return super().train_step(data)
-
     def program(rank):
+        inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        inner.compile("sgd", "mse")
+
+        class Outer(keras.Model):
+            def train_step(self, data):
+                inner.train_on_batch(np.ones((4, 4), "float32"), np.ones((4, 1), "float32"))
+                return super().train_step(data)
+
         said, runs = reasons(Spy, True, steps=6, model_class=Outer)
         return said, runs
 
@@ -710,7 +710,8 @@ def test_the_state_of_a_torch_module_is_read_at_each_step():
         model.compile("sgd", "mse", jit_compile=jit)
         x, y = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
         losses = [float(model.train_on_batch(x, y)) for _ in range(5)]
-        model.layers[0].module.scale = torch.full((1,), 0.1)
+        module = model.layers[0].module
+        module.scale = torch.full_like(module.scale, 0.1)
         return losses + [float(model.train_on_batch(x, y)) for _ in range(5)]
 
     assert run_ranks(program, 1, "auto") == run_ranks(program, 1, False)

@@ -45,8 +45,8 @@ class Steered(Spy):
             return x
         x = x * getattr(importlib.import_module(__name__), "FACTOR".lower())[0]
         if keras.ops.max(x) > 10:
-            generator = torch.Generator().manual_seed(1)  # no step that makes one is captured
-            return x + torch.rand(x.shape, generator=generator)
+            generator = torch.Generator(x.device).manual_seed(1)  # a step that makes one is eager
+            return x + torch.rand(x.shape, generator=generator, device=x.device)
         return x + 1 if keras.ops.max(x) > 0 else x
 
 

@@ -14,6 +14,7 @@ from shardcore.adapters.capture.passes.communication.overlap import with_late_wa
 from shardcore.adapters.torch_private import collectives
 from shardcore.binding.captured import cache
 from shardcore.testing import run_ranks
+from tests.distributed.programs import IS_ON_GPU
 from tests.distributed.test_captured import (
     Spy,
     assert_equal,
@@ -27,6 +28,7 @@ from tests.distributed.test_captured import (
 from tests.tapes import names, recorded
 
 RNG = np.random.default_rng(5)
+STEPS = 6
 X, Y = RNG.integers(0, 4, (8, 4)).astype("float32"), RNG.integers(0, 4, 8)
 
 
@@ -97,7 +99,8 @@ def test_values_that_torch_or_keras_reads_for_itself_are_no_reason_to_run_eagerl
     for found in run_ranks(program, 1 if shape is None else 2, timeout=120):
         for name, ((eager, _), (captured, runs)) in found.items():
             assert_equal(captured, eager)
-            assert (name, runs) == (name, 2)
+            is_recorded = not IS_ON_GPU or name not in ("gamma", "beta", "binomial")
+            assert (name, runs) == (name, 2 if is_recorded else STEPS)
 
 
 def trained(build, optimizer, jit):
@@ -105,10 +108,11 @@ def trained(build, optimizer, jit):
     model = compiled(build, jit, optimizer)
     calls.clear()
     # The largest class is another one in each batch.
-    losses = [model.train_on_batch(X % (2 + step % 3), Y) for step in range(6)]
+    losses = [model.train_on_batch(X % (2 + step % 3), Y) for step in range(STEPS)]
     return [*map(np.asarray, losses), *state(model)], len(calls)
 
 
+@pytest.mark.skipif(IS_ON_GPU, reason="there torch checks no class on the host")
 def test_a_class_out_of_range_is_an_error_of_a_captured_step_too():
     def program(rank):
         begin(None)

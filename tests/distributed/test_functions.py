@@ -7,7 +7,14 @@ import pytest
 import shardcore
 from shardcore.domain.errors import LayoutError, MeshError
 from shardcore.testing import run_ranks
-from tests.distributed.programs import as_arrays, assert_close, distribute, local, placements
+from tests.distributed.programs import (
+    IS_ON_GPU,
+    as_arrays,
+    assert_close,
+    distribute,
+    local,
+    placements,
+)
 
 # What rank r gives: its own values, of one shape. As an array over the mesh: (2, 2, 2, 3).
 GIVEN = np.random.default_rng(0).uniform(0.5, 2, size=(4, 2, 3)).astype("float32")
@@ -72,7 +79,7 @@ def test_tensors_are_laid_out_and_read_back():
             shardcore.ensure_dtensor(split, (None, None)),
             shardcore.ensure_dtensor(keras.Variable(WHOLE)),
         ]
-        parts = [tensor.to_local().detach().numpy() for tensor in tensors]
+        parts = [tensor.to_local().detach().cpu().numpy() for tensor in tensors]
         return parts, [keras.ops.convert_to_numpy(tensor) for tensor in tensors]
 
     for rank, (parts, wholes) in enumerate(run_ranks(program, 4)):
@@ -99,7 +106,7 @@ def test_a_batch_is_split_as_fit_splits_it():
         distribute((2, 2))
         batch = {"x": WHOLE, "more": (WHOLE[:, 0], np.float32(3)), "none": None}
         split = shardcore.ensure_dtensor_input(batch)
-        parts = split["x"].to_local().numpy(), split["more"][0].to_local().numpy()
+        parts = as_arrays([split["x"].to_local(), split["more"][0].to_local()])
         return *parts, placements(split["x"]), float(split["more"][1]), split["none"]
 
     for rank, (x, column, placed, number, none) in enumerate(run_ranks(program, 4)):
@@ -119,7 +126,7 @@ def test_a_variable_is_redistributed_and_gathered():
             assert shardcore.distribute_variable(before, layout) is before
             whole = shardcore.all_gather_variable(before)
             seen.append(
-                (placements(before._value), local(before), placements(whole), whole.numpy())
+                (placements(before._value), local(before), placements(whole), whole.cpu().numpy())
             )
         return seen
 
@@ -141,7 +148,8 @@ def test_the_status_shows_the_mesh():
         distribute((2, 2))
         return shardcore.mesh_info()
 
-    devices = [["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]
+    kind = "gpu" if IS_ON_GPU else "cpu"
+    devices = [[f"{kind}:{2 * row + column}" for column in range(2)] for row in range(2)]
     expected = {"shape": (2, 2), "axis_names": ("data", "model"), "devices": devices}
     assert run_ranks(program, 4) == [expected] * 4
 

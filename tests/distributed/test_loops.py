@@ -66,12 +66,13 @@ def keras_optimizer(split, optimizer, by_backward):
 def torch_optimizer(split, make, clip=None, own=False):
     """A loop of torch's own, over Keras parameters and, if `own`, one that Keras does not know."""
     trained, losses, norms = model(), [], []
-    scale = torch.nn.Parameter(torch.full((4,), 0.5))
+    device = trained.trainable_variables[0].value.device
+    scale = torch.nn.Parameter(torch.full((4,), 0.5, device=device))
     parameters = [p for p in trained.parameters() if p.requires_grad] + [scale] * own
     optimizer = make(parameters)
     for x, y in batches(split):
         outputs = trained(x, training=True)
-        losses.append(LOSS(y, outputs * scale + torch.arange(4) if own else outputs))
+        losses.append(LOSS(y, outputs * scale + torch.arange(4, device=device) if own else outputs))
         optimizer.zero_grad()
         losses[-1].backward()
         if clip is not None:

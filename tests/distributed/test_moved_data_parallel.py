@@ -1,7 +1,8 @@
 """Data parallel: the gradients move once, in buckets; the loss and all metrics move together."""
 
+import math
+
 import keras
-import numpy as np
 import pytest
 
 from shardcore.testing import count_collectives, run_ranks
@@ -19,6 +20,7 @@ from tests.distributed.moved import (
     lstm,
     numbers,
     trained,
+    trained_shapes,
 )
 
 
@@ -74,8 +76,7 @@ def two_ranks():
 @pytest.mark.parametrize("build", MODELS)
 def test_gradients_move_once_and_the_loss_with_the_metrics(build, one_device, two_ranks):
     name = build.__name__
-    model = compiled(build)
-    gradients = sum(4 * int(np.prod(each.shape)) for each in model.trainable_variables)
+    gradients = 4 * sum(map(math.prod, trained_shapes(build)))
     statistics = 4 if build is cnn else 0
     states = 4 * (1 + len(METRICS.get(build, ())))
     more_calls, more_moved = ROWS_APART.get(build, ({}, {}))
@@ -92,7 +93,7 @@ def on_slices(rank):
 
 
 def test_slices_move_as_much(one_device):
-    gradients = sum(4 * int(np.prod(each.shape)) for each in compiled(cnn).trainable_variables)
+    gradients = 4 * sum(map(math.prod, trained_shapes(cnn)))
     for values, calls, moved in run_ranks(on_slices, 2):
         assert_same(values, one_device["cnn"], "cnn on slices")
         assert calls == {"all_reduce": 2 + 4}
@@ -123,7 +124,7 @@ def in_small_buckets(rank, size):
     model._loss_tracker.variables[0]._shardcore_session.strategy.tensors._buckets.size = size
     with count_collectives() as traffic:
         logs = model.train_on_batch(*DATA[mlp], return_dict=True)
-    gradients = sum(4 * int(np.prod(each.shape)) for each in model.trainable_variables)
+    gradients = 4 * sum(math.prod(each.shape) for each in model.trainable_variables)
     return numbers(model, logs), traffic.calls["all_reduce"] - 1, gradients
 
 

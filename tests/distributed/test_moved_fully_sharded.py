@@ -9,7 +9,15 @@ import pytest
 import shardcore
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.models import cnn, decoder, mlp
-from tests.distributed.moved import DATA, assert_same, compiled, distribute, lstm, numbers
+from tests.distributed.moved import (
+    DATA,
+    assert_same,
+    compiled,
+    distribute,
+    lstm,
+    numbers,
+    trained_shapes,
+)
 
 MODELS = (mlp, cnn, lstm, decoder)
 
@@ -58,7 +66,7 @@ def padded_bytes(shape):
 @pytest.mark.parametrize("build", MODELS)
 def test_weights_move_and_activations_do_not(build, one_device, two_ranks):
     name = build.__name__
-    shapes = [tuple(each.shape) for each in compiled(build).trainable_variables]
+    shapes = trained_shapes(build)
     padded = list(map(padded_bytes, shapes))
     statistics = 4 if build is cnn else 0
     for values, calls, moved, variables in (each[name] for each in two_ranks):

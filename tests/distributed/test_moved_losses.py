@@ -11,6 +11,8 @@ import shardcore
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.programs import distribute
 
+# Keras' device may be a GPU, where torch makes no tensors by itself.
+here = keras.ops.convert_to_tensor
 SHAPES, REDUCTIONS = [(6, 5), (4, 7, 3)], ["none", "mean", "sum"]
 IGNORED = -100
 
@@ -22,9 +24,9 @@ def split(value, spec):
 
 def beside_one_device(function, value, *specs):
     """The result and the gradient of `function`, of each way to split, beside those of one."""
-    whole = value.clone().requires_grad_()
+    whole = here(value).clone().requires_grad_()
     expected = function(whole)
-    upstream = torch.rand(expected.shape, generator=torch.Generator().manual_seed(1))
+    upstream = here(torch.rand(expected.shape, generator=torch.Generator().manual_seed(1)))
     expected.backward(upstream)
     for spec in specs:
         own = split(value, spec)
@@ -46,7 +48,9 @@ def losses(rank):
         value = torch.randn(shape, generator=generator).to(dtype)
         target = torch.randint(0, shape[1], (shape[0], *shape[2:]), generator=generator)
         target[0] = IGNORED
+        target = here(target)
         weight = torch.rand(shape[1], generator=generator).to(dtype) if weighted else None
+        weight = None if weight is None else here(weight)
 
         def loss(x, target=target, weight=weight, reduction=reduction):
             return functional.cross_entropy(x, target, weight=weight, reduction=reduction)
@@ -65,7 +69,7 @@ def test_losses_of_split_classes():
 def on_two_axes(rank):
     distribute((2, 2))
     value = torch.randn((6, 5), generator=torch.Generator().manual_seed(0))
-    target = torch.tensor([0, 1, 2, 3, 4, IGNORED])
+    target = here(torch.tensor([0, 1, 2, 3, 4, IGNORED]))
     specs = [("data", "model"), (None, "model")]
     for reduction in ("none", "mean"):
         found = beside_one_device(
@@ -101,7 +105,7 @@ def no_class(rank):
     distribute((1, 2))
     value = torch.zeros((2, 4))
     found = functional.cross_entropy(
-        split(value, (None, "model")), torch.tensor([1, 4]), reduction="none"
+        split(value, (None, "model")), here(torch.tensor([1, 4])), reduction="none"
     )
     return found.full_tensor().tolist()
 
@@ -138,7 +142,7 @@ SPECS = {
 def largest(rank):
     distribute((2, 2))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        rows = ROWS.to(dtype)
+        rows = here(ROWS).to(dtype)
         values = (rows, rows.flip(1), torch.stack([rows, rows.flip(0)], -1))
         for spec, value, keep in itertools.product(SPECS, values, (False, True)):
             own = split(value, spec if value.ndim == 2 else (*spec, None))
@@ -149,7 +153,7 @@ def largest(rank):
             assert traffic.calls == reductions, (spec, value.shape, keep)
     few = torch.tensor([[2.0], [1.0]])  # all with the first rank
     assert split(few, (None, "model")).argmax(-1).full_tensor().tolist() == [0, 0]
-    doubles = ROWS.double()  # whole: they are larger than the limit
+    doubles = here(ROWS).double()  # whole: they are larger than the limit
     found = split(doubles, (None, "model")).argmax(1).full_tensor()
     torch.testing.assert_close(found, doubles.argmax(1))
 

@@ -36,27 +36,6 @@ def test_without_a_gpu_it_prints_a_line_and_succeeds():
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("ranks", "gpus", "expected"),
-    [
-        (1, 1, ("cpu:gloo,cuda:nccl", 0)),
-        (2, 1, ("gloo", 0)),
-        (2, 2, ("cpu:gloo,cuda:nccl", 1)),
-        (4, 2, ("gloo", 1)),
-    ],
-)
-def test_ranks_share_gpus_over_gloo_only_if_they_are_more(monkeypatch, ranks, gpus, expected):
-    torch = pytest.importorskip("torch")
-    from shardcore.domain.job import Job
-    from tests.gpu import plugin
-
-    taken = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    last = Job(ranks - 1, ranks, ranks - 1, "127.0.0.1", 1)
-    assert (plugin.backend(last), *taken) == expected
-
-
 def test_the_page_has_the_machine_what_failed_and_the_figures():
     part = {"failed": ["a::b"], "skipped": 2, "passed": 9, "seconds": 3}
     figure = {"section": "MLP", "contender": "captured", "value": 0.0123456, "unit": "s"}

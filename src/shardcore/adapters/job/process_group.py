@@ -1,6 +1,7 @@
 """The process group of `torch.distributed`: one process per device, joined once.
 
-gloo on CPU; on CUDA NCCL for tensors and gloo for small host objects. Launch and rendezvous are
+gloo on CPU; on CUDA NCCL for tensors and gloo for small host objects, unless ranks share a device,
+which NCCL refuses. Launch and rendezvous are
 those of torch: this module only calls `init_process_group`. It gives torch no `device_id`: a group
 that is bound to a device has subgroups only if all ranks create each of them.
 """
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # a torch without torch.distributed has no stores
 
 TIMEOUT_VARIABLE = "SHARDCORE_TIMEOUT"
 DEFAULT_TIMEOUT = 600.0
+SHARE_VARIABLE = "SHARDCORE_SHARE_GPUS"
 
 # The threads on which gloo runs collectives; the seconds to wait, in all and between two checks.
 _WORKER = "pt_gloo_runloop"
@@ -129,13 +131,30 @@ def take_device(job: Job) -> None:
     """
     if device_type() != "cuda":
         return
-    if job.local_rank >= torch.cuda.device_count():
+    count = torch.cuda.device_count()
+    if job.local_rank >= count and not _shares_devices(job):
         raise EnvironmentProblem(
             f"Expected a CUDA device for local rank {job.local_rank} (rank {job.rank}), but "
-            f"this host shows {torch.cuda.device_count()}. Start at most that many processes "
-            "on this host, or hide the devices with CUDA_VISIBLE_DEVICES='' to use the CPU."
+            f"this host shows {count}. Start at most that many processes "
+            "on this host, hide the devices with CUDA_VISIBLE_DEVICES='' to use the CPU, or set "
+            f"{SHARE_VARIABLE}=1 to try a program of more ranks than devices: they share them."
         )
-    torch.cuda.set_device(job.local_rank)
+    torch.cuda.set_device(job.local_rank % count)
+
+
+def _shares_devices(job: Job) -> bool:
+    """Returns whether the user asked that ranks share CUDA devices, and they are too few.
+
+    Raises:
+        EnvironmentProblem: If the variable is neither "1" nor "0".
+    """
+    asked = os.environ.get(SHARE_VARIABLE, "0")
+    if asked not in ("0", "1"):
+        raise EnvironmentProblem(
+            f"Expected {SHARE_VARIABLE} to be 1 or 0, got {asked!r}. Set it to 1 where several "
+            "ranks shall share a GPU, else unset it."
+        )
+    return asked == "1" and job.world_size > torch.cuda.device_count()
 
 
 def store_for_thread(prefix: str) -> "Store":
@@ -231,7 +250,8 @@ def _backend(job: Job) -> str:
     """Returns the backends of the job's group, and binds this rank to its CUDA device."""
     _check_device(job.world_size)
     take_device(job)
-    return "cpu:gloo,cuda:nccl" if device_type() == "cuda" else "gloo"
+    has_own_device = device_type() == "cuda" and not _shares_devices(job)
+    return "cpu:gloo,cuda:nccl" if has_own_device else "gloo"
 
 
 def _check_device(ranks: int) -> None:

@@ -94,6 +94,24 @@ def test_a_rank_without_a_device_is_refused(bound):
 
 
 @pytest.mark.parametrize(
+    ("rank", "ranks", "device", "backend"),
+    [(2, 3, 0, "gloo"), (1, 3, 1, "gloo"), (1, 2, 1, "cpu:gloo,cuda:nccl")],
+)
+def test_ranks_share_devices_over_gloo_where_the_user_asks_for_it_and_they_are_too_few(
+    bound, monkeypatch, rank, ranks, device, backend
+):
+    monkeypatch.setenv("SHARDCORE_SHARE_GPUS", "1")
+    assert process_group._backend(job(rank, ranks)) == backend
+    assert bound == [device]
+
+
+def test_another_value_of_the_variable_is_refused(bound, monkeypatch):
+    monkeypatch.setenv("SHARDCORE_SHARE_GPUS", "yes")
+    with pytest.raises(EnvironmentProblem, match="SHARDCORE_SHARE_GPUS to be 1 or 0, got 'yes'"):
+        process_group._backend(job(2, 3))
+
+
+@pytest.mark.parametrize(
     ("device", "created"),
     [
         (None, [([0, 1], True), ([1, 3], True)]),
