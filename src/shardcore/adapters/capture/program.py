@@ -7,7 +7,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture import compilation, constants, passes, recomputation
+from shardcore.adapters.capture import compilation, constants, cuda_graphs, passes, recomputation
 from shardcore.adapters.capture.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.functions import seeded_by_tensor, seeded_generator
 from shardcore.adapters.capture.generated import function_of
@@ -76,6 +76,7 @@ class TapeCapture:
     def __init__(self) -> None:
         self._memories = Memories()
         self._onednn = torch_private.OneDnn()
+        self._pool = cuda_graphs.Pool()
 
     def close(self) -> None:
         """Removes our operators from torch; existing programs run no more."""
@@ -116,12 +117,15 @@ class TapeCapture:
         memories = None if compiled or tape.reshapes else self._memories
         better = passes.improved(tape, memories, most_bytes)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
-        run, remark = function_of(better, literals), ""
+        graph = cuda_graphs.replayable(better, literals)
+        run, remark = function_of(graph or better, literals), ""
         if compiled:
             try:
                 run = compilation.compiled(better, kept, literals, self._onednn)
             except Exception as error:  # noqa: BLE001 - whatever it raises, the step runs without
                 remark = f"{type(error).__name__}: {error}"
+        if graph is not None:
+            run = cuda_graphs.Replayed(run, len(graph.inputs), self._pool)
         return RecordedProgram(
             run,
             kept,

@@ -1,0 +1,201 @@
+"""Replays captured steps as CUDA graphs: one launch for a step in place of one for each operator.
+
+Not every step: `reason_against` returns why one keeps its launches. A step that starts collectives
+does: NCCL watches no collective within a graph, so that a rank could wait for ever.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters import torch_private
+from shardcore.adapters.capture.passes.inductor import with_factors_apart
+from shardcore.adapters.capture.tape import Call, Literals, Number, Tape, Value, numbered
+from shardcore.adapters.torch_private import unnamed_operators
+from shardcore.domain.errors import EnvironmentProblem
+
+logger = logging.getLogger("shardcore.capture")
+
+VARIABLE = "SHARDCORE_CUDA_GRAPHS"
+
+# A graph keeps the memory that its step needs. It is at most that of all results.
+_MOST_OF_FREE_MEMORY = 0.25
+# The states of the random generator, which attention returns on the host, and its backward pass
+# passes on: torch handles them in a graph.
+_ATTENTION = {
+    unnamed_operators.FLASH_ATTENTION,
+    unnamed_operators.EFFICIENT_ATTENTION,
+    unnamed_operators.CUDNN_ATTENTION,
+}
+_READ_ON_HOST = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+Function = Callable[..., tuple[torch.Tensor, ...]]
+
+
+@attrs.define(eq=False)
+class Pool:
+    """The memory of graphs, which share it: no output of a graph is read after the next replay."""
+
+    _handle: Any = attrs.field(default=None, init=False)
+
+    def handle(self) -> Any:
+        """Returns torch's handle of it."""
+        if self._handle is None:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+    def leave(self) -> None:
+        """Has later graphs take other memory: torch 2.11 records none after one that failed."""
+        self._handle = None
+
+
+@attrs.define(eq=False)
+class Replayed:
+    """The function of a step that replays a graph, which its second run records.
+
+    Its first run loads kernels, as Triton compiles its own at their first launch. The outputs of a
+    replay are overwritten by the next one.
+
+    Args:
+        run: The function: takes inputs and kept tensors.
+        inputs: The number of inputs, which are other tensors in each run.
+        pool: The memory of all graphs.
+    """
+
+    run: Function
+    inputs: int
+    pool: "Pool"
+    _runs: int = attrs.field(default=0, init=False)
+    _graph: Any = attrs.field(default=None, init=False)
+    _copies: list[torch.Tensor] = attrs.field(factory=list, init=False)
+    _kept: list[int] = attrs.field(factory=list, init=False)
+    _outputs: tuple[torch.Tensor, ...] = attrs.field(default=(), init=False)
+    _failed: bool = attrs.field(default=False, init=False)
+
+    def __call__(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns the outputs of a step."""
+        self._runs += 1
+        kept = [each.data_ptr() for each in operands[self.inputs :]]
+        if self._runs > 1 and not self._failed and (self._graph is None or kept != self._kept):
+            self._kept = kept
+            self._record(operands)
+        if self._graph is None:
+            return self.run(*operands)
+        for copy, given in zip(self._copies, operands[: self.inputs], strict=True):
+            copy.copy_(given)
+        self._graph.replay()
+        return self._outputs
+
+    def _record(self, operands: Sequence[torch.Tensor]) -> None:
+        """Records the graph; nothing is computed yet."""
+        began = time.perf_counter()
+        self._graph = None
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Else torch's random generator gets inference tensors, which no other graph can write.
+            with torch.inference_mode(False), torch.no_grad():
+                self._copies = [each.clone() for each in operands[: self.inputs]]
+                # Other threads may allocate memory meanwhile.
+                with torch.cuda.graph(
+                    graph, pool=self.pool.handle(), capture_error_mode="thread_local"
+                ):
+                    self._outputs = self.run(*self._copies, *operands[self.inputs :])
+        except RuntimeError as error:
+            self._failed, self._outputs = True, ()
+            self.pool.leave()
+            logger.warning("A captured step runs without a CUDA graph, as torch says: %s", error)
+            return
+        self._graph = graph
+        seconds = time.perf_counter() - began
+        logger.debug("A captured step is replayed as a CUDA graph, recorded in %.2f s", seconds)
+
+
+def replayable(tape: Tape, literals: Literals) -> Tape | None:
+    """Returns `tape` for a graph; None if no graph can replay it, which is logged on a GPU.
+
+    Raises:
+        EnvironmentProblem: If `SHARDCORE_CUDA_GRAPHS` is neither "1" nor "0".
+    """
+    if not any(_device(tape, value) == "cuda" for value in _given(tape, literals)):
+        return None
+    found = with_factors_apart(tape)
+    reason = reason_against(found, literals, _free_bytes()) if _is_wanted() else f"{VARIABLE}=0"
+    if reason:
+        logger.debug("A captured step is not replayed as a CUDA graph: %s", reason)
+    return None if reason else found
+
+
+def _given(tape: Tape, literals: Literals) -> list[Value]:
+    return [*tape.inputs, *(numbered(each) for each in tape.outside if each not in literals)]
+
+
+def _device(tape: Tape, value: Value) -> str:
+    form = tape.forms[value.number]
+    return "" if form is None else form.device.type
+
+
+def _free_bytes() -> int:
+    """Returns the bytes of the GPU that no tensor holds."""
+    free, _ = torch.cuda.mem_get_info()
+    return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
+
+
+def reason_against(tape: Tape, literals: Literals, free_bytes: int) -> str:
+    """Returns why no graph can replay a step on a GPU with so much memory; empty if one can."""
+    if tape.donated:
+        return "it overwrites its inputs"
+    if tape.reshapes:
+        return "a tensor gets another shape in place"
+    if any(_device(tape, value) != "cuda" for value in _given(tape, literals)):
+        return "it reads a tensor of the host, or a random generator"
+    if not all(tape.form(each).is_dense for each in tape.inputs):
+        return "a tensor of its batch is not contiguous"
+    for reason in filter(None, (_reason(call, tape) for call in tape.calls)):
+        return reason
+    needed = sum(each for call in tape.calls for each in _bytes(call, tape))
+    if needed > free_bytes * _MOST_OF_FREE_MEMORY:
+        return f"its results have {needed} bytes, and {free_bytes} are free"
+    return ""
+
+
+def _is_wanted() -> bool:
+    asked = os.environ.get(VARIABLE, "1")
+    if asked not in ("0", "1"):
+        raise EnvironmentProblem(
+            f"Expected {VARIABLE} to be 1 or 0, got {asked!r}. Set it to 0 for captured steps "
+            "without CUDA graphs, else unset it."
+        )
+    return asked == "1"
+
+
+def _reason(call: Call, tape: Tape) -> str:
+    """Returns why no graph can contain `call`; empty if one can."""
+    if torch_private.is_of_collectives(call.operator):
+        return f"it starts collectives: {call.line}"
+    if isinstance(call.operator, FunctionType):
+        return f"a function of Python is part of it: {call.line}"
+    if _READ_ON_HOST & set(call.operator.tags) or _has_number(call):
+        return f"{call.operator} reads values on the host: {call.line}"
+    on_host = any(_device(tape, each) != "cuda" for each in call.results)
+    if on_host and call.operator not in _ATTENTION:
+        return f"{call.operator} computes on the host: {call.line}"
+    return ""
+
+
+def _has_number(call: Call) -> bool:
+    leaves = torch_private.tree_leaves((call.args, call.kwargs))
+    return any(isinstance(leaf, Number) for leaf in leaves)
+
+
+def _bytes(call: Call, tape: Tape) -> Iterator[int]:
+    """Yields the bytes of each result of `call` that has memory that no operand has."""
+    memories = tape.reads_of(call)
+    for value in call.results:
+        if tape.memory[value.number] not in memories:
+            yield tape.form(value).bytes

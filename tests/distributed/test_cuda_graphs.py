@@ -1,0 +1,175 @@
+"""Captured steps as CUDA graphs: the numbers of steps without, whatever happens between them."""
+
+import logging
+import os
+
+import keras
+import numpy as np
+import pytest
+import torch
+from keras import layers
+
+import shardcore
+from shardcore.adapters.capture import cuda_graphs
+from shardcore.testing import run_ranks
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(12, 8, 16)).astype("float32"), RNG.normal(size=(12, 4)).astype("float32")
+STEPS = 8
+
+
+def distribute():
+    shardcore.install("dtensor")
+    mesh = keras.distribution.DeviceMesh((1, 1), ["batch", "model"])
+    layout_map = keras.distribution.LayoutMap(mesh)
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+    )
+
+
+def attention(x):
+    h = layers.MultiHeadAttention(4, 4)(x, x, use_causal_mask=True)
+    return layers.Dropout(0.2)(layers.LayerNormalization()(x + h))
+
+
+def convolution(x):
+    return layers.BatchNormalization()(layers.Conv1D(16, 3, padding="same")(x))
+
+
+def recurrent(x):
+    return layers.LSTM(16, return_sequences=True)(x)
+
+
+def drawing(x):
+    return layers.GaussianNoise(0.1, seed=3)(x)
+
+
+def built(part, optimizer="adam", jit_compile="auto"):
+    keras.utils.set_random_seed(5)
+    x = keras.Input((8, 16))
+    model = keras.Model(x, layers.Dense(4)(layers.GlobalAveragePooling1D()(part(x))))
+    model.compile(optimizer, "mse", metrics=["mae"], jit_compile=jit_compile)
+    return model
+
+
+def logged():
+    """The messages of the logger of captured steps about CUDA graphs, from now on."""
+    messages, logger = [], logging.getLogger("shardcore.capture")
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    return messages
+
+
+def steps(rank, part, wanted, optimizer="adam", jit_compile="auto"):
+    """Losses, weights, a draw of torch's generator after them; the messages about graphs."""
+    os.environ[cuda_graphs.VARIABLE] = wanted
+    messages = logged()
+    distribute()
+    model = built(part, optimizer, jit_compile)
+    losses = [model.train_on_batch(X + n, Y)[0] for n in range(STEPS)]
+    found = [np.asarray(each) for each in (*losses, *model.get_weights())]
+    graphs = [each for each in messages if "CUDA graph" in each]
+    return found, torch.rand(4, device="cuda").tolist(), graphs
+
+
+def compared(part, *options):
+    """The messages about graphs of steps that have the numbers of steps without."""
+    ((found, drawn, messages),) = run_ranks(steps, 1, part, "1", *options)
+    ((expected, next_drawn, others),) = run_ranks(steps, 1, part, "0", *options)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert drawn == next_drawn
+    assert not any("replayed as a CUDA graph, recorded" in each for each in others)
+    return messages
+
+
+def assert_replayed(messages):
+    assert len(messages) == 1
+    assert "is replayed as a CUDA graph" in messages[0]
+
+
+def test_attention_with_dropout_is_replayed_and_draws_the_same():
+    assert_replayed(compared(attention))
+
+
+def test_convolutions_and_batch_statistics_are_replayed():
+    assert_replayed(compared(convolution, "sgd"))
+
+
+def test_a_recurrent_layer_is_replayed():
+    assert_replayed(compared(recurrent, "rmsprop"))
+
+
+def test_a_step_that_inductor_compiled_is_replayed():
+    assert_replayed(compared(attention, "adam", True))
+
+
+def test_a_seeded_draw_runs_without_a_graph_and_says_why():
+    (message,) = compared(drawing)
+    assert "is not replayed as a CUDA graph: " in message
+
+
+def interleaved(rank, wanted):
+    """Steps between which weights change, and other programs run."""
+    os.environ[cuda_graphs.VARIABLE] = wanted
+    messages = logged()
+    distribute()
+    model, found = built(attention), []
+    for n in range(STEPS):
+        found.append(np.asarray(model.train_on_batch(X + n, Y)))
+        found.append(np.asarray(model.train_on_batch(X[:6], Y[:6])))
+        found.append(np.asarray(model.test_on_batch(X, Y)))
+        found.append(model.predict_on_batch(X))
+        if n == 5:
+            model.set_weights([0.5 * each for each in model.get_weights()])
+    return found, sum("recorded in" in each for each in messages)
+
+
+def test_what_happens_between_replays_is_seen():
+    ((found, recorded),) = run_ranks(interleaved, 1, "1")
+    ((expected, none),) = run_ranks(interleaved, 1, "0")
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert recorded >= 4  # two sizes of training batches, evaluation, prediction
+    assert none == 0
+
+
+def moved(rank):
+    """A step whose weight gets other memory between two replays."""
+    messages = logged()
+    x, weight = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
+    step = cuda_graphs.Replayed(lambda x, w: (w.add_(x) * 2,), 1, cuda_graphs.Pool())
+    with torch.inference_mode():
+        found = [step(x * n, weight)[0].tolist()[0] for n in range(4)]
+    weight.data = 10 * weight
+    with torch.inference_mode():
+        found += [step(x * n, weight)[0].tolist()[0] for n in range(2)]
+    return found, len(messages)
+
+
+def test_a_weight_that_gets_other_memory_is_recorded_again():
+    assert run_ranks(moved, 1) == [([2.0, 4.0, 8.0, 14.0, 140.0, 142.0], 2)]
+
+
+def failing(rank):
+    """A function that no graph can contain, which the checks do not know."""
+    messages = logged()
+    pool = cuda_graphs.Pool()
+    x, weight = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
+    step = cuda_graphs.Replayed(lambda x, w: (w.add_(x) * x.sum().item(),), 1, pool)
+    good = cuda_graphs.Replayed(lambda x, w: (w.add_(x) * 2,), 1, pool)
+    with torch.inference_mode():
+        found = [step(x, weight)[0].tolist() for _ in range(4)]
+        later = [good(x, weight)[0].tolist() for _ in range(4)]
+    return found, later, [each for each in messages if "without a CUDA graph" in each]
+
+
+def test_a_step_that_cannot_be_recorded_runs_without_a_graph_and_warns_once():
+    ((found, later, messages),) = run_ranks(failing, 1)
+    assert found == [[4.0 * n] * 4 for n in (2, 3, 4, 5)]
+    assert later == [[2.0 * n] * 4 for n in (6, 7, 8, 9)]
+    assert len(messages) == 1

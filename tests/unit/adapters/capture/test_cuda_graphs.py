@@ -1,0 +1,138 @@
+"""Captured steps that a CUDA graph may replay. That it replays them is tested on a GPU."""
+
+import attrs
+import pytest
+import torch
+
+from shardcore.adapters.capture import cuda_graphs
+from shardcore.adapters.capture.cuda_graphs import reason_against, replayable
+from shardcore.adapters.capture.tape import Call, Number
+from shardcore.domain.errors import EnvironmentProblem
+from tests.tapes import recorded
+
+X = torch.arange(6.0).reshape(2, 3)
+FREE = 10**9
+GPU = torch.device("cuda")
+
+
+def on_gpu(step, *tensors):
+    """The recording of a step, as if its tensors were on a GPU."""
+    tape = recorded(step, *tensors)
+    tape.forms[:] = [attrs.evolve(form, device=GPU) for form in tape.forms]
+    return tape
+
+
+def reason(step, *tensors, free=FREE):
+    tape = on_gpu(step, *tensors)
+    return reason_against(tape, {n: tape.found[n] for n in tape.outside}, free)
+
+
+def test_a_step_of_operators_on_the_gpu_is_replayed():
+    assert reason(lambda x: (x @ x.T).relu().sum(), X) == ""
+
+
+def test_a_step_that_draws_from_torch_s_generator_is_replayed():
+    assert reason(torch.nn.functional.dropout, X) == ""
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (lambda x: x[x > 2], "aten.index.Tensor reads values on the host"),
+        (lambda x: x.nonzero(), "aten.nonzero.default reads values on the host"),
+    ],
+)
+def test_an_operator_whose_result_has_a_shape_by_values_is_not(step, why):
+    found = reason(step, X)
+    assert why in found
+    assert "test_cuda_graphs.py" in found
+
+
+def test_results_on_the_host_are_not():
+    tape = on_gpu(lambda x: x * 2, X)
+    place = tape.calls[0].result.number
+    tape.forms[place] = attrs.evolve(tape.forms[place], device=torch.device("cpu"))
+    assert "aten.mul.Tensor computes on the host" in reason_against(tape, {}, FREE)
+
+
+def test_the_random_state_of_attention_may_be_on_the_host():
+    tape = on_gpu(lambda x: x * 2, X)
+    state = tape.new(attrs.evolve(tape.forms[0], device=torch.device("cpu")))
+    attention = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    tape.calls.append(Call(attention, (), {}, (state,)))
+    assert reason_against(tape, {}, FREE) == ""
+
+
+def test_an_input_on_the_host_is_not_and_a_constant_is():
+    def step(x):
+        return x * torch.tensor(2.0)
+
+    tape = on_gpu(step, X)
+    (constant,) = tape.outside
+    tape.forms[constant] = attrs.evolve(tape.forms[constant], device=torch.device("cpu"))
+    assert reason_against(tape, {constant: torch.tensor(2.0)}, FREE) == ""
+    assert "it reads a tensor of the host" in reason_against(tape, {}, FREE)
+
+
+def test_an_input_that_is_not_contiguous_is_not():
+    assert reason(lambda x: x * 2, X.T) == "a tensor of its batch is not contiguous"
+
+
+def test_a_step_that_overwrites_its_inputs_is_not():
+    tape = on_gpu(lambda x: x * 2, X)
+    tape.donated = 1
+    assert reason_against(tape, {}, FREE) == "it overwrites its inputs"
+
+
+def test_a_tensor_that_is_transposed_in_place_is_not():
+    """A replay would not turn a variable again."""
+    assert reason(lambda x: (x * 2).transpose_(0, 1), X) == "a tensor gets another shape in place"
+
+
+def test_a_collective_and_a_function_of_python_are_not():
+    tape = on_gpu(lambda x: x * 2, X)
+    value = tape.calls[0].result
+    reduce = torch.ops._c10d_functional.all_reduce.default
+    tape.calls.append(Call(reduce, (value, "sum", "0"), {}, tape.new(tape.form(value)), (), "here"))
+    assert reason_against(tape, {}, FREE) == "it starts collectives: here"
+    tape.calls[-1] = Call(lambda: None, (), {}, None, (), "there")
+    assert reason_against(tape, {}, FREE) == "a function of Python is part of it: there"
+
+
+def test_a_number_of_a_tensor_is_multiplied_on_the_gpu_where_it_can_be(monkeypatch):
+    """Keras' SGD takes its learning rate so."""
+    monkeypatch.setattr(cuda_graphs, "_free_bytes", lambda: FREE)
+
+    def tape(**kwargs):
+        found = on_gpu(lambda x, y, rate: torch.add(x, y, alpha=2.0), X, X, torch.tensor(2.0))
+        found.calls[0] = attrs.evolve(found.calls[0], **kwargs)
+        return found
+
+    rate = tape().inputs[2]
+    alike = replayable(tape(kwargs={"alpha": Number(rate)}), {})
+    assert [each.operator.__name__ for each in alike.calls] == ["mul.Tensor", "add.Tensor"]
+    other = tape(operator=torch.ops.aten.lerp.Scalar, kwargs={"weight": Number(rate)})
+    assert replayable(other, {}) is None
+
+
+def test_a_step_with_much_memory_is_not():
+    needed = 2 * X.nbytes  # of two results
+    assert reason(lambda x: x * 2 + 1, X, free=4 * needed) == ""
+    found = reason(lambda x: x * 2 + 1, X, free=4 * needed - 1)
+    assert found == f"its results have {needed} bytes, and {4 * needed - 1} are free"
+    assert reason(lambda x: (x * 2).view(3, 2), X, free=4 * X.nbytes) == ""
+
+
+def test_a_variable_turns_it_off_and_another_value_is_refused(monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "_free_bytes", lambda: FREE)
+    tape = on_gpu(lambda x: x * 2, X)
+    assert replayable(tape, {}) is not None
+    monkeypatch.setenv("SHARDCORE_CUDA_GRAPHS", "0")
+    assert replayable(tape, {}) is None
+    monkeypatch.setenv("SHARDCORE_CUDA_GRAPHS", "off")
+    with pytest.raises(EnvironmentProblem, match="SHARDCORE_CUDA_GRAPHS to be 1 or 0, got 'off'"):
+        replayable(tape, {})
+
+
+def test_a_step_on_the_cpu_asks_nothing_of_cuda():
+    assert replayable(recorded(lambda x: x * 2, X), {}) is None
