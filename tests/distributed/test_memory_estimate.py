@@ -8,7 +8,7 @@ from keras import layers
 import shardcore
 from shardcore import bootstrap
 from shardcore.binding import keras_private
-from shardcore.domain.errors import PolicyError
+from shardcore.domain.errors import EnvironmentProblem, PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.testing import run_ranks
 from tests.distributed.models import Block
@@ -130,6 +130,27 @@ def test_a_step_that_reads_values_is_an_error_with_a_remedy():
 
     rows = np.ones((2, 4), "float32"), np.ones((2, 2), "float32")
     with pytest.raises(PolicyError, match=r"(?s)it failed \(.*If it reads values: compute with"):
+        estimated(build, (1, 1), "data_parallel", rows)
+
+
+def test_a_process_that_torch_cannot_fork_is_named():
+    """On a host with a GPU, after a backward pass: torch fails with this text in the fork."""
+
+    class Fails(keras.Model):
+        def train_step(self, data):
+            raise RuntimeError(
+                "Unable to handle autograd's threading in combination with fork-based "
+                "multiprocessing. See https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork"
+            )
+
+    def build():
+        x = keras.Input((4,))
+        model = Fails(x, layers.Dense(2)(x))
+        model.compile("sgd", "mse")
+        return model
+
+    rows = np.ones((2, 4), "float32"), np.ones((2, 2), "float32")
+    with pytest.raises(EnvironmentProblem, match=r"has run a backward pass already.*new process"):
         estimated(build, (1, 1), "data_parallel", rows)
 
 

@@ -15,8 +15,11 @@ from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.data import batches
 from shardcore.binding.inspection.explain import checked_batch
 from shardcore.binding.variables import adoption
-from shardcore.domain.errors import PolicyError, ShardcoreError
+from shardcore.domain.errors import EnvironmentProblem, PolicyError, ShardcoreError
 from shardcore.ports.measurement.memory import MemoryTracer
+
+# torch 2.11 to 2.15 says so, and has no name by which to ask before.
+_OF_A_FORK = "autograd's threading in combination with fork"
 
 # Opens the context of the step, for the built model.
 Watch = Callable[[Model, Session], AbstractContextManager[Any]]
@@ -67,6 +70,7 @@ def build_model(
         tracer: Opens the context without values.
 
     Raises:
+        EnvironmentProblem: If torch runs no backward pass in this process, a fork.
         PolicyError: If the model fails without values.
         StrategyError: If the model is not compiled, or the batch is none.
     """
@@ -93,6 +97,7 @@ def run_step(
         watch: Opens a context for the step alone.
 
     Raises:
+        EnvironmentProblem: If torch runs no backward pass in this process, a fork.
         PolicyError: If the step fails without values.
     """
     with _without_values(tracer):
@@ -110,6 +115,12 @@ def _without_values(tracer: MemoryTracer[torch.Tensor]) -> Iterator[None]:
         except ShardcoreError:
             raise
         except (RuntimeError, NotImplementedError) as error:
+            if _OF_A_FORK in str(error):
+                raise EnvironmentProblem(
+                    "The step runs in a fork of this process, which has run a backward pass "
+                    "already: on a host with a GPU, torch starts threads in it that do not "
+                    "survive a fork. Ask first, or in a new process."
+                ) from error
             raise PolicyError(
                 "To see how much memory the step takes, it runs on tensors without values, and "
                 f"there it failed ({type(error).__name__}: {error}). If it reads values: compute "
