@@ -1,16 +1,17 @@
 """The attentions that torch has on CUDA only, as plain products, on a CPU.
 
-torch registers autograd for them on every device, so these functions are all that a CPU lacks. They
-check what the ones of CUDA take, and give what those give, by torch's own shapes without values.
+They check what the ones of CUDA take, and give what those give, by torch's own shapes without
+values.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
+
+from tests import cuda_operators
 
 aten = torch.ops.aten
 KINDS = ("flash", "efficient", "cudnn")
@@ -145,28 +146,14 @@ def _cudnn_backward(
 
 
 _FUNCTIONS: dict[str, Any] = {
-    "flash_attention": _flash,
-    "flash_attention_backward": _flash_backward,
-    "efficient_attention": _efficient,
-    "efficient_attention_backward": _efficient_backward,
-    "cudnn_attention": _cudnn,
-    "cudnn_attention_backward": _cudnn_backward,
+    "_scaled_dot_product_flash_attention": _flash,
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_efficient_attention": _efficient,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "_scaled_dot_product_cudnn_attention": _cudnn,
+    "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
 }
-
-
-@contextmanager
-def on_cpu() -> Iterator[list[tuple[str, tuple[int, ...]]]]:
-    """A context in which the CPU has them; gives the calls: the operator, the shape of queries."""
-    library, calls = torch.library.Library("aten", "IMPL", "CPU"), []
-
-    def noted(name, function):
-        def run(*args, **kwargs):
-            calls.append((name, tuple(args[1 if "backward" in name else 0].shape)))
-            return function(*args, **kwargs)
-
-        return run
-
-    for name, function in _FUNCTIONS.items():
-        library.impl(f"_scaled_dot_product_{name}", noted(name, function))
-    yield calls
-    library._destroy()
+# The query, behind the gradient of the output.
+_QUERIES = {name: 1 for name in _FUNCTIONS if name.endswith("backward")}
+# A context in which the CPU has them; gives the calls: the operator, the shape of queries.
+on_cpu = partial(cuda_operators.on_cpu, _FUNCTIONS, _QUERIES)

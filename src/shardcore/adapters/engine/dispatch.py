@@ -31,7 +31,7 @@ class _Route:
 
     planner: Planner
     is_exact: bool  # whether its plan depends on the values of floats
-    results: str  # the kind of its results: "tensor", "list" or "tuple"
+    results: str  # the kind of its results, of `torch_private.kind_of_results`
 
 
 def run(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -56,6 +56,9 @@ def run(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     results = plan.run(tensors, args, kwargs, known)
     if route.results == "tensor":
         return results[0]
+    if route.results == "tuple with list":
+        first = torch_private.number_of_results(operator) - 1
+        return (*results[:first], results[first:])
     return results if route.results == "list" else tuple(results)
 
 

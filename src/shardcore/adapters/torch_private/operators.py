@@ -208,10 +208,13 @@ def arguments_of(operator: Operator, args: Args, kwargs: Kwargs) -> dict[str, An
 
 @cache
 def kind_of_results(operator: Operator) -> str:
-    """Returns "tensor", "list" or "tuple": the type of the results of `operator`."""
+    """Returns "tensor", "list" or "tuple": the type of the results of `operator`.
+
+    It is "tuple with list" for a tuple whose last element is a list.
+    """
     returns = operator._schema.returns
     if len(returns) != 1:
-        return "tuple"
+        return "tuple with list" if returns and _is_list(returns[-1]) else "tuple"
     return "list" if _is_list(returns[0]) else "tensor"
 
 

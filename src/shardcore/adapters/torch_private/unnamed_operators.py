@@ -69,3 +69,6 @@ EFFICIENT_ATTENTION = aten._scaled_dot_product_efficient_attention.default
 EFFICIENT_ATTENTION_BACKWARD = aten._scaled_dot_product_efficient_attention_backward.default
 CUDNN_ATTENTION = aten._scaled_dot_product_cudnn_attention.default
 CUDNN_ATTENTION_BACKWARD = aten._scaled_dot_product_cudnn_attention_backward.default
+# `torch.lstm` and `torch.gru` choose it if cuDNN has the dtype.
+CUDNN_RECURRENT = aten._cudnn_rnn.default
+CUDNN_RECURRENT_BACKWARD = aten._cudnn_rnn_backward.default

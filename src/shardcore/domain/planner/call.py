@@ -131,6 +131,17 @@ class Call:
         sizes = (dim.step * self.extents.get(dim.factor or "", 1) for dim in term.dims)
         return layout.normalized(sizes)
 
+    def cuts_of(self, place: int) -> dict[str, Cut]:
+        """Returns the cuts of the factors that operand `place` is split by."""
+        term, operand = self.terms[place]
+        cuts: dict[str, Cut] = {}
+        for axis in self.mesh.axis_names:
+            if found := self._factor_of(term, operand.shape, operand.layout, axis):
+                factor, cut = found
+                axes = operand.layout.dim_axes(term.dim_of(factor))
+                cuts[factor] = attrs.evolve(cut, axes=axes)
+        return cuts
+
     def candidates(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
         """Yields the factors that `axis` may split, each with its cut.
 

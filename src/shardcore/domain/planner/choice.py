@@ -12,7 +12,7 @@ other dim is never the first: weights would have to follow the batch. If all ope
 the same holds for them. Every rank has an element.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import attrs
@@ -90,11 +90,41 @@ def choose(
                     replicates = True
             if found or mesh.axis_size(axis) == 1:
                 left.remove(axis)
+    return _split(call, cuts, left, replicates)
+
+
+def split_as(rule: OperatorRule, operands: tuple[Placed, ...], place: int) -> Split:
+    """Returns the split of an operator in which operand `place` stays as it is split.
+
+    Some operators keep tensors for their gradient, which fit the rows that a rank computed. The
+    gradient is then split as a result of the operator is, and not by another choice.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> from shardcore.domain.rules.rule import rule
+        >>> mesh = Mesh((2,), ("data",))
+        >>> x = Placed((4, 6), Layout(mesh, (None, "data")))
+        >>> y = Placed((4, 3), Layout(mesh, ("data", None)))
+        >>> split = split_as(rule("n a, n b -> a b"), (x, y), 1)
+        >>> str(split.operands[0]), str(split.results[0])
+        ("('data', None)", "(None, None) with sum over 'data'")
+    """
+    call = Call(rule, operands, (), False, Costs())
+    cuts = call.cuts_of(place)
+    used = {axis for cut in cuts.values() for axis in cut.axes}
+    sizes = zip(call.mesh.axis_names, call.mesh.shape, strict=True)
+    return _split(call, cuts, [axis for axis, size in sizes if size > 1 and axis not in used])
+
+
+def _split(
+    call: Call, cuts: Mapping[str, Cut], left: Iterable[str], replicates: bool = False
+) -> Split:
+    """Returns the split of `call` by `cuts`; the axes `left` split no factor."""
     # An axis that is left gathers the activations that it splits; without any, the weights.
-    moved = [each for each in operands if not each.weight] or operands
+    moved = [each for each in call.operands if not each.weight] or call.operands
     return Split(
-        tuple(call.layout(term, cuts) for term in rule.operands),
-        tuple(call.layout(term, cuts) for term in rule.results),
+        tuple(call.layout(term, cuts) for term in call.rule.operands),
+        tuple(call.layout(term, cuts) for term in call.rule.results),
         call.extents,
         gathers=any(each.is_split(axis) for axis in left for each in moved),
         replicates=replicates,

@@ -1,7 +1,9 @@
-"""Rules of convolutions, pools and attention.
+"""Rules of convolutions, pools, attention and recurrent layers.
 
 Adapters name the operators that a rule is for; docs/reference/operators.md lists the rules.
 """
+
+from itertools import compress
 
 import attrs
 
@@ -137,9 +139,69 @@ def attention_backward(
     """
     query, key, of_mask = f"{heads} q -", f"{heads} k -", _mask(mask)
     operands = f"{query}, {query}, {key}, {key}, {query}, {heads} q{of_mask}"
-    read = "".join(", " + (" ".join("-" * ndim) or "()") for ndim in others)
+    read = "".join(f", {_read(ndim)}" for ndim in others)
     return rule(f"{operands}{read} -> {query}, {key}, {key}{of_mask * trains_mask}")
 
 
 def _mask(dims: str | None) -> str:
     return "" if dims is None else f", {dims} -"
+
+
+def recurrent(
+    batch_first: bool, weights: tuple[int, ...], cells: bool, packed: bool = False
+) -> OperatorRule:
+    """Returns the rule of recurrent layers, of which only the batch is split.
+
+    Its operands are the input, as (batch, steps, size) with `batch_first`, else as (steps, batch,
+    size); the initial state, and with `cells` that of the cells; if `packed` one tensor that has
+    all weights; and the weights, given by their numbers of dims. The results are the output and the
+    last states.
+
+    Example:
+        >>> str(recurrent(True, weights=(2, 1), cells=False))
+        'n - -, - n -, - -, - -> n - -, - n -'
+    """
+    rows, states = _recurrent_rows(batch_first), [_STATE] * (1 + cells)
+    given = [rows, *states, *["-"] * packed, *map(_read, weights)]
+    return rule(f"{', '.join(given)} -> {', '.join([rows, *states])}")
+
+
+def recurrent_backward(
+    batch_first: bool,
+    weights: tuple[int, ...],
+    cells: bool,
+    gradients: tuple[bool, ...],
+    kept: int,
+) -> OperatorRule:
+    """Returns the rule of the gradient of recurrent layers.
+
+    Its operands are the input, the initial states, the output, the gradients of the output and of
+    the last states, as far as `gradients` says that they are given; `kept` tensors that the layers
+    made for their gradient, and that no other rank reads; and the weights. The results are the
+    gradients of the input, of both initial states, and of the weights, which are sums over the
+    batch.
+
+    Example:
+        >>> given = (True, False, False)
+        >>> str(recurrent_backward(False, weights=(2,), cells=False, gradients=given, kept=1))
+        '- n -, - n -, - n -, - n -, -, - - -> - n -, - n -, - n -, - -'
+    """
+    rows = _recurrent_rows(batch_first)
+    found = compress((rows, _STATE, _STATE), gradients)
+    states, read = [_STATE] * (1 + cells), list(map(_read, weights))
+    given = [rows, *states, rows, *found, *["-"] * kept, *read]
+    results = [rows, _STATE, _STATE, *read]
+    return rule(f"{', '.join(given)} -> {', '.join(results)}")
+
+
+# The dims (layers and directions, batch, size).
+_STATE = "- n -"
+
+
+def _recurrent_rows(batch_first: bool) -> str:
+    return "n - -" if batch_first else "- n -"
+
+
+def _read(ndim: int) -> str:
+    """Returns the dims of a tensor that every rank reads in full."""
+    return " ".join("-" * ndim) or "()"

@@ -131,3 +131,21 @@ def attend_backward(gradient, query, key, value, output, sums, mask=0.0):
         of_scores.swapaxes(-1, -2) @ query,
         weights.swapaxes(-1, -2) @ gradient,
     )
+
+
+def recur(x, state, cells, weight, bias):
+    """A recurrence over (steps, batch, size): the output, the last state and the last cells.
+
+    The state adds up a product of the inputs, and the cells, of which they may be none, the states.
+    """
+    output = state[0] + np.cumsum(x @ weight + bias, 0)
+    return [output, output[-1:], *(each + output.sum(0) for each in cells)]
+
+
+def recur_backward(x, weight, gradient, of_state, of_cells):
+    """The gradients of the input, state, cells, weight and bias."""
+    each = gradient + sum(of_cells)
+    each[-1] += of_state[0]
+    sums = np.cumsum(each[::-1], 0)[::-1]
+    of_weight = np.einsum("tni,tnh->ih", x, sums)
+    return sums @ weight.T, sums[:1], sum(of_cells), of_weight, sums.sum((0, 1))

@@ -162,6 +162,45 @@ def attentions_backward(draw):
     return Call(rule, shapes, lambda parts: reference.attend_backward(*parts))
 
 
+@st.composite
+def recurrences(draw):
+    batch, first, cells = draw(sizes), draw(st.booleans()), draw(st.booleans())
+    rows, state = (batch, 3) if first else (3, batch), (1, batch, 4)
+    shapes = [(*rows, 2), *[state] * (1 + cells), (5,), (2, 4), (4,)]
+
+    def run(parts):
+        x, state, *of_cells, _packed, weight, bias = parts
+        output, *others = reference.recur(by_steps(x, first), state, of_cells, weight, bias)
+        return [by_steps(output, first), *others]
+
+    return Call(layers.recurrent(first, (2, 1), cells, packed=True), shapes, run)
+
+
+@st.composite
+def recurrences_backward(draw):
+    batch, first = draw(sizes), draw(st.booleans())
+    rows, state = (batch, 3) if first else (3, batch), (1, batch, 4)
+    # With the gradients of all results; or with that of the output, without cells.
+    cells = draw(st.booleans())
+    given = [(*rows, 4), *[state] * 2 * cells]
+    shapes = [(*rows, 2), *[state] * (1 + cells), (*rows, 4), *given, (5,), (2, 4), (4,)]
+    rule = layers.recurrent_backward(first, (2, 1), cells, (True, cells, cells), kept=1)
+
+    def run(parts):
+        x, state, *_ = parts
+        gradient, *others, _kept, weight, _bias = parts[3 + cells :]
+        of_state, of_cells = others or (np.zeros_like(state), np.zeros_like(state))
+        operands = by_steps(x, first), weight, by_steps(gradient, first), of_state, [of_cells]
+        of_x, *found = reference.recur_backward(*operands)
+        return [by_steps(of_x, first), *found]
+
+    return Call(rule, shapes, run)
+
+
+def by_steps(x, batch_first):
+    return x.swapaxes(0, 1) if batch_first else x
+
+
 # The calls of each rule, and the factors that they have.
 CALLS = {
     "attention": (attentions(), "bh"),
@@ -172,6 +211,8 @@ CALLS = {
     "im2col": (im2cols(), "nc"),
     "pool": (pools(), "abc"),
     "product": (products(), "nkm"),
+    "recurrent": (recurrences(), "n"),
+    "recurrent_backward": (recurrences_backward(), "n"),
 }
 
 

@@ -29,6 +29,10 @@ EXAMPLES = {
     "col2im": layers.col2im(batched=True, window=9),
     "attention": layers.attention("b h", "b - q"),
     "attention_backward": layers.attention_backward("b h", None),
+    "recurrent, with cells": layers.recurrent(True, (2, 2, 1, 1), cells=True),
+    "recurrent_backward, of the output alone": layers.recurrent_backward(
+        True, (2, 2, 1, 1), cells=False, gradients=(True, False, False), kept=2
+    ),
 }
 
 

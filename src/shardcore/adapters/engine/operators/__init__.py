@@ -14,6 +14,7 @@ from shardcore.adapters.engine.operators import (
     pointwise,
     pools,
     random,
+    recurrent,
 )
 from shardcore.adapters.engine.operators.movement import slicing, views
 from shardcore.adapters.engine.operators.reduce import composed, reductions, scans
@@ -47,7 +48,7 @@ _PLANNERS = [
     each.PLANNERS
     for each in (
         attention, pointwise, views, slicing, reductions, composed, scans, matmul, lookups, layers,
-        pools,
+        pools, recurrent,
     )
 ]  # fmt: skip
 _HANDLERS = [_OTHERS, *(each.HANDLERS for each in (pointwise, reductions, lookups, random))]

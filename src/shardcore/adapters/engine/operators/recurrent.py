@@ -1,0 +1,102 @@
+"""Recurrent layers by cuDNN, and their gradient: split by the batch.
+
+For its gradient cuDNN keeps a tensor that only cuDNN reads, for the rows of one call. Each rank
+gives its tensor to the gradient, which is split as the output is.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from shardcore.adapters.engine.plans.task import Operand, Operator, Parts, Planner, Task
+from shardcore.adapters.torch_private import Args, Kwargs, arguments_of, unnamed_operators
+from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.choice import split_as
+from shardcore.domain.rules import layers
+
+# What the layers make for their gradient: all weights in one tensor, and states of the steps.
+_KEPT = ("weight_buf", "reserve")
+_GRADIENTS = ("grad_output", "grad_hy", "grad_cy")
+# The dims of output and gradient of the input in memory: cuDNN computes step by step.
+_BY_STEPS = (1, 0, 2)
+
+
+def _forward(operator: Operator, *args: object, **kwargs: object) -> Task | None:
+    """Plans recurrent layers."""
+    call = _call(operator, args, kwargs)
+    if call is None:
+        return None
+    weights, first = call["weight"], call["batch_first"]
+    if not all(each.form.is_replicated for each in weights):
+        call["weight_buf"] = None  # torch made it of the memory of a sharded tensor, which has none
+    named = _named(call, ("input", "hx", "cx", "weight_buf"))
+    dims = tuple(each.ndim for each in weights)
+    rule = layers.recurrent(first, dims, "cx" in named, "weight_buf" in named)
+
+    def compute(parts: Parts) -> Sequence[Any]:
+        return _run(operator, call, named, parts)
+
+    return Task(rule, [*named.values(), *weights], compute, orders=_orders(first))
+
+
+def _backward(operator: Operator, *args: object, **kwargs: object) -> Task | None:
+    """Plans the gradient of recurrent layers."""
+    call = _call(operator, args, kwargs)
+    if call is None:
+        return None
+    weights, first = call["weight"], call["batch_first"]
+    named = _named(call, ("input", "hx", "cx", "output", *_GRADIENTS, *_KEPT))
+    operands = [*named.values(), *weights]
+    rule = layers.recurrent_backward(
+        first,
+        tuple(each.ndim for each in weights),
+        "cx" in named,
+        tuple(each in named for each in _GRADIENTS),
+        sum(each in named for each in _KEPT),
+    )
+
+    def compute(parts: Parts) -> Sequence[Any]:
+        *found, of_weights = _run(operator, call, named, parts)
+        return *found, *of_weights
+
+    placed = tuple(
+        Placed(each.shape, each.form.layout, weight=each.form.weight) for each in operands
+    )
+    split = split_as(rule, placed, list(named).index("output"))
+    return Task(rule, operands, compute, orders=_orders(first), layouts=split)
+
+
+def _call(operator: Operator, args: Args, kwargs: Kwargs) -> dict[str, Any] | None:
+    """Returns the arguments by name; None if parts of the batch cannot be computed.
+
+    With dropout between layers they cannot. Sequences of several lengths have one dim for both the
+    batch and the steps.
+    """
+    call = arguments_of(operator, args, kwargs)
+    if (call["dropout"] and call["train"]) or call["input"].ndim != 3:
+        return None
+    # torch 2.13 hands on the state of dropout that an earlier call of other layers made.
+    return {**call, "dropout_state": None}
+
+
+def _named(call: Mapping[str, Any], names: Iterable[str]) -> dict[str, Operand]:
+    """Returns those of the arguments `names` that are tensors."""
+    return {name: call[name] for name in names if isinstance(call[name], Operand)}
+
+
+def _run(
+    operator: Operator, call: Mapping[str, Any], names: Iterable[str], parts: Parts
+) -> Sequence[Any]:
+    """Runs `operator` with `parts` in the place of its tensors: those of `names`, and weights."""
+    tensors: dict[str, Any] = dict(zip(names, parts, strict=False))
+    local = {**call, **tensors, "weight": parts[len(tensors) :]}
+    return operator(**local)  # type: ignore[no-any-return]
+
+
+def _orders(batch_first: bool) -> list[tuple[int, ...] | None]:
+    return [_BY_STEPS] if batch_first else []
+
+
+PLANNERS: dict[Any, Planner] = {
+    unnamed_operators.CUDNN_RECURRENT: _forward,
+    unnamed_operators.CUDNN_RECURRENT_BACKWARD: _backward,
+}
