@@ -1,7 +1,11 @@
-"""Captured steps as CUDA graphs: the numbers of steps without, whatever happens between them."""
+"""Captured steps as CUDA graphs: the numbers of steps without, whatever happens between them.
+
+Without a GPU a stand-in on the CPU replays them.
+"""
 
 import logging
 import os
+from contextlib import nullcontext
 
 import keras
 import numpy as np
@@ -12,12 +16,18 @@ from keras import layers
 import shardcore
 from shardcore.adapters.capture import cuda_graphs
 from shardcore.testing import run_ranks
+from tests import cuda_graph
+from tests.distributed.programs import IS_ON_GPU
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-
+DEVICE = "cuda" if IS_ON_GPU else "cpu"
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(12, 8, 16)).astype("float32"), RNG.normal(size=(12, 4)).astype("float32")
 STEPS = 8
+
+
+def graphs():
+    """A context in which there are CUDA graphs."""
+    return nullcontext() if IS_ON_GPU else cuda_graph.on_cpu()
 
 
 def distribute():
@@ -46,6 +56,22 @@ def drawing(x):
     return layers.GaussianNoise(0.1, seed=3)(x)
 
 
+class Reads(layers.Layer):
+    """Computes by a number that it reads on the host, the same in each step."""
+
+    def call(self, x):
+        is_real = not keras.backend.is_keras_tensor(x)
+        return x * 2 if is_real and float(keras.ops.stop_gradient(0 * x).max()) == 0 else x
+
+
+def reading(x):
+    return layers.Dense(16)(layers.Dense(16)(Reads()(x)))
+
+
+def reading_late(x):
+    return Reads()(attention(attention(x)))
+
+
 def built(part, optimizer="adam", jit_compile="auto"):
     keras.utils.set_random_seed(5)
     x = keras.Input((8, 16))
@@ -70,10 +96,11 @@ def steps(rank, part, wanted, optimizer="adam", jit_compile="auto"):
     messages = logged()
     distribute()
     model = built(part, optimizer, jit_compile)
-    losses = [model.train_on_batch(X + n, Y)[0] for n in range(STEPS)]
+    with graphs():
+        losses = [model.train_on_batch(X + n, Y)[0] for n in range(STEPS)]
     found = [np.asarray(each) for each in (*losses, *model.get_weights())]
-    graphs = [each for each in messages if "CUDA graph" in each]
-    return found, torch.rand(4, device="cuda").tolist(), graphs
+    of_graphs = [each for each in messages if "CUDA graph" in each]
+    return found, torch.rand(4, device=DEVICE).tolist(), of_graphs
 
 
 def compared(part, *options):
@@ -104,13 +131,18 @@ def test_a_recurrent_layer_is_replayed():
     assert_replayed(compared(recurrent, "rmsprop"))
 
 
+@pytest.mark.skipif(not IS_ON_GPU, reason="the stand-in sees no generated code")
 def test_a_step_that_inductor_compiled_is_replayed():
     assert_replayed(compared(attention, "adam", True))
 
 
-def test_a_seeded_draw_runs_without_a_graph_and_says_why():
-    (message,) = compared(drawing)
-    assert "is not replayed as a CUDA graph: " in message
+def test_seeded_draws_and_numbers_that_are_checked_come_before_the_graph():
+    assert_replayed(compared(drawing))
+    assert_replayed(compared(reading))
+
+
+def test_what_is_computed_before_a_late_check_is_given_to_the_graph():
+    assert_replayed(compared(reading_late))
 
 
 def interleaved(rank, wanted):
@@ -119,13 +151,14 @@ def interleaved(rank, wanted):
     messages = logged()
     distribute()
     model, found = built(attention), []
-    for n in range(STEPS):
-        found.append(np.asarray(model.train_on_batch(X + n, Y)))
-        found.append(np.asarray(model.train_on_batch(X[:6], Y[:6])))
-        found.append(np.asarray(model.test_on_batch(X, Y)))
-        found.append(model.predict_on_batch(X))
-        if n == 5:
-            model.set_weights([0.5 * each for each in model.get_weights()])
+    with graphs():
+        for n in range(STEPS):
+            found.append(np.asarray(model.train_on_batch(X + n, Y)))
+            found.append(np.asarray(model.train_on_batch(X[:6], Y[:6])))
+            found.append(np.asarray(model.test_on_batch(X, Y)))
+            found.append(model.predict_on_batch(X))
+            if n == 5:
+                model.set_weights([0.5 * each for each in model.get_weights()])
     return found, sum("recorded in" in each for each in messages)
 
 
@@ -141,12 +174,12 @@ def test_what_happens_between_replays_is_seen():
 def moved(rank):
     """A step whose weight gets other memory between two replays."""
     messages = logged()
-    x, weight = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
+    x, weight = torch.ones(4, device=DEVICE), torch.ones(4, device=DEVICE)
     step = cuda_graphs.Replayed(lambda x, w: (w.add_(x) * 2,), 1, cuda_graphs.Pool())
-    with torch.inference_mode():
+    with graphs(), torch.inference_mode():
         found = [step(x * n, weight)[0].tolist()[0] for n in range(4)]
     weight.data = 10 * weight
-    with torch.inference_mode():
+    with graphs(), torch.inference_mode():
         found += [step(x * n, weight)[0].tolist()[0] for n in range(2)]
     return found, len(messages)
 
@@ -159,10 +192,10 @@ def failing(rank):
     """A function that no graph can contain, which the checks do not know."""
     messages = logged()
     pool = cuda_graphs.Pool()
-    x, weight = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
+    x, weight = torch.ones(4, device=DEVICE), torch.ones(4, device=DEVICE)
     step = cuda_graphs.Replayed(lambda x, w: (w.add_(x) * x.sum().item(),), 1, pool)
     good = cuda_graphs.Replayed(lambda x, w: (w.add_(x) * 2,), 1, pool)
-    with torch.inference_mode():
+    with graphs(), torch.inference_mode():
         found = [step(x, weight)[0].tolist() for _ in range(4)]
         later = [good(x, weight)[0].tolist() for _ in range(4)]
     return found, later, [each for each in messages if "without a CUDA graph" in each]

@@ -1,14 +1,14 @@
 """Replays captured steps as CUDA graphs: one launch for a step in place of one for each operator.
 
-Not every step: `reason_against` returns why one keeps its launches. A step that starts collectives
-does: NCCL watches no collective within a graph, so that a rank could wait for ever.
+Not every step: `reason_against` returns why one keeps its launches. What Python has to run comes
+before the graph. A step that starts collectives has none: NCCL watches no collective within a
+graph, so that a rank could wait for ever.
 """
 
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import FunctionType
 from typing import Any
 
 import attrs
@@ -16,7 +16,16 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.passes.inductor import with_factors_apart
-from shardcore.adapters.capture.tape import Call, Literals, Number, Tape, Value, numbered
+from shardcore.adapters.capture.tape import (
+    Call,
+    Form,
+    Literals,
+    Number,
+    Tape,
+    Value,
+    numbered,
+    values,
+)
 from shardcore.adapters.torch_private import unnamed_operators
 from shardcore.domain.errors import EnvironmentProblem
 
@@ -24,7 +33,7 @@ logger = logging.getLogger("shardcore.capture")
 
 VARIABLE = "SHARDCORE_CUDA_GRAPHS"
 
-# A graph keeps the memory that its step needs. It is at most that of all results.
+# A graph keeps the memory that its step needs: at most that of its inputs and all results.
 _MOST_OF_FREE_MEMORY = 0.25
 # The states of the random generator, which attention returns on the host, and its backward pass
 # passes on: torch handles them in a graph.
@@ -81,7 +90,8 @@ class Replayed:
     def __call__(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns the outputs of a step."""
         self._runs += 1
-        kept = [each.data_ptr() for each in operands[self.inputs :]]
+        # Generators, which are operands too, are for the part that runs before.
+        kept = [each.data_ptr() for each in operands[self.inputs :] if torch.is_tensor(each)]
         if self._runs > 1 and not self._failed and (self._graph is None or kept != self._kept):
             self._kept = kept
             self._record(operands)
@@ -116,23 +126,27 @@ class Replayed:
         logger.debug("A captured step is replayed as a CUDA graph, recorded in %.2f s", seconds)
 
 
-def replayable(tape: Tape, literals: Literals) -> Tape | None:
-    """Returns `tape` for a graph; None if no graph can replay it, which is logged on a GPU.
+def is_on_gpu(tape: Tape, literals: Literals) -> bool:
+    """Returns whether a step reads tensors of a GPU."""
+    outside = (numbered(each) for each in tape.outside if each not in literals)
+    return any(_device(tape, value) == "cuda" for value in (*tape.inputs, *outside))
 
-    Raises:
-        EnvironmentProblem: If `SHARDCORE_CUDA_GRAPHS` is neither "1" nor "0".
+
+def replayable(ahead: Tape, rest: Tape, literals: Literals) -> Tape | None:
+    """Returns `rest` for a graph; None if no graph can replay it, which is logged.
+
+    Args:
+        ahead: The part of a step on a GPU that Python runs before.
+        rest: The part that takes its results.
+        literals: The constants of the step.
     """
-    if not any(_device(tape, value) == "cuda" for value in _given(tape, literals)):
-        return None
-    found = with_factors_apart(tape)
-    reason = reason_against(found, literals, _free_bytes()) if _is_wanted() else f"{VARIABLE}=0"
-    if reason:
+    found = with_factors_apart(rest)
+    reason = f"{VARIABLE}=0" if not is_wanted() else ""
+    if len(ahead.calls) > len(rest.calls):
+        reason = reason or f"most of it comes before {ahead.calls[-1].line}, which Python runs"
+    if reason := reason or reason_against(found, literals, _free_bytes()):
         logger.debug("A captured step is not replayed as a CUDA graph: %s", reason)
     return None if reason else found
-
-
-def _given(tape: Tape, literals: Literals) -> list[Value]:
-    return [*tape.inputs, *(numbered(each) for each in tape.outside if each not in literals)]
 
 
 def _device(tape: Tape, value: Value) -> str:
@@ -152,19 +166,37 @@ def reason_against(tape: Tape, literals: Literals, free_bytes: int) -> str:
         return "it overwrites its inputs"
     if tape.reshapes:
         return "a tensor gets another shape in place"
-    if any(_device(tape, value) != "cuda" for value in _given(tape, literals)):
-        return "it reads a tensor of the host, or a random generator"
-    if not all(tape.form(each).is_dense for each in tape.inputs):
-        return "a tensor of its batch is not contiguous"
+    used = {value for call in tape.calls for value in call.operands} | set(values(tape.outputs))
+    given = [*tape.inputs, *(numbered(each) for each in tape.outside if each not in literals)]
+    if any(_device(tape, value) != "cuda" for value in given if value in used):
+        return "it reads a tensor of the host"
+    if not all(_is_compact(tape.form(each)) for each in tape.inputs):
+        return "a tensor of its batch has gaps"
     for reason in filter(None, (_reason(call, tape) for call in tape.calls)):
         return reason
-    needed = sum(each for call in tape.calls for each in _bytes(call, tape))
+    needed = sum(tape.form(each).bytes for each in tape.inputs)
+    needed += sum(each for call in tape.calls for each in _bytes(call, tape))
     if needed > free_bytes * _MOST_OF_FREE_MEMORY:
-        return f"its results have {needed} bytes, and {free_bytes} are free"
+        return f"its inputs and results have {needed} bytes, and {free_bytes} are free"
     return ""
 
 
-def _is_wanted() -> bool:
+def _is_compact(form: Form) -> bool:
+    """Returns whether a copy of a tensor has its strides: it has no gaps, and no element twice."""
+    expected = 1
+    for stride, size in sorted(zip(form.strides, form.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def is_wanted() -> bool:
+    """Returns whether the user wants graphs.
+
+    Raises:
+        EnvironmentProblem: If `SHARDCORE_CUDA_GRAPHS` is neither "1" nor "0".
+    """
     asked = os.environ.get(VARIABLE, "1")
     if asked not in ("0", "1"):
         raise EnvironmentProblem(
@@ -178,8 +210,6 @@ def _reason(call: Call, tape: Tape) -> str:
     """Returns why no graph can contain `call`; empty if one can."""
     if torch_private.is_of_collectives(call.operator):
         return f"it starts collectives: {call.line}"
-    if isinstance(call.operator, FunctionType):
-        return f"a function of Python is part of it: {call.line}"
     if _READ_ON_HOST & set(call.operator.tags) or _has_number(call):
         return f"{call.operator} reads values on the host: {call.line}"
     on_host = any(_device(tape, each) != "cuda" for each in call.results)

@@ -7,10 +7,10 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture import compilation, constants, cuda_graphs, passes, recomputation
+from shardcore.adapters.capture import constants, cuda_graphs, passes, recomputation
 from shardcore.adapters.capture.checks import Rollback, rollback_of, with_checks
+from shardcore.adapters.capture.executors import Executors
 from shardcore.adapters.capture.functions import seeded_by_tensor, seeded_generator
-from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.tape import Tape, Value, difference, numbered, values
@@ -75,12 +75,12 @@ class TapeCapture:
 
     def __init__(self) -> None:
         self._memories = Memories()
-        self._onednn = torch_private.OneDnn()
-        self._pool = cuda_graphs.Pool()
+        self._executors = Executors()
+        cuda_graphs.is_wanted()  # a wrong variable is an error of install(), not of a step
 
     def close(self) -> None:
         """Removes our operators from torch; existing programs run no more."""
-        self._onednn.close()
+        self._executors.onednn.close()
 
     def record(
         self, step: Callable[[], Any], inputs: Sequence[Any], observer: Observer, donated: int = 0
@@ -117,15 +117,7 @@ class TapeCapture:
         memories = None if compiled or tape.reshapes else self._memories
         better = passes.improved(tape, memories, most_bytes)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
-        graph = cuda_graphs.replayable(better, literals)
-        run, remark = function_of(graph or better, literals), ""
-        if compiled:
-            try:
-                run = compilation.compiled(better, kept, literals, self._onednn)
-            except Exception as error:  # noqa: BLE001 - whatever it raises, the step runs without
-                remark = f"{type(error).__name__}: {error}"
-        if graph is not None:
-            run = cuda_graphs.Replayed(run, len(graph.inputs), self._pool)
+        run, remark = self._executors.function(better, kept, literals, compiled=compiled)
         return RecordedProgram(
             run,
             kept,

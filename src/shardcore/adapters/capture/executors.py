@@ -1,0 +1,98 @@
+"""Chooses what runs a captured step: its generated function, Inductor's code, a CUDA graph."""
+
+from collections.abc import Callable, Sequence, Set
+from types import FunctionType
+from typing import Any
+
+import attrs
+
+from shardcore.adapters import torch_private
+from shardcore.adapters.capture import compilation, cuda_graphs
+from shardcore.adapters.capture.analyses import needs_of, with_needs
+from shardcore.adapters.capture.generated import function_of
+from shardcore.adapters.capture.tape import Call, Literals, Tape, numbered, values
+from shardcore.domain.steps.capture import NotCaptured
+
+Function = Callable[..., tuple[Any, ...]]
+
+
+@attrs.frozen
+class Executors:
+    """Makes the functions of tapes, and keeps what they share.
+
+    Args:
+        onednn: Operators for compiled steps.
+        pool: The memory of CUDA graphs.
+    """
+
+    onednn: torch_private.OneDnn = attrs.field(factory=torch_private.OneDnn)
+    pool: cuda_graphs.Pool = attrs.field(factory=cuda_graphs.Pool)
+
+    def function(
+        self, tape: Tape, kept: Sequence[Any], literals: Literals, *, compiled: bool
+    ) -> tuple[Function, str]:
+        """Returns the function of `tape`, and the reason why it is not compiled if it should be.
+
+        It takes the inputs, then `kept`, the tensors and generators from outside.
+        """
+        on_gpu = cuda_graphs.is_on_gpu(tape, literals)
+        if not compiled and not on_gpu:
+            return function_of(tape, literals), ""
+        try:
+            ahead, rest = parted(tape, set(literals))
+        except NotCaptured as error:
+            return function_of(tape, literals), str(error) if compiled else ""
+        second, remark = self._compiled(rest, kept, literals) if compiled else (None, "")
+        if on_gpu and (graph := cuda_graphs.replayable(ahead, rest, literals)):
+            run = second or function_of(graph, literals)
+            second = cuda_graphs.Replayed(run, len(rest.inputs), self.pool)
+        if second is None:
+            return function_of(tape, literals), remark
+        return _both(function_of(ahead, literals), second, len(tape.inputs)), remark
+
+    def _compiled(
+        self, tape: Tape, kept: Sequence[Any], literals: Literals
+    ) -> tuple[Function | None, str]:
+        """Returns the compiled function of `tape`; None and the reason if Inductor fails."""
+        try:
+            return compilation.compiled(tape, kept, literals, self.onednn), ""
+        except Exception as error:  # noqa: BLE001 - whatever it raises, the step runs without
+            return None, f"{type(error).__name__}: {error}"
+
+
+def _both(first: Function, second: Function, count: int) -> Function:
+    """Returns the function of both parts of a step; the second takes the results of the first."""
+
+    def run(*operands: Any) -> tuple[Any, ...]:
+        return second(*operands[:count], *first(*operands), *operands[count:])
+
+    return run
+
+
+def parted(tape: Tape, literals: Set[int]) -> tuple[Tape, Tape]:
+    """Returns `tape` in two: the calls that only Python runs, with their dependencies; the rest.
+
+    Those are functions of Python and calls with random generators, which no compiler and no CUDA
+    graph takes. Draws depend on shapes and seeds, as a rule, so the first part is small. Its
+    outputs are the last inputs of the second part.
+
+    Raises:
+        NotCaptured: If both parts would write into views of one memory.
+    """
+    calls = enumerate(tape.calls)
+    places = with_needs((n for n, call in calls if _is_for_python(tape, call)), needs_of(tape))
+    ahead = tape.with_calls(call for n, call in enumerate(tape.calls) if n in places)
+    rest = tape.with_calls(call for n, call in enumerate(tape.calls) if n not in places)
+    made = {value for call in ahead.calls for value in call.results}
+    used = {value for call in rest.calls for value in call.operands} | set(values(tape.outputs))
+    known = {*tape.inputs, *(numbered(n) for n in tape.outside if n not in literals)}
+    given = sorted((made & used) - known, key=lambda value: value.number)
+    if tape.memories(given) & tape.given():
+        raise NotCaptured("a random draw and another call read one view of a tensor from outside")
+    ahead.outputs, rest.inputs = tuple(given), [*tape.inputs, *given]
+    return ahead, rest
+
+
+def _is_for_python(tape: Tape, call: Call) -> bool:
+    has_generator = any(tape.forms[each.number] is None for each in (*call.operands, *call.results))
+    return has_generator or isinstance(call.operator, FunctionType)
