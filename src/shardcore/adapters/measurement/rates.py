@@ -51,8 +51,9 @@ def memory(ranks_here: int) -> int:
 def link(groups: Sequence[Sequence[int]]) -> Link:
     """Returns the link between the ranks of a group, while all groups are at work.
 
-    The latency is the time of an all-reduce of one number. The bandwidth of each kind follows from
-    a collective in which the largest tensor of a rank has 16 MiB, and the bytes of a ring. A
+    The latency is the time that an all-reduce of one number adds to a product of matrices: ranks
+    wait for the last one, and longer where they share cores. The bandwidth of each kind follows
+    from a collective in which the largest tensor of a rank has 16 MiB, and the bytes of a ring. A
     collective: all ranks call it.
 
     Args:
@@ -62,14 +63,27 @@ def link(groups: Sequence[Sequence[int]]) -> Link:
     limit = timedelta(seconds=process_group.seconds(None))
     made = [(ranks, dist.new_group(list(ranks), timeout=limit)) for ranks in groups]
     group = next(each for ranks, each in made if process_group.rank() in ranks)
-    one = torch.zeros(1, device=device)
-    # All ranks run equally often: the time is that of a fixed number of collectives.
-    latency = statistics.median(_times(lambda: dist.all_reduce(one, group=group), _RUNS))
+    latency = _latency(group, device)
     found: dict[str, float] = {}
     for each in _collectives(group, device):
         seconds = min(_times(each.run, _RUNS // 5))
         found[each.kind] = each.sent / max(seconds - latency, 1e-9)
     return Link(latency, found.pop("all_reduce"), found)
+
+
+def _latency(group: dist.ProcessGroup, device: str) -> float:
+    """Returns the seconds that an all-reduce of one number takes between two operators."""
+    one = torch.zeros(1, device=device)
+    matrix = torch.ones(_ONE_MATRIX, _ONE_MATRIX, device=device)
+
+    def both() -> None:
+        torch.mm(matrix, matrix)
+        dist.all_reduce(one, group=group)
+
+    # All ranks run equally often: the time is that of a fixed number of collectives.
+    alone = statistics.mean(_times(lambda: torch.mm(matrix, matrix), _RUNS))
+    shortest = min(_times(lambda: dist.all_reduce(one, group=group), _RUNS))
+    return max(shortest, statistics.mean(_times(both, _RUNS)) - alone)
 
 
 def _collectives(group: dist.ProcessGroup, device: str) -> list[_Collective]:
