@@ -42,7 +42,7 @@ def train(mesh):
         shardcore.explain(model, (x[:4], np.ones((4, 8), "float32")))
         model.save_weights(f"{os.environ['FOLDER']}/w.weights.h5")
         # As a large compiled step on a CPU of AMD would: it takes long to compile one.
-        shardcore.bootstrap.installation().binding.capture._onednn.product()
+        shardcore.bootstrap.installation().binding.capture._executors.onednn.product()
         shardcore.uninstall()
 
 def sort(x):  # an operator that no rule splits
