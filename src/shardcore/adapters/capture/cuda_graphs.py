@@ -6,7 +6,6 @@ graph, so that a rank could wait for ever.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import torch_private
+from shardcore.adapters import switches, torch_private
 from shardcore.adapters.capture.passes.inductor import with_factors_apart
 from shardcore.adapters.capture.tape import (
     Call,
@@ -27,7 +26,6 @@ from shardcore.adapters.capture.tape import (
     values,
 )
 from shardcore.adapters.torch_private import unnamed_operators
-from shardcore.domain.errors import EnvironmentProblem
 
 logger = logging.getLogger("shardcore.capture")
 
@@ -66,9 +64,9 @@ class Pool:
 
 @attrs.define(eq=False)
 class Replayed:
-    """The function of a step that replays a graph, which its second run records.
+    """The function of a step that records a graph at its second run, and replays it from then on.
 
-    Its first run loads kernels, as Triton compiles its own at their first launch. The outputs of a
+    The first run loads kernels: Triton compiles its own at their first launch. The outputs of a
     replay are overwritten by the next one.
 
     Args:
@@ -79,7 +77,7 @@ class Replayed:
 
     run: Function
     inputs: int
-    pool: "Pool"
+    pool: Pool
     _runs: int = attrs.field(default=0, init=False)
     _graph: Any = attrs.field(default=None, init=False)
     _copies: list[torch.Tensor] = attrs.field(factory=list, init=False)
@@ -143,7 +141,7 @@ def replayable(ahead: Tape, rest: Tape, literals: Literals) -> Tape | None:
     found = with_factors_apart(rest)
     reason = f"{VARIABLE}=0" if not is_wanted() else ""
     if len(ahead.calls) > len(rest.calls):
-        reason = reason or f"most of it comes before {ahead.calls[-1].line}, which Python runs"
+        reason = reason or f"Python runs most of it, to {ahead.calls[-1].line}"
     if reason := reason or reason_against(found, literals, _free_bytes()):
         logger.debug("A captured step is not replayed as a CUDA graph: %s", reason)
     return None if reason else found
@@ -197,13 +195,7 @@ def is_wanted() -> bool:
     Raises:
         EnvironmentProblem: If `SHARDCORE_CUDA_GRAPHS` is neither "1" nor "0".
     """
-    asked = os.environ.get(VARIABLE, "1")
-    if asked not in ("0", "1"):
-        raise EnvironmentProblem(
-            f"Expected {VARIABLE} to be 1 or 0, got {asked!r}. Set it to 0 for captured steps "
-            "without CUDA graphs, else unset it."
-        )
-    return asked == "1"
+    return switches.is_on(VARIABLE, default=True)
 
 
 def _reason(call: Call, tape: Tape) -> str:

@@ -1,6 +1,6 @@
 """Chooses what runs a captured step: its generated function, Inductor's code, a CUDA graph."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from types import FunctionType
 from typing import Any
 
@@ -9,11 +9,10 @@ import attrs
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture import compilation, cuda_graphs
 from shardcore.adapters.capture.analyses import needs_of, with_needs
+from shardcore.adapters.capture.cuda_graphs import Function
 from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.tape import Call, Literals, Tape, numbered, values
 from shardcore.domain.steps.capture import NotCaptured
-
-Function = Callable[..., tuple[Any, ...]]
 
 
 @attrs.frozen

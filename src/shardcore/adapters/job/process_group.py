@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from shardcore.adapters import switches
 from shardcore.adapters.job import start_name
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
@@ -127,7 +128,8 @@ def take_device(job: Job) -> None:
     """Makes the CUDA device of the local rank the current one, if Keras computes on CUDA.
 
     Raises:
-        EnvironmentProblem: If this host has no device for the local rank.
+        EnvironmentProblem: If this host has no device for the local rank, or if
+            `SHARDCORE_SHARE_GPUS` is neither "1" nor "0".
     """
     if device_type() != "cuda":
         return
@@ -143,18 +145,9 @@ def take_device(job: Job) -> None:
 
 
 def _shares_devices(job: Job) -> bool:
-    """Returns whether the user asked that ranks share CUDA devices, and they are too few.
-
-    Raises:
-        EnvironmentProblem: If the variable is neither "1" nor "0".
-    """
-    asked = os.environ.get(SHARE_VARIABLE, "0")
-    if asked not in ("0", "1"):
-        raise EnvironmentProblem(
-            f"Expected {SHARE_VARIABLE} to be 1 or 0, got {asked!r}. Set it to 1 where several "
-            "ranks shall share a GPU, else unset it."
-        )
-    return asked == "1" and job.world_size > torch.cuda.device_count()
+    """Returns whether the user asked that ranks share CUDA devices, and they are too few."""
+    is_asked = switches.is_on(SHARE_VARIABLE, default=False)
+    return is_asked and 0 < torch.cuda.device_count() < job.world_size
 
 
 def store_for_thread(prefix: str) -> "Store":

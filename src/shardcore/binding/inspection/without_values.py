@@ -118,8 +118,8 @@ def _without_values(tracer: MemoryTracer[torch.Tensor]) -> Iterator[None]:
             if _OF_A_FORK in str(error):
                 raise EnvironmentProblem(
                     "The step runs in a fork of this process, which has run a backward pass "
-                    "already: on a host with a GPU, torch starts threads in it that do not "
-                    "survive a fork. Ask first, or in a new process."
+                    "already. In it torch has started threads that do not survive a fork, as it "
+                    "does on a host with a GPU. Ask first, or in a new process."
                 ) from error
             raise PolicyError(
                 "To see how much memory the step takes, it runs on tensors without values, and "

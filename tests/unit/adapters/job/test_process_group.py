@@ -105,6 +105,13 @@ def test_ranks_share_devices_over_gloo_where_the_user_asks_for_it_and_they_are_t
     assert bound == [device]
 
 
+def test_no_device_is_no_device_to_share(bound, monkeypatch):
+    monkeypatch.setenv("SHARDCORE_SHARE_GPUS", "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(EnvironmentProblem, match="but this host shows 0"):
+        process_group._backend(job(0))
+
+
 def test_another_value_of_the_variable_is_refused(bound, monkeypatch):
     monkeypatch.setenv("SHARDCORE_SHARE_GPUS", "yes")
     with pytest.raises(EnvironmentProblem, match="SHARDCORE_SHARE_GPUS to be 1 or 0, got 'yes'"):

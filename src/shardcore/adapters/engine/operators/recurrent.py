@@ -89,7 +89,8 @@ def _run(
     """Runs `operator` with `parts` in the place of its tensors: those of `names`, and weights."""
     tensors: dict[str, Any] = dict(zip(names, parts, strict=False))
     local = {**call, **tensors, "weight": parts[len(tensors) :]}
-    return operator(**local)  # type: ignore[no-any-return]
+    found: Sequence[Any] = operator(**local)
+    return found
 
 
 def _orders(batch_first: bool) -> list[tuple[int, ...] | None]:
