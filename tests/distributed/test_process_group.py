@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.job import exchange, process_group
+from shardcore.adapters.job import devices, exchange, process_group
 from shardcore.adapters.job.forked_ranks import free_port
 from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.errors import EnvironmentProblem
@@ -33,7 +33,7 @@ def test_started_from_the_environment_and_ended():
         # A rank that ends its group at once breaks those that are still connecting.
         exchange.gather(None)
         place = process_group.rank(), process_group.world_size()
-        facts = (*place, dist.get_backend(), process_group.device_type())
+        facts = (*place, dist.get_backend(), devices.device_type())
         process_group.stop(ours)
         process_group.stop(ours)
         return facts, dist.is_initialized(), process_group.world_size()

@@ -10,7 +10,7 @@ import attrs
 import torch.distributed as dist
 
 from shardcore.adapters.failure.watch import FailureWatch
-from shardcore.adapters.job import cores, exchange, process_group
+from shardcore.adapters.job import cores, devices, exchange, process_group
 from shardcore.domain.errors import EnvironmentProblem, RankMismatchError, ShardcoreError
 from shardcore.domain.job import resolve_job
 
@@ -74,7 +74,7 @@ class TorchProcesses:
         with suppress(EnvironmentProblem):  # which joining shows
             job = resolve_job(environ=os.environ)
             if job is not None:
-                process_group.take_device(job)
+                devices.take_device(job)
 
     def unwatch(self) -> None:
         """Stops to watch the other processes, and to be watched."""
@@ -109,7 +109,7 @@ class TorchProcesses:
     @property
     def device_type(self) -> str:
         """The device type of tensors in this process: "cpu", "cuda", "mps" or "xpu"."""
-        return process_group.device_type()
+        return devices.device_type()
 
     def gather(self, fact: object) -> list[Any]:
         """Returns `fact` of every process, in rank order."""

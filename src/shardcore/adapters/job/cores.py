@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from shardcore.adapters.job import exchange, process_group
+from shardcore.adapters.job import devices, exchange, process_group
 
 logger = logging.getLogger("shardcore.install")
 
@@ -23,7 +23,7 @@ def divide() -> None:
     if not process_group.has_others():
         return
     host, cores = socket.gethostname(), available()
-    most = _most_threads(cores, os.getppid()) if process_group.device_type() == "cpu" else 0
+    most = _most_threads(cores, os.getppid()) if devices.device_type() == "cpu" else 0
     everyone = exchange.gather((host, cores, most))
     hosts = [each for each, _, _ in everyone]
     share = min(min(most, max(1, each // hosts.count(name))) for name, each, most in everyone)

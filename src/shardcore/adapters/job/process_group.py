@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters import switches
-from shardcore.adapters.job import start_name
+from shardcore.adapters.job import devices, start_name
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:  # a torch without torch.distributed has no stores
 
 TIMEOUT_VARIABLE = "SHARDCORE_TIMEOUT"
 DEFAULT_TIMEOUT = 600.0
-SHARE_VARIABLE = "SHARDCORE_SHARE_GPUS"
 
 # The threads on which gloo runs collectives; the seconds to wait, in all and between two checks.
 _WORKER = "pt_gloo_runloop"
@@ -35,10 +33,6 @@ _PUT_AWAY_SECONDS = 10.0
 _LOOK_SECONDS = 0.002
 # The seconds that torch has for its own error after the timeout.
 _ANSWER_SECONDS = 2.0
-
-# The accelerators that Keras uses on torch, and the devices on which several ranks compute.
-_ACCELERATORS = ("cuda", "mps", "xpu")
-_SEVERAL_RANKS = ("cpu", "cuda")
 
 
 def start(job: Job | None, timeout: float | None = None, *, init_method: str | None = None) -> bool:
@@ -65,7 +59,7 @@ def start(job: Job | None, timeout: float | None = None, *, init_method: str | N
     """
     if is_started():
         _check_same(job)
-        _check_device(world_size())
+        devices.check_shared(world_size())
     elif job is not None:
         _init(job, seconds(timeout), init_method or _meeting(job))
         return True
@@ -114,42 +108,6 @@ def has_others() -> bool:
     return world_size() > 1 and not is_simulated()
 
 
-def device_type() -> str:
-    """Returns the type of the device on which Keras computes: "cpu", "cuda", "mps" or "xpu".
-
-    It is that of `KERAS_TORCH_DEVICE`, else of the accelerator that torch sees, else "cpu".
-    """
-    asked = os.environ.get("KERAS_TORCH_DEVICE", "").partition(":")[0]
-    seen = torch.accelerator.current_accelerator(check_available=True)
-    return asked or (seen.type if seen is not None and seen.type in _ACCELERATORS else "cpu")
-
-
-def take_device(job: Job) -> None:
-    """Makes the CUDA device of the local rank the current one, if Keras computes on CUDA.
-
-    Raises:
-        EnvironmentProblem: If this host has no device for the local rank, or if
-            `SHARDCORE_SHARE_GPUS` is neither "1" nor "0".
-    """
-    if device_type() != "cuda":
-        return
-    count = torch.cuda.device_count()
-    if job.local_rank >= count and not _shares_devices(job):
-        raise EnvironmentProblem(
-            f"Expected a CUDA device for local rank {job.local_rank} (rank {job.rank}), but "
-            f"this host shows {count}. Start at most that many processes "
-            "on this host, hide the devices with CUDA_VISIBLE_DEVICES='' to use the CPU, or set "
-            f"{SHARE_VARIABLE}=1 to try a program of more ranks than devices: they share them."
-        )
-    torch.cuda.set_device(job.local_rank % count)
-
-
-def _shares_devices(job: Job) -> bool:
-    """Returns whether the user asked that ranks share CUDA devices, and they are too few."""
-    is_asked = switches.is_on(SHARE_VARIABLE, default=False)
-    return is_asked and 0 < torch.cuda.device_count() < job.world_size
-
-
 def store_for_thread(prefix: str) -> "Store":
     """Returns a separate connection to the store of the default group, with keys under `prefix`.
 
@@ -190,7 +148,7 @@ def seconds(timeout: float | None) -> float:
 
 
 def _init(job: Job, timeout: float, init_method: str) -> None:
-    backend, limit = _backend(job), timedelta(seconds=timeout)
+    backend, limit = devices.backend(job), timedelta(seconds=timeout)
     try:
         dist.init_process_group(
             backend,
@@ -237,24 +195,6 @@ def _met(job: Job, limit: timedelta, init_method: str) -> "Store":
         raise store
     store.set_timeout(limit)
     return PrefixStore(start_name.agree(store, job, limit), store)
-
-
-def _backend(job: Job) -> str:
-    """Returns the backends of the job's group, and binds this rank to its CUDA device."""
-    _check_device(job.world_size)
-    take_device(job)
-    has_own_device = device_type() == "cuda" and not _shares_devices(job)
-    return "cpu:gloo,cuda:nccl" if has_own_device else "gloo"
-
-
-def _check_device(ranks: int) -> None:
-    device = device_type()
-    if ranks > 1 and device not in _SEVERAL_RANKS:
-        raise EnvironmentProblem(
-            f"Expected the {ranks} ranks of this job to compute on CPUs or CUDA devices, but Keras "
-            f"computes on {device!r}, which serves one rank. Start one process, or set "
-            "KERAS_TORCH_DEVICE=cpu before Keras is imported."
-        )
 
 
 def _meeting(job: Job) -> str:

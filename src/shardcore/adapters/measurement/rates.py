@@ -11,7 +11,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.job import process_group
+from shardcore.adapters.job import devices, process_group
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.machines.collective_cost import Link, bytes_sent
 from shardcore.domain.machines.machine import Speed
@@ -37,13 +37,13 @@ class _Collective:
 
 def speeds() -> dict[str, Speed]:
     """Returns the speed of this device, by dtype."""
-    device = process_group.device_type()
+    device = devices.device_type()
     return {str(dtype).removeprefix("torch."): _speed(dtype, device) for dtype in _DTYPES}
 
 
 def memory(ranks_here: int) -> int:
     """Returns the bytes of memory of this device; on CPUs the share of one rank of this host."""
-    if process_group.device_type() == "cuda":
+    if devices.device_type() == "cuda":
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks_here
 
@@ -59,7 +59,7 @@ def link(groups: Sequence[Sequence[int]]) -> Link:
     Args:
         groups: The processes of each group; each process is in one, and all have the same size.
     """
-    device = process_group.device_type()
+    device = devices.device_type()
     limit = timedelta(seconds=process_group.seconds(None))
     made = [(ranks, dist.new_group(list(ranks), timeout=limit)) for ranks in groups]
     group = next(each for ranks, each in made if process_group.rank() in ranks)
@@ -111,7 +111,7 @@ def hidden() -> float:
     If one after the other takes `a + b`, and both together take `c`, that is `a + b - c` of the
     shorter one. A collective: all ranks call it.
     """
-    device = process_group.device_type()
+    device = devices.device_type()
     many = torch.zeros(_SENT // 4, device=device)
     matrix = torch.ones(_ONE_MATRIX, _ONE_MATRIX, device=device)
     sends = min(_times(lambda: dist.all_reduce(many), _RUNS // 5))
@@ -163,5 +163,5 @@ def _times(run: Callable[[], object], runs: int | None = None) -> list[float]:
 
 
 def _synchronize() -> None:
-    if process_group.device_type() == "cuda":
+    if devices.device_type() == "cuda":
         torch.cuda.synchronize()

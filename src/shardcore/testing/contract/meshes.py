@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from shardcore.adapters.job import process_group
+from shardcore.adapters.job import devices
 from shardcore.bootstrap import plugins
 from shardcore.domain.errors import ShardcoreError
 from shardcore.domain.mesh import Mesh
@@ -20,7 +20,7 @@ Shape = tuple[int, int]
 def world_of(shape: Shape, rank: int) -> World:
     """Returns a mesh of `shape` over as many processes, as process `rank` sees it."""
     processes = tuple(range(math.prod(shape)))
-    return World(Mesh(shape, AXES), processes, rank, process_group.device_type())
+    return World(Mesh(shape, AXES), processes, rank, devices.device_type())
 
 
 class OnMeshes:

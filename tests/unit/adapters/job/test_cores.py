@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from shardcore.adapters.job import cores, exchange, process_group
+from shardcore.adapters.job import cores, devices, exchange, process_group
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def given(monkeypatch):
     found = []
     monkeypatch.setattr(torch, "set_num_threads", found.append)
     monkeypatch.setattr(process_group, "is_simulated", lambda: False)
-    monkeypatch.setattr(process_group, "device_type", lambda: "cpu")
+    monkeypatch.setattr(devices, "device_type", lambda: "cpu")
     monkeypatch.setattr(cores, "_most_threads", lambda cores, parent: cores)
 
     def job(everyone):
@@ -47,7 +47,7 @@ def test_every_rank_gets_the_smallest_share(given, everyone, threads):
 
 def test_a_rank_on_a_gpu_keeps_its_threads(given, monkeypatch):
     own = []
-    monkeypatch.setattr(process_group, "device_type", lambda: "cuda")
+    monkeypatch.setattr(devices, "device_type", lambda: "cuda")
     monkeypatch.setattr(exchange, "gather", own.append)
     monkeypatch.setattr(process_group, "world_size", lambda: 2)
     with pytest.raises(TypeError):  # from the gathered None

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters.engine.engine import process_groups
-from shardcore.adapters.job import process_group
+from shardcore.adapters.job import devices, process_group
 from shardcore.adapters.job.process_group import seconds
 from shardcore.adapters.processes import TorchProcesses
 from shardcore.domain.errors import EnvironmentProblem
@@ -46,7 +46,7 @@ def test_the_device_is_that_of_keras(monkeypatch, asked, seen, expected):
     monkeypatch.setenv("KERAS_TORCH_DEVICE", asked)
     found = None if seen is None else torch.device(seen)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
-    assert process_group.device_type() == expected
+    assert devices.device_type() == expected
 
 
 def job(rank, ranks=2):
@@ -61,7 +61,7 @@ def test_several_ranks_on_a_device_for_one_are_refused(monkeypatch, device):
     assert "the 2 ranks of this job to compute on CPUs or CUDA devices" in str(refused.value)
     assert f"computes on '{device}'" in str(refused.value)
     assert "set KERAS_TORCH_DEVICE=cpu before Keras is imported" in str(refused.value)
-    assert process_group._backend(job(0, 1)) == "gloo"
+    assert devices.backend(job(0, 1)) == "gloo"
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def bound(monkeypatch):
 
 
 def test_a_rank_is_bound_to_the_device_of_its_local_rank(bound):
-    assert process_group._backend(job(1)) == "cpu:gloo,cuda:nccl"
+    assert devices.backend(job(1)) == "cpu:gloo,cuda:nccl"
     assert bound == [1]
 
 
@@ -89,7 +89,7 @@ def test_a_rank_takes_its_device_before_it_joins_the_job(bound, monkeypatch):
 
 def test_a_rank_without_a_device_is_refused(bound):
     with pytest.raises(EnvironmentProblem, match=r"local rank 2 \(rank 2\), but this host shows 2"):
-        process_group._backend(job(2, 3))
+        devices.backend(job(2, 3))
     assert bound == []
 
 
@@ -101,7 +101,7 @@ def test_ranks_share_devices_over_gloo_where_the_user_asks_for_it_and_they_are_t
     bound, monkeypatch, rank, ranks, device, backend
 ):
     monkeypatch.setenv("SHARDCORE_SHARE_GPUS", "1")
-    assert process_group._backend(job(rank, ranks)) == backend
+    assert devices.backend(job(rank, ranks)) == backend
     assert bound == [device]
 
 
@@ -109,13 +109,13 @@ def test_no_device_is_no_device_to_share(bound, monkeypatch):
     monkeypatch.setenv("SHARDCORE_SHARE_GPUS", "1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(EnvironmentProblem, match="but this host shows 0"):
-        process_group._backend(job(0))
+        devices.backend(job(0))
 
 
 def test_another_value_of_the_variable_is_refused(bound, monkeypatch):
     monkeypatch.setenv("SHARDCORE_SHARE_GPUS", "yes")
     with pytest.raises(EnvironmentProblem, match="SHARDCORE_SHARE_GPUS to be 1 or 0, got 'yes'"):
-        process_group._backend(job(2, 3))
+        devices.backend(job(2, 3))
 
 
 @pytest.mark.parametrize(
