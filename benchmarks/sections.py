@@ -10,7 +10,17 @@ from unittest import mock
 import attrs
 from attrs import field, frozen
 
-from benchmarks import building, cases, contenders, generation, plans, rounds, rows, worlds
+from benchmarks import (
+    building,
+    cases,
+    contenders,
+    generation,
+    many_ranks,
+    plans,
+    rounds,
+    rows,
+    worlds,
+)
 from benchmarks.cases import Case
 from benchmarks.contender import CAPTURED, INDUCTOR, KERAS, PEERS, Contender, Goal
 from benchmarks.rows import Row
@@ -202,15 +212,21 @@ def _empty_cache_of_torch() -> Iterator[None]:
 
 
 def simulated(options: Options) -> Iterator[Row]:
-    """The bytes that one rank of many moves in a step, against the closed formula."""
+    """Compares the bytes of a step with the closed formula, and the costs of few ranks and many."""
     for layout in PEERS:
-        for ranks in (8,) if options.quick else (8, 1024):
+        for ranks in (8,) if options.quick else (8, 1024, 4096):
             yield worlds.row(layout, ranks, options.strategy)
+    yield from many_ranks.rows(options.quick, options.strategy)
 
 
 def build(options: Options) -> Iterator[Row]:
     """The memory of a rank while a model of 1 GiB is built, loaded or quantized."""
     yield from building.rows(options.quick, options.strategy)
+
+
+def preset(options: Options) -> Iterator[Row]:
+    """The memory of a rank while keras-hub reads a preset of 1 GiB from a folder."""
+    yield from building.preset_rows(options.quick, options.strategy)
 
 
 def plan(options: Options) -> Iterator[Row]:
@@ -236,6 +252,7 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "compiling": compiling,
     "worlds": simulated,
     "build": build,
+    "preset": preset,
     "plan": plan,
     "cuda": _cuda,
 }

@@ -58,9 +58,11 @@ def amount(value: float, unit: str) -> str:
     """A figure as a person reads it.
 
     Example:
-        >>> amount(0.0123, "s"), amount(3 * 2**20, "B"), amount(12, "B")
-        ('12.3 ms', '3.0 MiB', '12 B')
+        >>> amount(0.0123, "s"), amount(3 * 2**20, "B"), amount(12, "B"), amount(5, "requests")
+        ('12.3 ms', '3.0 MiB', '12 B', '5 requests')
     """
+    if unit == "requests":
+        return f"{value:.0f} {unit}"
     if unit == "s":
         return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
     return f"{value:.0f} B" if value < 2**16 else f"{value / 2**20:.1f} MiB"

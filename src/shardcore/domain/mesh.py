@@ -139,7 +139,9 @@ class Mesh:
 
     def axis_groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """Returns all the groups along `axis`, ordered by their first rank."""
-        return tuple(dict.fromkeys(self.axis_group(axis, rank) for rank in range(self.size)))
+        index = self.axis_index(axis)
+        firsts = (rank for rank in range(self.size) if not self.coordinate(rank)[index])
+        return tuple(self.axis_group(axis, rank) for rank in firsts)
 
     def __str__(self) -> str:
         axes = zip(self.axis_names, self.shape, strict=True)

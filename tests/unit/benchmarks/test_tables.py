@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks import cases, page, plans, rounds, rows, table, worlds
+from benchmarks import cases, many_ranks, page, plans, rounds, rows, table, worlds
 from benchmarks.contender import CAPTURED, Contender, Goal
 from benchmarks.rounds import Measured
 from benchmarks.rows import Row
@@ -105,3 +105,15 @@ def test_sections_that_were_not_run_stay_on_the_page(tmp_path, monkeypatch) -> N
     assert "old" not in place.read_text()
     assert "| shardcore captured | 500.0 ms |" in place.read_text()
     assert place.read_text().endswith(f"### CNN\n\nkept\n{page.END}\nend\n")
+
+
+def test_growing_figures_are_compared_with_those_of_the_fewest_ranks(monkeypatch) -> None:
+    grows = many_ranks.Measure("figure", (2, 4, 8), "B", lambda ranks, strategy: ranks * 10, 3.0)
+    monkeypatch.setattr(many_ranks, "MEASURES", (grows,))
+    found = list(many_ranks.rows(False, "dtensor"))
+    assert [(each.value, each.ratio, each.verdict) for each in found] == [
+        (20, 1.0, ""),
+        (40, 2.0, ""),
+        (80, 4.0, "missed"),
+    ]
+    assert len(list(many_ranks.rows(True, "dtensor"))) == 2

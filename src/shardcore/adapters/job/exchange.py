@@ -9,12 +9,13 @@ import inspect
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from shardcore.adapters.job import process_group, signed_store
+from shardcore.adapters.job.rounds import Round
 from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.domain.errors import RankMismatchError, ShardcoreError, StrategyError
 from shardcore.reporting.errors import say, user_line
@@ -30,6 +31,11 @@ _ELSEWHERE_SECONDS = 5.0
 _RANK_0_SECONDS = 1.0
 # The longest sleep between two looks for the values of the others.
 _SLEEP_SECONDS = 0.01
+# The seconds between two looks at the ranks that are missing: of up to 100 ranks, and the most.
+_ASK_SECONDS = 0.5
+_MOST_ASK_SECONDS = 5.0
+# Of the missing ranks that work, the most whose places a rank asks for.
+_MOST_AT_WORK = 16
 
 _T = TypeVar("_T")
 
@@ -125,7 +131,8 @@ def do_once(work: Callable[[], _T], what: str) -> _T:
         result = work()
         shared.set(key, pickle.dumps(result))
         return result
-    _wait({first: key}, _Said(what, user_line(inspect.currentframe()), None), shared)
+    said = _Said(what, user_line(inspect.currentframe()), None)
+    _wait(lambda: shared.store.check([key]), lambda: iter([first]), said, shared)
     found: _T = pickle.loads(shared.get([key])[0])
     return found
 
@@ -179,42 +186,66 @@ def _plain_store() -> Any:
 
 
 def _exchanged(said: _Said) -> list[_Said]:
-    shared = store()
-    keys = _come(said, pickle.dumps(said), shared)
-    return [pickle.loads(each) for each in shared.get(list(keys.values()))]
+    values = _come(said, pickle.dumps(said), store()).values()
+    read = {each: pickle.loads(each) for each in set(values)}
+    return [read[each] for each in values]
 
 
-def _come(said: _Said, value: bytes, shared: SignedStore) -> dict[int, str]:
-    """Brings the value of this rank; returns the keys of all values, once all ranks have come."""
-    own = process_group.rank()
-    number = shared.store.add(f"count/{own}", 1)
-    keys = {rank: f"{number}/{rank}" for rank in range(process_group.world_size())}
-    shared.set(keys[own], value)
-    _wait(keys, said, shared)
-    if number > 1:  # all ranks have read what came before
-        shared.store.delete_key(f"{number - 1}/{own}")
-    return keys
+def _come(said: _Said, value: bytes, shared: SignedStore) -> Round:
+    """Brings the value of this rank; returns the round, once all ranks have come."""
+    here = Round.following(process_group.rank(), process_group.world_size(), shared)
+    here.bring(value)
+
+    def missing() -> Iterator[int]:
+        ranks = here.missing()
+        first = next(ranks, None)
+        if first is None:  # the rank that came last has ended before it joined the values
+            here.join()
+            return
+        yield first
+        yield from ranks
+
+    _wait(here.is_complete, missing, said, shared)
+    if here.number > 1:
+        evolve(here, number=here.number - 1).forget()
+    return here
 
 
-def _wait(keys: dict[int, str], said: _Said, shared: SignedStore) -> None:
-    """Waits for the key of each rank, unless a rank that is missing does not come."""
+def _wait(
+    is_done: Callable[[], bool],
+    missing: Callable[[], Iterator[int]],
+    said: _Said,
+    shared: SignedStore,
+) -> None:
+    """Waits until `is_done`, unless a rank that is missing does not come."""
     most = process_group.seconds(None)
-    begun, next_ask, next_report = time.monotonic(), 0.5, REPORT_SECONDS
-    while not shared.store.check(list(keys.values())):
+    between = min(_MOST_ASK_SECONDS, _ASK_SECONDS * max(1.0, process_group.world_size() / 100))
+    begun, next_ask, next_report = time.monotonic(), between, REPORT_SECONDS
+    while not is_done():
         waited = time.monotonic() - begun
         if waited >= min(next_ask, most):
-            next_ask = waited + 0.5
-            missing = [rank for rank, key in keys.items() if not shared.store.check([key])]
-            _check_places({rank: _place(shared, rank) for rank in missing}, waited, most, said)
+            next_ask = waited + between
+            _check_missing(missing, waited, most, said, shared)
             if waited >= next_report:
                 next_report = most
-                ranks = ", ".join(map(str, missing))
+                ranks = ", ".join(map(str, missing()))
                 say(f"{_at(said)}, and has waited {waited:.0f} seconds for rank {ranks}\n")
         time.sleep(min(_SLEEP_SECONDS, waited / 10))
 
 
-def _check_places(places: dict[int, str], waited: float, most: float, said: _Said) -> None:
-    """Raises if one of the missing ranks has ended, if all are elsewhere, or after `most`."""
+def _check_missing(
+    missing: Callable[[], Iterator[int]],
+    waited: float,
+    most: float,
+    said: _Said,
+    shared: SignedStore,
+) -> None:
+    """Raises if a missing rank has ended, if all of them are elsewhere, or after `most` seconds."""
+    places: dict[int, str] = {}
+    for rank in missing():
+        places[rank] = _place(shared, rank)
+        if list(places.values()).count("") == _MOST_AT_WORK:  # the others are asked later
+            break
     ended = {rank: place for rank, place in places.items() if place == ENDED}
     if ended:
         raise _lost(said, ended)
@@ -222,7 +253,7 @@ def _check_places(places: dict[int, str], waited: float, most: float, said: _Sai
         raise _lost(said, places)
     if places and waited >= most:
         late = f"did not come within {most:.0f} seconds"
-        raise _lost(said, {rank: place or late for rank, place in places.items()})
+        raise _lost(said, {rank: places.get(rank) or late for rank in missing()})
 
 
 def _place(shared: SignedStore, rank: int) -> str:
