@@ -50,16 +50,14 @@ def _rows(section: str, measure: Callable[..., "Peaks"], strategy: str) -> Itera
 Peaks = dict[str, tuple[int, int]]
 
 
-def _begin(strategy: str, rule: str) -> None:
-    """Splits what `rule` matches by its last dim over two ranks, and begins to count memory."""
+def _begin(strategy: str, rules_on: Callable[[Any], Any]) -> None:
+    """Distributes models by the rules on a mesh of two ranks, and begins to count memory."""
     import keras
 
     import shardcore
 
     shardcore.install(strategy)
-    mesh = keras.distribution.DeviceMesh((1, RANKS), ("data", "model"))
-    rules = keras.distribution.LayoutMap(mesh)
-    rules[rule] = (None, "model")
+    rules = rules_on(keras.distribution.DeviceMesh((1, RANKS), ("data", "model")))
     keras.distribution.set_distribution(
         keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="data")
     )
@@ -80,7 +78,7 @@ def _noted(found: Peaks, what: str, model: Any, act: Callable[[Any], Any]) -> An
 def _measure(_rank: int, blocks: int, strategy: str, folder: Path) -> Peaks:
     import keras
 
-    _begin(strategy, ".*(kernel|embeddings)")
+    _begin(strategy, _columns)
     found: Peaks = {}
     note = partial(_noted, found)
     model = note("Model(...)", None, lambda _: _model(blocks))
@@ -106,7 +104,14 @@ def _measure(_rank: int, blocks: int, strategy: str, folder: Path) -> Peaks:
 def _measure_presets(_rank: int, blocks: int, strategy: str, folder: Path) -> Peaks:
     from keras_hub.models import LlamaBackbone
 
-    _begin(strategy, ".*(kernel|embeddings)$")
+    _begin(
+        strategy,
+        partial(
+            LlamaBackbone.get_layout_map,
+            model_parallel_dim_name="model",
+            data_parallel_dim_name="data",
+        ),
+    )
     found: Peaks = {}
     note = partial(_noted, found)
     sizes = {"num_query_heads": 16, "num_key_value_heads": 16, "intermediate_dim": 5632}
@@ -125,6 +130,14 @@ def _measure_presets(_rank: int, blocks: int, strategy: str, folder: Path) -> Pe
         read = partial(LlamaBackbone.from_preset, str(folder / name))
         note(f"from_preset, {name}", None, lambda _: read())  # noqa: B023
     return found
+
+
+def _columns(mesh: Any) -> Any:
+    import keras
+
+    rules = keras.distribution.LayoutMap(mesh)
+    rules[".*(kernel|embeddings)"] = (None, "model")
+    return rules
 
 
 def _model(blocks: int) -> Any:
