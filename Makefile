@@ -98,7 +98,7 @@ distributed-dtensor: $(VENV)/.installed
 
 distributed-manual: $(VENV)/.installed
 	$(call headline,some distributed tests under strategy manual)
-	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(AT_A_TIME) $(UNDER_MANUAL:%=tests/distributed/test_%.py)
+	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(AT_A_TIME) $(UNDER_MANUAL:%=tests/distributed/*/test_%.py)
 
 matrix-full: $(VENV)/.installed
 	$(call headline,the whole of the matrices, which takes an hour or two, and docs/reference/coverage.md)

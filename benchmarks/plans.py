@@ -29,9 +29,10 @@ TIMEOUT = 300.0
 
 
 def rows(quick: bool, strategy: str) -> Iterator[Row]:
-    """Yields measured steps over predicted ones, and the rank correlation of all layouts."""
+    """Yields measured steps over predicted ones, and rank correlations: of a model, and of all."""
     for ranks in (2,) if quick else (2, 4):
         machine = run_ranks(_machine, ranks, timeout=TIMEOUT)[0]
+        of_all: list[tuple[float, float]] = []
         for case in map(cases.quick, (cases.MLP,)) if quick else (cases.MLP, DECODER, CNN):
             section = f"plan, {case.name} over {ranks} ranks"
             predicted = _predicted(case, ranks, machine)
@@ -44,10 +45,17 @@ def rows(quick: bool, strategy: str) -> Iterator[Row]:
                 name = f"{each.policy} {each.mesh}"
                 ratio = seconds / each.cost.seconds
                 yield Row(section, name, seconds, "s", "predicted", ratio)
-            times = [each.cost.seconds for each in predicted]
-            found = correlation(times, measured[0])
-            note = f"rank correlation of {len(times)} layouts: {found:.2f}"
-            yield Row(section, "all layouts", sum(measured[0]), "s", note=note)
+            pairs = [(each.cost.seconds, s) for each, s in zip(predicted, measured[0], strict=True)]
+            yield _all(section, pairs)
+            of_all += pairs
+        yield _all(f"plan, three models over {ranks} ranks", of_all)
+
+
+def _all(section: str, pairs: Sequence[tuple[float, float]]) -> Row:
+    predicted, measured = zip(*pairs, strict=True)
+    found = correlation(predicted, measured)
+    note = f"rank correlation of {len(pairs)} layouts: {found:.2f}"
+    return Row(section, "all layouts", sum(measured), "s", note=note)
 
 
 def correlation(first: Sequence[float], second: Sequence[float]) -> float:

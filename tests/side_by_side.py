@@ -25,6 +25,7 @@ from tests.matrix.suite import TABLES
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "strategies.md"
 STRATEGIES = ("dtensor", "manual")
+CONTRACT = "tests/distributed/strategies/test_contract.py"
 POLICIES = {"data_parallel": (2, 1), "fully_sharded": (2, 1), "tensor_parallel": (1, 2)}
 MODELS = (mlp, cnn, decoder)
 HEAD = """# `dtensor` and `manual` side by side
@@ -61,7 +62,13 @@ def _suites() -> str:
 def _contract(strategy: str) -> str:
     named = {"dtensor": "TestDTensor", "manual": "TestManual"}[strategy]
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", f"tests/distributed/test_contract.py::{named}"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            f"tests/distributed/strategies/test_contract.py::{named}",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

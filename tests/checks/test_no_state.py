@@ -3,7 +3,7 @@
 `uninstall()` drops the installation, and with it all that shardcore has noted. This reads each
 module for what would outlive it: variables of a module that change, caches, and what a module or a
 function does to the process. What is left has its reason here. That a process is as before is
-tested by tests/distributed/test_nothing_left.py.
+tested by tests/distributed/strategies/test_nothing_left.py.
 """
 
 import ast

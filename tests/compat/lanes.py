@@ -18,14 +18,14 @@ RESULTS = ROOT / "build" / "compat"
 # The seconds that an interrupted pytest has to write its report.
 TO_REPORT_SECONDS = 30
 COUNTS = sorted(
-    f"{each.relative_to(ROOT)}" for each in ROOT.glob("tests/distributed/test_moved_*.py")
+    f"{each.relative_to(ROOT)}" for each in ROOT.glob("tests/distributed/traffic/test_moved_*.py")
 )
 # The test files of each lane. The files in tests/matrix run about a tenth of the matrices.
 LANES: dict[str, tuple[str, ...]] = {
     "unit": ("tests/unit", "src", "--doctest-modules"),
-    "contract": ("tests/distributed/test_contract.py",),
+    "contract": ("tests/distributed/strategies/test_contract.py",),
     "counts": tuple(COUNTS),
-    "keras": ("tests/distributed/test_keras_own_tests.py",),
+    "keras": ("tests/distributed/strategies/test_keras_own_tests.py",),
     "matrix": ("tests/matrix",),
 }
 

@@ -19,7 +19,7 @@ NO_FAILURE = ("-W", "default")
 BENCH = "bench"
 # The tests of each part.
 PARTS: dict[str, tuple[str, ...]] = {
-    "contract": ("tests/distributed/test_contract.py",),
+    "contract": ("tests/distributed/strategies/test_contract.py",),
     "distributed": ("tests/distributed", "-m", "gpu"),
     "counts": tuple(COUNTS),
     "layers": ("tests/gpu/test_layers.py",),
