@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.failure import heartbeats
+from shardcore.adapters.failure import heartbeats, watch
 from shardcore.adapters.job import exchange
 from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.programs import distribute
@@ -86,6 +86,26 @@ def test_a_rank_that_computes_for_long_is_said_to_compute(monkeypatch, capfd):
     computes = r"for rank 1, which computes \(test_late_ranks.py:\d+\)"
     assert re.search(computes, message), message
     assert re.search(computes, capfd.readouterr().err)
+
+
+def test_a_rank_whose_store_does_not_answer_ends_though_it_waits_in_no_collective(
+    monkeypatch, capfd
+):
+    """Its host may have ended, so that no connection breaks. The wait in C++ ends by no signal."""
+    monkeypatch.setenv("SHARDCORE_TIMEOUT", "1")
+    monkeypatch.setattr(watch, "_NO_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(watch, "_FINALLY_SECONDS", 0.5)
+
+    def program(rank):
+        distribute((1, 2))
+        if rank == 0:  # which holds the store
+            stop()
+        exchange.gather(None)
+
+    with pytest.raises(RankFailed, match="rank 1 ended without a result, exit code 1"):
+        run_ranks(program, 2, init=False, timeout=20)
+    why = "the store that it or its host holds has not answered for 2 seconds"
+    assert f"[rank 1] ends, as rank 0 failed first: {why}" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -70,15 +70,20 @@ def late_ranks(store: SignedStore) -> str:
     return f"no rank: all wait, in different collectives ({places})"
 
 
+def awaited(connect: Callable[[], SignedStore]) -> str:
+    """Returns for whom the others wait, also if the store that `connect` returns is silent."""
+    found = within(_STORE_SECONDS, lambda: late_ranks(connect()))
+    return found or "the rank that holds the store, or its host, which does not answer"
+
+
 def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
     """Returns the error of a rank that waited in vain in `collective`; None for another `error`."""
     text = str(error).lower()
     if "gloo" not in text or "timed out" not in text or process_group.is_simulated():
         return None
-    late = within(_STORE_SECONDS, lambda: late_ranks(exchange.store_for_thread()))
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
-        f"{collective} for {late or 'the rank that holds the store, which does not answer'}. "
+        f"{collective} for {awaited(exchange.store_for_thread)}. "
         f"If it computes for so long, set {process_group.TIMEOUT_VARIABLE} to more seconds."
     )
 

@@ -18,6 +18,20 @@ class Failure:
     headline: str = field(validator=validators.instance_of(str))  # the error in one line
 
 
+def silent(rank: int) -> Failure:
+    """Returns the failure of a rank that ended without a word."""
+    return Failure(rank, "its process ended without an error (killed, out of memory, os._exit?)")
+
+
+def no_answer(seconds: float) -> Failure:
+    """Returns the failure of rank 0, or of its host, whose store does not answer."""
+    text = (
+        f"the store that it or its host holds has not answered for {seconds:.0f} seconds: the host "
+        "has ended, the process is stopped, or the network stalls"
+    )
+    return Failure(0, text)
+
+
 @frozen
 class FailureStore:
     """The store for one thread of one rank. Every method may raise if the store is closed."""

@@ -28,7 +28,7 @@ from shardcore.adapters.failure import heartbeats
 from shardcore.adapters.failure.host_process import HostProcess
 from shardcore.adapters.failure.interrupt import Interrupt
 from shardcore.adapters.failure.place import Here, Place
-from shardcore.adapters.failure.store import Failure, FailureStore
+from shardcore.adapters.failure.store import Failure, FailureStore, no_answer, silent
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.reporting.errors import say, strip_own_frames
@@ -42,6 +42,8 @@ _YIELD_SECONDS = 1.5
 _FINALLY_SECONDS = 5.0
 # The seconds that a store may take to answer a rank that fails.
 _STORE_SECONDS = 5.0
+# The seconds that a store has beyond the timeout: a collective fails before, and says more.
+_NO_ANSWER_SECONDS = 10.0
 # The most seconds that rank 0 waits at an orderly end until the others release its store.
 _LEAVE_SECONDS = 30.0
 
@@ -159,7 +161,7 @@ class FailureWatch:
         for number in count(1):
             if self._stopped.wait(_POLL_SECONDS) or self._released.is_set():
                 return
-            failure = self._look(store)
+            failure = self._look_in_time(store)
             if failure is not None:
                 self._interrupt_main(failure, store)
                 return
@@ -173,18 +175,27 @@ class FailureWatch:
                     self._report(here, store_for_place)
                 reported = is_late
 
+    def _look_in_time(self, store: FailureStore) -> Failure | None:
+        """Looks; a store whose host has ended without a word does not answer, for ever."""
+        limit = process_group.seconds(None) + _NO_ANSWER_SECONDS
+        found = heartbeats.within(limit, lambda: (self._look(store),))
+        if found is not None:
+            return found[0]
+        self._released.set()  # it is not asked again
+        return no_answer(limit)
+
     def _report(self, here: Here, store: SignedStore) -> None:
         """Says for whom this rank waits."""
-        late = heartbeats.late_ranks(store)
-        seconds = f"{here.seconds:.0f} seconds"
-        say(f"[rank {self._rank}] has waited {seconds} in a collective ({here.line}) for {late}\n")
+        late = heartbeats.awaited(lambda: store)
+        waited = f"has waited {here.seconds:.0f} seconds in a collective"
+        say(f"[rank {self._rank}] {waited} ({here.line}) for {late}\n")
 
     def _interrupt_main(self, failure: Failure, store: FailureStore) -> None:
         """Lets the main thread end; ends this process if it does not."""
         if failure.rank == self._rank:
             return  # it is ending
         self._failure = failure
-        if failure != _silent(0):
+        if failure != silent(0) and not self._released.is_set():
             with _store_may_be_gone():
                 self._release(store)
         self._interrupt.interrupt(f"Rank {failure.rank} failed first: {failure.headline}")
@@ -198,7 +209,7 @@ class FailureWatch:
         gone = [rank for rank, process in self._neighbours.items() if process.is_gone()]
         if 0 in gone:
             # Rank 0 waits for this rank at an orderly end. Its store may be closed.
-            return _silent(0)
+            return silent(0)
         try:
             failure = store.first()
             if failure is None and self._rank != 0 and store.has_ended(0):
@@ -206,13 +217,13 @@ class FailureWatch:
             elif failure is None:
                 failure = self._first_silent(gone, store)
         except RuntimeError:
-            return None if self._released.is_set() else _silent(0)
+            return None if self._released.is_set() else silent(0)
         return failure
 
     def _first_silent(self, gone: list[int], store: FailureStore) -> Failure | None:
         for rank in gone:
             if not store.has_ended(rank):
-                return store.claim(_silent(rank))
+                return store.claim(silent(rank))
             del self._neighbours[rank]
         return None
 
@@ -270,16 +281,11 @@ class FailureWatch:
         # The failing rank prints first.
         time.sleep(0.2)
         say(f"[rank {self._rank}] ends, as rank {failure.rank} failed first: {failure.headline}\n")
-        if failure != _silent(0) and not self._released.is_set():
+        if failure != silent(0) and not self._released.is_set():
             with _store_may_be_gone():
                 self._release(self._store)
         time.sleep(_YIELD_SECONDS)
         _exit(1)
-
-
-def _silent(rank: int) -> Failure:
-    text = "its process ended without an error (killed, out of memory, os._exit?)"
-    return Failure(rank, text)
 
 
 def _store_may_be_gone() -> contextlib.suppress:
