@@ -1,16 +1,18 @@
 """Joining, adopting and leaving the group of torch.distributed."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.job import devices, exchange, process_group
+from shardcore.adapters.job import devices, exchange, process_group, start_problem
 from shardcore.adapters.job.forked_ranks import free_port
 from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.errors import EnvironmentProblem
@@ -140,6 +142,38 @@ def test_a_port_that_accepts_and_never_answers_is_an_error_after_the_timeout():
     (message,) = run_ranks(program, 1, init=False, timeout=20)
     assert message.startswith("Rank 1 of 2 could not join its group at tcp://127.0.0.1:")
     assert "within 1 seconds" in message
+
+
+@pytest.mark.parametrize("wrong", [0, 1])  # 0 holds the store, and ends last
+def test_all_ranks_say_which_rank_names_a_wrong_interface_and_what_its_host_has(wrong):
+    def program(rank):
+        if rank == wrong:
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo,nonexistent"
+        with pytest.raises(EnvironmentProblem) as refused:
+            process_group.start(resolve_job(environ=os.environ), timeout=600)
+        return str(refused.value)
+
+    first, second = run_ranks(program, 2, init=False, timeout=20)
+    assert first == second
+    host = re.escape(repr(socket.gethostname()))
+    expected = (
+        f"Expected GLOO_SOCKET_IFNAME to name a network interface of host {host} that has an "
+        rf"address, got 'nonexistent' on rank {wrong}\. That host has lo\b.*\. Set the variable"
+    )
+    assert re.match(expected, first), first
+
+
+def test_a_wrong_interface_is_said_also_if_the_others_never_come(monkeypatch):
+    monkeypatch.setattr(start_problem, "TELL_LIMIT", timedelta(seconds=1))
+
+    def program(rank):
+        os.environ["GLOO_SOCKET_IFNAME"] = "nonexistent"
+        with pytest.raises(EnvironmentProblem) as refused:
+            process_group.start(Job(0, 2, 0, "127.0.0.1", free_port()), timeout=600)
+        return str(refused.value)
+
+    (message,) = run_ranks(program, 1, init=False, timeout=20)
+    assert "got 'nonexistent' on rank 0" in message
 
 
 BUSY_AT_THE_END = """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.job import devices, start_name
+from shardcore.adapters.job import devices, interfaces, start_name, start_problem
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
 
@@ -51,7 +51,7 @@ def start(job: Job | None, timeout: float | None = None, *, init_method: str | N
     Raises:
         EnvironmentProblem: If a group of another rank or size exists, if this host has no
             device for the local rank, if several ranks would compute on another device than CPU
-            or CUDA, or if the other ranks did not join.
+            or CUDA, if a rank names a wrong network interface, or if the other ranks did not join.
 
     Example:
         >>> start(None), rank(), world_size()
@@ -149,20 +149,30 @@ def seconds(timeout: float | None) -> float:
 
 def _init(job: Job, timeout: float, init_method: str) -> None:
     backend, limit = devices.backend(job), timedelta(seconds=timeout)
+    problem = interfaces.problem(job.rank)
+    if problem:
+        limit = min(limit, start_problem.TELL_LIMIT)
     try:
-        dist.init_process_group(
-            backend,
-            store=_met(job, limit, init_method),
-            rank=job.rank,
-            world_size=job.world_size,
-            timeout=limit,
-        )
+        store = _met(job, limit, init_method)
+        problem = start_problem.shared(problem, store, job, limit)
+        if not problem:
+            dist.init_process_group(
+                backend, store=store, rank=job.rank, world_size=job.world_size, timeout=limit
+            )
+            return
     except dist.DistError as error:
-        raise EnvironmentProblem(
-            f"Rank {job.rank} of {job.world_size} could not join its group at {init_method} within "
-            f"{timeout:.0f} seconds: {error}. Check that all {job.world_size} processes were "
-            "started, with the same address, and that rank 0's port can be reached and is free."
-        ) from error
+        if not problem:
+            raise EnvironmentProblem(
+                f"Rank {job.rank} of {job.world_size} could not join its group at {init_method} "
+                f"within {timeout:.0f} seconds: {error}. Check that all {job.world_size} processes "
+                "were started, with the same address, and that rank 0's port can be reached and "
+                "is free."
+            ) from error
+    except RuntimeError as error:
+        if "gloo" not in str(error).lower():
+            raise
+        raise EnvironmentProblem(interfaces.unreachable(error, job.rank)) from error
+    raise EnvironmentProblem(problem)
 
 
 def _met(job: Job, limit: timedelta, init_method: str) -> "Store":
