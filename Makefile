@@ -4,7 +4,7 @@
 # make matrix-full   compares every Keras layer and operator with one device, captured steps with eager ones
 # make bench  measures steps beside steps written by hand; with Keras on JAX, if make bench-jax was run
 # make faults kills ranks at random moments of a training and of saves, and damages the files of checkpoints
-# make hosts  trains on network namespaces as hosts, and cuts one off (needs root)
+# make hosts  trains on network namespaces as hosts, and cuts them off (needs root)
 # make docs   builds the documentation site into build/site
 # make compat TORCH=2.15.0 KERAS=3.15.1   runs the unit tests, the contract, the counts of collectives and a part of
 #             the matrices with these releases; with TORCH=newest KERAS=nightly it prints the names that moved
@@ -111,7 +111,7 @@ faults: $(VENV)/.installed
 	$(FAULTS) tests.faults.checkpoint_files
 
 hosts: $(VENV)/.installed
-	$(call headline,two hosts of two ranks that are network namespaces; one is cut off: two minutes)
+	$(call headline,two to four hosts that are network namespaces; links and hosts fail: six minutes)
 	$(FAULTS) tests.hosts
 
 bench: $(VENV)/.installed

@@ -10,6 +10,8 @@ from pathlib import Path
 import attrs
 
 TOOLS = ("ip", "tc", "unshare", "hostname")
+# Of the host alone: its name, and the numbers of its processes, by which ranks know each other.
+OWN = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
 SET_NAME = 'hostname "$0" && exec "$@"'
 
 
@@ -43,13 +45,19 @@ class Host:
         return Path("/etc/netns") / self.name
 
     def command(self, *words: str) -> list[str]:
-        """Returns the command that runs these words on this host, under its name."""
-        named = ["unshare", "--uts", "sh", "-c", SET_NAME, self.name, *words]
-        return ["ip", "netns", "exec", self.name, *named]
+        """Returns the command that runs these words on this host.
+
+        Whoever ends it kills all processes that it has started there.
+        """
+        return ["ip", "netns", "exec", self.name, *OWN, "sh", "-c", SET_NAME, self.name, *words]
 
     def set_link(self, state: str) -> None:
         """Sets the host's link to the bridge `up` or `down`."""
         _run(f"ip link set {self.link} {state}")
+
+    def processes(self) -> list[int]:
+        """Returns the numbers of the host's processes."""
+        return list(map(int, _run(f"ip netns pids {self.name}").split()))
 
 
 def missing() -> str:
@@ -95,5 +103,7 @@ def _make(host: Host, hosts: list[Host], rate: str) -> None:
     _run(f"tc -n {host.name} qdisc add dev net0 {slow}")
 
 
-def _run(command: str) -> None:
-    subprocess.run(command.split(), check=True)
+def _run(command: str) -> str:
+    return subprocess.run(
+        command.split(), check=True, stdout=subprocess.PIPE, encoding="utf-8"
+    ).stdout
