@@ -51,13 +51,14 @@ def send(store: SignedStore, number: int, here: Here) -> None:
 def late_ranks(store: SignedStore) -> str:
     """Returns the ranks for which the others wait, and where they are. It takes a few seconds."""
     others = [each for each in range(process_group.world_size()) if each != process_group.rank()]
-    before = {rank: _last(store, rank) for rank in others}
+    between = min(_SILENT_SECONDS, _LOOK_SECONDS * max(1.0, len(others) / 100))
+    before = _last(store, others)
     after, begun = dict(before), time.monotonic()
     while time.monotonic() < begun + _SILENT_SECONDS and any(
         before[rank] == after[rank] for rank in others
     ):
-        time.sleep(_LOOK_SECONDS)
-        after = {rank: _last(store, rank) for rank in others}
+        time.sleep(between)
+        after = _last(store, others)
     found = {
         rank: _where(beat, is_silent=beat == before[rank])
         for rank, beat in after.items()
@@ -133,9 +134,11 @@ def within(seconds: float, call: Callable[[], _T]) -> _T | None:
         return None
 
 
-def _last(store: SignedStore, rank: int) -> Heartbeat | None:
-    found = store.find(f"heartbeat/{rank}")
-    return None if found is None else Heartbeat(**json.loads(found))
+def _last(store: SignedStore, ranks: Sequence[int]) -> dict[int, Heartbeat | None]:
+    """Returns the last heartbeat of each rank."""
+    found = store.find_all([f"heartbeat/{rank}" for rank in ranks])
+    beats = (None if each is None else Heartbeat(**json.loads(each)) for each in found)
+    return dict(zip(ranks, beats, strict=True))
 
 
 def _where(beat: Heartbeat | None, *, is_silent: bool) -> str:
