@@ -75,6 +75,17 @@ def generating(ranks: int, layout: str, strategy: str | None) -> Callable[..., L
     return open_forked(generation.generate, ranks, layout, strategy=strategy)
 
 
+def generating_on_jax() -> list[Contender]:
+    """Keras on JAX, which generates tokens on one device and on two."""
+    if not jax_lane.is_installed():
+        return []
+    layouts = {"one device": "whole", "data parallel": "data parallel", "megatron": "megatron"}
+    return [
+        Contender(f"{JAX}, {name}", jax_lane.open_jax(layout, "generate"))
+        for name, layout in layouts.items()
+    ]
+
+
 def _jax(layout: str) -> list[Contender]:
     # Fully sharded comes from a policy of shardcore's, which Keras on JAX has not.
     if not jax_lane.is_installed() or layout == "fully sharded":

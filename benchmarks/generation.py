@@ -1,16 +1,14 @@
-"""Greedy generation with a cache of keys and values: plain Keras, or under shardcore."""
+"""Greedy generation with a cache of keys and values: plain Keras, under shardcore, or on JAX."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
-import torch
 from attrs import frozen
 from keras import ops
 
-import shardcore
 from benchmarks import keras_training
 from benchmarks.cases import Case
 from benchmarks.training import Training
@@ -26,7 +24,41 @@ def generate(
     length = case.sizes["length"]
     writer = Writer(training.model, length - min(TOKENS, length // 2), length)
     writer.compile(**compile_arguments)
-    return Generation(training, writer)
+    on_backend = _on_jax if keras.backend.backend() == "jax" else _on_torch
+    return Generation(training, writer.given, on_backend(writer, layout))
+
+
+def _on_torch(writer: "Writer", layout: str) -> Callable[[Any], Any]:
+    import torch
+
+    import shardcore
+
+    def tokens(prompts: Any) -> Any:
+        with torch.no_grad():
+            given = prompts if layout == "whole" else shardcore.ensure_dtensor_input(prompts)
+            return writer.tokens(ops.convert_to_tensor(given))
+
+    return tokens
+
+
+def _on_jax(writer: "Writer", _layout: str) -> Callable[[Any], Any]:
+    """Compiles a function of the values of all variables, as `generate()` of keras-hub does."""
+    import jax
+
+    def tokens(values: list[Any], prompts: Any) -> Any:
+        with keras.StatelessScope(state_mapping=zip(writer.variables, values, strict=True)):
+            return writer.tokens(prompts)
+
+    compiled = jax.jit(tokens)
+
+    def call(prompts: Any) -> Any:
+        distribution = keras.distribution.distribution()
+        if distribution is not None:
+            layout = distribution.get_data_layout(prompts.shape)
+            prompts = keras.distribution.distribute_tensor(prompts, layout)
+        return compiled([each.value for each in writer.variables], prompts)
+
+    return call
 
 
 class Writer(keras.Model):
@@ -102,7 +134,8 @@ class Generation(Training):
     """Calls that each add `TOKENS` tokens to the prompts of a batch."""
 
     training: keras_training.KerasTraining
-    writer: Writer
+    given: int  # the tokens of a prompt
+    tokens: Callable[[Any], Any]  # returns prompts, and behind each the tokens that follow
 
     def losses(self, steps: int) -> list[float]:
         """A number of each call that another token changes."""
@@ -122,8 +155,4 @@ class Generation(Training):
         return self.training.share()
 
     def _tokens(self) -> Any:
-        prompts = self.training.case.data(1)[0][:, : self.writer.given]
-        with torch.no_grad():
-            if self.training.layout != "whole":
-                prompts = shardcore.ensure_dtensor_input(prompts)
-            return self.writer.tokens(ops.convert_to_tensor(prompts))
+        return self.tokens(self.training.case.data(1)[0][:, : self.given])

@@ -25,9 +25,9 @@ def is_installed() -> bool:
 class JaxLane:
     """A process of another interpreter, which speaks JSON by lines."""
 
-    def __init__(self, case: Case, layout: str) -> None:
+    def __init__(self, case: Case, layout: str, work: str) -> None:
         LOGS.mkdir(parents=True, exist_ok=True)
-        self._log = LOGS / f"{case.name}-{layout}-jax.txt".replace(" ", "-")
+        self._log = LOGS / f"{case.name}-{layout}-{work}-jax.txt".replace(" ", "-")
         devices = 1 if layout == "whole" else 2
         environment = {**os.environ, "KERAS_BACKEND": "jax", "XLA_FLAGS": FLAGS.format(devices)}
         with self._log.open("w") as log:
@@ -40,7 +40,7 @@ class JaxLane:
                 text=True,
             )
         try:
-            self.ask(attrs.asdict(case), layout)
+            self.ask(attrs.asdict(case), layout, work)
         except LaneFailed:
             self.close()
             raise
@@ -65,6 +65,6 @@ class JaxLane:
         self._process.communicate()
 
 
-def open_jax(layout: str) -> Callable[[Case, str], JaxLane]:
-    """A way to open a lane for a case; the device is always the CPU."""
-    return lambda case, device: JaxLane(case, layout)
+def open_jax(layout: str, work: str = "train") -> Callable[[Case, str], JaxLane]:
+    """A way to open a lane for a case that trains or generates; the device is always the CPU."""
+    return lambda case, device: JaxLane(case, layout, work)

@@ -37,11 +37,12 @@ def _receive() -> list[Any]:
 
 
 def _make() -> Training:
-    from benchmarks import keras_training  # which imports JAX
+    from benchmarks import generation, keras_training  # which import JAX
     from benchmarks.cases import Case
 
-    case, layout = _receive()
-    return keras_training.train(Case(**case), layout, "cpu")
+    case, layout, work = _receive()
+    open_work = {"train": keras_training.train, "generate": generation.generate}[work]
+    return open_work(Case(**case), layout, "cpu")
 
 
 if __name__ == "__main__":

@@ -107,6 +107,7 @@ def generate(options: Options) -> Iterator[Row]:
         sized = attrs.evolve(options.size(case), steps=1)
         racing = [
             Contender(KERAS, contenders.generating(1, "whole", None)),
+            *contenders.generating_on_jax(),
             *(
                 Contender(
                     f"shardcore, {layout}",
