@@ -135,7 +135,7 @@ class Generation(Training):
 
     training: keras_training.KerasTraining
     given: int  # the tokens of a prompt
-    tokens: Callable[[Any], Any]  # returns prompts, and behind each the tokens that follow
+    continued: Callable[[Any], Any]  # returns prompts, and behind each the likeliest tokens
 
     def losses(self, steps: int) -> list[float]:
         """A number of each call that another token changes."""
@@ -155,4 +155,4 @@ class Generation(Training):
         return self.training.share()
 
     def _tokens(self) -> Any:
-        return self.tokens(self.training.case.data(1)[0][:, : self.given])
+        return self.continued(self.training.case.data(1)[0][:, : self.given])

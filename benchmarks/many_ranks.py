@@ -19,6 +19,8 @@ LAYERS, WIDTH = 100, 64
 VALUE = b"a digest of all layouts, of 64 hexadecimal digits in most cases."
 LIMIT = 1.25
 TIMEOUT = 300.0
+# The functions of shardcore that look whether another rank has come: the later, the more often.
+LOOKS = {"is_complete", "_missing", "find"}
 REQUESTS = ("add", "check", "compare_set", "delete_key", "get", "multi_get", "set", "wait")
 
 
@@ -62,7 +64,7 @@ def rows(quick: bool, strategy: str) -> Iterator[Row]:
 
 
 def _start(ranks: int, strategy: str) -> float:
-    """Returns the requests of the busiest rank but rank 0, from the start to the first step."""
+    """Returns the requests of the busiest rank but rank 0 up to the end of the first step."""
     _, *others = run_ranks(_started, ranks, strategy, init=False, timeout=TIMEOUT)
     return max(others)
 
@@ -79,10 +81,8 @@ def _started(_rank: int, strategy: str) -> int:
     def counted(original: Callable[..., Any]) -> Callable[..., Any]:
         def ask(*args: object) -> Any:
             nonlocal requests
-            # Not those of torch, nor the looks of a rank that waits for a slower one.
             caller = sys._getframe(1).f_code
-            waits = caller.co_name in ("is_complete", "_check_missing", "find", "_missing")
-            requests += "shardcore" in caller.co_filename and not waits
+            requests += "shardcore" in caller.co_filename and caller.co_name not in LOOKS
             return original(*args)
 
         return ask
@@ -136,15 +136,36 @@ def _agreement(ranks: int) -> tuple[int, int]:
 
 
 def _memory(ranks: int, strategy: str) -> float:
-    return run_ranks(_laid_out, 1, ranks, strategy, init=False, timeout=TIMEOUT)[0][0]
+    return run_ranks(_laid_out, 1, ranks, strategy, init=False, timeout=TIMEOUT)[0]
+
+
+def _laid_out(_rank: int, ranks: int, strategy: str) -> int:
+    """Returns the bytes of Python's objects of a distribution and a model."""
+    _imported(ranks, strategy)
+    gc.collect()
+    tracemalloc.start()
+    _distribute(ranks)
+    model = _model()
+    gc.collect()
+    found = tracemalloc.get_traced_memory()[0]
+    del model
+    return found
 
 
 def _seconds(ranks: int, strategy: str) -> float:
-    return run_ranks(_laid_out, 1, ranks, strategy, init=False, timeout=TIMEOUT)[0][1]
+    return run_ranks(_distributed, 1, ranks, strategy, init=False, timeout=TIMEOUT)[0]
 
 
-def _laid_out(_rank: int, ranks: int, strategy: str) -> tuple[int, float]:
-    """Returns the bytes of Python's objects of a distribution and a model, and the CPU time."""
+def _distributed(_rank: int, ranks: int, strategy: str) -> float:
+    """Returns the CPU time to set a distribution."""
+    _imported(ranks, strategy)
+    begun = time.process_time()
+    _distribute(ranks)
+    return time.process_time() - begun
+
+
+def _imported(ranks: int, strategy: str) -> None:
+    """Makes this process rank 0 of simulated ranks, with all imported that a distribution needs."""
     import keras
 
     import shardcore
@@ -152,19 +173,9 @@ def _laid_out(_rank: int, ranks: int, strategy: str) -> tuple[int, float]:
 
     bootstrap.simulate(ranks)
     shardcore.install(strategy)
-    keras.distribution.set_distribution(keras.distribution.DataParallel())  # imports the engine
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
     keras.distribution.set_distribution(None)
     _model()
-    gc.collect()
-    tracemalloc.start()
-    begun = time.process_time()
-    _distribute(ranks)
-    seconds = time.process_time() - begun
-    model = _model()
-    gc.collect()
-    found = tracemalloc.get_traced_memory()[0]
-    del model
-    return found, seconds
 
 
 def _distribute(ranks: int) -> None:
@@ -201,7 +212,7 @@ def _model() -> Any:
 
 
 MEASURES = (
-    Measure("requests to the store, start to first step", REAL, "requests", _start),
+    Measure("requests to the store up to the first step, without looks", REAL, "requests", _start),
     Measure("requests of an agreement", SIMULATED, "requests", lambda n, _: _agreement(n)[0]),
     Measure("bytes that an agreement reads", SIMULATED, "B", lambda n, _: _agreement(n)[1]),
     Measure("memory of the layouts of 100 layers", SIMULATED, "B", _memory, None),

@@ -57,9 +57,9 @@ class Round:
         if not self.shared.store.check(keys):
             return
         found = self.shared.get(keys)
-        distinct = list(dict.fromkeys(found))
-        runs = [(distinct.index(value), len(list(same))) for value, same in groupby(found)]
-        self.shared.set(self._joined, pickle.dumps((distinct, runs)))
+        places = {value: place for place, value in enumerate(dict.fromkeys(found))}
+        runs = [(places[value], len(list(same))) for value, same in groupby(found)]
+        self.shared.set(self._joined, pickle.dumps((list(places), runs)))
 
     def is_complete(self) -> bool:
         """Returns whether the values are joined."""
