@@ -122,9 +122,12 @@ def test_collectives_of_the_users_own_that_do_not_match_are_said_to(waits, monke
         try:
             dist.all_reduce(torch.ones(1)) if rank == 0 else dist.barrier()
         except RuntimeError as error:
-            return heartbeats.unmatched(error)
+            # One rank times out first, and its connections break: the other's error is that.
+            return heartbeats.unmatched(error) or heartbeats.awaited(exchange.store_for_thread)
 
-    found = run_ranks(program, 2, init=False, timeout=40)[0]
-    here, line = r"waited in a collective \(test_late_ranks.py:\d+\) for", r"test_late_ranks.py:\d+"
-    other = rf"no rank: all wait, in different collectives \(rank 1 at {line}\)"
-    assert re.match(f"{here} " + (other if waits else rf"rank 1, which computes \({line}\)"), found)
+    found = run_ranks(program, 2, init=False, timeout=40)
+    line = r"test_late_ranks.py:\d+"
+    other = rf"rank 1, which computes \({line}\)"
+    if waits:
+        other = rf"no rank: all wait, in different collectives \(rank [01] at {line}\)"
+    assert any(re.match(rf"waited in a collective \({line}\) for {other}", each) for each in found)
