@@ -468,6 +468,33 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_and_says_once_why(layer, sa
         assert "test_captured.py" in message
 
 
+def double(parameter):
+    parameter.grad = parameter.grad * 2
+
+
+def double_in_place(parameter):
+    parameter.grad.mul_(2)
+
+
+@pytest.mark.parametrize("change", [double, double_in_place])
+def test_a_step_whose_gradient_a_hook_changes_before_its_sum_runs_eagerly(change):
+    def program(rank):
+        begin((2, 1))
+        said, data = messages(), batches(plain_mlp, 3)
+        found = []
+        for jit in (False, "auto"):
+            model = compiled(plain_mlp, jit, "sgd")  # Adam's update does not depend on the scale
+            kernel = model.get_layer("first").kernel.value
+            kernel.register_post_accumulate_grad_hook(change)
+            found.append(trained(model, data))
+        return found, said
+
+    for ((eager, _), (captured, runs)), said in run_ranks(program, 2):
+        assert_equal(captured, eager)
+        assert runs == 3
+        assert "a hook of a parameter changes its gradient" in said[0]
+
+
 @pytest.mark.parametrize(
     ("switch", "on", "off"),
     [

@@ -103,15 +103,21 @@ def test_slices_move_as_much(one_device):
 def in_captured_steps(rank):
     distribute(cnn, (2, 1))
     model = compiled(cnn)
-    for _ in range(4):
+    model.train_on_batch(*DATA[cnn])
+    with count_collectives() as recorded:
+        model.train_on_batch(*DATA[cnn])
+    for _ in range(2):
         model.train_on_batch(*DATA[cnn])
     with count_collectives() as traffic:
         model.train_on_batch(*DATA[cnn])
-    return dict(traffic.calls), dict(traffic.operand_bytes)
+    return recorded, dict(traffic.calls), dict(traffic.operand_bytes)
 
 
 def test_both_statistics_of_a_captured_step_move_together(two_ranks):
-    for calls, moved in run_ranks(in_captured_steps, 2):
+    for recorded, calls, moved in run_ranks(in_captured_steps, 2):
+        _, calls_of_eager, moved_by_eager = two_ranks[0]["cnn"]
+        assert recorded.calls == calls_of_eager
+        assert recorded.operand_bytes == moved_by_eager
         # Those of the backward pass move with the gradients that are there by then.
         assert calls == {"all_reduce": 1 + 2}
         assert moved == two_ranks[0]["cnn"][2]

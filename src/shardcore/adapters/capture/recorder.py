@@ -185,6 +185,11 @@ class Recorder:
             self._drawn = generator_states()
         return result
 
+    def append(self, operator: Any, args: Args, result: torch.Tensor) -> None:
+        """Notes an operator whose `result` other ones compute, which are not recorded."""
+        if not self._busy and not self.tape.refusal:
+            self._append(operator, args, {}, self._operands(args, {}), result)
+
     @contextmanager
     def unheard(self) -> Iterator[None]:
         """Pauses the recording."""

@@ -1,6 +1,7 @@
 """Gradients: all-reduced in buckets, or redistributed into the layout of their variable."""
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -8,7 +9,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.recorder import recording
+from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves import steps
 from shardcore.adapters.engine.moves.redistribution import in_layout
@@ -21,6 +22,7 @@ from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
 from shardcore.ports.measurement.trace_context import gradients_apart_scope, reduction_scope
 
 GRADIENTS = "all_reduce of gradients"
+_HOOK = "change gradients in train_step, after the backward pass"
 
 
 @attrs.define
@@ -29,12 +31,17 @@ class Buckets:
 
     A full bucket is all-reduced while the pass goes on. The others are all-reduced at its end, and
     then all are waited for. The order is that of the pass, which is the same on all ranks.
+
+    A recording has one all-reduce for each gradient: a captured step knows all gradients, and forms
+    better buckets.
     """
 
     size: int = BUCKET_BYTES  # the bytes of a full bucket
     _open: dict[Hashable, list[torch.Tensor]] = attrs.field(factory=dict, init=False)
     _bytes: dict[Hashable, int] = attrs.field(factory=dict, init=False)
     _sent: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+    # By the identity of their parameters.
+    _recorded: dict[int, "_RecordedSum"] = attrs.field(factory=dict, init=False)
     _pass: int = attrs.field(default=-1, init=False)
 
     def add(self, parameter: torch.Tensor, gradient: ShardedTensor) -> None:
@@ -42,31 +49,39 @@ class Buckets:
         check_thread()
         if self._pass != torch_private.backward_pass():
             # A pass that failed has left its gradients behind.
-            self._open, self._bytes, self._sent = {}, {}, []
+            self._open, self._bytes, self._sent, self._recorded = {}, {}, [], {}
             self._pass = torch_private.backward_pass()
             torch_private.after_backward(self._finish)
         pending = gradient.form.layout.partial
         alike = pending, gradient.dtype
         self._open.setdefault(alike, []).append(parameter)
         self._bytes[alike] = self._bytes.get(alike, 0) + gradient.part.nbytes
-        # A captured step forms its own buckets: it knows all gradients. Sums over several axes
-        # would not be merged there: the second reduction of each reads the first.
-        apart = (len(pending) == 1 and recording() is not None) or gradients_apart_scope.now()
-        if self._bytes[alike] >= self.size or apart:
+        # A captured step would not merge sums over several axes: the second one of each reads the
+        # first. So their bucket is recorded as it is.
+        recorder = recording() if len(pending) == 1 and gradient.form.is_pending else None
+        if recorder is not None:
+            self._recorded[id(parameter)] = _RecordedSum.of(gradient, recorder)
+        if self._bytes[alike] >= self.size or gradients_apart_scope.now():
             self._send(alike)
 
     def _send(self, alike: Hashable) -> None:
         # A hook of the user may have dropped a gradient meanwhile.
         parameters = [each for each in self._open.pop(alike) if each.grad is not None]
         del self._bytes[alike]
-        with reduction_scope(parameters):
-            wait = _start([each.grad for each in parameters])
+        gradients = [each.grad for each in parameters]
+        recorded = [self._recorded.pop(id(each), None) for each in parameters]
+        recorder = recording() if any(recorded) else None
+        for gradient, each in zip(gradients, recorded, strict=True):
+            if recorder is not None and each is not None and not each.is_of(gradient):
+                recorder.refuse("a hook of a parameter changes its gradient", _HOOK)
+        unheard = nullcontext if recorder is None else recorder.unheard
+        with reduction_scope(parameters), unheard():
+            wait = _start(gradients)
 
         def receive() -> None:
-            with reduction_scope(parameters):
-                gradients = wait()
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
+            with reduction_scope(parameters), unheard():
+                for parameter, gradient, each in zip(parameters, wait(), recorded, strict=True):
+                    parameter.grad = gradient if each is None else each.result_of(gradient)
 
         self._sent.append(receive)
 
@@ -79,11 +94,49 @@ class Buckets:
             receive()
 
 
+@attrs.frozen(eq=False)
+class _RecordedSum:
+    """The all-reduce of one gradient, as a recording has it.
+
+    It runs later, in a bucket: one for each would take a recorded step several times as long.
+
+    Args:
+        gradient: The gradient.
+        writes: The writes into it before.
+        result: The local shard of the reduced gradient in the recording.
+    """
+
+    gradient: ShardedTensor
+    writes: int
+    result: torch.Tensor
+
+    @classmethod
+    def of(cls, gradient: ShardedTensor, recorder: Recorder) -> "_RecordedSum":
+        """Records the all-reduce of `gradient`."""
+        part = gradient.part
+        ((axis, _),) = gradient.form.layout.partial
+        with recorder.unheard():
+            result = part.new_empty(part.shape)
+        operands = (part, "sum", gradient.engine.groups[axis].group_name)
+        recorder.append(collectives.all_reduce_apart(), operands, result)
+        return cls(gradient, gradient.memory.writes, result)
+
+    def is_of(self, gradient: Any) -> bool:
+        """Returns whether `gradient` is the recorded one, and as it was."""
+        return gradient is self.gradient and gradient.memory.writes == self.writes
+
+    def result_of(self, reduced: Any) -> Any:
+        """Returns the reduced gradient in the memory of the result, if a bucket reduced it."""
+        if not isinstance(reduced, ShardedTensor):
+            return reduced
+        self.result.copy_(reduced.part)
+        return reduced.engine.sharded(self.result, reduced.form.layout, reduced.form.shape)
+
+
 def _start(gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:
     """Starts the all-reduce of gradients that are partial over the same axes.
 
-    A single one is sent without a bucket: a captured step forms buckets of these. A gradient that a
-    hook of the user has changed meanwhile is reduced already.
+    A gradient that a hook of the user has changed meanwhile is reduced already.
     """
     sharded = (each for each in gradients if isinstance(each, ShardedTensor))
     pending = [each for each in sharded if each.form.is_pending]

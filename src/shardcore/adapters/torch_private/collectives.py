@@ -132,6 +132,11 @@ def wait_for() -> Any:
     return torch.ops._c10d_functional.wait_tensor.default
 
 
+def all_reduce_apart() -> Any:
+    """Returns the operator that starts an all-reduce into new memory."""
+    return torch.ops._c10d_functional.all_reduce.default
+
+
 def all_reduce_in_place() -> Any:
     """Returns the operator that starts an all-reduce in place."""
     return torch.ops._c10d_functional.all_reduce_.default
