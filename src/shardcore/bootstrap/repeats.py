@@ -12,7 +12,7 @@ from shardcore.bootstrap.traces import Job, PlannedCandidate, TraceRequest, step
 from shardcore.domain.machines.machine import Machine
 from shardcore.domain.paths.rules import PathRules
 from shardcore.domain.spec import DimSpec
-from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
+from shardcore.domain.steps.held_weights import PER_USE, WeightSize, size_of
 from shardcore.domain.steps.larger_mesh import RankStep
 from shardcore.domain.steps.runs import Run
 from shardcore.ports.model import LayerFacts
@@ -197,20 +197,25 @@ def _ruled(block: LayerFacts, rules: Rules) -> list[tuple[str, tuple[DimSpec, ..
 
 def _span(block: LayerFacts, facts: LayerFacts, rules: Rules) -> int:
     """Returns the number of blocks whose all-gathered weights the engine holds at a time."""
+    in_all, in_block = _held(facts, rules), _held(block, rules)
+    return max(
+        (
+            ceil(size.total / in_block[size])
+            for size in PER_USE
+            if in_all[size] > size.total and in_block[size]
+        ),
+        default=1,
+    )
 
-    def held(layer: LayerFacts) -> int:
-        """Returns the bytes of sharded variables, or a number that is more than a bucket."""
-        found = 0
-        for each in layer.all_variables():
-            if each.bytes <= BUCKET_BYTES and _is_sharded(each.path, rules):
-                found += each.bytes
-            if found > BUCKET_BYTES:
-                break
-        return found
 
-    if held(facts) <= BUCKET_BYTES or not held(block):
-        return 1
-    return ceil(BUCKET_BYTES / held(block))
+def _held(layer: LayerFacts, rules: Rules) -> Counter[WeightSize]:
+    """Returns the bytes of the sharded variables of each size that the engine holds."""
+    found: Counter[WeightSize] = Counter()
+    for each in layer.all_variables():
+        size = size_of(each.bytes)
+        if size is not None and _is_sharded(each.path, rules):
+            found[size] += each.bytes
+    return found
 
 
 def _is_sharded(path: str, rules: Rules) -> bool:

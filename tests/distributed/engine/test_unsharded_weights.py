@@ -8,6 +8,7 @@ import shardcore
 from shardcore.adapters.engine.moves.redistribution import Redistribution
 from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.domain.layout import Layout
+from shardcore.domain.steps.held_weights import WeightSize
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.programs import distribute
 
@@ -56,27 +57,57 @@ def test_a_weight_is_gathered_again_after_each_write():
             assert found == pytest.approx((X @ torch.ones(2, 6)).numpy() * factor)
 
 
+SMALL, LARGE = 6 * 8 * 4, 6 * 16 * 4  # bytes
+
+
+def uses_of(columns):
+    """Returns a function that gathers weights of some columns, and returns how many it gathered."""
+    weights = {
+        name: keras.Variable(torch.ones(6, count), name="w") for name, count in columns.items()
+    }
+
+    def gathers(unsharded, *names):
+        with count_collectives() as traffic:
+            for name in names:
+                value = weights[name]._value.detach()
+                full = Layout.replicated(value.engine.world.mesh, 2)
+                move = Redistribution.to(value.form, full, value.engine)
+                unsharded.get(value.memory, value.part, move, value.engine)
+        return traffic.calls["all_gather"]
+
+    return gathers
+
+
 def held(rank):
-    first, second = weight(), keras.Variable(torch.ones(2, 6), name="w")
-    unsharded = UnshardedWeights(size=60)  # one of them, not both
-    with count_collectives() as traffic:
-        for each in (first, first, second, first):
-            value = each._value.detach()
-            full = Layout.replicated(value.engine.world.mesh, 2)
-            move = Redistribution.to(value.form, full, value.engine)
-            unsharded.get(value.memory, value.part, move, value.engine)
-    return traffic.calls["all_gather"], len(unsharded._entries)
+    distribution = distribute((2, 1), {"w": ("data", None)})
+    assert distribution is keras.distribution.distribution()
+    gathers = uses_of({"a": 8, "b": 8, "large": 16, "other": 16})
+    one, sizes = (
+        (WeightSize(LARGE, LARGE),),
+        (WeightSize(SMALL, 2 * SMALL), WeightSize(LARGE, LARGE)),
+    )
+    found = [
+        gathers(UnshardedWeights(one), "large", "large", "other", "large"),
+        # The large ones push the small one out if their size is the same.
+        gathers(UnshardedWeights(one), "a", "large", "a"),
+        gathers(UnshardedWeights(sizes), "a", "b", "large", "other", "a", "b"),
+        gathers(UnshardedWeights(sizes), "large", "a", "b", "large", "other", "large"),
+        gathers(UnshardedWeights((WeightSize(SMALL, SMALL),)), "large", "large"),
+    ]
+    unsharded = UnshardedWeights(sizes)
+    gathers(unsharded, "a", "b", "large", "other", "large")
+    return found, unsharded.bytes
 
 
-def test_the_cache_of_gathered_weights_keeps_its_size():
-    assert run_ranks(held, 2) == [(3, 1)] * 2
+def test_the_engine_holds_the_latest_gathered_weights_of_each_size():
+    assert run_ranks(held, 2) == [([3, 3, 4, 5, 2], 2 * SMALL + LARGE)] * 2
 
 
 def after_a_step(rank):
     distribute((2, 1), {".*kernel": ("data", None)})
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(6)])
     model.predict(X.numpy(), batch_size=4, verbose=0)
-    return len(model.layers[0].kernel._value.engine.unsharded._entries)
+    return model.layers[0].kernel._value.engine.unsharded.bytes
 
 
 def test_no_gathered_weight_is_kept_after_a_step():

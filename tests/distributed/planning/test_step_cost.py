@@ -104,10 +104,38 @@ def pairs(count):
     return model
 
 
+class Scale(layers.Layer):
+    """A weight of half a MiB, which the backward pass reads again."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(2**17,), initializer="ones", name="scale")
+
+    def call(self, x):
+        return x * self.scale
+
+
+SCALES = 56  # 28 MiB
+
+
+def scales():
+    x = h = keras.Input((2**17,))
+    for number in range(SCALES):
+        h = Scale(name=f"scale_{number}")(h)
+    model = keras.Model(x, h)
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    return model
+
+
 TOKENS = np.zeros((ROWS, 16), "int32")
 NUMBERS = np.zeros((ROWS, 96), "float32")
 GROUPS = np.zeros((ROWS, 8, 32), "float32")
-BATCHES = {decoder: (TOKENS, TOKENS), mlp: (NUMBERS, NUMBERS), experts: (GROUPS, GROUPS)}
+WIDE = np.zeros((2, 2**17), "float32")
+BATCHES = {
+    decoder: (TOKENS, TOKENS),
+    mlp: (NUMBERS, NUMBERS),
+    experts: (GROUPS, GROUPS),
+    scales: (WIDE, WIDE),
+}
 
 
 def is_asked(candidate, devices):
@@ -125,16 +153,20 @@ def traced(build, devices):
     ]
     planned = [each for each in ruled if isinstance(each, PlannedCandidate)]
     asked = TraceRequest(build, BATCHES[build], ROWS)
-    found = []
     priced = priced_steps([[each] for each in planned], asked, machine, Repeats.of(facts))
-    for each, (step,) in zip(planned, priced, strict=True):
-        calls, operand_bytes = Counter(), Counter()
-        for moved in step.moved:
-            kind = "all_to_all" if moved.kind == "send" else moved.kind
-            calls[kind] += moved.times
-            operand_bytes[kind] += moved.times * moved.operand_bytes
-        found.append((each.candidate, dict(calls), dict(operand_bytes)))
-    return found
+    return [
+        (each.candidate, *moved_in(step)) for each, (step,) in zip(planned, priced, strict=True)
+    ]
+
+
+def moved_in(step):
+    """Returns the number and the bytes of the collectives of a step, by kind."""
+    calls, operand_bytes = Counter(), Counter()
+    for moved in step.moved:
+        kind = "all_to_all" if moved.kind == "send" else moved.kind
+        calls[kind] += moved.times
+        operand_bytes[kind] += moved.times * moved.operand_bytes
+    return dict(calls), dict(operand_bytes)
 
 
 def counted(_, build, asked):
@@ -160,6 +192,21 @@ def test_a_traced_step_moves_what_real_ranks_move(build, devices):
     asked = [candidate for candidate, _, _ in expected]
     assert any(each.policy == "expert_parallel" for each in asked) == (build is experts)
     for found in run_ranks(counted, devices, build, asked, timeout=200):
+        assert found == expected
+
+
+def test_blocks_whose_small_weights_are_held_are_traced_once():
+    keras.Input((1,))  # names are counted on from here
+    facts, machine = facts_of(scales, None), machines.find("a100")
+    (wanted,) = (each for each in candidates(2, host=2) if each.policy == "fully_sharded")
+    planned, repeats = search.with_rules(wanted, 2, machine, facts), Repeats.of(facts)
+    assert [len(run.traced) for run in repeats.under(planned)] == [4]
+    asked = TraceRequest(scales, BATCHES[scales], 2)
+    ((step,),) = priced_steps([[planned]], asked, machine, repeats)
+    expected = [(wanted, *moved_in(step))]
+    ((_, calls, _),) = expected
+    assert calls["all_gather"] == SCALES  # in the backward pass all are held
+    for found in run_ranks(counted, 2, scales, [wanted]):
         assert found == expected
 
 

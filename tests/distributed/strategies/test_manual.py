@@ -15,9 +15,11 @@ import pytest
 import torch
 
 import shardcore
+from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor_classes.dtensors import ShardedDTensor
 from shardcore.adapters.engine.tensor_classes.local_shards import LocalShardTensor
 from shardcore.domain.errors import MeshError, StrategyError
+from shardcore.domain.steps.held_weights import WeightSize
 from shardcore.testing import count_collectives, run_ranks
 from tests.fallbacks import fallbacks, forget_fallbacks
 
@@ -78,6 +80,11 @@ def engine_of(model):
     return model.trainable_variables[0]._value.engine
 
 
+def hold(model, held):
+    """Lets the engine of a model hold `held` bytes of gathered weights."""
+    engine_of(model).unsharded = UnshardedWeights((WeightSize(held, held),))
+
+
 def calls_of_a_step(rank, shape, rules, options, held=None):
     """The collectives of a step that keeps up to `held` bytes of gathered weights.
 
@@ -87,7 +94,7 @@ def calls_of_a_step(rank, shape, rules, options, held=None):
     model = perceptron()
     model.train_on_batch(ROWS, TARGETS)
     if held is not None:
-        engine_of(model).unsharded.size = held
+        hold(model, held)
     model.zero_grad()
     with count_collectives() as traffic:
         x, y = (torch.tensor(each) for each in (ROWS, TARGETS))
@@ -160,9 +167,9 @@ def test_a_variable_split_over_the_batch_axis_is_gathered_for_each_pass(weights,
 def test_a_weight_gathered_per_step_has_no_size_limit():
     def program(rank):
         distribute((2, 1), {"net/dense_1/kernel": ("data", None)}, gathered="per_step")
-        return engine_of(perceptron()).unsharded.size
+        return engine_of(perceptron()).unsharded.holds_steps
 
-    assert run_ranks(program, 2) == [float("inf")] * 2
+    assert run_ranks(program, 2) == [True] * 2
     rules = {"net/dense_1/kernel": ("data", None)}
     ((calls, _), _) = run_ranks(calls_of_a_step, 2, (2, 1), rules, {"gathered": "per_step"})
     assert calls == {"all_reduce": 1, "all_gather": 1, "reduce_scatter": 1}
@@ -177,7 +184,7 @@ def test_a_gathered_weight_is_up_to_date_and_is_freed_with_its_step():
             model = perceptron()
             losses[how] = [float(model.train_on_batch(ROWS, TARGETS)) for _ in range(3)]
             if how != "one device":
-                assert not engine_of(model).unsharded._entries
+                assert not engine_of(model).unsharded.bytes
                 shardcore.uninstall()
         return losses
 
@@ -280,7 +287,7 @@ def test_a_pair_of_columns_and_rows_sums_twice_under_both_strategies():
 def full_kernels_alive(rank, held):
     distribute((2, 1), {".*kernel": (None, "data")}, **GATHER)
     model = perceptron()
-    engine_of(model).unsharded.size = held
+    hold(model, held)
     x = shardcore.distribute_tensor(torch.tensor(ROWS[:10]), ("data", None))
     loss = model(x).sum()
     gc.collect()

@@ -4,7 +4,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from math import inf
 from typing import Any
 
 import attrs
@@ -24,7 +23,7 @@ from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs, Link, links_of
 from shardcore.domain.placements import Partial, Replicate
-from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
+from shardcore.domain.steps.held_weights import PER_STEP, PER_USE
 from shardcore.ports.world import World
 
 
@@ -48,7 +47,7 @@ def open_engine(
     }
     costs = Costs(links_of(groups_of, hosts, links))
     groups = process_groups(world)
-    unsharded = UnshardedWeights(inf if gathered == "per_step" else BUCKET_BYTES)
+    unsharded = UnshardedWeights(PER_STEP if gathered == "per_step" else PER_USE)
     engine = Engine(world, groups, classes(world, groups), weights == "gather", costs, unsharded)
     return EngineTensors(engine)
 

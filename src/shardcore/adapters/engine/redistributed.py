@@ -6,8 +6,7 @@ time step, and the kernel is all-gathered once.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
-from math import inf
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import attrs
@@ -16,7 +15,7 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.tensor import Memory, ShardedTensor
 from shardcore.domain.placements import Replicate
-from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
+from shardcore.domain.steps.held_weights import PER_STEP, PER_USE, WeightSize, size_of
 
 
 @attrs.frozen(eq=False)
@@ -90,15 +89,47 @@ def splits_less(tensor: ShardedTensor, other: ShardedTensor) -> bool:
 
 
 @attrs.define
-class UnshardedWeights:
-    """A cache of unsharded weights, each valid until it is written or the step ends."""
+class _Latest:
+    """The latest unsharded weights of a size, each with its shard."""
 
-    # The bytes that it holds; the oldest entries go first. Larger weights are not held.
-    size: float = BUCKET_BYTES
-    # Each value with its weight, kept so that no other tensor gets its address.
+    size: WeightSize
+    bytes: int = attrs.field(default=0, init=False)
+    # The oldest first. A shard is kept, so that no other tensor gets its address.
     _entries: "OrderedDict[Hashable, tuple[torch.Tensor, Any]]" = attrs.field(
         factory=OrderedDict, init=False
     )
+
+    def find(self, key: Hashable) -> torch.Tensor | None:
+        """Returns the weight of `key`, which is the latest from now on."""
+        found = self._entries.get(key)
+        if found is None:
+            return None
+        self._entries.move_to_end(key)
+        return found[0]
+
+    def add(self, key: Hashable, weight: torch.Tensor, shard: Any) -> None:
+        """Adds a weight; drops the oldest ones if they are too many bytes."""
+        self._entries[key] = weight, shard
+        self.bytes += weight.nbytes
+        while self.bytes > self.size.total:
+            _, (oldest, _) = self._entries.popitem(last=False)
+            self.bytes -= oldest.nbytes
+
+    def clear(self) -> None:
+        """Drops all weights."""
+        self._entries.clear()
+        self.bytes = 0
+
+
+@attrs.define
+class UnshardedWeights:
+    """A cache of unsharded weights, each valid until it is written or the step ends."""
+
+    sizes: Sequence[WeightSize] = PER_USE
+    _latest: dict[WeightSize, _Latest] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._latest = {each: _Latest(each) for each in self.sizes}
 
     def get(self, memory: Memory, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
         """Returns the local shard of a weight after `move`; `part` is its stored shard."""
@@ -107,23 +138,28 @@ class UnshardedWeights:
         place = (at, tuple(stored.shape), stored.stride(), part.dtype)
         writes = (memory.writes, torch_private.version_of(part))
         key = (id(memory), writes, place, move.target)
-        found = self._entries.get(key)
-        if found is not None:
-            self._entries.move_to_end(key)
-            held: torch.Tensor = move.as_asked(found[0])
-            return held
+        for each in self._latest.values():
+            found = each.find(key)
+            if found is not None:
+                held: torch.Tensor = move.as_asked(found)
+                return held
         value: torch.Tensor = move.run(part, engine)
-        if value.nbytes <= self.size:
-            self._entries[key] = (move.as_in_memory(value), (memory, part))
-            while sum(each.nbytes for each, _ in self._entries.values()) > self.size:
-                self._entries.popitem(last=False)
+        size = size_of(value.nbytes, self.sizes)
+        if size is not None:
+            self._latest[size].add(key, move.as_in_memory(value), (memory, part))
         return value
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the weights that it holds."""
+        return sum(each.bytes for each in self._latest.values())
 
     @property
     def holds_steps(self) -> bool:
         """Whether weights of any size are held until the step ends."""
-        return self.size == inf
+        return self.sizes == PER_STEP
 
     def clear(self) -> None:
         """Drops all weights."""
-        self._entries.clear()
+        for each in self._latest.values():
+            each.clear()
