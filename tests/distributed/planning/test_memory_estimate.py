@@ -1,5 +1,7 @@
 """The estimate of a step's memory beside what torch allocates on real ranks."""
 
+import logging
+
 import keras
 import numpy as np
 import pytest
@@ -168,3 +170,17 @@ def test_a_wrong_call_is_an_error_with_a_remedy():
             shardcore.estimate_memory(plan, cnn, IMAGES)
 
     run_ranks(program, 2)
+
+
+def in_mixed_dtypes(rank, log):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    shardcore.install()
+    logging.getLogger("torch._subclasses.fake_tensor").addHandler(logging.FileHandler(log))
+    estimated(decoder, (2, 1), "data_parallel", BATCHES[decoder])
+
+
+def test_a_model_of_a_mixed_dtype_policy_is_estimated_without_a_log(tmp_path):
+    """Keras infers its shapes with variables in float32, fails, and tries again in another way."""
+    log = tmp_path / "log"
+    run_ranks(in_mixed_dtypes, 1, log, init=False)
+    assert log.read_text() == ""
