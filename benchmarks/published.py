@@ -11,6 +11,7 @@ import keras
 import numpy as np
 from keras import layers
 
+from benchmarks.models import Block
 from shardcore.binding.planning.make_plan import facts_of
 from shardcore.bootstrap import machines, search
 from shardcore.bootstrap.repeats import Repeats, priced_steps
@@ -75,23 +76,6 @@ class LlamaBlock(layers.Layer):
         return x + self.down(self.gate(normed) * self.up(normed))
 
 
-class GptBlock(layers.Layer):
-    """Attention and a hidden layer, each beside a short cut."""
-
-    def __init__(self, width: int, heads: int, **kwargs):
-        super().__init__(**kwargs)
-        self.attention_norm = layers.LayerNormalization(name="attention_norm")
-        self.attention = layers.MultiHeadAttention(heads, width // heads, name="attention")
-        self.mlp_norm = layers.LayerNormalization(name="mlp_norm")
-        self.up = layers.Dense(4 * width, activation="gelu", name="up")
-        self.down = layers.Dense(width, name="down")
-
-    def call(self, x):
-        normed = self.attention_norm(x)
-        x = x + self.attention(normed, normed, use_causal_mask=True)
-        return x + self.down(self.up(self.mlp_norm(x)))
-
-
 def _model(
     length: int,
     vocabulary: int,
@@ -139,7 +123,7 @@ def _gpt(
         keras.config.set_dtype_policy("mixed_bfloat16")
         names = [f"block_{n}" for n in range(blocks)]
         with keras.RematScope(mode="list_of_layers", layer_names=names):
-            made = [GptBlock(width, heads, name=each) for each in names]
+            made = [Block(width, heads, name=each) for each in names]
         return _model(length, vocabulary, width, made, layers.LayerNormalization)
 
     factor = 1 + length / (6 * width) + vocabulary / (16 * blocks * width)

@@ -124,6 +124,7 @@ class Binding:
                 f"quantizers.{name}": partial(quantized.in_pieces, sessions)
                 for name in table.QUANTIZERS
             },
+            "AutocastScope.maybe_cast": variable.cast,
             "Variable.__repr__": variable.represent,
             "core.convert_to_numpy": partial(variable.to_numpy, sessions),
             "Layer.__call__": partial(calls.layer_call, sessions),

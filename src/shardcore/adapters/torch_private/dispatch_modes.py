@@ -1,8 +1,7 @@
 """Dispatch modes that see every operator, or every collective, that this thread runs."""
 
-import logging
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from typing import Any
 
@@ -143,28 +142,11 @@ class WithoutValues(AbstractContextManager[None]):
         self._open = ExitStack()
 
     def __enter__(self) -> None:
-        self._open.enter_context(_without_log_of_failures())
         for each in self._modes:
             self._open.enter_context(each)
 
     def __exit__(self, *_raised: object) -> None:
         self._open.close()
-
-
-@contextmanager
-def _without_log_of_failures() -> Iterator[None]:
-    """Keeps torch from logging each operator that fails without values: the error says it.
-
-    Keras up to 3.15 infers shapes with variables of a mixed dtype policy in float32: an operator
-    fails, and Keras tries again in another way. There were thousands of lines.
-    """
-    log = logging.getLogger("torch")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]

@@ -137,6 +137,11 @@ ALL = (
         for name in INITIAL_DRAWS
     ),
     Patch(
+        "keras.src.backend.common.variables:AutocastScope.maybe_cast",
+        "Infers shapes with variables in the wrong dtype. If that fails, each rank runs the model "
+        "on the global batch.",
+    ),
+    Patch(
         "keras.src.backend.torch.core:Variable._convert_to_tensor",
         "Copies an array that is copied into the variable.",
     ),

@@ -79,6 +79,13 @@ def _check_thread(variable: Variable, sessions: Sessions) -> None:
         )
 
 
+def cast(original: Callable[..., Any], scope: object, value: Any) -> Any:
+    """Replaces `AutocastScope.maybe_cast`: casts no values while Keras infers shapes."""
+    if keras_private.is_symbolic():
+        value = torch.empty(value.shape, dtype=value.dtype, device="meta")
+    return original(scope, value)
+
+
 def represent(_original: Callable[..., str], variable: Variable) -> str:
     """Replaces `Variable.__repr__`: prints the layout instead of a value that is sharded."""
     layout = stored_layout(variable)
