@@ -44,7 +44,6 @@ BATCHES = {decoder: (TOKENS, TOKENS), cnn: IMAGES}
 
 
 CASES = [
-    (decoder, (2, 1), "data_parallel"),
     (decoder, (2, 1), "fully_sharded"),
     (decoder, (1, 2), "tensor_parallel"),
     (cnn, (2, 1), "data_parallel"),
