@@ -19,6 +19,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -95,6 +96,67 @@ def run(
     """Runs a program to its end, as `subprocess.run` does."""
     program = Program(words, env, cwd)
     out, err = program.communicate(timeout)
+    return subprocess.CompletedProcess(words, program.wait(0), out, err)
+
+
+class _Worker:
+    """A rank of torchrun: what it starts as `python -u SCRIPT`, with the interface of `Popen`."""
+
+    def __init__(self, command: Words, environment: dict[str, str]) -> None:
+        _, unbuffered, *words = map(str, command)
+        assert unbuffered == "-u", command
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=_worker, args=(words, environment))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> None:
+        self._process.join(timeout)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired("a worker", timeout)
+
+
+def _worker(words: list[str], environment: dict[str, str]) -> None:
+    os.setsid()  # torchrun signals the group of a worker
+    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(each, signal.SIG_DFL)
+    _main(words, environment, None, [1, 2])
+
+
+def _torchrun(forks_workers: bool) -> None:
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    if forks_workers:
+        handler: Any = subprocess_handler.SubprocessHandler
+        handler._popen = lambda _, command, environment: _Worker(command, environment)
+    torchrun.main(sys.argv[1:])
+
+
+def start_torchrun(
+    words: Words,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    forks_workers: bool = True,
+) -> Program:
+    """Starts `torchrun WORDS`, forked from this process as are its workers, unless asked not to."""
+    program = f"from tests import warm; warm._torchrun({forks_workers})"
+    return Program(["-c", program, *words], env, cwd)
+
+
+def run_torchrun(
+    words: Words,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    forks_workers: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Runs `torchrun WORDS` to its end: see `start_torchrun`."""
+    program = start_torchrun(words, env, cwd, forks_workers)
+    out, err = program.communicate(180)
     return subprocess.CompletedProcess(words, program.wait(0), out, err)
 
 

@@ -16,8 +16,8 @@ from shardcore.adapters.capture.passes.inductor import with_reshapes
 from shardcore.adapters.capture.recorder import Recorder
 from shardcore.adapters.torch_private import inductor
 from shardcore.testing import run_ranks
-from tests.distributed.programs import needs_compiler
 from tests.distributed.models import RNG
+from tests.distributed.programs import needs_compiler
 from tests.distributed.traffic.moved import compiled, distribute, numbers
 
 GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default

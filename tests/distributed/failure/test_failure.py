@@ -123,9 +123,9 @@ def by_hand(program: Path, *arguments: object, world_size: int = 2, start=warm.P
 
 
 def torchrun(program: Path, *arguments: object) -> Outcome:
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master-port={free_port()}"]
-    command = [*launcher, str(program), *map(str, arguments), str(program.parent)]
-    return Outcome([warm.new_interpreter(command, environment())], program.parent)
+    options = ["--nproc_per_node=2", f"--master-port={free_port()}"]
+    command = [*options, str(program), *map(str, arguments), str(program.parent)]
+    return Outcome([warm.start_torchrun(command, environment())], program.parent)
 
 
 @pytest.mark.parametrize(
@@ -213,10 +213,16 @@ def test_by_hand_a_rank_that_swallows_the_consequence_fails_all_the_same(program
     assert by_hand(program, 1, "raise", "swallow").codes == [1, 1]
 
 
-@pytest.mark.parametrize("meanwhile", ["rank 0 first", "rank 0 last", "together"])
-def test_by_hand_an_orderly_end_is_quiet(program, meanwhile):
-    # The interpreter's own end may print, too.
-    outcome = by_hand(program, -1, "never", meanwhile, start=warm.new_interpreter)
+@pytest.mark.parametrize(
+    ("meanwhile", "start"),
+    [
+        ("rank 0 first", warm.Program),
+        ("rank 0 last", warm.Program),
+        ("together", warm.new_interpreter),  # whose own end may print, too
+    ],
+)
+def test_by_hand_an_orderly_end_is_quiet(program, meanwhile, start):
+    outcome = by_hand(program, -1, "never", meanwhile, start=start)
     assert outcome.codes == [0, 0]
     assert outcome.errors == ["", ""]
 

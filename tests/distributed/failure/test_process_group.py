@@ -3,8 +3,6 @@
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 from datetime import timedelta
 
@@ -18,6 +16,7 @@ from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job, resolve_job
 from shardcore.testing import run_ranks
+from tests import warm
 
 
 def test_a_process_alone_starts_nothing():
@@ -203,10 +202,8 @@ def test_the_interpreter_ends_when_the_threads_of_gloo_have_put_away_their_work(
     """Else it aborts: "terminate called without an active exception"."""
     script = tmp_path / "busy.py"
     script.write_text(BUSY_AT_THE_END)
-    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    ended = subprocess.run(
-        (*launch, script), check=False, capture_output=True, text=True, timeout=100
-    )
+    words = ("--standalone", "--nproc_per_node=2", script)
+    ended = warm.run_torchrun(words, forks_workers=False)
     assert ended.returncode == 0, ended.stderr
 
 
@@ -225,17 +222,9 @@ print(f"threads {torch.get_num_threads()}", flush=True)
 def test_ranks_of_torchrun_divide_the_cores_of_their_host(tmp_path):
     script = tmp_path / "cores.py"
     script.write_text(DIVIDES_CORES)
-    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
     names = ("OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     log = {"SHARDCORE_LOG": "debug"}
-    ended = subprocess.run(
-        (*launch, script),
-        env=environment | log,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    ended = warm.run_torchrun(("--standalone", "--nproc_per_node=2", script), environment | log)
     assert ended.stdout.count("threads 4") == 2
     assert "4 threads for each rank: 8 cores for 2 ranks of this host" in ended.stderr

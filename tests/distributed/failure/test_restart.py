@@ -1,7 +1,6 @@
 """A restart of the ranks under torchrun, whose store keeps the keys of the ended ranks."""
 
-import subprocess
-import sys
+from tests import warm
 
 PROGRAM = """
 import os, signal, sys, time
@@ -28,13 +27,7 @@ process_group.stop(ours)
 def test_the_ranks_of_a_restart_meet_each_other_and_no_ended_rank(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    run = subprocess.run(
-        [*launch, "--max-restarts=1", program],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = ["--standalone", "--nproc_per_node=2", "--max-restarts=1", program]
+    run = warm.run_torchrun(words)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("gathered ['0 of the second', '1 of the second']") == 2, run.stderr

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -56,19 +54,6 @@ def environment():
     return inherited | {"OMP_NUM_THREADS": "1"}
 
 
-def run(*words, cwd):
-    """Runs `python WORDS` in a new interpreter; gives the finished process."""
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-
-
 def run_on_ranks(*words, cwd):
     """Runs `python WORDS` on two ranks; gives their exit codes, and what each printed."""
     ranks = warm.start_ranks(words, 2, environment(), cwd)
@@ -90,9 +75,9 @@ def folder(tmp_path):
 
 
 def test_the_same_script_runs_alone_and_under_torchrun(folder):
-    alone = run("script.py", cwd=folder)
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2")
-    together = run(*launcher, "script.py", cwd=folder)
+    alone = warm.run(["script.py"], environment(), folder)
+    words = ["--nproc_per_node=2", "script.py"]
+    together = warm.run_torchrun(words, environment(), folder, forks_workers=False)
     ((_, shape, expected),) = results(alone)
     on_ranks = results(together)
     assert [rank for rank, _, _ in on_ranks] == [0, 1], together.stdout

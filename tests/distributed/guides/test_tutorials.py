@@ -11,7 +11,6 @@ import re
 import runpy
 import shlex
 import socket
-import subprocess
 import sys
 
 import attrs
@@ -20,7 +19,7 @@ import pytest
 from shardcore import cli
 from shardcore.testing import run_ranks
 from tests import warm
-from tests.checks.tree import ROOT, SCRIPTS
+from tests.checks.tree import ROOT
 
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r'^```(python title="(?P<file>[^"]+)"|console|text)\n(.*?)^```$', re.M | re.S)
@@ -126,20 +125,11 @@ def hosts(tmp_path):
     (tmp_path / "train.py").write_text(FIRST)
     environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    environment["PATH"] = f"{SCRIPTS}:{environment['PATH']}"
 
     def start(command, **variables):
         program, *words = command.split()
-        if program == "python":
-            return warm.Program(words, environment | variables, tmp_path)
-        return subprocess.Popen(
-            [program, *words],
-            cwd=tmp_path,
-            env=environment | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        start = {"python": warm.Program, "torchrun": warm.start_torchrun}[program]
+        return start(words, environment | variables, tmp_path)
 
     def run(*starts):
         started = [start(command, **variables) for command, variables in starts]

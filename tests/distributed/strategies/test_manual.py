@@ -4,8 +4,6 @@ The tests of gathering ask for `weights="gather"`: it is no default.
 """
 
 import gc
-import subprocess
-import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,6 +19,7 @@ from shardcore.adapters.engine.tensor_classes.local_shards import LocalShardTens
 from shardcore.domain.errors import MeshError, StrategyError
 from shardcore.domain.steps.held_weights import WeightSize
 from shardcore.testing import count_collectives, run_ranks
+from tests import warm
 from tests.fallbacks import fallbacks, forget_fallbacks
 
 ROWS = np.random.default_rng(0).normal(size=(12, 6)).astype("float32")
@@ -452,14 +451,8 @@ if status.strategy == "manual" and shardcore.verify(model).ok and "loss" in hist
 def test_without_dtensor_auto_takes_it_and_says_why(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(BLOCKED))
-    ran = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", str(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    words = ["--nproc_per_node=2", script]
+    ran = warm.run_torchrun(words, cwd=tmp_path, forks_workers=False)
     assert ran.returncode == 0, ran.stderr
     reason = "DTensor is not available: torch.distributed.tensor is blocked. Install a torch"
     assert ran.stdout.count(f"trained by manual: {reason} that has it.\n") == 2

@@ -133,12 +133,10 @@ SPLIT = {
 # Each axis alone, both, and four ranks along one: batch statistics of ranks without a row. The
 # matrices have more models on more meshes.
 CASES = [
-    (mlp, (1, 2)),
     (mlp, (2, 1)),
-    (cnn, (1, 2)),
     (cnn, (4, 1)),
     (decoder, (2, 2)),
-    (gru, (2, 2)),
+    (gru, (1, 2)),
 ]
 
 
@@ -240,5 +238,4 @@ def fit_in_parts(rank, mesh):
 
 def test_the_options_of_fit_mean_what_they_mean_on_one_device():
     (reference,) = run_ranks(fit_in_parts, 1, None)
-    for mesh in [(2, 1), (1, 2)]:
-        assert_close(run_ranks(fit_in_parts, 2, mesh), reference)
+    assert_close(run_ranks(fit_in_parts, 2, (2, 1)), reference)
