@@ -191,8 +191,7 @@ def part(layout, rank, engine):
     return local_shard(VALUES, layout.reduced, engine) * factor
 
 
-@pytest.mark.parametrize("kind", [DTensors, LocalShards])
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("ranks", "kind"), [(2, LocalShards), (3, DTensors)])
 def test_operators_give_what_they_give_on_plain_tensors(ranks, kind):
     assert run_ranks(compare, ranks, ranks, kind) == [{}] * ranks
 

@@ -96,11 +96,11 @@ def fit(directory, data, stop=None, **options):
 @pytest.mark.parametrize(
     ("data", "stop", "options", "ended", "resumed"),
     [
-        ("arrays", 8, {"every_steps": 2}, (2, 2), (1, 2)),
+        ("arrays", 8, {"every_steps": 2}, (1, 2), (2, 1)),
         ("arrays", 7, {"every_steps": 2, "asynchronous": False}, (1, 2), None),
         ("arrays", 7, {}, None, (2, 1)),
         ("steps per epoch", 6, {"every_steps": 5}, (2, 1), (1, 2)),
-        ("generator", 9, {"every_steps": 4}, (1, 2), (2, 1)),
+        ("generator", 9, {"every_steps": 4}, (2, 1), (1, 2)),
     ],
 )
 def test_a_fit_that_was_ended_goes_on_at_the_next_step(

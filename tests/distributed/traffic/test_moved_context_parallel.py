@@ -27,7 +27,7 @@ from tests.distributed.traffic.moved import (
     transformer,
 )
 
-BLOCKS = 2
+BLOCKS = 1
 # Queries of both are as wide as the model, or twice as wide.
 BUILDS = {
     "heads": (partial(transformer, BLOCKS), WIDTH),
@@ -36,7 +36,7 @@ BUILDS = {
 
 
 def of_sequences(rank, mesh=None, attention="heads"):
-    """The numbers after six steps, the last captured; what an eager and the last one move."""
+    """The numbers after four steps, the last captured; what an eager and the last one move."""
     build, _ = BUILDS[attention]
     if mesh:
         distribute(build, mesh, policy="context_parallel")
@@ -45,7 +45,7 @@ def of_sequences(rank, mesh=None, attention="heads"):
     if mesh:
         distribute(build, mesh, policy="context_parallel")
     model = compiled(build, classes=True)
-    for _ in range(5):
+    for _ in range(3):
         model.train_on_batch(TOKENS, TOKENS)
     with count_collectives() as traffic:
         logs = model.train_on_batch(TOKENS, TOKENS, return_dict=True)
@@ -139,6 +139,6 @@ def kept_bytes(rank, mesh=None):
 
 def test_activations_fall_with_the_axis():
     ((whole, masks),) = run_ranks(kept_bytes, 1)
-    for mesh in ((1, 2), (1, 3), (2, 2)):
+    for mesh in ((1, 3), (2, 2)):
         ranks = mesh[0] * mesh[1]
         assert run_ranks(kept_bytes, ranks, mesh) == [(whole // ranks, masks)] * ranks
