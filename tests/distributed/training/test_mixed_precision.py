@@ -81,32 +81,3 @@ def test_half_precision_trains_to_its_own_rounding():
     assert_close(results, reference, atol=2e-2)
     for name, value in results[0].items():
         np.testing.assert_array_equal(results[1][name], value)
-
-
-CALLED = []
-
-
-class Spy(keras.layers.Layer):
-    """Notes on which device it is called, and with how many rows of this rank."""
-
-    def call(self, x):
-        rows = x.to_local().shape[0] if hasattr(x, "to_local") else x.shape[0]
-        CALLED.append((x.device.type, rows))
-        return x
-
-
-def calls_of_the_first_step(rank):
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    distribute((2, 1))
-    x = keras.Input((6, 12))
-    h = keras.layers.MultiHeadAttention(2, 6)(x, x)
-    model = keras.Model(x, keras.layers.Dense(4, dtype="float32")(Spy()(h)))
-    model.compile("sgd", "mse", jit_compile=False)
-    CALLED.clear()
-    model.train_on_batch(np.ones((8, 6, 12), "float32"), np.ones((8, 6, 4), "float32"))
-    return CALLED
-
-
-def test_shapes_are_inferred_without_a_run_on_the_global_batch():
-    for called in run_ranks(calls_of_the_first_step, 2):
-        assert called == [("meta", 8), ("cpu", 4)]

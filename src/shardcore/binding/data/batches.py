@@ -34,6 +34,11 @@ def distribute(data: object, session: Session) -> Any:
     """
     if not session.distribution.auto_shard_dataset:
         return join_own_rows(data, session)
+    return take_own_rows(data, session)
+
+
+def take_own_rows(data: object, session: Session) -> Any:
+    """Returns the global batch, which each process has, and of which it keeps its own rows."""
     tensors = keras_private.map_leaves(as_tensor, data)
     return keras_private.map_leaves(lambda leaf: _take_rows(leaf, session), tensors)
 

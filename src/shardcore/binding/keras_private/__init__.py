@@ -42,6 +42,9 @@ from shardcore.binding.keras_private.process import get_random_seed as get_rando
 from shardcore.binding.keras_private.process import global_seed as global_seed
 from shardcore.binding.keras_private.process import is_made_by_optimizer as is_made_by_optimizer
 from shardcore.binding.keras_private.process import is_symbolic as is_symbolic
+from shardcore.binding.keras_private.process import (
+    is_symbolic_with_values as is_symbolic_with_values,
+)
 from shardcore.binding.keras_private.process import make_global_seed as make_global_seed
 from shardcore.binding.keras_private.process import print_message as print_message
 from shardcore.binding.keras_private.process import settings as settings

@@ -11,6 +11,7 @@ import numpy
 import torch
 from keras.src import optimizers
 from keras.src.backend.common import global_state
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.torch import random as torch_random
 from keras.src.callbacks import remote_monitor
 from keras.src.distribution import distribution_lib
@@ -51,6 +52,11 @@ def generator_of(seed: Any) -> Any:
 def is_symbolic() -> bool:
     """Returns whether Keras is inferring shapes, on the meta device."""
     return str(_get_device()) == "meta"
+
+
+def is_symbolic_with_values() -> bool:
+    """Returns whether Keras is inferring shapes by tensors, as the meta device has failed."""
+    return in_symbolic_scope() and not is_symbolic()
 
 
 def is_made_by_optimizer() -> bool:

@@ -11,6 +11,7 @@ from keras.layers import RNN, EinsumDense
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.data import batches
 from shardcore.binding.training import loops
 from shardcore.binding.types import Original
 from shardcore.binding.variables.adoption import adopt_once
@@ -30,7 +31,9 @@ def layer_call(
     session = None if layer_scope.now() else sessions.current()
     if session is not None:
         adopt_once(layer, session)
-        if loops.is_in_loop(session, sessions):
+        if keras_private.is_symbolic_with_values():  # of the global batch, on each rank
+            args, kwargs = batches.take_own_rows((args, kwargs), session)
+        elif loops.is_in_loop(session, sessions):
             return _loop_call(session, original, layer, (args, kwargs))
     strategy = sessions.visited()
     visit = nullcontext() if strategy is None else strategy.scope(visiting=True)
