@@ -98,7 +98,7 @@ def _model(
 def _llama(
     name: str, blocks: int, width: int, heads: int, hidden: int, groups: int, rows: int, tokens: int
 ) -> Row:
-    """A row of Llama 3 with FSDP in `groups` and 8-way tensor parallelism; `rows` of a group."""
+    """Returns a row of Llama 3: FSDP in `groups`, 8-way tensor parallelism, `rows` of a group."""
 
     def build() -> keras.Model:
         keras.config.set_dtype_policy("mixed_bfloat16")
@@ -112,7 +112,7 @@ def _llama(
 def _gpt(
     name: str, blocks: int, width: int, heads: int, model: int, devices: int, rows: int, flops: int
 ) -> Row:
-    """A row of GPT with `model`-way tensor parallelism, whose blocks are recomputed.
+    """Returns a row of GPT with `model`-way tensor parallelism, whose blocks are recomputed.
 
     `flops` are the published TFLOP/s and GPU, of which a step of `rows` takes
     `96 rows length blocks width**2 (1 + length / 6 width + vocabulary / 16 blocks width)`.

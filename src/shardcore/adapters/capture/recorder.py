@@ -186,7 +186,7 @@ class Recorder:
         return result
 
     def append(self, operator: Any, args: Args, result: torch.Tensor) -> None:
-        """Notes an operator whose `result` other ones compute, which are not recorded."""
+        """Records an operator that does not run itself: unrecorded ones compute its `result`."""
         if not self._busy and not self.tape.refusal:
             self._append(operator, args, {}, self._operands(args, {}), result)
 

@@ -68,15 +68,11 @@ class Buckets:
         # A hook of the user may have dropped a gradient meanwhile.
         parameters = [each for each in self._open.pop(alike) if each.grad is not None]
         del self._bytes[alike]
-        gradients = [each.grad for each in parameters]
-        recorded = [self._recorded.pop(id(each), None) for each in parameters]
+        recorded = [self._take_recorded(each) for each in parameters]
         recorder = recording() if any(recorded) else None
-        for gradient, each in zip(gradients, recorded, strict=True):
-            if recorder is not None and each is not None and not each.is_of(gradient):
-                recorder.refuse("a hook of a parameter changes its gradient", _HOOK)
         unheard = nullcontext if recorder is None else recorder.unheard
         with reduction_scope(parameters), unheard():
-            wait = _start(gradients)
+            wait = _start([each.grad for each in parameters])
 
         def receive() -> None:
             with reduction_scope(parameters), unheard():
@@ -84,6 +80,17 @@ class Buckets:
                     parameter.grad = gradient if each is None else each.result_of(gradient)
 
         self._sent.append(receive)
+
+    def _take_recorded(self, parameter: torch.Tensor) -> "_RecordedSum | None":
+        """Returns the recorded all-reduce of a gradient; None if there is none, or none that fits.
+
+        The recording is refused if a hook of the user has changed the gradient after it.
+        """
+        found, recorder = self._recorded.pop(id(parameter), None), recording()
+        if found is None or recorder is None or found.is_of(parameter.grad):
+            return found
+        recorder.refuse("a hook of a parameter changes its gradient", _HOOK)
+        return None
 
     def _finish(self) -> None:
         """Reduces the other gradients; called at the end of the backward pass."""
@@ -118,7 +125,7 @@ class _RecordedSum:
         with recorder.unheard():
             result = part.new_empty(part.shape)
         operands = (part, "sum", gradient.engine.groups[axis].group_name)
-        recorder.append(collectives.all_reduce_apart(), operands, result)
+        recorder.append(collectives.all_reduce_out_of_place(), operands, result)
         return cls(gradient, gradient.memory.writes, result)
 
     def is_of(self, gradient: Any) -> bool:
@@ -126,9 +133,7 @@ class _RecordedSum:
         return gradient is self.gradient and gradient.memory.writes == self.writes
 
     def result_of(self, reduced: Any) -> Any:
-        """Returns the reduced gradient in the memory of the result, if a bucket reduced it."""
-        if not isinstance(reduced, ShardedTensor):
-            return reduced
+        """Returns the gradient, which a bucket has reduced, in the memory of the result."""
         self.result.copy_(reduced.part)
         return reduced.engine.sharded(self.result, reduced.form.layout, reduced.form.shape)
 

@@ -132,7 +132,7 @@ def wait_for() -> Any:
     return torch.ops._c10d_functional.wait_tensor.default
 
 
-def all_reduce_apart() -> Any:
+def all_reduce_out_of_place() -> Any:
     """Returns the operator that starts an all-reduce into new memory."""
     return torch.ops._c10d_functional.all_reduce.default
 

@@ -31,7 +31,7 @@ def layer_call(
     session = None if layer_scope.now() else sessions.current()
     if session is not None:
         adopt_once(layer, session)
-        if keras_private.is_symbolic_with_values():  # of the global batch, on each rank
+        if keras_private.is_symbolic_with_values():  # Keras gives each rank the global batch
             args, kwargs = batches.take_own_rows((args, kwargs), session)
         elif loops.is_in_loop(session, sessions):
             return _loop_call(session, original, layer, (args, kwargs))

@@ -80,7 +80,10 @@ def _check_thread(variable: Variable, sessions: Sessions) -> None:
 
 
 def cast(original: Callable[..., Any], scope: object, value: Any) -> Any:
-    """Replaces `AutocastScope.maybe_cast`: casts no values while Keras infers shapes."""
+    """Replaces `AutocastScope.maybe_cast`: casts on the meta device while Keras infers shapes.
+
+    Keras casts the values, and then takes a meta tensor of the dtype of the variable instead.
+    """
     if keras_private.is_symbolic():
         value = torch.empty(value.shape, dtype=value.dtype, device="meta")
     return original(scope, value)
