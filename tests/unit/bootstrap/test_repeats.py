@@ -1,10 +1,12 @@
-"""The number of equal blocks that a trace has, by the gathered weights that the engine holds."""
+"""The number of equal blocks that a trace has, and when more of them are traced."""
 
 import pytest
 
-from shardcore.bootstrap.repeats import Repeats
-from shardcore.bootstrap.traces import PlannedCandidate
+from shardcore.bootstrap.repeats import Repeats, priced_steps
+from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest
+from shardcore.domain.machines.known import known_machines
 from shardcore.domain.mesh import Mesh
+from shardcore.domain.steps.larger_mesh import RankStep
 from shardcore.policies.candidates import Candidate
 from shardcore.policies.rules import Planned, Rule
 from shardcore.ports.model import LayerFacts, VariableFacts
@@ -13,8 +15,11 @@ KIB = 1024 // 4  # elements
 MIB = 1024 * KIB
 
 
-def traced(count, *sizes):
-    """Returns how many of `count` blocks with sharded weights of so many elements are traced."""
+MESH = Mesh((2,), ("data",))
+
+
+def repeats(count, *sizes):
+    """Returns `count` blocks with weights of so many elements."""
     names = [f"block_{number}" for number in range(count)]
     blocks = tuple(
         LayerFacts(
@@ -25,11 +30,18 @@ def traced(count, *sizes):
         )
         for name in names
     )
-    facts = LayerFacts("model", ("Functional",), children=blocks, runs=(tuple(names),))
-    mesh = Mesh((2,), ("data",))
-    planned = Planned((Rule(".*", ("data",), "any"),), ("data",))
-    runs = Repeats.of(facts).under(PlannedCandidate(Candidate("any", mesh), planned))
-    return [len(run.traced) for run in runs]
+    return Repeats.of(LayerFacts("model", ("Functional",), children=blocks, runs=(tuple(names),)))
+
+
+def planned(policy):
+    """Returns a candidate whose rules shard all weights."""
+    rules = Planned((Rule(".*", ("data",), policy),), ("data",))
+    return PlannedCandidate(Candidate(policy, MESH), rules)
+
+
+def traced(count, *sizes):
+    """Returns how many of `count` blocks with sharded weights of so many elements are traced."""
+    return [len(run.traced) for run in repeats(count, *sizes).under(planned("any"))]
 
 
 @pytest.mark.parametrize("count", [24, 96])
@@ -44,3 +56,28 @@ def test_all_blocks_are_traced_if_the_engine_holds_the_weights_of_most():
     assert traced(24, 600 * KIB) == [4]  # all are held
     assert traced(96, 600 * KIB) == []  # those of 43
     assert traced(300, 512 * KIB) == []  # those of 200
+
+
+@pytest.mark.parametrize(
+    ("copy", "again"),
+    [
+        (100, 7),  # the inner ones of four blocks differ: more at the ends
+        (200, 16),  # a copy of a block is not what a traced one is: all
+    ],
+)
+def test_more_blocks_are_traced_if_few_do_not_show_all(copy, again, monkeypatch):
+    asked = []
+
+    def steps(jobs, _request, _machine, _facts):
+        asked.append([len(run.traced) for run in jobs[0].runs] or [16])
+        if len(asked) > 1:
+            return [(RankStep(MESH, (), (), {"variables": 1}),)]
+        return [None, *((RankStep(MESH, (), (), {"variables": each}),) for each in (copy, 100))]
+
+    monkeypatch.setattr("shardcore.bootstrap.repeats.steps", steps)
+    request = TraceRequest(lambda: None, None, 2)
+    ((step,),) = priced_steps(
+        [[planned("fully_sharded")]], request, known_machines()["a100"], repeats(16, 600 * MIB)
+    )
+    assert asked == [[4], [again]]
+    assert step.memory == {"variables": 1}
