@@ -42,7 +42,7 @@ def transformer(blocks, attention="heads", dropout=0.0):
         if attention == "groups":
             attend = layers.GroupQueryAttention(4, 8, 4, dropout=dropout, name=f"block_{n}_attend")
         else:
-            attend = layers.MultiHeadAttention(8, 2, dropout=dropout, name=f"block_{n}_attend")
+            attend = layers.MultiHeadAttention(4, 4, dropout=dropout, name=f"block_{n}_attend")
         h = h + layers.Dropout(dropout)(attend(g, g, use_causal_mask=True))
         g = layers.LayerNormalization(name=f"block_{n}_norm_2")(h)
         g = layers.Dense(64, activation="gelu", name=f"block_{n}_up")(g)
