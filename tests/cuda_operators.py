@@ -1,9 +1,10 @@
-"""Operators that torch has on CUDA only, on a CPU, by functions of a test.
+"""Operators that torch has on CUDA only, or otherwise there, on a CPU, by functions of a test.
 
 torch registers autograd for such operators on every device, so that kernels are all that a CPU
 lacks.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,9 @@ def on_cpu(
 
         return run
 
-    for name, function in functions.items():
-        library.impl(name, noted(name, function))
+    with warnings.catch_warnings():  # that the CPU has another one
+        warnings.simplefilter("ignore")
+        for name, function in functions.items():
+            library.impl(name, noted(name, function))
     yield calls
     library._destroy()

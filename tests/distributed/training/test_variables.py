@@ -9,6 +9,7 @@ import shardcore
 from shardcore.domain.errors import StrategyError
 from shardcore.testing import run_ranks
 from tests.distributed.programs import (
+    DEVICE,
     assert_close,
     assert_fails_everywhere,
     at_place,
@@ -209,6 +210,6 @@ def test_a_model_of_before_the_distribution_can_be_moved():
 def test_a_parameter_that_other_code_holds_is_refused():
     def program(rank):
         distribute((2, 1))
-        keras.Variable(torch.nn.Parameter(torch.ones(2)))
+        keras.Variable(torch.nn.Parameter(torch.ones(2, device=DEVICE)))
 
     assert_fails_everywhere(program, 2, error=StrategyError, match="was given a torch Parameter")

@@ -71,9 +71,9 @@ def _both(first: Function, second: Function, count: int) -> Function:
 def parted(tape: Tape, literals: Set[int]) -> tuple[Tape, Tape]:
     """Returns `tape` in two: the calls that only Python runs, with their dependencies; the rest.
 
-    Those are functions of Python and calls with random generators, which no compiler and no CUDA
-    graph takes. Draws depend on shapes and seeds, as a rule, so the first part is small. Its
-    outputs are the last inputs of the second part.
+    Those are functions of Python, calls with random generators, and copies from the host to a
+    device, which no CUDA graph takes. Draws depend on shapes and seeds, as a rule, so the first
+    part is small. Its outputs are the last inputs of the second part.
 
     Raises:
         NotCaptured: If both parts would write into views of one memory.
@@ -93,5 +93,8 @@ def parted(tape: Tape, literals: Set[int]) -> tuple[Tape, Tape]:
 
 
 def _is_for_python(tape: Tape, call: Call) -> bool:
-    has_generator = any(tape.forms[each.number] is None for each in (*call.operands, *call.results))
-    return has_generator or isinstance(call.operator, FunctionType)
+    forms = [tape.forms[each.number] for each in (*call.operands, *call.results)]
+    if None in forms or isinstance(call.operator, FunctionType):  # no form: a generator
+        return True
+    is_copy = call.operator is torch_private.TO_COPY
+    return is_copy and len({form.device for form in forms if form is not None}) > 1

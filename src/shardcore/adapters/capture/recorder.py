@@ -132,7 +132,7 @@ class Recorder:
             if not any(map(torch.is_tensor, torch_private.tree_leaves(result))):
                 return
         if operator in _SETS_STORAGE:
-            self._append_view_of_storage(operator, args, result)
+            self._append_view_of_storage(result)
             return
         is_alias = operator in _ALIASES or torch_private.is_wait(operator)
         if is_alias or (operator is _VIEW_AS and args[0] is args[1]):
@@ -154,17 +154,17 @@ class Recorder:
         backward = torch_private.backward_pass() >= 0
         self.tape.calls.append(Call(operator, *references, made, writes, place(), backward))
 
-    def _append_view_of_storage(self, operator: Any, args: Args, result: torch.Tensor) -> None:
-        """Notes `empty(0).set_(storage, offset, size, stride)` as a view of a tensor there.
+    def _append_view_of_storage(self, result: torch.Tensor) -> None:
+        """Notes `empty(0).set_(storage, ...)` as a view of a tensor there.
 
-        So torch joins the weights of a recurrent layer for cuDNN, if one storage has them. Of
-        sharded tensors, whose storage has no memory, it makes a tensor that it drops.
+        So torch looks for the weights of a recurrent layer in one storage, for cuDNN. Of sharded
+        tensors, whose storage has no memory, it makes a tensor that it drops.
         """
         self._values.pop(id(result), None)  # it was another tensor
         base = self._tensor_in(torch_private.memory_of(result))
-        if base is not None and operator is _SET_STORAGE:
-            _, _, offset, size, stride = args
-            operands = (base, size, stride, offset)
+        if base is not None:
+            shape = (list(result.shape), list(result.stride()), result.storage_offset())
+            operands = (base, *shape)
             self._append(_AS_STRIDED, operands, {}, self._operands(operands, {}), result)
         elif result.untyped_storage().data_ptr():
             self.refuse("a tensor gets the storage of another one", "make a view of it")
@@ -298,8 +298,10 @@ def _has_memory(thing: Any, memory: int) -> bool:
     return is_dense and torch_private.memory_of(thing) == memory
 
 
-_SET_STORAGE = torch.ops.aten.set_.source_Storage_storage_offset
-_SETS_STORAGE = {_SET_STORAGE, torch.ops.aten.set_.source_Storage}
+_SETS_STORAGE = {
+    torch.ops.aten.set_.source_Storage_storage_offset,
+    torch.ops.aten.set_.source_Storage,
+}
 _AS_STRIDED = torch.ops.aten.as_strided.default
 
 # Their results are the operand: they concern autograd alone, and are not on the tape. Neither is a

@@ -72,3 +72,5 @@ CUDNN_ATTENTION_BACKWARD = aten._scaled_dot_product_cudnn_attention_backward.def
 # `torch.lstm` and `torch.gru` choose it if cuDNN has the dtype.
 CUDNN_RECURRENT = aten._cudnn_rnn.default
 CUDNN_RECURRENT_BACKWARD = aten._cudnn_rnn_backward.default
+# The gradient of `rms_norm`, which itself arrives as a composite.
+RMS_NORM_BACKWARD = aten._fused_rms_norm_backward.default

@@ -69,13 +69,20 @@ def layer_norm(leading: int, trailing: int, weights: int) -> OperatorRule:
     return rule_of([rows, *[inner] * weights], [rows] * 3)
 
 
-def layer_norm_backward(leading: int, trailing: int, weights: int) -> OperatorRule:
+def layer_norm_backward(
+    leading: int, trailing: int, weights: int, moments: int = 2
+) -> OperatorRule:
     """Returns the rule of its gradient: of the gradient, the input, its moments and the weights.
+
+    A normalization by one moment has one weight, one by two moments a bias too.
 
     Example:
         >>> str(layer_norm_backward(1, 1, 2))
         'a -, a -, a -, a -, -, - -> a -, -, -'
+        >>> str(layer_norm_backward(1, 1, 1, moments=1))
+        'a -, a -, a -, - -> a -, -'
     """
     inner = ["-"] * trailing
     rows = letters(leading) + inner
-    return rule_of([*[rows] * 4, *[inner] * weights], [rows, inner, inner])
+    operands = [*[rows] * (2 + moments), *[inner] * weights]
+    return rule_of(operands, [rows, *[inner] * moments])

@@ -1,11 +1,13 @@
 """Captured steps that a CUDA graph may replay. That it replays them is tested on a GPU."""
 
 import attrs
+import numpy as np
 import pytest
 import torch
 
 from shardcore.adapters.capture import cuda_graphs
 from shardcore.adapters.capture.cuda_graphs import is_on_gpu, reason_against, replayable
+from shardcore.adapters.capture.executors import parted
 from shardcore.adapters.capture.tape import Call, Number, Tape
 from shardcore.domain.errors import EnvironmentProblem
 from tests.tapes import recorded
@@ -158,3 +160,15 @@ def test_a_step_of_which_python_runs_the_most_is_not(monkeypatch):
     short, long = on_gpu(lambda x: x * 2, X), on_gpu(lambda x: x * 2 + 1, X)
     assert replayable(short, long, {}) is not None
     assert replayable(long, short, {}) is None
+
+
+@pytest.mark.parametrize(("device", "ahead"), [("cpu", 1), ("cuda", 0)])
+def test_a_copy_from_the_host_comes_before_the_graph(device, ahead):
+    """As the state of a SeedGenerator is counted on."""
+    tape = on_gpu(lambda x: x + torch.from_numpy(np.arange(3)).to(torch.float32), X)
+    (constant,) = tape.outside
+    tape.forms[constant] = attrs.evolve(tape.forms[constant], device=torch.device(device))
+    before, rest = parted(tape, set(tape.outside))
+    assert len(before.calls) == ahead
+    assert reason_against(rest, {constant: tape.found[constant]}, FREE) == ""
+    assert rest.inputs == [*tape.inputs, *before.outputs]

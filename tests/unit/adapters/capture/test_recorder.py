@@ -68,12 +68,13 @@ def test_a_tensor_that_is_transposed_in_place_keeps_its_new_strides():
         shardcore.uninstall()
 
 
-def test_a_tensor_on_the_storage_of_another_is_a_view_of_it():
-    """As torch joins the weights of a recurrent layer for cuDNN."""
+@pytest.mark.parametrize("where", [(), (1, (4,), (1,))])
+def test_a_tensor_on_the_storage_of_another_is_a_view_of_it(where):
+    """As torch looks for the weights of a recurrent layer in one storage, for cuDNN."""
 
     def step(x):
         y = x * 2
-        joined = torch.empty(0).set_(y.untyped_storage(), 1, (4,), (1,))
+        joined = torch.empty(0).set_(y.untyped_storage(), *where)
         y.add_(1)
         return joined * 3
 

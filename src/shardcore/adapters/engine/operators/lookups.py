@@ -23,6 +23,7 @@ from shardcore.adapters.engine.plans.task import (
     order_of,
 )
 from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.torch_private import unnamed_operators
 from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.rules import basic, lookups
 
@@ -71,12 +72,13 @@ def _layer_norm(_operator: Operator, x: Operand, shape: Sequence[int], *args: ob
 
 
 def _layer_norm_backward(
-    _operator: Operator, gradient: Operand, x: Operand, shape: Sequence[int], *args: object
+    operator: Operator, gradient: Operand, x: Operand, shape: Sequence[int], *args: object
 ) -> Task:
-    # Mean and deviation; weight and bias, if they are given.
+    # Mean and deviation, or the root of the mean square; weight and bias, if they are given.
     moments_and_given = [each for each in args if isinstance(each, Operand)]
-    given = len(moments_and_given) - 2
-    rule = basic.layer_norm_backward(x.ndim - len(shape), len(shape), given)
+    moments = 1 if operator is unnamed_operators.RMS_NORM_BACKWARD else 2
+    given = len(moments_and_given) - moments
+    rule = basic.layer_norm_backward(x.ndim - len(shape), len(shape), given, moments)
     return Task(rule, (gradient, x, *moments_and_given))
 
 
@@ -193,17 +195,20 @@ def _numbers(inputs: torch.Tensor) -> list[torch.Tensor]:
     return [torch.arange(inputs.shape[1], device=inputs.device)] if is_split else []
 
 
-PLANNERS: dict[Any, Planner] = by_operator(
-    {
-        "bucketize.Tensor": _bucketize,
-        "embedding": _embedding,
-        "embedding_dense_backward": _embedding_backward,
-        "native_layer_norm": _layer_norm,
-        "native_layer_norm_backward": _layer_norm_backward,
-        "index_select": _index_select,
-        "gather scatter.src scatter.value scatter_add": _gather,
-    }
-)
+PLANNERS: dict[Any, Planner] = {
+    unnamed_operators.RMS_NORM_BACKWARD: _layer_norm_backward,
+    **by_operator(
+        {
+            "bucketize.Tensor": _bucketize,
+            "embedding": _embedding,
+            "embedding_dense_backward": _embedding_backward,
+            "native_layer_norm": _layer_norm,
+            "native_layer_norm_backward": _layer_norm_backward,
+            "index_select": _index_select,
+            "gather scatter.src scatter.value scatter_add": _gather,
+        }
+    ),
+}
 HANDLERS: dict[Any, Handler] = by_operator(
     {
         "nll_loss_forward nll_loss2d_forward": _nll_loss,

@@ -147,9 +147,15 @@ class Plan:
         strides = self._strides_of_views() if self._is_view else None
         ruled = len(self.task.rule.results)
         return tuple(
-            None if part is None or number >= ruled else self._result(number, part, strides)
+            None
+            if part is None or number >= ruled or self._is_unused(number, part)
+            else self._result(number, part, strides)
             for number, part in enumerate(found)
         )
+
+    def _is_unused(self, number: int, part: torch.Tensor) -> bool:
+        """Returns whether a device has no use for this result: it has no elements, and one dim."""
+        return part.shape == (0,) and len(self.task.rule.results[number].dims) != 1
 
     def _result(
         self, number: int, part: torch.Tensor, strides: Sequence[tuple[int, ...]] | None
