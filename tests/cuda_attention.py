@@ -54,6 +54,12 @@ def _forward(query, key, value, bias, causal, scale) -> tuple[torch.Tensor, torc
     return torch.empty_like(query).copy_(output), sums.float()
 
 
+def _without_masked_rows(scores, output, sums) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zeros where the powers of 2 of all scores are zero, as an H200 gives them."""
+    none = (scores * math.log2(math.e)).amax(-1) == -math.inf
+    return output.masked_fill(none.unsqueeze(-1), 0), sums.masked_fill(none, 0)
+
+
 def _backward(
     gradient, query, key, value, output, sums, bias, causal, scale
 ) -> tuple[torch.Tensor, ...]:
@@ -107,6 +113,8 @@ def _efficient(
 ):
     _check_bias(query, key, attn_bias)
     output, sums = _forward(query, key, value, attn_bias, is_causal, scale)
+    scores, _ = _scores(query, key, attn_bias, is_causal, scale)
+    output, sums = _without_masked_rows(scores, output, sums)
     sums = pad(sums, (0, -sums.shape[2] % 32), value=math.inf)
     sums = sums if compute_log_sumexp else sums[..., :0]
     states = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)

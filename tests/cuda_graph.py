@@ -1,12 +1,15 @@
 """CUDA graphs as a CPU can do them: calls that are made again on the same memory.
 
 As on a GPU, a recording computes nothing that stays: what it writes into is restored, and so is the
-random generator. A replay writes its results where those of the recording were.
+random generator. A replay writes its results where those of the recording were. A pool takes no
+graph after all that it had are gone; after a failure, a draw is an error until the generator has
+another state.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,11 +32,37 @@ class Graph:
                     old.copy_(new)
 
 
+class Pool:
+    """`torch.cuda.graph_pool_handle`."""
+
+    def __init__(self):
+        self.was_used, self.graphs = False, WeakSet()
+
+
+class Generator:
+    """The one of a GPU."""
+
+    def __init__(self):
+        self.records = False
+
+    def clone_state(self):
+        return Generator()
+
+    def graphsafe_set_state(self, other):
+        self.records = other.records
+
+
 class Recording(TorchDispatchMode):
     """`torch.cuda.graph`."""
 
     def __init__(self, graph, pool, capture_error_mode):
         super().__init__()
+        if pool.was_used and not pool.graphs:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        if torch.cuda.default_generators[0].records:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+        pool.was_used = True
+        pool.graphs.add(graph)
         self.graph, self.before, self.state = graph, {}, torch.get_rng_state()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -49,6 +78,7 @@ class Recording(TorchDispatchMode):
 
     def __exit__(self, *error):
         super().__exit__(*error)
+        torch.cuda.default_generators[0].records = error[0] is not None
         for tensor, value in self.before.values():
             tensor.copy_(value)
         torch.set_rng_state(self.state)
@@ -61,7 +91,9 @@ def on_cpu() -> Iterator[None]:
     with (
         patch.object(cuda_graphs, "_device", lambda *form: device(*form).replace("cpu", "cuda")),
         patch.object(cuda_graphs, "_free_bytes", lambda: 10**10),
-        patch.object(torch.cuda, "graph_pool_handle", object),
+        patch.object(torch.cuda, "graph_pool_handle", Pool),
+        patch.object(torch.cuda, "current_device", lambda: 0),
+        patch.object(torch.cuda, "default_generators", (Generator(),)),
         patch.object(torch.cuda, "CUDAGraph", Graph),
         patch.object(torch.cuda, "graph", Recording),
     ):

@@ -45,13 +45,23 @@ def environment() -> dict[str, str]:
 
 
 def run(chosen: Iterable[str]) -> dict[str, Any]:
-    """Runs the parts, and returns the machine, what came of each part, and the figures."""
+    """Runs the parts, all of them if none is chosen.
+
+    Returns the machine, what came of each part, and the figures. Parts that are not run have the
+    results of the last run on such a machine.
+    """
     RESULTS.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"machine": _machine(), "day": time.strftime("%Y-%m-%d"), "parts": {}}
-    for part in chosen:
+    parts, machine, file = list(chosen), _machine(), RESULTS / "found.json"
+    found: dict[str, Any] = {"machine": machine, "parts": {}, "figures": []}
+    if parts and file.exists():
+        earlier = json.loads(file.read_text())
+        found = earlier if earlier["machine"] == machine else found
+    for part in parts or PARTS:
         found["parts"][part] = _bench() if part == BENCH else _tests(part)
-    found["figures"] = json.loads(FIGURES.read_text())["rows"] if BENCH in found["parts"] else []
-    (RESULTS / "found.json").write_text(json.dumps(found, indent=1))
+        if part == BENCH:
+            found["figures"] = json.loads(FIGURES.read_text())["rows"]
+        found["day"] = time.strftime("%Y-%m-%d")
+        file.write_text(json.dumps(found, indent=1))
     return found
 
 

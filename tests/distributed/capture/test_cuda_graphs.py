@@ -183,28 +183,37 @@ def moved(rank):
     weight.data = 10 * weight
     with graphs(), torch.inference_mode():
         found += [step(x * n, weight)[0].tolist()[0] for n in range(2)]
-    return found, len(messages)
+    return found, messages
 
 
 def test_a_weight_that_gets_other_memory_is_recorded_again():
-    assert run_ranks(moved, 1) == [([2.0, 4.0, 8.0, 14.0, 140.0, 142.0], 2)]
+    ((found, messages),) = run_ranks(moved, 1)
+    assert found == [2.0, 4.0, 8.0, 14.0, 140.0, 142.0]
+    assert ["is replayed as a CUDA graph" in each for each in messages] == [True, True]
 
 
 def failing(rank):
-    """A function that no graph can contain, which the checks do not know."""
+    """A function that no graph can contain, which no check knows, and one recorded before."""
     messages = logged()
     pool = cuda_graphs.Pool()
     x, weight = torch.ones(4, device=DEVICE), torch.ones(4, device=DEVICE)
-    step = cuda_graphs.Replayed(lambda x, w: (w.add_(x) * x.sum().item(),), 1, pool)
-    good = cuda_graphs.Replayed(lambda x, w: (w.add_(x) * 2,), 1, pool)
+    step = cuda_graphs.Replayed(lambda x, w: (w.add_(drawn(x)) * x.sum().item(),), 1, pool)
+    good = cuda_graphs.Replayed(lambda x, w: (w.add_(drawn(x)) * 2,), 1, pool)
     with graphs(), torch.inference_mode():
+        before = [good(x, weight)[0].tolist() for _ in range(3)]
         found = [step(x, weight)[0].tolist() for _ in range(4)]
         later = [good(x, weight)[0].tolist() for _ in range(4)]
-    return found, later, [each for each in messages if "without a CUDA graph" in each]
+    return before, found, later, ["without a CUDA graph" in each for each in messages]
+
+
+def drawn(x):
+    """The same values, after a draw of torch's generator."""
+    return x + 0 * torch.rand_like(x)
 
 
 def test_a_step_that_cannot_be_recorded_runs_without_a_graph_and_warns_once():
-    ((found, later, messages),) = run_ranks(failing, 1)
-    assert found == [[4.0 * n] * 4 for n in (2, 3, 4, 5)]
-    assert later == [[2.0 * n] * 4 for n in (6, 7, 8, 9)]
-    assert len(messages) == 1
+    ((before, found, later, failures),) = run_ranks(failing, 1)
+    assert before == [[2.0 * n] * 4 for n in (2, 3, 4)]
+    assert found == [[4.0 * n] * 4 for n in (5, 6, 7, 8)]
+    assert later == [[2.0 * n] * 4 for n in (9, 10, 11, 12)]
+    assert failures == [False, True, False]  # the good step is recorded again

@@ -7,7 +7,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import shardcore
 from shardcore.testing import count_collectives, run_ranks
-from tests.distributed.programs import STRATEGY, as_arrays, assert_close, distribute, placements
+from tests.distributed.programs import (
+    DEVICE,
+    STRATEGY,
+    as_arrays,
+    assert_close,
+    distribute,
+    placements,
+)
 
 RNG = np.random.default_rng(0)
 BATCH, HEADS, SIZE = 2, 3, 8
@@ -54,11 +61,11 @@ SPEC = ("data", None, "model", None)
 
 def attend(tensors, given, causal, spec=None):
     """The output, and the gradients of query, key and value; plain if `spec` is None."""
-    tensors = [torch.as_tensor(each) for each in tensors]
+    tensors = [torch.as_tensor(each, device=DEVICE) for each in tensors]
     if spec is not None:
         tensors = [shardcore.distribute_tensor(each, spec) for each in tensors]
     query, key, value = (each.requires_grad_() for each in tensors[:3])
-    given = None if given is None else torch.as_tensor(given)
+    given = None if given is None else torch.as_tensor(given, device=DEVICE)
     output = scaled_dot_product_attention(query, key, value, attn_mask=given, is_causal=causal)
     return output, torch.autograd.grad((output * tensors[3]).sum(), (query, key, value))
 

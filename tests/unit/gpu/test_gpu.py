@@ -36,6 +36,17 @@ def test_without_a_gpu_it_prints_a_line_and_succeeds():
     assert done.returncode == 0
 
 
+def test_a_part_by_itself_leaves_the_results_of_the_others(monkeypatch, tmp_path):
+    machine = {"devices": "1 × H200"}
+    monkeypatch.setattr(parts, "RESULTS", tmp_path)
+    monkeypatch.setattr(parts, "_machine", lambda: dict(machine))
+    monkeypatch.setattr(parts, "_tests", lambda part: {"passed": len(part)})
+    assert parts.run(["counts"])["parts"] == {"counts": {"passed": 6}}
+    assert parts.run(["layers"])["parts"].keys() == {"counts", "layers"}
+    machine["devices"] = "2 × H100"
+    assert parts.run(["contract"])["parts"].keys() == {"contract"}
+
+
 def test_the_page_has_the_machine_what_failed_and_the_figures():
     part = {"failed": ["a::b"], "skipped": 2, "passed": 9, "seconds": 3}
     figure = {"section": "MLP", "contender": "captured", "value": 0.0123456, "unit": "s"}

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import attrs
 import torch
@@ -49,17 +50,30 @@ Function = Callable[..., tuple[torch.Tensor, ...]]
 class Pool:
     """The memory of graphs, which share it: no output of a graph is read after the next replay."""
 
+    failures: int = attrs.field(default=0, init=False)
     _handle: Any = attrs.field(default=None, init=False)
+    _graphs: WeakSet[Any] = attrs.field(factory=WeakSet, init=False)
 
     def handle(self) -> Any:
-        """Returns torch's handle of it."""
-        if self._handle is None:
+        """Returns torch's handle of it: a new one if it has no graph, as torch takes no old one."""
+        if not self._graphs:
             self._handle = torch.cuda.graph_pool_handle()
         return self._handle
 
-    def leave(self) -> None:
-        """Has later graphs take other memory: torch 2.11 records none after one that failed."""
-        self._handle = None
+    def add(self, graph: Any) -> None:
+        """Notes a graph that has its memory here."""
+        self._graphs.add(graph)
+
+    def recover(self) -> None:
+        """Has later graphs take other memory, and another state of the random generator.
+
+        torch 2.11 leaves both in the state of recording if a recording fails: the next draw would
+        be an error. Earlier graphs read the old state, so they are recorded again.
+        """
+        self.failures += 1
+        self._graphs.clear()
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 @attrs.define(eq=False)
@@ -84,14 +98,18 @@ class Replayed:
     _kept: list[int] = attrs.field(factory=list, init=False)
     _outputs: tuple[torch.Tensor, ...] = attrs.field(default=(), init=False)
     _failed: bool = attrs.field(default=False, init=False)
+    _failures: int = attrs.field(
+        default=0, init=False
+    )  # those of other graphs when it was recorded
 
     def __call__(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns the outputs of a step."""
         self._runs += 1
         # Generators, which are operands too, are for the part that runs before.
         kept = [each.data_ptr() for each in operands[self.inputs :] if torch.is_tensor(each)]
-        if self._runs > 1 and not self._failed and (self._graph is None or kept != self._kept):
-            self._kept = kept
+        is_recorded = (kept, self.pool.failures) == (self._kept, self._failures)
+        if self._runs > 1 and not self._failed and (self._graph is None or not is_recorded):
+            self._kept, self._failures = kept, self.pool.failures
             self._record(operands)
         if self._graph is None:
             return self.run(*operands)
@@ -116,10 +134,11 @@ class Replayed:
                     self._outputs = self.run(*self._copies, *operands[self.inputs :])
         except RuntimeError as error:
             self._failed, self._outputs = True, ()
-            self.pool.leave()
+            self.pool.recover()
             logger.warning("A captured step runs without a CUDA graph, as torch says: %s", error)
             return
         self._graph = graph
+        self.pool.add(graph)
         seconds = time.perf_counter() - began
         logger.debug("A captured step is replayed as a CUDA graph, recorded in %.2f s", seconds)
 

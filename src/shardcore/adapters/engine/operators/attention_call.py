@@ -4,6 +4,7 @@ torch has one such operator for the CPU and three for CUDA. Their arguments have
 their sums other forms; all have the same names.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -19,6 +20,8 @@ _EFFICIENT = {
     unnamed_operators.EFFICIENT_ATTENTION,
     unnamed_operators.EFFICIENT_ATTENTION_BACKWARD,
 }
+# torch 2.11: they take powers of 2, so that a mask of this number is infinite.
+_LEAST_POWER = torch.finfo(torch.float32).min / math.log2(math.e)
 
 
 @attrs.frozen(eq=False)
@@ -74,6 +77,14 @@ class AttentionCall:
     def mask(self) -> Operand | None:
         """The mask, which is added to the scores; None without one."""
         return self.arguments.get(self.mask_name)
+
+    def meets_no_key(self, mask: torch.Tensor) -> torch.Tensor:
+        """Returns for each row of `mask` whether the operator attends to no key: its sum is 0 then.
+
+        Where all keys have another large negative number, it attends to all of them alike.
+        """
+        least = _LEAST_POWER if self.operator in _EFFICIENT else -math.inf
+        return mask.amax(-1).float() <= least
 
     @property
     def states(self) -> Mapping[str, Operand]:

@@ -128,8 +128,8 @@ class RingAttention:
         if how == "earlier":
             query, keys, values = query[:, :, 1:], keys[:, :, :-1], values[:, :, :-1]
         output, sums, *others = self.call.output(query, keys, values, mask, causal=how != "all")
-        if mask is not None:  # torch 2.13: the sums are 0 where a mask of infinities leaves no key
-            none = mask.amax(-1) == -math.inf
+        if mask is not None:
+            none = self.call.meets_no_key(mask)
             sums = sums.masked_fill(none, -math.inf)
             output = output.masked_fill(none.unsqueeze(-1), 0)
         if how == "earlier":
