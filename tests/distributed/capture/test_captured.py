@@ -128,7 +128,7 @@ def state(model):
 
 
 def assert_equal(found, expected):
-    """The numbers are the same; on a GPU, whose fused updates round otherwise, nearly."""
+    """The numbers are the same; on a GPU all but the last digits."""
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         if IS_ON_GPU:
