@@ -134,6 +134,8 @@ CONVOLUTIONS = {
         function=functional.conv3d,
     ),
 }
+
+
 VOLUMES, ROWS = (3, 4, 4, 5, 6), (3, 4, 7)
 POOLS_AND_PADS = {
     "max pool 1d": one(functional.max_pool1d, ROWS, BATCH[:3], "S(0) S(0)", 2),
@@ -163,6 +165,33 @@ POOLS_AND_PADS = {
     "relu6": one(functional.relu6, IMAGES, BATCH, "S(0) S(0)"),
     "hard sigmoid": one(functional.hardsigmoid, IMAGES, CHANNELS, "S(1) S(1)"),
     "hard swish": one(functional.hardswish, IMAGES, CHANNELS, "S(1) S(1)"),
+}
+
+
+def transformed(function, spec=BATCH[:3], placed="S(0) S(0)", moves=({}, {})):
+    """The case of rows that a function of complex numbers transforms."""
+
+    def call(x):
+        return torch.view_as_real(function(torch.complex(x, 2 * x)))
+
+    return one(call, ROWS, spec, placed, moves=moves)
+
+
+TRANSFORMS = {
+    "complex numbers": transformed(lambda x: x * x),
+    "transform": transformed(torch.fft.fft),
+    "transform of planes": transformed(torch.fft.fft2),
+    "inverse transform": transformed(torch.fft.ifft),
+    "transform to real numbers": one(
+        lambda x: torch.fft.irfft(torch.view_as_complex(x)), (3, 5, 2), BATCH[:3], "S(0) S(0)"
+    ),
+    "transform of split rows": transformed(
+        torch.fft.fft, (N, N, "model"), "S(1) S(1)", moves=(MOVED, {})
+    ),
+    "square of a sum": transformed(
+        lambda x: x.sum(0).square(), placed="R R", moves=({"all_reduce": 1}, {})
+    ),
+    "frames": transformed(lambda x: torch.fft.fft(x.unfold(-1, 4, 2))),
 }
 
 
@@ -213,7 +242,7 @@ PUTS = {
     "put, added columns": put(CHANNELS[:2], "S(1) S(1)", accumulate=True),
     "put, columns": put(CHANNELS[:2], "S(1) S(1)", accumulate=False),
 }
-SPLIT = CONVOLUTIONS | POOLS_AND_PADS | LOSSES | PUTS
+SPLIT = CONVOLUTIONS | POOLS_AND_PADS | TRANSFORMS | LOSSES | PUTS
 # Along the dim that is split: another one is split in its place, or the same one in other parts.
 OTHER_DIMS = {
     "pool along rows": one(

@@ -5,8 +5,9 @@ like any other, but no public names for them. Its public functions keep a `Work`
 recording contains. `wait` must be called for each result.
 """
 
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 import attrs
 import torch
@@ -15,13 +16,30 @@ import torch.distributed as dist
 from shardcore.adapters.torch_private.operators import Operator
 from shardcore.adapters.torch_private.trees import Args, tree_leaves
 
+Move = TypeVar("Move", bound=Callable[..., torch.Tensor])
 
+
+def _of_real_parts(move: Move) -> Move:
+    """Has `move` take complex numbers as pairs of real ones: gloo and NCCL know no others."""
+
+    @wraps(move)
+    def run(value: torch.Tensor, *args: Any) -> torch.Tensor:
+        if not value.is_complex():
+            return move(value, *args)
+        pairs = torch.view_as_real(value.resolve_conj().contiguous())
+        return torch.view_as_complex(move(pairs, *args))
+
+    return run  # type: ignore[return-value]
+
+
+@_of_real_parts
 def all_reduce(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torch.Tensor:
     """Returns the reduction of `value`; `op` is "sum", "max", "min" or "product"."""
     found: torch.Tensor = torch.ops._c10d_functional.all_reduce(value, op, group.group_name)
     return found
 
 
+@_of_real_parts
 def all_gather(value: torch.Tensor, group: "dist.ProcessGroup") -> torch.Tensor:
     """Returns the values of all ranks of `group`, of one shape, joined along their first dim.
 
@@ -36,6 +54,7 @@ def all_gather(value: torch.Tensor, group: "dist.ProcessGroup") -> torch.Tensor:
     return wait(found).to(value.device) if by_host else found
 
 
+@_of_real_parts
 def reduce_scatter(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torch.Tensor:
     """Returns this rank's part, along the first dim, of the reduction of `value`."""
     found: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
@@ -44,6 +63,7 @@ def reduce_scatter(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> 
     return found
 
 
+@_of_real_parts
 def all_to_all(
     value: torch.Tensor, received: list[int], sent: list[int], group: "dist.ProcessGroup"
 ) -> torch.Tensor:

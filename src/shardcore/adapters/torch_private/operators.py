@@ -45,10 +45,10 @@ LIST_COPY = torch.ops.aten._foreach_copy_.default
 
 # Elementwise operators that torch 2.13 does not tag as pointwise.
 _NOT_TAGGED = """
-clone copy elu_backward fill hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward
-hardswish hardswish_backward hardtanh hardtanh_backward leaky_relu leaky_relu_backward
-log_sigmoid_backward log_sigmoid_forward masked_fill softplus_backward softshrink
-softshrink_backward zero
+clone complex copy elu_backward fill hardshrink hardshrink_backward hardsigmoid
+hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward leaky_relu
+leaky_relu_backward log_sigmoid_backward log_sigmoid_forward masked_fill softplus_backward
+softshrink softshrink_backward zero
 """
 _UNTAGGED = frozenset(_NOT_TAGGED.split())
 

@@ -54,6 +54,13 @@ SOFTMAX, SOFTMAX_BACKWARD = zip(_OF_SOFTMAX, _OF_LOG_SOFTMAX, strict=True)
 SAFE_SOFTMAX = next(
     each for each in _reached(_masked_by_products, 1, 1, 1, 1) if "softmax" in each.name()
 )
+# Of Fourier: of real numbers, of complex ones, and to real ones.
+TRANSFORMS = {
+    each
+    for each in _reached(lambda x: torch.fft.irfft(torch.fft.ifft(torch.fft.rfft(x.detach()))), 4)
+    if "fft" in each.name()
+}
+CONJUGATE = _reached(lambda x: torch.complex(x, x).detach().conj(), 1)[-1]
 ITEM = _reached(lambda x: x.item())[0]
 TO_COPY = _reached(lambda x: x.to(torch.float64), 1)[0]
 # The last of three: a transpose, a copy and this.

@@ -8,6 +8,7 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.engine.moves.redistribution import full
 from shardcore.adapters.engine.operators import (
     attention,
+    fourier,
     layers,
     lookups,
     matmul,
@@ -48,10 +49,13 @@ _PLANNERS = [
     each.PLANNERS
     for each in (
         attention, pointwise, views, slicing, reductions, composed, scans, matmul, lookups, layers,
-        pools, recurrent,
+        pools, recurrent, fourier,
     )
 ]  # fmt: skip
-_HANDLERS = [_OTHERS, *(each.HANDLERS for each in (pointwise, reductions, lookups, random))]
+_HANDLERS = [
+    _OTHERS,
+    *(each.HANDLERS for each in (pointwise, reductions, lookups, random, fourier)),
+]
 PLANNERS: dict[Any, Planner] = {each: table[each] for table in _PLANNERS for each in table}
 HANDLERS: dict[Any, Handler] = {each: table[each] for table in _HANDLERS for each in table}
 _COUNT = sum(map(len, (*_PLANNERS, *_HANDLERS)))

@@ -178,7 +178,7 @@ class Plan:
         assert compute is not None, "a view takes other numbers for a local shard"
         if self.operator in _RESHAPES and not form.is_contiguous and not form.repeats:
             return None
-        full = torch.empty_strided(form.shape, form.strides, device="meta")
+        full = torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
         return [tuple(each.stride()) for each in compute([full]) if each is not None]
 
 

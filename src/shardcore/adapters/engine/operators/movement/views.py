@@ -82,6 +82,50 @@ def _reshaped(_operator: Operator, tensor: Operand, sizes: Sequence[int]) -> Tas
     )
 
 
+def _as_strided(
+    operator: Operator,
+    tensor: Operand,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    offset: int | None = None,
+) -> Task | None:
+    """Plans `as_strided` within each row, as the frames of a Fourier transform are taken."""
+    if not tensor.ndim or not sizes or offset or not tensor.form.is_contiguous:
+        return None
+    row = prod(tensor.shape[1:])
+    last = sum((size - 1) * stride for size, stride in zip(sizes[1:], strides[1:], strict=True))
+    if (sizes[0], strides[0]) != (tensor.shape[0], row) or last >= row:
+        return None
+    rule = movement.permute(tensor.ndim, [0, *[None] * (len(sizes) - 1)])
+
+    def call(part: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = operator(part.contiguous(), [part.shape[0], *sizes[1:]], strides)
+        return found
+
+    return one_result(rule, tensor, call)
+
+
+def _unfold(operator: Operator, tensor: Operand, dim: int, *window: int) -> Task:
+    """Plans `unfold(dim, size, step)`, which puts windows along `dim` into a new last dim."""
+    dims = [each if each != dim % tensor.ndim else None for each in range(tensor.ndim)]
+    rule = movement.permute(tensor.ndim, [*dims, None])
+    return one_result(rule, tensor, lambda part: operator(part, dim, *window))
+
+
+def _unfold_backward(
+    operator: Operator, gradient: Operand, sizes: Sequence[int], dim: int, *window: int
+) -> Task:
+    place = dim % len(sizes)
+    dims = [each if each != place else None for each in range(len(sizes))]
+
+    def call(part: torch.Tensor) -> torch.Tensor:
+        local = [*part.shape[:place], sizes[place], *part.shape[place + 1 : -1]]
+        found: torch.Tensor = operator(part, local, dim, *window)
+        return found
+
+    return one_result(movement.permute(gradient.ndim, dims), gradient, call)
+
+
 def _flipped(_operator: Operator, tensor: Operand, dims: Sequence[int]) -> Task:
     rule = basic.along(tensor.ndim, frozenset(dim % tensor.ndim for dim in dims))
     return Task(rule, [tensor], linear_in=(0,), of_weights=True)
@@ -94,7 +138,10 @@ PLANNERS: dict[Any, Planner] = {
             "view reshape": _reshaped,
             "permute transpose.int t unsqueeze": _permute,
             "squeeze squeeze.dim squeeze.dims": _squeeze,
+            "as_strided": _as_strided,
             "expand": _expanded,
+            "unfold": _unfold,
+            "unfold_backward": _unfold_backward,
             "flip": _flipped,
         }
     ),
