@@ -98,9 +98,7 @@ class Replayed:
     _kept: list[int] = attrs.field(factory=list, init=False)
     _outputs: tuple[torch.Tensor, ...] = attrs.field(default=(), init=False)
     _failed: bool = attrs.field(default=False, init=False)
-    _failures: int = attrs.field(
-        default=0, init=False
-    )  # those of other graphs when it was recorded
+    _failures: int = attrs.field(default=0, init=False)  # those of the pool when it was recorded
 
     def __call__(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns the outputs of a step."""

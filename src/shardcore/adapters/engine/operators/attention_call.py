@@ -20,7 +20,7 @@ _EFFICIENT = {
     unnamed_operators.EFFICIENT_ATTENTION,
     unnamed_operators.EFFICIENT_ATTENTION_BACKWARD,
 }
-# torch 2.11: they take powers of 2, so that a mask of this number is infinite.
+# torch 2.11, on an H200: they take powers of 2, for which a mask of this number is infinite.
 _LEAST_POWER = torch.finfo(torch.float32).min / math.log2(math.e)
 
 
