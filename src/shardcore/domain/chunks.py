@@ -2,7 +2,11 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
-from math import isqrt
+from itertools import product
+from math import isqrt, prod
+from typing import TypeAlias
+
+from shardcore.domain.placements import Blocks, Segments, blocks_of, segments_of
 
 
 @lru_cache(maxsize=4096)
@@ -62,3 +66,103 @@ def block_of(size: int, ranks: tuple[int, ...], chunks: tuple[int, ...]) -> int 
     divisors = {*small, *(first // each for each in small)}
     fitting = [each for each in divisors if chunk_sizes(size, ranks, each) == chunks]
     return min(fitting, key=lambda each: (size % each != 0, each), default=None)
+
+
+# What is split: its size, the number of ranks along each axis that splits it, and the block.
+Level: TypeAlias = tuple[int, tuple[int, ...], int]
+
+
+def levels(size: int, ranks: tuple[int, ...], blocks: Blocks) -> tuple[Level, Level]:
+    """Returns how the segments of a dim of `size` elements are split, and how each of them is.
+
+    Example:
+        >>> levels(24, (2, 3), Segments(4, outer=1)), levels(24, (2, 3), 2)
+        (((4, (2,), 1), (6, (3,), 1)), ((1, (), 1), (24, (2, 3), 2)))
+    """
+    each = segments_of(blocks)
+    return (
+        (each.count, ranks[: each.outer], each.outer_block),
+        (size // each.count, ranks[each.outer :], each.block),
+    )
+
+
+@lru_cache(maxsize=4096)
+def sizes_in_blocks(size: int, ranks: tuple[int, ...], blocks: Blocks) -> tuple[int, ...]:
+    """Returns the sizes of all chunks of a dim of `size` elements in `blocks`, in order.
+
+    Example:
+        >>> sizes_in_blocks(21, (2, 2), Segments(7, outer=1))
+        (8, 4, 6, 3)
+    """
+    segments, elements = (chunk_sizes(*level) for level in levels(size, ranks, blocks))
+    return tuple(map(prod, product(segments, elements)))
+
+
+@lru_cache(maxsize=4096)
+def normal_blocks(size: int, ranks: tuple[int, ...], blocks: Blocks) -> Blocks:
+    """Returns the least blocks by which ranks get the same elements of a dim.
+
+    Example:
+        >>> normal_blocks(24, (2,), 4), normal_blocks(24, (2,), Segments(4, 3, outer=1))
+        (1, 1)
+    """
+    if prod(ranks) == 1:
+        return 1
+    each = segments_of(blocks)
+    outer = each.outer
+    while outer and ranks[outer - 1] == 1:
+        outer -= 1
+    between, within = levels(size, ranks, blocks)
+    least = block_of(within[0], within[1], chunk_sizes(*within)) or 1
+    if not outer:
+        return blocks_of(each.count, least)
+    segments = chunk_sizes(*between)
+    # A rank that has part of one segment, or segments as a whole, has consecutive elements.
+    if max(segments) <= 1 or prod(within[1]) == 1:
+        plain = block_of(size, ranks, sizes_in_blocks(size, ranks, blocks))
+        if plain is not None or not size:
+            return plain or 1
+    return Segments(each.count, least, outer, block_of(between[0], between[1], segments) or 1)
+
+
+def in_segments(size: int, ranks: tuple[int, ...], blocks: Blocks, count: int) -> Segments | None:
+    """Returns the `count` segments by which ranks get the same elements; None if there are none.
+
+    Example:
+        >>> in_segments(24, (2, 2), 1, 2), in_segments(24, (2, 2), 1, 6)
+        (Segments(count=2, block=1, outer=1, outer_block=1), None)
+        >>> in_segments(24, (2, 2), 1, 4)
+        Segments(count=4, block=1, outer=2, outer_block=1)
+    """
+    each = segments_of(blocks)
+    if each.count == count:
+        return each
+    if not ranks:
+        return Segments(count)
+    inner, rest = divmod(size, count)
+    if each.count > 1 or rest or not inner:
+        return None
+    for outer in range(len(ranks), 0, -1):
+        chunks = chunk_sizes(size, ranks[:outer], each.block)
+        segments = tuple(chunk // inner for chunk in chunks)
+        if any(chunk % inner for chunk in chunks):
+            continue
+        is_one = max(segments) == 1
+        if outer == len(ranks) or is_one:
+            block = each.block if outer < len(ranks) else 1
+            if found := block_of(count, ranks[:outer], segments):
+                return Segments(count, block, outer, found)
+    return None
+
+
+def along(size: int, blocks: Blocks, place: int) -> Blocks:
+    """Returns the blocks of a dim that only the axis at `place`, of those that split it, splits.
+
+    Example:
+        >>> [along(24, Segments(4, 2, outer=1), place) for place in (0, 1)]
+        [6, Segments(count=4, block=2, outer=0, outer_block=1)]
+    """
+    each = segments_of(blocks)
+    if place < each.outer:
+        return each.outer_block * (size // each.count)
+    return blocks_of(each.count, each.block)

@@ -3,17 +3,16 @@
 If several axes split a dim, the first one (the major) splits it, and the next one splits each
 chunk. Every split is that of `torch.chunk`: the size is rounded up, so that later chunks are
 smaller or empty. A dim in blocks is split between blocks only: its chunks are chunks of blocks.
-A dim of several segments is split within each of them.
+A dim of several segments is split within each of them, or between them and then within.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 import attrs
 
-from shardcore.domain.chunks import block_of, chunk_at, chunk_sizes
+from shardcore.domain.chunks import chunk_at, levels, normal_blocks, sizes_in_blocks
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import (
@@ -23,11 +22,11 @@ from shardcore.domain.placements import (
     ReduceOp,
     Replicate,
     Shard,
-    blocks_of,
     segments_of,
 )
 from shardcore.domain.spec import (
     DimSpec,
+    blocks_without,
     check_spec,
     entry_axes,
     spec_of,
@@ -207,8 +206,8 @@ class Layout:
         for axis in axes:
             self.mesh.axis_index(axis)
         spec = without_axes(self.spec, *axes)
-        blocks = (b if entry else 1 for entry, b in zip(spec, self.blocks, strict=True))
-        return Layout(self.mesh, spec, self.partial, tuple(blocks))
+        blocks = blocks_without(self.spec, self.blocks, *axes)
+        return Layout(self.mesh, spec, self.partial, blocks)
 
     @cached_property
     def reduced(self) -> "Layout":
@@ -227,12 +226,9 @@ class Layout:
         """
         if set(self.blocks) <= {1}:
             return self
-        blocks = []
-        for dim, size in enumerate(shape):
-            (count, block), ranks = segments_of(self.blocks[dim]), self.ranks(dim)
-            chunks = chunk_sizes(size // count, ranks, block)
-            least = block_of(size // count, ranks, chunks) or 1
-            blocks.append(blocks_of(count, least) if math.prod(ranks) > 1 else 1)
+        blocks = (
+            normal_blocks(size, self.ranks(dim), self.blocks[dim]) for dim, size in enumerate(shape)
+        )
         return Layout(self.mesh, self.spec, self.partial, tuple(blocks))
 
     def ranks(self, dim: int) -> tuple[int, ...]:
@@ -246,13 +242,12 @@ class Layout:
             >>> Layout(Mesh((2,), ("data",)), ("data",), blocks=(4,)).chunk_sizes(0, 20)
             (12, 8)
         """
-        count, block = segments_of(self.blocks[dim])
-        return tuple(count * each for each in chunk_sizes(size // count, self.ranks(dim), block))
+        return sizes_in_blocks(size, self.ranks(dim), self.blocks[dim])
 
     @property
     def segments(self) -> tuple[int, ...]:
         """The number of segments of each tensor dim."""
-        return tuple(segments_of(each)[0] for each in self.blocks)
+        return tuple(segments_of(each).count for each in self.blocks)
 
     def local_shape(self, shape: Iterable[int], rank: int) -> tuple[int, ...]:
         """Returns the shape of the local shard of `rank`, of a tensor of global shape `shape`.
@@ -281,15 +276,20 @@ class Layout:
         return tuple(slice(start, start + size) for start, size in self._held(tuple(shape), rank))
 
     def _held(self, shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int], ...]:
-        """Returns per dim the start and the size of the shard of `rank`, over all segments."""
+        """Returns per dim the start and the size of the shard of `rank`.
+
+        That of a dim of several segments has no start.
+        """
         self.fitting(shape, "A tensor")
         at = dict(zip(self.mesh.axis_names, self.mesh.coordinate(rank), strict=True))
         held = []
         for dim, size in enumerate(shape):
-            count, block = segments_of(self.blocks[dim])
             place = tuple(at[axis] for axis in self.dim_axes(dim))
-            start, here = chunk_at(size // count, self.ranks(dim), block, place)
-            held.append((count * start if here else size, count * here))
+            segments, elements = levels(size, self.ranks(dim), self.blocks[dim])
+            outer = len(segments[1])
+            _, several = chunk_at(*segments, place[:outer])
+            start, here = chunk_at(*elements, place[outer:])
+            held.append((start, several * here))
         return tuple(held)
 
     def __str__(self) -> str:

@@ -22,18 +22,28 @@ class Segments:
     """A dim that consists of consecutive segments of one size, each of which is split alike.
 
     4 steps of 6 rows each, flattened to 24 elements, are 4 segments. If the rows are split over
-    two ranks, each rank has 3 elements of every segment. torch calls this a strided shard.
+    two ranks, each rank has 3 elements of every segment. torch calls this a strided shard. If the
+    steps are split too, by another axis, each rank has 3 elements of each of its 2 segments.
 
     Args:
         count: The number of segments, 2 or more.
         block: The elements of a block. A segment is split between blocks only.
+        outer: The number of axes, the first ones that split the dim, among whose ranks the segments
+            are distributed. The other axes split within each segment.
+        outer_block: The segments that stay together.
     """
 
     count: int
     block: int = 1
+    outer: int = 0
+    outer_block: int = 1
 
     def __str__(self) -> str:
-        return f"{self.count} x {self.block}"
+        if not self.outer:
+            return f"{self.count} x {self.block}"
+        axes = "1 axis" if self.outer == 1 else f"{self.outer} axes"
+        together = "" if self.outer_block == 1 else f", {self.outer_block} together"
+        return f"{self.count} (over {axes}{together}) x {self.block}"
 
 
 Blocks: TypeAlias = int | Segments
@@ -44,9 +54,9 @@ def blocks_of(count: int, block: int) -> Blocks:
     return block if count == 1 else Segments(count, block)
 
 
-def segments_of(blocks: Blocks) -> tuple[int, int]:
-    """Returns the number of segments, and the elements of a block."""
-    return (1, blocks) if isinstance(blocks, int) else (blocks.count, blocks.block)
+def segments_of(blocks: Blocks) -> Segments:
+    """Returns the segments of a dim: one, if it has blocks of a number of elements."""
+    return Segments(1, blocks) if isinstance(blocks, int) else blocks
 
 
 def _blocks(value: Blocks) -> Blocks:

@@ -5,15 +5,17 @@ A rank may hold or want parts of several segments, or a slice that begins anywhe
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise, product, starmap
+from math import prod
+from operator import mul
 from typing import ClassVar, TypeAlias
 
 import attrs
 
-from shardcore.domain.chunks import block_of
+from shardcore.domain.chunks import chunk_sizes, in_segments, levels
 from shardcore.domain.layout import Layout
-from shardcore.domain.placements import Blocks, segments_of
-from shardcore.domain.spec import DimSpec
+from shardcore.domain.placements import Blocks, Segments, segments_of
+from shardcore.domain.spec import DimSpec, dim_spec
 
 Ranges: TypeAlias = tuple[range, ...]
 
@@ -43,15 +45,17 @@ def without_segments(
     spec: list[DimSpec] = []
     blocks: list[Blocks] = []
     for dim, (size, count) in enumerate(zip(shape, counts, strict=True)):
-        entry, (own, block) = layout.spec[dim], segments_of(layout.blocks[dim])
-        outer = _block_of_segments(layout, dim, size, count) if own < count and entry else None
-        if count > 1:
-            sizes.append(count)
-            spec.append(entry if outer else None)
-            blocks.append(outer or 1)
-        sizes.append(size // count)
-        spec.append(None if outer else entry)
-        blocks.append(1 if outer else block)
+        if count == 1:
+            sizes.append(size)
+            spec.append(layout.spec[dim])
+            blocks.append(layout.blocks[dim])
+            continue
+        axes = layout.dim_axes(dim)
+        found = in_segments(size, layout.ranks(dim), layout.blocks[dim], count)
+        assert found is not None, "a dim has these segments"
+        sizes += [count, size // count]
+        spec += [dim_spec(axes[: found.outer]), dim_spec(axes[found.outer :])]
+        blocks += [found.outer_block, found.block if found.outer < len(axes) else 1]
     return tuple(sizes), Layout(layout.mesh, tuple(spec), layout.partial, tuple(blocks))
 
 
@@ -65,19 +69,43 @@ def has_segments(layout: Layout, shape: Iterable[int], counts: tuple[int, ...]) 
         (True, False)
     """
     return all(
-        own == count
-        or not layout.spec[dim]
-        or (own == 1 and _block_of_segments(layout, dim, size, count) is not None)
-        for dim, (size, own, count) in enumerate(zip(shape, layout.segments, counts, strict=True))
+        in_segments(size, layout.ranks(dim), layout.blocks[dim], count) is not None
+        for dim, (size, count) in enumerate(zip(shape, counts, strict=True))
     )
 
 
-def _block_of_segments(layout: Layout, dim: int, size: int, count: int) -> int | None:
-    """Returns the block in which `dim` is split between `count` segments; None if within one."""
-    inner, chunks = size // count, layout.chunk_sizes(dim, size)
-    if not inner or any(chunk % inner for chunk in chunks):
-        return None
-    return block_of(count, layout.ranks(dim), tuple(chunk // inner for chunk in chunks))
+def split_dims(
+    layout: Layout, shape: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[tuple[int, Segments], ...]:
+    """Returns the split dims of a tensor that becomes one of shape `target`, with their segments.
+
+    A dim that several axes split in chunks of chunks is of one segment for each chunk, if these
+    become steps of a dim.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> layout = Layout(Mesh((2, 2), ("data", "model")), (("data", "model"),))
+        >>> split_dims(layout, (8,), (2, 4))
+        ((0, Segments(count=2, block=1, outer=1, outer_block=1)),)
+        >>> split_dims(layout, (8,), (4, 2))
+        ((0, Segments(count=1, block=1, outer=0, outer_block=1)),)
+    """
+    found, before = [], 1
+    ends = sorted(set(accumulate(target, mul)))
+    for dim, size in enumerate(shape):
+        ranks, blocks = layout.ranks(dim), layout.blocks[dim]
+        each = segments_of(blocks)
+        if each.count == 1 and sum(count > 1 for count in ranks) > 1:
+            for end in ends:
+                count, rest = divmod(end, before)
+                other = None if rest or count in (0, 1) else in_segments(size, ranks, blocks, count)
+                if other is not None and other.outer < len(ranks):
+                    each = other
+                    break
+        if prod(ranks) > 1:
+            found.append((dim, each))
+        before *= size
+    return tuple(found)
 
 
 def ranges_of(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:
@@ -90,14 +118,18 @@ def ranges_of(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:
         >>> ranges_of(layout, 0, 12)[0]
         (range(0, 2), range(4, 6), range(8, 10))
     """
-    count = layout.segments[dim]
-    chunks = [each // count for each in layout.chunk_sizes(dim, size)]
-    ends = accumulate(chunks)
-    starts = [segment * (size // count) for segment in range(count)]
+    of_segments, of_elements = levels(size, layout.ranks(dim), layout.blocks[dim])
+    segments, elements = map(_consecutive, (chunk_sizes(*of_segments), chunk_sizes(*of_elements)))
+    steps = of_elements[0]
     return tuple(
-        tuple(range(start + end - chunk, start + end) for start in starts)
-        for chunk, end in zip(chunks, ends, strict=True)
+        tuple(range(segment * steps + part.start, segment * steps + part.stop) for segment in held)
+        for held, part in product(segments, elements)
     )
+
+
+def _consecutive(sizes: Iterable[int]) -> list[range]:
+    ends = accumulate(sizes, initial=0)
+    return list(starmap(range, pairwise(ends)))
 
 
 @attrs.frozen

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+import attrs
+
 from shardcore.domain.errors import LayoutError
-from shardcore.domain.placements import Blocks, Placement, Shard, segments_of
+from shardcore.domain.placements import Blocks, Placement, Segments, Shard, segments_of
 
 DimSpec: TypeAlias = str | tuple[str, ...] | None
 
@@ -96,7 +98,7 @@ def check_spec(
     if len(blocks) != len(spec):
         raise LayoutError(f"Layout {layout} needs one block per dim, got {blocks}.")
     for entry, block in zip(spec, blocks, strict=True):
-        if segments_of(block)[1] < 1 or (entry is None and block != 1):
+        if segments_of(block).block < 1 or (entry is None and block != 1):
             raise LayoutError(
                 f"Layout {layout} has blocks {blocks}: a dim that is split has blocks of 1 or more "
                 "elements, any other of 1."
@@ -121,3 +123,24 @@ def without_axes(spec: Iterable[DimSpec], *axes: str) -> tuple[DimSpec, ...]:
     return tuple(
         dim_spec([axis for axis in entry_axes(entry) if axis not in axes]) for entry in spec
     )
+
+
+def blocks_without(
+    spec: Iterable[DimSpec], blocks: Iterable[Blocks], *axes: str
+) -> tuple[Blocks, ...]:
+    """Returns the blocks of a layout of `spec` once `axes` split no dim.
+
+    Example:
+        >>> from shardcore.domain.placements import Segments
+        >>> blocks_without((("data", "model"),), (Segments(4, outer=1),), "data")
+        (Segments(count=4, block=1, outer=0, outer_block=1),)
+    """
+    found: list[Blocks] = []
+    for entry, each in zip(spec, blocks, strict=True):
+        stay = [axis not in axes for axis in entry_axes(entry)]
+        left: Blocks = each if any(stay) else 1
+        if isinstance(left, Segments) and left.outer:
+            outer = sum(stay[: left.outer])
+            left = attrs.evolve(left, outer=outer, outer_block=left.outer_block if outer else 1)
+        found.append(left)
+    return tuple(found)

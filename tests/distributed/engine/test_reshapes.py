@@ -3,6 +3,7 @@
 import numpy as np
 
 import shardcore
+from shardcore.adapters.engine import redistributed
 from shardcore.testing import run_ranks
 from tests.distributed.programs import distribute
 
@@ -50,3 +51,21 @@ def test_the_places_of_the_largest_where_another_dim_was_joined():
     for largest, smallest in run_ranks(program, 4):
         np.testing.assert_array_equal(largest, flat.argmax(1))
         np.testing.assert_array_equal(smallest, flat.argmin(1, keepdims=True))
+
+
+def test_a_copy_in_another_layout_is_reshaped_too():
+    values = np.random.default_rng(0).normal(size=(4, 3, 6)).astype("float32")
+
+    def program(rank):
+        with distribute((2, 2)).scope():
+            tensor = shardcore.distribute_tensor(values, ("data", "model", None))
+            largest = tensor.sort(1).values  # of a copy with other columns on each rank
+            flat = tensor.reshape(12, 6)
+            copy = redistributed.find(flat).tensor
+            assert copy.mesh_layout != flat.mesh_layout
+            return [each.full_tensor().numpy() for each in (largest, flat, copy)]
+
+    expected = np.sort(values, 1), values.reshape(12, 6), values.reshape(12, 6)
+    for found in run_ranks(program, 4):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -49,7 +49,7 @@ ONE_AXIS = {
     ],
     4: [(1, "groups", 0.0, False)],
 }
-TWO_AXES = [(1, "heads", 0.0, False), (1, "heads", 0.0, True)]
+TWO_AXES = [(1, "heads", 0.1, False), (1, "heads", 0.0, False), (1, "heads", 0.0, True)]
 
 
 def every_case(rank, cases, mesh=None):
@@ -63,11 +63,15 @@ def every_case(rank, cases, mesh=None):
     return found
 
 
-def expected_of(case, mesh):
-    """The all-reduces of a rank, and their bytes, from the sizes of the model alone."""
+def expected_of(case, mesh, rows=BATCH, place=0):
+    """The all-reduces of a rank, and their bytes, from the sizes of the model alone.
+
+    The rank has that place along the axis of the batch, of so many rows.
+    """
     blocks, _, _, vocabulary = case
     data, model = mesh
-    tokens = BATCH * LENGTH // data
+    most = -(-rows // data)
+    tokens = LENGTH * min(most, rows - place * most)
     activation = 4 * tokens * WIDTH
     # Two sums forward and two backward in each block.
     calls, moved = 4 * blocks, 4 * blocks * activation
@@ -108,6 +112,29 @@ def test_a_block_takes_four_all_reduces(mesh, one_device):
         for case, (values, calls, moved) in rank.items():
             assert_same(values, one_device[case], f"{case} on {mesh}")
             assert (calls, moved) == expected_of(case, mesh), case
+
+
+def of_dropout(rank, mesh=None):
+    """A recorded step with seven rows, and dropout in the attention, after three others."""
+    build = partial(transformer, 1, "heads", 0.1)
+    if mesh:
+        distribute(build, mesh, BLOCKS)
+    model = compiled(build, classes=True)
+    for _ in range(3):
+        model.train_on_batch(TOKENS[:7], TOKENS[:7])
+    with count_collectives() as traffic:
+        logs = model.train_on_batch(TOKENS[:7], TOKENS[:7], return_dict=True)
+    return numbers(model, logs), dict(traffic.calls), dict(traffic.operand_bytes)
+
+
+def test_a_recorded_step_of_uneven_rows_moves_the_same():
+    ((expected, _, _),) = run_ranks(of_dropout, 1)
+    for rank, (values, calls, moved) in enumerate(run_ranks(of_dropout, 4, (2, 2))):
+        assert_same(values, expected, "recorded, with dropout")
+        sums, of_eager = expected_of((1, "heads", 0.1, False), (2, 2), rows=7, place=rank // 2)
+        assert moved == of_eager
+        assert set(calls) == set(sums)
+        assert calls["all_reduce"] <= sums["all_reduce"]  # a recording does several in one
 
 
 def of_pairs(rank, mesh=None):

@@ -43,12 +43,15 @@ def scatter(layout: Layout, contributions: np.ndarray) -> dict[tuple[int, ...], 
     for at in coordinates(layout.mesh):
         part = contributions[tuple(at[names.index(axis)] for axis, _ in layout.partial)]
         for dim in range(layout.ndim):
-            count, block = segments_of(layout.blocks[dim])
-            segment = part.shape[dim] // count
-            part = part.reshape(*part.shape[:dim], count, segment, *part.shape[dim + 1 :])
-            for axis in layout.dim_axes(dim):
+            each = segments_of(layout.blocks[dim])
+            segment = part.shape[dim] // each.count
+            part = part.reshape(*part.shape[:dim], each.count, segment, *part.shape[dim + 1 :])
+            for place, axis in enumerate(layout.dim_axes(dim)):
                 i = names.index(axis)
-                part = chunks(part, layout.mesh.shape[i], dim + 1, block)[at[i]]
+                split, block = (
+                    (dim, each.outer_block) if place < each.outer else (dim + 1, each.block)
+                )
+                part = chunks(part, layout.mesh.shape[i], split, block)[at[i]]
             size = part.shape[dim] * part.shape[dim + 1]
             part = part.reshape(*part.shape[:dim], size, *part.shape[dim + 2 :])
         held[at] = part

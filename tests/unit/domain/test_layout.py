@@ -8,7 +8,7 @@ from shardcore.domain.chunks import chunk_sizes
 from shardcore.domain.errors import LayoutError, MeshError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.placements import Partial, Replicate, Shard
+from shardcore.domain.placements import Partial, Replicate, Segments, Shard
 from tests.unit.domain.generators import block_sizes, layouts_and_shapes
 from tests.unit.domain.numpy_mesh import chunks, coordinates, scatter
 
@@ -204,6 +204,10 @@ def test_a_layout_reads_well():
     assert str(pending) == "() with sum over 'data', avg over 'model'"
     in_blocks = Layout(MESH, ("data", None), {"model": "sum"}, (4, 1))
     assert str(in_blocks) == "('data', None) with sum over 'model' in blocks of (4, 1)"
+    both = Layout(MESH, (("data", "model"), None), blocks=(Segments(6, 2, outer=1), 1))
+    assert str(both) == "(('data', 'model'), None) in blocks of (6 (over 1 axis) x 2, 1)"
+    pairs = Layout(MESH, (("data", "model"),), blocks=(Segments(6, 1, 2, 3),))
+    assert str(pairs) == "(('data', 'model'),) in blocks of (6 (over 2 axes, 3 together) x 1)"
 
 
 @pytest.mark.parametrize(

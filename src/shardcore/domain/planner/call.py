@@ -2,24 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 from math import prod
 from typing import TypeAlias
 
 import attrs
 
-from shardcore.domain.chunks import block_of, chunk_sizes
+from shardcore.domain.chunks import chunk_sizes
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.placements import (
-    Partial,
-    Placement,
-    Replicate,
-    Shard,
-    blocks_of,
-    segments_of,
-)
+from shardcore.domain.placements import Partial, Placement, Replicate, Shard
+from shardcore.domain.planner.cuts import Cut, between_segments, cut_of, split_of
 from shardcore.domain.rules.rule import Operand, OperatorRule, Result, Shape, Term
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
@@ -39,15 +34,6 @@ class Placed:
     def is_split(self, axis: str) -> bool:
         """Returns whether `axis` splits it."""
         return isinstance(self.layout.placement(axis), Shard)
-
-
-@attrs.frozen
-class Cut:
-    """The split of a factor."""
-
-    axes: tuple[str, ...] = ()  # the mesh axes that split it, the major first
-    grain: int = 1  # the number of consecutive steps that stay together
-    count: int = 1  # the number of segments of steps, each of which is split alike
 
 
 @attrs.frozen(slots=False)
@@ -74,7 +60,7 @@ class Call:
                     f"{operand.shape}."
                 )
             for dim, size in zip(term.dims, operand.shape, strict=True):
-                if dim.factor is None:
+                if dim.factor is None or dim.outer:
                     continue
                 steps, rest = divmod(size, dim.step)
                 if rest or extents.setdefault(dim.factor, steps) != steps:
@@ -82,7 +68,33 @@ class Call:
                         f"In rule '{self.rule}', operand {number} has shape {operand.shape}: "
                         f"factor {dim.factor!r} would need {extents.get(dim.factor)} steps."
                     )
+        if any(term.has_pairs for term in self.rule.operands):
+            self._add_extents_of_pairs(extents)
         return extents
+
+    def _add_extents_of_pairs(self, extents: dict[str, int]) -> None:
+        """Adds the steps of factors that an operand has together in a dim, by the results."""
+        results = zip(self.rule.results, self.result_shapes, strict=False)
+        sizes = [
+            pair
+            for term, shape in (*((t, each.shape) for t, each in self.terms), *results)
+            for pair in zip(term.dims, shape, strict=True)
+        ]
+        left = list(sizes)
+        while left:
+            known = [(dim, n) for dim, n in left if len({*dim.factors} - extents.keys()) < 2]
+            for dim, size in known:
+                for factor in {*dim.factors} - extents.keys():
+                    extents[factor] = size // max(dim.size({**extents, factor: 1}), 1)
+            left = [each for each in left if each not in known]
+            if not known:
+                break
+        if left or any(dim.factor and dim.size(extents) != size for dim, size in sizes):
+            shapes = [each.shape for each in self.operands]
+            raise LayoutError(
+                f"Rule '{self.rule}' has no steps for operands of shapes {shapes} and results of "
+                f"shapes {self.result_shapes}."
+            )
 
     @cached_property
     def separate(self) -> frozenset[str]:
@@ -115,30 +127,26 @@ class Call:
 
     def layout(self, term: Term, cuts: Mapping[str, Cut]) -> Layout:
         """Returns the layout of an operand or a result if `cuts` split the factors."""
-        of_dims = [cuts.get(dim.factor or "", Cut()) for dim in term.dims]
-        blocks = (
-            blocks_of(dim.count * cut.count, dim.block * cut.grain) if cut.axes else 1
-            for dim, cut in zip(term.dims, of_dims, strict=True)
-        )
+        of_dims = [split_of(dim, cuts, self.extents) for dim in term.dims]
         partial = {
             axis: placement.op
             for factor, cut in cuts.items()
             for axis in cut.axes
             if isinstance(placement := self.placement(term, factor), Partial)
         }
-        layout = Layout(self.mesh, tuple(cut.axes for cut in of_dims), partial, tuple(blocks))
+        spec, blocks = tuple(axes for axes, _ in of_dims), tuple(each for _, each in of_dims)
+        layout = Layout(self.mesh, spec, partial, blocks)
         # A dim that no factor splits has blocks of 1, whatever its size is.
-        sizes = (dim.step * self.extents.get(dim.factor or "", 1) for dim in term.dims)
-        return layout.normalized(sizes)
+        return layout.normalized(dim.size(self.extents) for dim in term.dims)
 
     def cuts_of(self, place: int) -> dict[str, Cut]:
         """Returns the cuts of the factors that operand `place` is split by."""
         term, operand = self.terms[place]
         cuts: dict[str, Cut] = {}
-        for axis in self.mesh.axis_names:
+        for axis in chain(*map(operand.layout.dim_axes, range(operand.layout.ndim))):
             if found := self._factor_of(term, operand.shape, operand.layout, axis):
                 factor, cut = found
-                axes = operand.layout.dim_axes(term.dim_of(factor))
+                axes = (*cuts.get(factor, cut).axes, axis)
                 cuts[factor] = attrs.evolve(cut, axes=axes)
         return cuts
 
@@ -164,7 +172,8 @@ class Call:
         stay = any(not weight and factor not in of_weights for weight, factor, _ in found)
         for weight, factor, cut in found:
             if not (stay and weight) or factor in self.separate:
-                yield from self._with_axis(axis, factor, cuts.get(factor, cut))
+                for joined in self._joined(axis, factor, cuts.get(factor), cut):
+                    yield from self._with_axis(axis, factor, joined)
 
     def other_dims(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
         """Yields the factors of the other dims, the last first, of the activations `axis` splits.
@@ -181,7 +190,8 @@ class Call:
     def _with_axis(self, axis: str, factor: str, cut: Cut) -> Iterator[tuple[str, Cut]]:
         """Yields `factor` with `cut` extended by `axis`, if each rank has a step then.
 
-        The axes keep the order in which they split an operand already; else `axis` is last.
+        The axes keep the order in which they split an operand already; else `axis` is last. Those
+        that split segments are first.
         """
         axes = (*cut.axes, axis)
         orders = [
@@ -189,12 +199,43 @@ class Call:
             for term, operand in self.terms
             if factor in term.factors
         ]
+        if cut.outer:  # no operand may be split by all of them
+            longest = sorted(orders, key=len, reverse=True)
+            orders += [cut.outer_first(*order, *axes) for order in longest]
         for order in (*orders, axes):
-            ranks = tuple(map(self.mesh.axis_size, order))
-            steps = chunk_sizes(self.extents[factor] // cut.count, ranks, cut.grain)
-            if sorted(order) == sorted(axes) and min(steps) > 0:
-                yield factor, Cut(order, cut.grain, cut.count)
+            found, ranks = attrs.evolve(cut, axes=order), tuple(map(self.mesh.axis_size, order))
+            outer = found.number_of_outer
+            if sorted(order) != sorted(axes) or not set(order[:outer]) <= set(cut.outer):
+                continue
+            segments = chunk_sizes(cut.count, ranks[:outer], cut.outer_grain)
+            steps = chunk_sizes(self.extents[factor] // cut.count, ranks[outer:], cut.grain)
+            if min(segments) > 0 and min(steps) > 0:
+                yield factor, found
                 return
+
+    def _joined(self, axis: str, factor: str, held: Cut | None, cut: Cut) -> Iterator[Cut]:
+        """Yields the cuts of a factor that `axis` may extend: of `held`, the cut so far, and `cut`.
+
+        Of two operands, one may be split between segments, and the other within them.
+        """
+        if held is None:
+            yield cut
+            return
+        own = attrs.evolve(cut, axes=(axis,))
+        for plain, other in ((held, cut), (own, held)):
+            ranks = tuple(map(self.mesh.axis_size, plain.axes))
+            found = between_segments(plain, ranks, self.extents[factor], other)
+            if found is not None and self._fits(factor, found):
+                yield attrs.evolve(found, axes=held.axes)
+        yield held
+
+    def _fits(self, factor: str, cut: Cut) -> bool:
+        """Returns whether all dims of `factor` can be split as `cut` says."""
+        terms = (*self.rule.operands, *self.rule.results)
+        dims = [dim for term in terms for dim in term.dims if factor in dim.factors]
+        if cut.outer:
+            return all(dim.outer is None and dim.count == 1 for dim in dims)
+        return cut.count == 1 or all(dim.outer != factor for dim in dims)
 
     def _meets_its_like(self, axis: str, term: Term, weight: Placed, factor: str) -> bool:
         """Returns whether an activation scales a weight of its size, and `axis` does not split it.
@@ -220,13 +261,6 @@ class Call:
         dim = term.dims[placement.dim]
         if dim.factor is None:
             return None
-        steps, (count, block) = self.extents[dim.factor], segments_of(placement.block)
-        left, rest = divmod(count, dim.count)
-        if rest or steps % left:
-            return dim.factor, Cut()
-        inner, ranks = steps // left, layout.ranks(placement.dim)
-        wanted = chunk_sizes(inner * dim.block, ranks, block)
-        if any(size % dim.block for size in wanted):
-            return dim.factor, Cut(count=left)
-        grain = block_of(inner, ranks, tuple(size // dim.block for size in wanted))
-        return dim.factor, Cut(grain=grain or 1, count=left)
+        axes, ranks = layout.dim_axes(placement.dim), layout.ranks(placement.dim)
+        factor, cut = cut_of(dim, axis, axes, ranks, placement.block, self.extents)
+        return factor, cut if self._fits(factor, cut) else Cut()

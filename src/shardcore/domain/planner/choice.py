@@ -19,8 +19,9 @@ import attrs
 
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
-from shardcore.domain.planner.call import Call, Cut, Placed, Shapes
+from shardcore.domain.planner.call import Call, Placed, Shapes
 from shardcore.domain.planner.costs import SplitCosts
+from shardcore.domain.planner.cuts import Cut
 from shardcore.domain.rules.rule import OperatorRule, Result
 
 
@@ -39,7 +40,7 @@ class Split:
     def global_shape(self, result: Result, local: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the global shape of `result`, whose local shard has shape `local`."""
         return tuple(
-            size if dim.factor is None else self.extents[dim.factor] * dim.step
+            size if dim.factor is None else dim.size(self.extents)
             for dim, size in zip(result.dims, local, strict=True)
         )
 

@@ -4,9 +4,11 @@ from math import inf, prod
 
 import attrs
 
+from shardcore.domain.chunks import along
 from shardcore.domain.layout import Layout
-from shardcore.domain.placements import Partial, Placement, Replicate, Shard, blocks_of
-from shardcore.domain.planner.call import Call, Cut, Placed
+from shardcore.domain.placements import Partial, Placement, Replicate, Shard
+from shardcore.domain.planner.call import Call, Placed
+from shardcore.domain.planner.cuts import Cut, split_of
 from shardcore.domain.redistribution import transition
 from shardcore.domain.rules.rule import Shape, Term
 
@@ -22,15 +24,16 @@ class SplitCosts:
         total = 0.0
         for term, operand in self.call.terms:
             source = operand.layout.placement(axis)
-            target = self._wanted(term, operand.shape, source, axis, factor, cut)
+            target = self._wanted(term, operand.shape, operand.layout, axis, factor, cut)
             total += self._brought(operand, target, axis, self._smaller(term, operand, factor))
             if operand.weight and isinstance(target, Shard):
                 total += self._way_back(target, source, axis, _bytes(operand, axis))
         for result, shape in zip(self.call.rule.results, self.call.result_shapes, strict=False):
             source = like = self.call.placement(result, factor)
             if result.like is not None:
-                like = self.call.operands[result.like].layout.placement(axis)
-                source = self._wanted(result, shape, like, axis, factor, cut)
+                of_like = self.call.operands[result.like].layout
+                like = of_like.placement(axis)
+                source = self._wanted(result, shape, of_like, axis, factor, cut)
             target = Replicate() if isinstance(like, Partial) else like
             total += self._sent(source, target, axis, prod(shape) * self.call.operands[0].itemsize)
         return total
@@ -66,20 +69,22 @@ class SplitCosts:
         return self.of_all_work(axis)
 
     def _wanted(
-        self, term: Term, shape: Shape, source: Placement, axis: str, factor: str, cut: Cut
+        self, term: Term, shape: Shape, layout: Layout, axis: str, factor: str, cut: Cut
     ) -> Placement:
-        """Returns the placement that `cut` needs; `source` itself if that gives the same shards."""
-        target = self.call.placement(term, factor)
+        """Returns the placement that `cut` needs; that of `layout` if it gives the same shards."""
+        source, target = layout.placement(axis), self.call.placement(term, factor)
         if isinstance(target, Shard) and isinstance(source, Shard) and source.dim == target.dim:
-            dim, size = term.dims[target.dim], shape[target.dim]
-            wanted = blocks_of(dim.count * cut.count, dim.block * cut.grain)
-            if wanted == source.block:
+            size, own = shape[target.dim], layout.dim_axes(target.dim)
+            axes, wanted = split_of(term.dims[target.dim], {factor: cut}, self.call.extents)
+            found = along(size, source.block, own.index(axis))
+            needed = along(size, wanted, axes.index(axis))
+            if found == needed:
                 return source
-            found, needed = (
+            one, other = (
                 Layout(self.call.mesh, (axis,), blocks=(blocks,)).normalized((size,))
-                for blocks in (source.block, wanted)
+                for blocks in (found, needed)
             )
-            return source if found == needed else Shard(target.dim, wanted)
+            return source if one == other else Shard(target.dim, wanted)
         return target
 
     def _smaller(self, term: Term, operand: Placed, factor: str) -> float:

@@ -1,9 +1,12 @@
 """Rules of operators that move elements: permute, stack, split, cat, repeat, reshape."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import gcd, prod
 
+import attrs
+
+from shardcore.domain.placements import Segments
 from shardcore.domain.rules.rule import Dim, OperatorRule, Shape, letters, rule_of
 
 
@@ -55,36 +58,106 @@ def repeat(ndim: int, repeats: Sequence[int]) -> OperatorRule:
     return rule_of([dims], [["-"] * new + found])
 
 
-def reshape(source: Shape, target: Shape, split: tuple[tuple[int, int], ...] = ()) -> OperatorRule:
+def reshape(
+    source: Shape, target: Shape, split: tuple[tuple[int, Segments], ...] = ()
+) -> OperatorRule:
     """Returns the rule of a reshape, which flattens and unflattens groups of dims.
 
-    One dim of a flattened group can be split. If the sizes of both sides differ, the split is in
+    Two dims of a flattened group can be split. If the sizes of both sides differ, the split is in
     blocks that hold the same elements. A dim that is split behind other dims of its group is split
-    within segments. `split` has the split dims of the operand, each with the number of its
-    segments. In a group without a split dim, the first one is used.
+    within segments; if one of these is split too, the segments are the steps of its factor. `split`
+    has the split dims of the operand with their segments. In a group without a split dim, the first
+    one is used.
 
     Example:
         >>> str(reshape((8, 6, 5), (48, 5))), str(reshape((48, 5), (2, 24, 5)))
         ('a - c -> 6a c', '24a b -> a - b')
-        >>> str(reshape((4, 6), (24,), ((1, 1),))), str(reshape((24,), (4, 6), ((0, 4),)))
-        ('- b -> 4*b', '4*a -> - a')
+        >>> str(reshape((4, 6), (24,), ((1, Segments(1)),)))
+        '- b -> 4*b'
+        >>> str(reshape((24,), (4, 6), ((0, Segments(4)),)))
+        '4*a -> - a'
+        >>> str(reshape((4, 6), (24,), ((0, Segments(1)), (1, Segments(1)))))
+        'a b -> a*b'
+        >>> str(reshape((24,), (4, 6), ((0, Segments(4, outer=1)),)))
+        'b*a -> b a'
     """
-    before, after, names = ["-"] * len(source), ["-"] * len(target), letters(len(source))
-    counts = dict(split)
+    before: list[tuple[_Steps, ...]] = [()] * len(source)
+    after: list[tuple[_Steps, ...]] = [()] * len(target)
+    names, of_dims = letters(2 * len(source)), dict(split)
     for dims, others in _groups(source, target):
-        first = next((dim for dim in dims if dim in counts), dims[0])
-        count = counts.get(first, 1)
-        joined = prod(source[dims[0] : first]) * count  # the segments in all
-        for other in reversed(others):
-            left, rest = divmod(joined, prod(target[others[0] : other]))
-            if rest or target[other] % left or source[first] % count:
-                continue
-            steps = gcd(source[first] // count, target[other] // left)
+        for dim in [each for each in dims if each in of_dims] or dims[:1]:
+            each, left = of_dims.get(dim, Segments(1)), prod(source[dims[0] : dim])
+            parts = [_Steps(names[dim], each.count, source[dim] // each.count)]
+            if each.outer:
+                parts.insert(0, _Steps(names[len(source) + dim], 1, each.count))
+            for part in parts:
+                for other, found in _places(part, left, target, others):
+                    given = attrs.evolve(part, steps=found.steps)
+                    both = (*before[dim], given), (*after[other], found)
+                    if joined := _joined(source[dim], target[other], *both):
+                        before[dim], after[other] = joined
+    terms = (
+        [str(_dim(size, steps)) for size, steps in zip(shape, of_shape, strict=True)]
+        for shape, of_shape in ((source, before), (target, after))
+    )
+    return rule_of(*([each] for each in terms))
+
+
+@attrs.frozen
+class _Steps:
+    """The steps of a factor in a dim: so many in each of `count` segments of the dim."""
+
+    factor: str
+    count: int
+    steps: int
+
+
+def _places(
+    part: _Steps, before: int, target: Shape, others: range
+) -> Iterator[tuple[int, _Steps]]:
+    """Yields the last dim of a group that has steps of `part`, with these, if there is one.
+
+    The operand has `part` in a dim behind `before` elements of the group.
+    """
+    for other in reversed(others):
+        count, rest = divmod(before * part.count, prod(target[others[0] : other]))
+        if not rest and not target[other] % count:
+            steps = gcd(part.steps, target[other] // count)
             if steps > 1:
-                before[first] = str(Dim(names[first], source[first] // count // steps, count))
-                after[other] = str(Dim(names[first], target[other] // left // steps, left))
-                break
-    return rule_of([before], [after])
+                yield other, _Steps(part.factor, count, steps)
+                return
+
+
+def _joined(
+    size: int, other_size: int, given: tuple[_Steps, ...], found: tuple[_Steps, ...]
+) -> tuple[tuple[_Steps, ...], tuple[_Steps, ...]] | None:
+    """Returns the steps of a dim before and after; None if a dim cannot have them.
+
+    Two factors that are one behind the other on both sides become one.
+    """
+    own, other = _dim(size, given), _dim(other_size, found)
+    if own is None or other is None:
+        return None
+    if own.outer is None or own.outer != other.outer:
+        return given, found
+    if (own.count, other.count) != (1, 1):
+        return None
+    as_one = (_Steps(given[1].factor, 1, given[0].steps * given[1].steps),)
+    return as_one, as_one
+
+
+def _dim(size: int, steps: tuple[_Steps, ...]) -> Dim | None:
+    """Returns a dim of `size` elements that has these steps; None if no dim has."""
+    if not steps:
+        return Dim()
+    *outer, last = steps
+    block = size // last.count // last.steps
+    if not outer:
+        return Dim(last.factor, block, last.count)
+    count, rest = divmod(last.count, outer[0].steps)
+    if rest or len(outer) > 1 or outer[0].count > 1:
+        return None
+    return Dim(last.factor, block, count, outer[0].factor)
 
 
 def _groups(source: Shape, target: Shape) -> list[tuple[range, range]]:

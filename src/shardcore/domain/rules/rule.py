@@ -4,13 +4,15 @@ A rule reads like an einsum. In "n c - -, o c - - -> n o - -" the letters are **
 of one factor are split together. "-" is a dim that is never split. A factor of the operands that a
 result lacks is summed, so that its split leaves the result partial. "3g" is a dim of three elements
 for each step of the factor `g`, and is split between these threes only. "5*g" is a dim of five
-segments, each of which has all steps of the factor.
+segments, each of which has all steps of the factor. "a*g" has a segment for each step of another
+factor, which is split too.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from itertools import zip_longest
+from math import prod
 
 import attrs
 
@@ -19,7 +21,10 @@ from shardcore.domain.placements import ReduceOp
 
 Shape = tuple[int, ...]
 
-_DIM = re.compile(r"((?P<count>[1-9][0-9]*)\*)?(?P<block>[1-9][0-9]*)?(?P<factor>[a-z][0-9]*)|-")
+_DIM = re.compile(
+    r"((?=[^*])(?P<count>[1-9][0-9]*)?(?P<outer>[a-z][0-9]*)?\*)?"
+    r"(?P<block>[1-9][0-9]*)?(?P<factor>[a-z][0-9]*)|-"
+)
 
 
 @attrs.frozen
@@ -29,17 +34,27 @@ class Dim:
     factor: str | None = None  # its factor, None for a dim that is never split
     block: int = 1  # the number of elements for each step of the factor
     count: int = 1  # the number of segments, each with all steps of the factor
+    outer: str | None = None  # the factor for each step of which there are so many segments
 
     def __str__(self) -> str:
         if self.factor is None:
             return "-"
-        segments = "" if self.count == 1 else f"{self.count}*"
-        return f"{segments}{'' if self.block == 1 else self.block}{self.factor}"
+        segments = f"{'' if self.count == 1 else self.count}{self.outer or ''}"
+        return f"{segments and segments + '*'}{'' if self.block == 1 else self.block}{self.factor}"
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """Its factors, the outer one first."""
+        return tuple(each for each in (self.outer, self.factor) if each)
 
     @property
     def step(self) -> int:
-        """The number of elements for each step of the factor, over all segments."""
+        """The number of elements for each step of its factors, over all segments."""
         return self.block * self.count
+
+    def size(self, extents: Mapping[str, int]) -> int:
+        """Returns the number of elements, of factors with so many steps."""
+        return self.step * prod(extents[factor] for factor in self.factors)
 
 
 def _dims(text: str) -> tuple[Dim, ...]:
@@ -49,9 +64,10 @@ def _dims(text: str) -> tuple[Dim, ...]:
         if found is None:
             raise RuleError(
                 "A dim of a rule is '-', a factor such as 'n' or 'd0', a factor in blocks such as "
-                f"'3g', or in segments such as '5*g', got {word!r}."
+                f"'3g', or in segments such as '5*g' or 'a*g', got {word!r}."
             )
-        dims.append(Dim(found["factor"], int(found["block"] or 1), int(found["count"] or 1)))
+        block, count = int(found["block"] or 1), int(found["count"] or 1)
+        dims.append(Dim(found["factor"], block, count, found["outer"]))
     return tuple(dims)
 
 
@@ -66,22 +82,28 @@ class Term:
     dims: tuple[Dim, ...] = attrs.field(converter=_dims)
 
     def __attrs_post_init__(self) -> None:
-        factors = [dim.factor for dim in self.dims if dim.factor]
+        factors = [factor for dim in self.dims for factor in dim.factors]
         if len(factors) > len(set(factors)):
             raise RuleError(f"There is a factor twice in '{self}': use each factor once.")
 
     @cached_property
     def factors(self) -> frozenset[str]:
         """The factors that it can be split by."""
-        return frozenset(dim.factor for dim in self.dims if dim.factor)
+        return frozenset(factor for dim in self.dims for factor in dim.factors)
+
+    @cached_property
+    def has_pairs(self) -> bool:
+        """Whether a dim has two factors."""
+        return any(dim.outer for dim in self.dims)
 
     def dim_of(self, factor: str) -> int:
         """Returns the number of the dim that has `factor`."""
-        return next(number for number, dim in enumerate(self.dims) if dim.factor == factor)
+        return next(number for number, dim in enumerate(self.dims) if factor in dim.factors)
 
     def dims_without(self, factors: frozenset[str]) -> str:
         """Returns its dims as text, with "-" for those of `factors`."""
-        return " ".join("-" if dim.factor in factors else str(dim) for dim in self.dims) or "()"
+        kept = (dim if factors.isdisjoint(dim.factors) else Dim() for dim in self.dims)
+        return " ".join(map(str, kept)) or "()"
 
     def __str__(self) -> str:
         return " ".join(map(str, self.dims)) or "()"
@@ -164,19 +186,6 @@ class OperatorRule:
         given = [self.operands[number] for number in result.of]
         given = given or [each for each in self.operands if not each.added]
         return frozenset[str]().union(*(each.factors for each in given))
-
-    @lru_cache(maxsize=4096)  # noqa: B019 - rules are few, and a step asks for each view
-    def local_shape(self, shape: Shape, part: Shape) -> Shape:
-        """Returns the local shape of the only result, of `shape`.
-
-        `part` is the local shape of the only operand.
-        """
-        (operand,), (result,), sizes = self.operands, self.results, list(shape)
-        for number, dim in enumerate(result.dims):
-            if dim.factor:
-                given = operand.dim_of(dim.factor)
-                sizes[number] = part[given] // operand.dims[given].step * dim.step
-        return tuple(sizes)
 
     def __str__(self) -> str:
         operands, results = (", ".join(map(str, each)) for each in (self.operands, self.results))

@@ -13,7 +13,7 @@ from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs, Link
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.placements import Partial, Replicate, Shard
+from shardcore.domain.placements import Partial, Replicate, Segments, Shard
 from shardcore.domain.planner.call import Placed
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.redistribution import plan
@@ -439,7 +439,15 @@ def test_a_dim_whose_chunks_are_whole_steps_is_not_moved(shape, spec, blocks, ta
     chosen = choose(found, (Placed(shape, layout),))
     assert chosen.operands == (layout,)
     assert local_shapes(chosen.results[0], target) == parts
-    assert [found.local_shape(target, part) for part in local_shapes(layout, shape)] == parts
+
+
+def test_factors_that_are_together_in_a_dim_get_their_steps_from_results():
+    flat = Placed((12,), Layout(SQUARE, (("data", "model"),), blocks=(Segments(4, outer=1),)))
+    apart = rule_of_text("a*b -> a b")
+    assert choose(apart, (flat,), ((4, 3),)).results == (Layout(SQUARE, ("data", "model")),)
+    for shapes in ((), ((4, 4),)):
+        with pytest.raises(LayoutError, match=r"'a\*b -> a b' has no steps for .* \[\(12,\)\]"):
+            choose(apart, (flat,), shapes)
 
 
 def test_chunks_of_whole_steps_by_two_axes_are_not_moved_though_a_block_is_less_than_a_step():

@@ -28,6 +28,7 @@ class Call:
     rule: OperatorRule
     shapes: list[tuple[int, ...]]
     run: Callable[[list[np.ndarray]], list[np.ndarray]]
+    reshapes: bool = False  # whether a rank gives its part the shape that a part of the result has
 
     def operands(self, seed: int) -> list[np.ndarray]:
         rng = np.random.default_rng(seed)
@@ -90,13 +91,19 @@ def prove(call, factor, data):
         laid_out(mesh, value, layout)
         for value, layout in zip(operands, chosen.operands, strict=True)
     ]
-    parts = {at: call.run([each[at] for each in held]) for at in coordinates(mesh)}
+    parts = {}
+    for rank, at in enumerate(coordinates(mesh)):
+        given = [each[at] for each in held]
+        local = chosen.results[0].local_shape(shapes[0], rank)
+        parts[at] = [given[0].reshape(local)] if call.reshapes else call.run(given)
     for number, (term, layout) in enumerate(zip(call.rule.results, chosen.results, strict=True)):
         found = {at: np.asarray(results[number]) for at, results in parts.items()}
         for rank, part in enumerate(found.values()):
             assert part.shape == layout.local_shape(shapes[number], rank)
             assert chosen.global_shape(term, part.shape) == shapes[number]
-        np.testing.assert_allclose(together(mesh, found, layout), whole[number], atol=1e-9)
+        np.testing.assert_allclose(
+            together(mesh, found, layout, shapes[number]), whole[number], atol=1e-9
+        )
 
 
 def in_blocks(data, mesh, shape, where):
@@ -107,16 +114,23 @@ def in_blocks(data, mesh, shape, where):
     layout = Layout.from_placements(mesh, where, len(shape))
     split = [data.draw(st.permutations(layout.dim_axes(dim))) for dim in range(len(shape))]
     blocks = [
-        data.draw(st.sampled_from(ways_to_split(size))) if axes else 1
+        data.draw(st.sampled_from(ways_to_split(size, len(axes)))) if axes else 1
         for axes, size in zip(split, shape, strict=True)
     ]
     return Layout(mesh, split, layout.partial, blocks).normalized(shape)
 
 
-def ways_to_split(size):
-    """Blocks of some sizes, and segments of them."""
-    segments = [Segments(count, block) for count in (2, 3) if not size % count for block in (1, 2)]
-    return [1, 2, 3, *segments]
+def ways_to_split(size, axes):
+    """Blocks of some sizes, and segments of them, split by some of so many axes."""
+    counts = [count for count in (2, 3, 4) if not size % count]
+    segments = [Segments(count, block) for count in counts[:2] for block in (1, 2)]
+    split = [
+        Segments(count, block, outer, together)
+        for count in counts
+        for outer in range(1, axes)
+        for block, together in ((1, 1), (2, 1), (1, 2))
+    ]
+    return [1, 2, 3, *segments, *split]
 
 
 def laid_out(mesh, value, layout):
@@ -128,7 +142,7 @@ def laid_out(mesh, value, layout):
     return held
 
 
-def together(mesh, parts, layout):
+def together(mesh, parts, layout, shape):
     """The whole that ranks have parts of: joined along the minor axes first."""
     nested = [axis for dim in range(layout.ndim) for axis in layout.dim_axes(dim)]
     order = [*nested, *(axis for axis in mesh.axis_names if axis not in nested)]
@@ -139,14 +153,21 @@ def together(mesh, parts, layout):
         groups = {}
         for at in sorted(places):
             groups.setdefault(at[:-1], []).append(places[at])
-        places = {at: joined(group, layout.placement(axis)) for at, group in groups.items()}
+        where = layout.placement(axis)
+        if isinstance(where, Shard) and layout.dim_axes(where.dim).index(axis) < (
+            segments_of(where.block).outer
+        ):
+            where = Shard(where.dim)  # whole segments
+        places = {at: joined(group, where, shape) for at, group in groups.items()}
     return places[()]
 
 
-def joined(group, placement):
+def joined(group, placement, shape):
     match placement:
         case Shard(dim, blocks):
-            count, _ = segments_of(blocks)
+            count = (of_dim := segments_of(blocks)).count
+            if of_dim.outer:  # each of the group has parts of the same segments, of some of them
+                count = sum(each.shape[dim] for each in group) * count // shape[dim]
             apart = [
                 each.reshape(*each.shape[:dim], count, -1, *each.shape[dim + 1 :]) for each in group
             ]

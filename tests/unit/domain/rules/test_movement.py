@@ -5,6 +5,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from shardcore.domain.placements import Segments
 from shardcore.domain.rules import movement
 from tests.unit.domain.rules.proof import (
     Call,
@@ -42,14 +43,13 @@ def reshapes(draw):
         target = np.empty(shape).reshape(target).shape
     except ValueError:
         assume(False)
-    dim = draw(st.integers(0, len(shape) - 1))
-    count = draw(st.sampled_from([n for n in (1, 2, 3, 4) if not shape[dim] % n]))
-    found = movement.reshape(shape, target, draw(st.sampled_from([(), ((dim, count),)])))
-
-    def run(parts):
-        return [parts[0].reshape(found.local_shape(target, parts[0].shape))]
-
-    return Call(found, [shape], run)
+    split = []
+    for dim in draw(st.sets(st.integers(0, len(shape) - 1))):
+        count = draw(st.sampled_from([n for n in (1, 2, 3, 4) if not shape[dim] % n]))
+        outer = 1 if count > 1 and draw(st.booleans()) else 0
+        split.append((dim, Segments(count, outer=outer)))
+    found = movement.reshape(shape, target, tuple(split))
+    return Call(found, [shape], lambda parts: [parts[0].reshape(target)], reshapes=True)
 
 
 def _cut_in_pieces(draw):

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,12 @@ EXAMPLES = {
 def test_malformed_rules_are_refused():
     with pytest.raises(RuleError, match="got 'N'"):
         Operand("N c")
-    with pytest.raises(RuleError, match="factor twice in 'n n'"):
-        Operand("n n")
+    for text in ("*g", "3*", "a*-", "a*b*c"):
+        with pytest.raises(RuleError, match=re.escape(f"got {text!r}")):
+            Operand(text)
+    for text in ("n n", "n*m n", "n*n"):
+        with pytest.raises(RuleError, match=re.escape(f"factor twice in '{text}'")):
+            Operand(text)
     with pytest.raises(RuleError, match="needs an operand"):
         OperatorRule((), (Result("n"),))
     x = Operand("n c")

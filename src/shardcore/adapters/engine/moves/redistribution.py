@@ -1,6 +1,5 @@
 """Redistributes tensors by slices and collectives along mesh axes."""
 
-from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -13,16 +12,16 @@ from shardcore.adapters.engine.tensor import Form, ShardedTensor, contiguous_str
 from shardcore.adapters.job.threads import check_thread
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial
-from shardcore.domain.redistribution import Step, plan
-from shardcore.domain.segments import Exchange, has_segments, ranges_of, without_segments
+from shardcore.domain.redistribution import Step
+from shardcore.domain.segments import Exchange, without_segments
+from shardcore.domain.stages import stages
 from shardcore.ports.measurement.trace_context import Move, redistribution_scope
 
 # The neutral values; a mean or a maximum of equal values is that value.
 _NEUTRAL = {"sum": 0, "product": 1}
 
 
-# Steps on a tensor with a separate dim for the segments of each dim, and the shape of the local
-# shard before them.
+# The shape of the local shard before steps, with a separate dim for the segments of each dim.
 _Stage = tuple[tuple[int, ...], tuple[Step | Exchange, ...]]
 
 
@@ -144,41 +143,10 @@ def _permuted(layout: Layout, order: tuple[int, ...]) -> Layout:
 
 
 def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
-    """Returns the steps to `target`: one stage if the segments of both are dims of one shape."""
-    source, shape = form.layout, form.shape
-    counts = tuple(map(max, source.segments, target.segments))
-    layouts = [source, target]
-    if not all(has_segments(each, shape, counts) for each in layouts):
-        exchange = _between_segments(source, target, shape)
-        if exchange is not None:
-            return ((source.local_shape(shape, engine.world.position), (exchange,)),)
-        pairs = zip(source.segments, target.segments, strict=True)
-        differ = [dim for dim, (before, after) in enumerate(pairs) if before != after]
-        axes = [axis for dim in differ for axis in source.dim_axes(dim)]
-        layouts = [source, source.without(*axes), target]
-    stages = []
-    for before, after in pairwise(layouts):
-        common = tuple(map(max, before.segments, after.segments))
-        sizes, first = without_segments(before, shape, common)
-        _, second = without_segments(after, shape, common)
-        steps = plan(first, second, sizes, form.dtype.itemsize, engine.costs)
-        stages.append((first.local_shape(sizes, engine.world.position), steps))
-    return tuple(stages)
-
-
-def _between_segments(source: Layout, target: Layout, shape: tuple[int, ...]) -> Exchange | None:
-    """Returns the exchange between two layouts that differ in the segments of one dim.
-
-    None if they differ in more, or several axes split the dim.
-    """
-    differ = [dim for dim in range(source.ndim) if source.blocks[dim] != target.blocks[dim]]
-    same = source.spec == target.spec and source.partial == target.partial
-    if not same or len(differ) != 1 or len(source.dim_axes(differ[0])) != 1:
-        return None
-    (dim,) = differ
-    (axis,) = source.dim_axes(dim)
-    held, wanted = (ranges_of(each, dim, shape[dim]) for each in (source, target))
-    return Exchange(axis, dim, held, wanted)
+    """Returns the stages to `target`, each with the shape of the local shard before."""
+    found = stages(form.layout, target, form.shape, form.dtype.itemsize, engine.costs)
+    rank = engine.world.position
+    return tuple((each.layout.local_shape(each.shape, rank), each.steps) for each in found)
 
 
 def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> ShardedTensor:

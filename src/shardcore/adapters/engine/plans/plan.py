@@ -132,12 +132,13 @@ class Plan:
 
     def _note_view(self, view: ShardedTensor, number: int, known: Redistributed) -> None:
         """Notes a copy of `view`, result `number`: the same view of the copy of its operand."""
-        assert self.task.compute is not None
-        other, form = known.tensor, known.tensor.form
-        split = choose(self.task.rule, (Placed(form.shape, form.layout),))
+        other, form, task = known.tensor, known.tensor.form, self.task
+        split = choose(task.rule, (Placed(form.shape, form.layout),), task.result_shapes)
         if split.operands[0] != form.layout:  # the view would move the copy
             return
-        part = self.task.compute([other.part])[number]
+        compute = task.over(self.engine, split) if task.over else task.compute
+        assert compute is not None
+        part = compute([other.part])[number]
         assert part is not None
         layout = split.results[number]
         same = self.engine.wrap(part, self.engine.evolved(view.form, layout=layout), other.memory)

@@ -94,8 +94,9 @@ class Task:
     orders: Sequence[Order | None] = ()
     # The layouts of operands and results, if they do not follow from the rule.
     layouts: Split | None = None
-    # The axis around which ranks pass parts on, if there is one. `over` makes `compute` then.
+    # The axis around which ranks pass parts on, if there is one.
     ring: Ring | None = None
+    # Makes `compute` for a split, if it depends on that.
     over: Callable[[Engine, Split], Compute] | None = None
 
 

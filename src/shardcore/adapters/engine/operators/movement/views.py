@@ -7,9 +7,20 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.engine.plans.task import Operand, Operator, Planner, Task, by_operator
+from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.plans.task import (
+    Compute,
+    Operand,
+    Operator,
+    Parts,
+    Planner,
+    Task,
+    by_operator,
+)
+from shardcore.domain.planner.choice import Split
 from shardcore.domain.rules import basic, movement
 from shardcore.domain.rules.rule import OperatorRule
+from shardcore.domain.segments import split_dims
 
 
 def one_result(
@@ -74,12 +85,18 @@ def _reshaped(_operator: Operator, tensor: Operand, sizes: Sequence[int]) -> Tas
     """Plans a reshape; it copies if the local shard allows no view."""
     rest = max(prod(size for size in sizes if size != -1), 1)
     target = tuple(tensor.numel() // rest if size == -1 else size for size in sizes)
-    segments = enumerate(tensor.form.layout.segments)
-    split = tuple((dim, count) for dim, count in segments if tensor.is_split(dim))
+    split = split_dims(tensor.form.layout, tensor.shape, target)
     rule = movement.reshape(tensor.shape, target, split)
-    return one_result(
-        rule, tensor, lambda part: part.reshape(rule.local_shape(target, tuple(part.shape)))
-    )
+
+    def over(engine: Engine, chosen: Split) -> Compute:
+        local = chosen.results[0].local_shape(target, engine.world.position)
+
+        def compute(parts: Parts) -> Sequence[torch.Tensor]:
+            return (parts[0].reshape(target if parts[0].shape == tensor.shape else local),)
+
+        return compute
+
+    return Task(rule, [tensor], result_shapes=(target,), linear_in=(0,), of_weights=True, over=over)
 
 
 def _as_strided(

@@ -1,0 +1,135 @@
+"""Cuts of factors: the axes that split one, and where; and the blocks of dims that follow."""
+
+from collections.abc import Mapping
+
+import attrs
+
+from shardcore.domain.chunks import block_of, chunk_sizes, in_segments
+from shardcore.domain.placements import Blocks, Segments, blocks_of, segments_of
+from shardcore.domain.rules.rule import Dim
+
+Axes = tuple[str, ...]
+
+
+@attrs.frozen
+class Cut:
+    """The split of a factor."""
+
+    axes: Axes = ()  # the mesh axes that split it, the major first
+    grain: int = 1  # the number of consecutive steps that stay together
+    count: int = 1  # the number of segments of steps, each of which is split alike
+    outer: Axes = ()  # the axes that split the segments themselves, if they split the factor
+    outer_grain: int = 1  # the number of segments that stay together
+
+    @property
+    def number_of_outer(self) -> int:
+        """The number of its axes that split the segments themselves: the first ones."""
+        return sum(axis in self.outer for axis in self.axes)
+
+    def outer_first(self, *axes: str) -> Axes:
+        """Returns each of `axes` once, first those that split the segments themselves."""
+        return tuple(dict.fromkeys(sorted(axes, key=lambda axis: axis not in self.outer)))
+
+
+def split_of(dim: Dim, cuts: Mapping[str, Cut], extents: Mapping[str, int]) -> tuple[Axes, Blocks]:
+    """Returns the axes that split `dim` if `cuts` split the factors, and its blocks.
+
+    Example:
+        >>> cuts = {"a": Cut(("data",)), "b": Cut(("model",), grain=2)}
+        >>> split_of(Dim("b", outer="a"), cuts, {"a": 4, "b": 6})
+        (('data', 'model'), Segments(count=4, block=2, outer=1, outer_block=1))
+    """
+    outer, cut = (cuts.get(factor or "", Cut()) for factor in (dim.outer, dim.factor))
+    count = dim.count * extents.get(dim.outer or "", 1) * cut.count
+    if not outer.axes:
+        return cut.axes, _blocks(cut, count, dim.block)
+    if not cut.axes:
+        return outer.axes, _blocks(outer, outer.count, dim.size({**extents, dim.outer or "": 1}))
+    together = dim.count * cut.count * outer.grain
+    blocks = Segments(count, dim.block * cut.grain, len(outer.axes), together)
+    return (*outer.axes, *cut.axes), blocks
+
+
+def _blocks(cut: Cut, count: int, block: int) -> Blocks:
+    """Returns the blocks of a dim of `count` segments with `block` elements a step."""
+    outer = cut.number_of_outer
+    if outer:
+        return Segments(count, block * cut.grain, outer, cut.outer_grain)
+    return blocks_of(count, block * cut.grain) if cut.axes else 1
+
+
+def cut_of(
+    dim: Dim, axis: str, axes: Axes, ranks: tuple[int, ...], blocks: Blocks, extents: dict[str, int]
+) -> tuple[str, Cut]:
+    """Returns the factor by which `axis` splits a dim that `axes` split, and its cut, without axes.
+
+    A factor that is split elsewhere than between its steps has a cut of blocks of 1.
+
+    Example:
+        >>> places = ("data", "model"), (2, 2), Segments(4, 2, outer=1)
+        >>> cut_of(Dim("b", outer="a"), "model", *places, {"a": 4, "b": 6})
+        ('b', Cut(axes=(), grain=2, count=1, outer=(), outer_grain=1))
+    """
+    assert dim.factor is not None, "a dim that can be split"
+    each = segments_of(blocks)
+    if dim.outer is None:
+        left, rest = divmod(each.count, dim.count)
+        if rest:
+            return dim.factor, Cut()
+        cut = _within(dim, each, left, ranks, extents)
+        if each.outer and cut.count == left:
+            cut = attrs.evolve(cut, outer=axes[: each.outer], outer_grain=each.outer_block)
+        return dim.factor, cut
+    count = dim.count * extents[dim.outer]
+    if each.count == 1:
+        each = in_segments(dim.size(extents), ranks, blocks, count) or each
+    left, rest = divmod(each.count, count)
+    if rest:
+        return dim.outer, Cut()
+    if axis not in axes[: each.outer]:
+        return dim.factor, _within(dim, each, left, ranks, extents)
+    together, ranks = dim.count * left, ranks[: each.outer]
+    segments = chunk_sizes(each.count, ranks, each.outer_block)
+    if any(chunk % together for chunk in segments):
+        return dim.outer, Cut()
+    steps = tuple(chunk // together for chunk in segments)
+    return dim.outer, Cut(grain=block_of(extents[dim.outer], ranks, steps) or 1)
+
+
+def _within(
+    dim: Dim, each: Segments, left: int, ranks: tuple[int, ...], extents: dict[str, int]
+) -> Cut:
+    """Returns the cut of the factor of `dim` within `left` segments of its steps."""
+    inner, rest = divmod(extents[dim.factor or ""], left)
+    if rest:
+        return Cut()
+    ranks = ranks[each.outer :]
+    wanted = chunk_sizes(inner * dim.block, ranks, each.block)
+    if any(size % dim.block for size in wanted):
+        return Cut(count=left)
+    grain = block_of(inner, ranks, tuple(size // dim.block for size in wanted))
+    return Cut(grain=grain or 1, count=left)
+
+
+def between_segments(plain: Cut, ranks: tuple[int, ...], extent: int, other: Cut) -> Cut | None:
+    """Returns `other`, a cut within segments, with those of its segments split as by `plain`.
+
+    `plain` has the cut by axes of `ranks`. None if it is not between the segments of `other`.
+
+    Example:
+        >>> found = between_segments(Cut(("data",), 6), (2,), 24, Cut(count=4))
+        >>> found.outer, found.outer_grain
+        (('data',), 1)
+    """
+    if other.count == 1 or other.number_of_outer:
+        return None
+    if plain.count == other.count and plain.number_of_outer == len(plain.axes):
+        return attrs.evolve(other, outer=plain.outer, outer_grain=plain.outer_grain)
+    if plain.count > 1 or extent % other.count:
+        return None
+    found = in_segments(extent, ranks, plain.grain, other.count)
+    if found is None or found.outer < len(ranks):
+        return None
+    outer = tuple(dict.fromkeys((*plain.axes, *other.outer)))
+    together = other.outer_grain if other.outer else found.outer_block
+    return attrs.evolve(other, outer=outer, outer_grain=together)
