@@ -190,7 +190,6 @@ class Binding:
             "numpy.repeat": operations.repeat,
             "math.segment_sum": operations.segment_sum,
             "numpy.einsum": products.einsum,
-            "numpy.matmul": products.matmul,
             "core.slice_update": slices.update,
             "loss.apply_mask": batches.mask,
             "saving_lib.is_memory_sufficient": loading.is_memory_sufficient,

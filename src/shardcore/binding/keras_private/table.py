@@ -272,12 +272,9 @@ ALL = (
         "Looks up each element by its index, which moves the heads of grouped attention.",
         until=(3, 14),
     ),
-    *(
-        Patch(
-            f"keras.src.backend.torch.numpy:{name}",
-            "Flattens rows and tokens, of which each rank has some: no layout describes the lines.",
-        )
-        for name in ("einsum", "matmul")
+    Patch(
+        "keras.src.backend.torch.numpy:einsum",
+        "Makes one matrix of the kernels of all experts, which would be all-gathered.",
     ),
     Patch(
         "keras.src.backend.torch.core:slice",
