@@ -351,6 +351,33 @@ def test_two_axes_split_two_factors():
             assert fell_back == [], name
 
 
+def test_frames_of_rows_stay_split():
+    """As `torch.stft` takes them; frames that go beyond a row run on full operands."""
+
+    def program(rank):
+        distribute((2, 1))
+        found = []
+        for rows, frames in ((3, 5), (2, 8)):
+            x = shardcore.distribute_tensor(torch.arange(36.0).reshape(3, 12), ("data", None))
+            forget_fallbacks()
+            with count_collectives() as traffic:
+                result = x.as_strided((rows, frames, 4), (12, 2, 1))
+            facts = placements(result), dict(traffic.calls), list(fallbacks())
+            found.append((result.full_tensor().numpy(), *facts))
+        return found
+
+    numbers = np.arange(36, dtype="float32")
+    for within, beyond in run_ranks(program, 2):
+        for rows, frames, found in ((3, 5, within[0]), (2, 8, beyond[0])):
+            places = [
+                [[12 * row + 2 * at + n for n in range(4)] for at in range(frames)]
+                for row in range(rows)
+            ]
+            np.testing.assert_array_equal(found, numbers[places])
+        assert within[1:] == ("S(0) R", {}, [])
+        assert beyond[1:] == ("R R", {"all_gather": 1}, ["aten.as_strided.default"])
+
+
 def rows(x):
     """The sum of the first two rows, weighted."""
     first, second, *_ = torch.unbind(x)

@@ -7,7 +7,7 @@ recording contains. `wait` must be called for each result.
 
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec
 
 import attrs
 import torch
@@ -16,20 +16,22 @@ import torch.distributed as dist
 from shardcore.adapters.torch_private.operators import Operator
 from shardcore.adapters.torch_private.trees import Args, tree_leaves
 
-Move = TypeVar("Move", bound=Callable[..., torch.Tensor])
+P = ParamSpec("P")
 
 
-def _of_real_parts(move: Move) -> Move:
-    """Has `move` take complex numbers as pairs of real ones: gloo and NCCL know no others."""
+def _of_real_parts(
+    move: Callable[Concatenate[torch.Tensor, P], torch.Tensor],
+) -> Callable[Concatenate[torch.Tensor, P], torch.Tensor]:
+    """Returns `move` for complex numbers too, as pairs of real ones: gloo sends no others."""
 
     @wraps(move)
-    def run(value: torch.Tensor, *args: Any) -> torch.Tensor:
+    def run(value: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
         if not value.is_complex():
-            return move(value, *args)
+            return move(value, *args, **kwargs)
         pairs = torch.view_as_real(value.resolve_conj().contiguous())
-        return torch.view_as_complex(move(pairs, *args))
+        return torch.view_as_complex(move(pairs, *args, **kwargs))
 
-    return run  # type: ignore[return-value]
+    return run
 
 
 @_of_real_parts

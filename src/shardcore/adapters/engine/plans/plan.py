@@ -155,7 +155,10 @@ class Plan:
         )
 
     def _is_unused(self, number: int, part: torch.Tensor) -> bool:
-        """Returns whether a device has no use for this result: it has no elements, and one dim."""
+        """Returns whether `part` is empty and has other dims than result `number` of the rule.
+
+        So a device returns a tensor that it does not use: CUDA the buffer of `log_sigmoid`.
+        """
         return part.shape == (0,) and len(self.task.rule.results[number].dims) != 1
 
     def _result(
