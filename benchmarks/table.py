@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+import shardcore
 from benchmarks import jax_lane
 from benchmarks.rows import Row
 
@@ -76,7 +77,8 @@ def write(path: Path, rows: Sequence[Row], measured: dict[str, Any], load: float
         "load_before": load,
         "load_after": os.getloadavg()[0],
         "system": platform.platform(),
-        **{name: version(name) for name in ("torch", "keras", "shardcore")},
+        **{name: version(name) for name in ("torch", "keras")},
+        "shardcore": shardcore.__version__,  # which may run from its source folder
     }
     facts = {"machine": machine, "rows": [as_dict(row) for row in rows], "measured": measured}
     path.parent.mkdir(parents=True, exist_ok=True)

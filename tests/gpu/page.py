@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.table import amount
 from tests.compat.environments import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "gpu.md"
@@ -32,12 +33,12 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield "\nFailed:\n"
         yield from (f"- `{each}`" for each in failed)
     if found["figures"]:
-        yield "\n| benchmark | contender | value | unit | beside |"
-        yield "|---|---|--:|---|---|"
+        yield "\n| benchmark | contender | step | beside |"
+        yield "|---|---|--:|---|"
         yield from map(_figure, found["figures"])
 
 
 def _figure(row: dict[str, Any]) -> str:
-    value = row["note"] if row["value"] is None else f"{row['value']:.4g}"
+    value = row["note"] if row["value"] is None else amount(row["value"], row["unit"])
     beside = "" if row["ratio"] is None else f"{row['ratio']:.2f} × {row['against']}"
-    return f"| {row['section']} | {row['contender']} | {value} | {row['unit']} | {beside} |"
+    return f"| {row['section']} | {row['contender']} | {value} | {beside} |"

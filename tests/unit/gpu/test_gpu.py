@@ -64,8 +64,8 @@ def test_the_page_has_the_machine_what_failed_and_the_figures():
     assert text.startswith("2 × H100; torch 2.13.0, CUDA 13.0; 2026-11-25.\n")
     assert "| contract | 9 | 1 | 2 | 3 |" in text
     assert "- `a::b`" in text
-    assert "| MLP | captured | 0.01235 | s | 0.50 × plain |" in text
-    assert "| CNN | plain | out of memory | s |  |" in text
+    assert "| MLP | captured | 12.3 ms | 0.50 × plain |" in text
+    assert "| CNN | plain | out of memory |  |" in text
 
 
 def test_the_page_has_the_marks_between_which_a_run_is_written():
