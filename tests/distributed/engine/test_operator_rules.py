@@ -226,6 +226,34 @@ LOSSES = {
 }
 
 
+def of_elements(loss, reduction, placed="P(sum) S(0)", **named):
+    """The case of a loss that compares five rows, on two ranks, with a plain target."""
+    target = torch.linspace(0.1, 0.9, 20).reshape(5, 4)
+    return Case(
+        lambda x: loss(x.sigmoid(), target, reduction=reduction, **named),
+        [(5, 4)],
+        [BATCH[:2]],
+        placed,
+    )
+
+
+LOSSES |= {
+    "binary loss, each": of_elements(functional.binary_cross_entropy, "none", "S(0) S(0)"),
+    "binary loss, mean": of_elements(functional.binary_cross_entropy, "mean"),
+    "binary loss, weighted": of_elements(
+        functional.binary_cross_entropy, "sum", weight=torch.tensor([1.0, 2.0, 0.5, 3.0])
+    ),
+    "binary loss of logits": of_elements(
+        functional.binary_cross_entropy_with_logits, "mean", pos_weight=torch.arange(1.0, 5.0)
+    ),
+    "squares, mean": of_elements(functional.mse_loss, "mean"),
+    "squares, sum": of_elements(functional.mse_loss, "sum"),
+    "Huber": of_elements(functional.huber_loss, "mean", delta=0.2),
+    "smooth distance": of_elements(functional.smooth_l1_loss, "mean", beta=0.2),
+    "soft margin": of_elements(functional.soft_margin_loss, "mean"),
+}
+
+
 def put(spec, placed, *, accumulate, moves=({}, {})):
     """The case of values that are put into rows of a tensor of ones, two of them into one row."""
     places = torch.tensor([3, 1, 0, -1, 2])

@@ -11,6 +11,7 @@ from shardcore.adapters.engine.operators import (
     fourier,
     layers,
     lookups,
+    losses,
     matmul,
     pointwise,
     pools,
@@ -48,8 +49,8 @@ _OTHERS: dict[Any, Handler] = {
 _PLANNERS = [
     each.PLANNERS
     for each in (
-        attention, pointwise, views, slicing, reductions, composed, scans, matmul, lookups, layers,
-        pools, recurrent, fourier,
+        attention, pointwise, views, slicing, reductions, composed, scans, matmul, lookups, losses,
+        layers, pools, recurrent, fourier,
     )
 ]  # fmt: skip
 _HANDLERS = [

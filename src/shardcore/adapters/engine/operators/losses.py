@@ -1,0 +1,69 @@
+"""Losses of torch that compare an input with a target, element by element."""
+
+from typing import Any
+
+import torch
+
+from shardcore.adapters.engine.operators import pointwise
+from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, Task, by_operator
+
+_NONE, _MEAN = 0, 1  # the numbers by which torch names a reduction; any other is a sum
+
+
+def _loss(place: int) -> Planner:
+    """Returns a planner of a loss; its reduction is at `place` of the arguments."""
+
+    def reduced(operator: Operator, *args: Any) -> Any:
+        found = operator(*_each(args, place))
+        return found.mean() if _reduction(args, place) == _MEAN else found.sum()
+
+    return _planner(place, reduced)
+
+
+def _loss_backward(place: int) -> Planner:
+    """Returns a planner of the gradient of a loss; its reduction is at `place` of the arguments.
+
+    torch divides that of a mean by the number of elements which it sees, those of one rank here.
+    """
+
+    def of_all(operator: Operator, *args: Any) -> torch.Tensor:
+        gradient, inputs, *rest = _each(args, place)
+        if _reduction(args, place) == _MEAN:
+            gradient = gradient / inputs.numel()
+        found: torch.Tensor = operator(gradient.expand(inputs.shape), inputs, *rest)
+        return found
+
+    return _planner(place, of_all)
+
+
+def _planner(place: int, reduce: Handler) -> Planner:
+    def plan(operator: Operator, *args: Any) -> Task | Handler | None:
+        if _reduction(args, place) == _NONE:
+            return pointwise.plan(operator, *args)
+        return reduce
+
+    return plan
+
+
+def _reduction(args: tuple[Any, ...], place: int) -> int:
+    found: int = args[place] if len(args) > place else _MEAN
+    return found
+
+
+def _each(args: tuple[Any, ...], place: int) -> list[Any]:
+    """Returns the arguments for a value of each element; what is left out is None."""
+    given = [*args, *[None] * (place + 1 - len(args))]
+    given[place] = _NONE
+    return given
+
+
+PLANNERS: dict[Any, Planner] = by_operator(
+    {
+        "mse_loss huber_loss smooth_l1_loss soft_margin_loss": _loss(2),
+        "binary_cross_entropy": _loss(3),
+        "binary_cross_entropy_with_logits": _loss(4),
+        "mse_loss_backward huber_loss_backward smooth_l1_loss_backward "
+        "soft_margin_loss_backward": _loss_backward(3),
+        "binary_cross_entropy_backward": _loss_backward(4),
+    }
+)
