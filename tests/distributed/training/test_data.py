@@ -47,15 +47,21 @@ def generator():
         yield X[start : start + 4], Y[start : start + 4]
 
 
-def loader():
+def loader(**how):
     dataset = torch.utils.data.TensorDataset(torch.as_tensor(X), torch.as_tensor(Y))
-    return torch.utils.data.DataLoader(dataset, batch_size=4)
+    return torch.utils.data.DataLoader(dataset, batch_size=4, **how)
+
+
+def shuffled():
+    """A loader that draws the order of each epoch from a generator."""
+    return loader(shuffle=True, generator=torch.Generator().manual_seed(3))
 
 
 SOURCES = {
     "arrays": lambda: {"x": X, "y": Y, "batch_size": 4},
     "tensors": lambda: {"x": torch.as_tensor(X), "y": torch.as_tensor(Y), "batch_size": 4},
     "loader": lambda: {"x": loader(), "shuffle": False},
+    "shuffled": lambda: {"x": shuffled(), "shuffle": False, "epochs": 2},
     "dataset": lambda: {"x": Batches()},
     "generator": lambda: {"x": generator(), "steps_per_epoch": 4, "shuffle": False},
 }
@@ -69,6 +75,8 @@ def fit_each_source(rank, mesh):
         trained = model()
         history = trained.fit(**source(), verbose=0)
         values |= {f"{name}: {key}": value for key, value in numbers(history, trained).items()}
+        # An iterator over a loader draws a seed from it, and Keras makes one more than it reads.
+        values[f"{name}: torch's generator"] = torch.rand(1)
     return values
 
 

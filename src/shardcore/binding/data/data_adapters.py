@@ -5,7 +5,7 @@ Keras refuses NumPy arrays, generators and loaders in several processes, and spl
 distribution.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import chain, count
 from typing import Any
@@ -94,10 +94,29 @@ def together(
     known = keras_private.arrays_of(adapter) is not None or (
         adapter.num_batches is not None and not shared
     )
-    compared = batches_of_process if known else _compared(batches_of_process, session, shared)
+    compared = (
+        batches_of_process
+        if known
+        else _Read(batches_of_process, lambda each: _compared(each, session, shared))
+    )
     if auto and not shared:
-        return (batches.join_own_rows(batch, session) for batch in compared)
+        return _Read(compared, lambda each: (batches.join_own_rows(b, session) for b in each))
     return compared
+
+
+@attrs.frozen
+class _Read:
+    """Batches that are read by a generator.
+
+    An iterator of it makes that of its source at once, as Keras does: a `DataLoader` draws a seed
+    then, from torch's generator or its own, and the order of rows follows from it.
+    """
+
+    source: Iterable[object]
+    read: Callable[[Iterator[object]], Iterator[Any]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.read(iter(self.source))
 
 
 def _distributed_sampler(adapter: keras_private.DataAdapter) -> DistributedSampler[Any] | None:
@@ -123,7 +142,7 @@ def _check_sampler(sampler: DistributedSampler[Any], session: Session) -> None:
 _END = object()
 
 
-def _compared(source: Iterable[object], session: Session, shared: bool) -> Iterator[Any]:
+def _compared(source: Iterator[object], session: Session, shared: bool) -> Iterator[Any]:
     """Yields the batches, after a check that all ranks have one; shared ones of equal shapes.
 
     Without it, a further step of a rank or another shape would block a collective of the step.
