@@ -72,6 +72,14 @@ def largest(x, count):
 GATHERED = {"all_gather": 1}
 MOVED = {"all_to_all": 1}
 CONVOLUTIONS = {
+    "batch, an image a rank, as Keras has them": convolution(
+        [BATCH, N, N],
+        "S(0) S(0) P(sum) P(sum)",
+        shapes=((2, 6, 6, 4), (3, 3, 4, 1), (1,)),
+        function=lambda x, kernel, bias: functional.conv2d(
+            x.permute(0, 3, 1, 2), kernel.permute(3, 2, 0, 1), bias
+        ),
+    ),
     "batch, uneven": convolution([BATCH, N, N], "S(0) S(0) P(sum) P(sum)"),
     "out": convolution([N, BATCH, ("model",)], "S(1) P(sum) S(0) S(0)"),
     "out, bias whole": convolution([N, BATCH, N], "S(1) P(sum) S(0) S(0)"),

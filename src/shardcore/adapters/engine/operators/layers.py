@@ -51,6 +51,10 @@ def _convolution_backward(
 
     def call(parts: Parts) -> Sequence[torch.Tensor | None]:
         grad, x, weight = parts
+        if len(weight) == 1:
+            # On one thread, torch refuses the strides of Keras' kernels here if x is one image:
+            # the rows of a rank where one device has more.
+            weight = weight.contiguous()
         sizes = None if biases is None else [grad.shape[1]]
         found: Sequence[torch.Tensor | None] = operator(
             grad, x, weight, sizes, *how, _groups(channels, x), mask
