@@ -24,6 +24,20 @@ class StartedCollective:
     elements: int
 
 
+@attrs.frozen
+class RecordedSum:
+    """An all-reduce of a recorded step.
+
+    Args:
+        bytes: The bytes of its operand.
+        calls: The number of calls before it. Ranks may have other numbers: one fills a tensor with
+            zeros for which another has the values.
+    """
+
+    bytes: int
+    calls: int
+
+
 class Observer(Protocol):
     """Notes the functions that this thread calls while it is enabled: a `cProfile.Profile`."""
 
@@ -50,8 +64,8 @@ class Recording(Protocol):
         """The operator that read the last of these numbers, and its line of Python."""
 
     @property
-    def all_reduce_bytes(self) -> tuple[int, ...]:
-        """The bytes of each all-reduce of this rank, in order."""
+    def all_reduces(self) -> tuple[RecordedSum, ...]:
+        """The all-reduces of this rank, in order."""
 
 
 class Program(Protocol):
@@ -110,7 +124,7 @@ class StepCapture(Protocol[TensorT_contra]):
         recording: Recording,
         *,
         compiled: bool = False,
-        most_bytes: Sequence[int] | None = None,
+        all_reduces: Sequence[RecordedSum] | None = None,
     ) -> Program:
         """Returns the program of a step.
 
@@ -118,9 +132,9 @@ class StepCapture(Protocol[TensorT_contra]):
             earlier: An earlier run, or the program of runs with batches of another size.
             recording: A later run, which did the same.
             compiled: Whether Inductor compiles the program, if it can.
-            most_bytes: The bytes of each all-reduce that all ranks assume to fill the buckets.
-                Needed where ranks have shards of different sizes, and so would not start the same
-                collectives.
+            all_reduces: The all-reduces that all ranks assume to fill the buckets. Needed where
+                ranks have shards of different sizes, or another number of calls, and so would not
+                start the same collectives.
 
         Raises:
             RecordingsDiffer: If the runs differ.

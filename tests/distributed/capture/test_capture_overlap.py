@@ -53,9 +53,9 @@ def trained(build, jit_compile):
     keras.utils.clear_session(free_memory=False)
     tapes = []
 
-    def noted(tape, memories, most_bytes, improved=passes.improved):
-        tapes.extend([tape, improved(tape, None, most_bytes)])
-        return improved(tape, memories, most_bytes)
+    def noted(tape, memories, all_reduces, improved=passes.improved):
+        tapes.extend([tape, improved(tape, None, all_reduces)])
+        return improved(tape, memories, all_reduces)
 
     distribute(build, **SETTINGS[build])
     data = (TOKENS, TOKENS) if build is block else DATA.get(build, DATA[cnn])

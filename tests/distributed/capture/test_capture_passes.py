@@ -16,6 +16,7 @@ from shardcore.adapters.capture.passes.communication.sums import Memories, in_bu
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.tape import Call
 from shardcore.adapters.torch_private import collectives
+from shardcore.ports.capture import RecordedSum
 from shardcore.testing import run_ranks
 from tests.tapes import changed, names, recorded, results
 
@@ -83,12 +84,27 @@ def test_buckets_are_made_by_the_bytes_that_the_largest_rank_sends():
         return [reduced(x * factor) for factor in range(1, 6)]
 
     def as_large_as_elsewhere(tape):
-        return in_buckets(tape, sizes=5 * [X.numel() * 8], **limits)
+        return in_buckets(tape, sums=[RecordedSum(X.numel() * 8, 0)] * 5, **limits)
 
     limits = {"most": 6 * X.numel() * 4, "small": 6 * X.numel() * 4}
     _, own = on_two_ranks(step, lambda tape: in_buckets(tape, **limits))
     _, after = on_two_ranks(step, as_large_as_elsewhere)
     assert (own.count("all_reduce"), after.count("all_reduce")) == (1, 3)
+
+
+def test_buckets_are_made_by_the_calls_of_the_rank_that_has_most():
+    """Another rank has so many calls between two sums that they are apart, and so are ours."""
+
+    def step(x):
+        large = reduced(x.repeat(30, 1)) * 3
+        return large, reduced(x * 4)
+
+    def as_far_as_elsewhere(tape):
+        return in_buckets(tape, sums=[RecordedSum(4, 1), RecordedSum(4, FAR + 2)])
+
+    _, own = on_two_ranks(step, in_buckets)
+    _, after = on_two_ranks(step, as_far_as_elsewhere)
+    assert (own.count("all_reduce"), after.count("all_reduce")) == (1, 2)
 
 
 def test_a_bucket_is_sent_before_its_operand_is_overwritten():

@@ -31,9 +31,9 @@ def trained(jit_compile):
     ran, asked = [], []
     make, note = program.TapeCapture.program, captured_step.CacheEntry.ran
 
-    def made(self, *runs, most_bytes=None, **how):
-        asked.append(most_bytes)
-        return make(self, *runs, most_bytes=most_bytes, **how)
+    def made(self, *runs, all_reduces=None, **how):
+        asked.append(all_reduces)
+        return make(self, *runs, all_reduces=all_reduces, **how)
 
     def noted(attempt, it):
         ran.append([each.kind for each in it.collectives])
@@ -56,7 +56,8 @@ def test_what_goes_together_is_decided_by_the_bytes_of_the_largest_part():
             np.testing.assert_array_equal(captured[name], value, err_msg=name)
         assert (never, len(ran)) == ([], 3)
         (sent,) = asked  # by its own bytes no rank has a program that all have
-        assert max(sent) == 4064 * 65 * 4
+        assert max(each.bytes for each in sent) == 4064 * 65 * 4
+        assert asked == ranks[0][1][2]
         assert ran == ranks[0][1][1]
         # Forward one over the model axis; backward two buckets over the data axis.
         assert sum(kind.startswith("all_reduce") for kind in ran[0]) == 3

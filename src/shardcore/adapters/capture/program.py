@@ -15,7 +15,13 @@ from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.recorder import Recorder, recording
 from shardcore.adapters.capture.tape import Tape, Value, difference, numbered, values
 from shardcore.domain.steps.capture import NotCaptured, RecordingsDiffer
-from shardcore.ports.capture import Observer, Program, Recording, StartedCollective
+from shardcore.ports.capture import (
+    Observer,
+    Program,
+    RecordedSum,
+    Recording,
+    StartedCollective,
+)
 
 
 @attrs.frozen
@@ -96,7 +102,7 @@ class TapeCapture:
         recording: Recording,
         *,
         compiled: bool = False,
-        most_bytes: Sequence[int] | None = None,
+        all_reduces: Sequence[RecordedSum] | None = None,
     ) -> RecordedProgram:
         """Returns the program of `recording`, if the earlier one is the same."""
         assert isinstance(recording, Tape)
@@ -115,7 +121,7 @@ class TapeCapture:
             )
         tape = with_checks(tape, literals)
         memories = None if compiled or tape.reshapes else self._memories
-        better = passes.improved(tape, memories, most_bytes)
+        better = passes.improved(tape, memories, all_reduces)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
         run, remark = self._executors.function(better, kept, literals, compiled=compiled)
         return RecordedProgram(

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.ports.capture import RecordedSum
 
 
 @attrs.frozen(eq=False)
@@ -206,10 +207,13 @@ class Tape:
         return self.reads[-1].line if self.reads else ""
 
     @property
-    def all_reduce_bytes(self) -> tuple[int, ...]:
-        """The bytes of each all-reduce, in order."""
-        sums = (call for call in self.calls if call.is_all_reduce)
-        return tuple(self.form(call.args[0]).bytes for call in sums)
+    def all_reduces(self) -> tuple[RecordedSum, ...]:
+        """The all-reduces, in order."""
+        return tuple(
+            RecordedSum(self.form(call.args[0]).bytes, place)
+            for place, call in enumerate(self.calls)
+            if call.is_all_reduce
+        )
 
     def new(self, form: Form, memory: int | None = None) -> Value:
         """Adds a value for a call that a pass adds; its memory is new, or that of `memory`."""

@@ -8,7 +8,7 @@ import attrs
 
 from shardcore.binding.context.session import Session
 from shardcore.domain.steps.capture import Event
-from shardcore.ports.capture import Program, Recording
+from shardcore.ports.capture import Program, RecordedSum, Recording
 
 
 @attrs.frozen
@@ -32,18 +32,18 @@ def gathered(value: Any, session: Session | None) -> list[Any]:
 
 
 def agreed(
-    make: Callable[[tuple[int, ...] | None], Outcome],
+    make: Callable[[tuple[RecordedSum, ...] | None], Outcome],
     recording: Recording,
     session: Session | None,
 ) -> Outcome:
     """Returns this rank's outcome, or that of a rank which has no program, for all ranks.
 
     Args:
-        make: Makes the outcome of this rank, by these bytes of each all-reduce; by its own if None.
+        make: Makes the outcome of this rank, by these all-reduces; by its own if None.
         recording: What the step did.
         session: The session of the step; None on one device.
     """
-    outcome = make(_most_bytes(recording, session))
+    outcome = make(_all_reduces(recording, session))
     everyone = gathered((outcome.event, outcome.reason, _digests(outcome.program)), session)
     events = {event for event, _, _ in everyone}
     if Event.REFUSED in events:
@@ -58,15 +58,19 @@ def agreed(
     return outcome
 
 
-def _most_bytes(recording: Recording, session: Session | None) -> tuple[int, ...] | None:
-    """Returns the most bytes that a rank sends in each all-reduce; None if they do not match.
+def _all_reduces(recording: Recording, session: Session | None) -> tuple[RecordedSum, ...] | None:
+    """Returns the most bytes and calls that a rank has for each all-reduce; None without a match.
 
-    By these every rank fills its buckets, so that ranks with shards of other sizes join the same.
+    By these every rank fills its buckets, so that ranks with shards of other sizes, or with more
+    calls, join the same.
     """
-    everyone = gathered(recording.all_reduce_bytes, session)
+    everyone = gathered(recording.all_reduces, session)
     if len({len(each) for each in everyone}) > 1:
         return None
-    return tuple(map(max, *everyone))
+    return tuple(
+        RecordedSum(max(each.bytes for each in same), max(each.calls for each in same))
+        for same in zip(*everyone, strict=True)
+    )
 
 
 def _digests(program: Program | None) -> dict[str, str]:

@@ -29,7 +29,7 @@ from shardcore.domain.steps.capture import (
     RecordingsDiffer,
     State,
 )
-from shardcore.ports.capture import Program, Recording, StepCapture
+from shardcore.ports.capture import Program, RecordedSum, Recording, StepCapture
 
 logger = logging.getLogger("shardcore.capture")
 
@@ -179,7 +179,7 @@ class CapturedStep:
                 outputs, recording = self.capture.record(step, tensors, profile, donated)
             reason = self._refusal(entry, recording, session)
 
-            def make(most: tuple[int, ...] | None) -> Outcome:
+            def make(most: tuple[RecordedSum, ...] | None) -> Outcome:
                 if reason:
                     return Outcome(Event.REFUSED, reason=reason)
                 return self._made(entry, recording, most)
@@ -231,11 +231,11 @@ class CapturedStep:
         return ""
 
     def _made(
-        self, entry: CacheEntry, recording: Recording, most: tuple[int, ...] | None
+        self, entry: CacheEntry, recording: Recording, most: tuple[RecordedSum, ...] | None
     ) -> Outcome:
         """Returns the outcome of a recording, with a program if an earlier recording is equal.
 
-        `most` has the bytes of each all-reduce on all ranks; None if each decides by its own.
+        `most` has the all-reduces of all ranks; None if each decides by its own.
         """
         earlier = entry.recordings.get(recording.numbers)
         try:
@@ -256,7 +256,7 @@ class CapturedStep:
         return Outcome(Event.MATCHED, program)
 
     def _like_others(
-        self, entry: CacheEntry, recording: Recording, most: tuple[int, ...] | None
+        self, entry: CacheEntry, recording: Recording, most: tuple[RecordedSum, ...] | None
     ) -> Program | None:
         """Returns the program of a step that ran as with batches of another size, None if not."""
         others = [] if entry.programs else self._programs(entry.signature.kind)
@@ -266,10 +266,13 @@ class CapturedStep:
         return None
 
     def _program(
-        self, earlier: Recording | Program, recording: Recording, most: tuple[int, ...] | None
+        self,
+        earlier: Recording | Program,
+        recording: Recording,
+        most: tuple[RecordedSum, ...] | None,
     ) -> Program:
         compiled = self.trainer.jit_compile is True
-        return self.capture.program(earlier, recording, compiled=compiled, most_bytes=most)
+        return self.capture.program(earlier, recording, compiled=compiled, all_reduces=most)
 
     def _keep(self, program: Program, entry: CacheEntry) -> None:
         entry.programs.append(program)

@@ -26,6 +26,7 @@ from shardcore.adapters.capture.passes.memory.donation import with_donated_input
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.passes.pipeline import Fact, Pass, Pipeline
 from shardcore.adapters.capture.tape import Tape
+from shardcore.ports.capture import RecordedSum
 
 # Inductor does these by itself, or cannot take their results.
 DONATED_INPUTS = Pass(with_donated_inputs)
@@ -42,14 +43,14 @@ PASSES_FOR_COMPILER = (
 
 
 def passes_of(
-    memories: Memories | None, most_bytes: Sequence[int] | None = None
+    memories: Memories | None, all_reduces: Sequence[RecordedSum] | None = None
 ) -> tuple[Pass, ...]:
     """Returns the passes of `improved`.
 
-    Collectives depend on agreed sizes alone until their order is settled: the other passes, which
+    Collectives depend on agreed numbers alone until their order is settled: the other passes, which
     ask for the memory of this rank, keep that.
     """
-    buckets = partial(in_buckets, memories=memories, sizes=most_bytes)
+    buckets = partial(in_buckets, memories=memories, sums=all_reduces)
     return (
         Pass(with_plain_ones, gives={Fact.UNREAD_LOSS}),
         Pass(without_dead_code),
@@ -63,7 +64,7 @@ def passes_of(
 
 
 def improved(
-    tape: Tape, memories: Memories | None = None, most_bytes: Sequence[int] | None = None
+    tape: Tape, memories: Memories | None = None, all_reduces: Sequence[RecordedSum] | None = None
 ) -> Tape:
     """Returns `tape` after all passes.
 
@@ -71,12 +72,12 @@ def improved(
         tape: A step.
         memories: Has the memory of buckets. None leaves out the passes that write into memory of
             others: Inductor, and steps that reshape a tensor in place, need the recorded strides.
-        most_bytes: The bytes of each all-reduce, on which all ranks agree; by default this rank's.
+        all_reduces: The all-reduces on which all ranks agree; by default this rank's.
 
     Raises:
         NotCaptured: If a pass does not keep what it declares to keep.
     """
-    return Pipeline(passes_of(memories, most_bytes))(tape)
+    return Pipeline(passes_of(memories, all_reduces))(tape)
 
 
 def improved_for_compiler(tape: Tape, onednn: torch_private.OneDnn) -> Tape:

@@ -15,6 +15,7 @@ from shardcore.adapters.capture.analyses import FAR, makers_of, needs_of
 from shardcore.adapters.capture.checks import check
 from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
 from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
+from shardcore.ports.capture import RecordedSum
 
 # Fewer bytes go into one bucket: they take less time than the latency of a collective.
 SMALL_BYTES = 1024 * 1024
@@ -60,7 +61,7 @@ class Memories:
 def in_buckets(
     tape: Tape,
     memories: Memories | None = None,
-    sizes: Sequence[int] | None = None,
+    sums: Sequence[RecordedSum] | None = None,
     most: int = BUCKET_BYTES,
     small: int = SMALL_BYTES,
 ) -> Tape:
@@ -76,14 +77,14 @@ def in_buckets(
         memories: Has the memory of buckets, in which gradients are then computed and reduced. A
             program copies its outputs before the next run writes there. None makes new memory in
             each run.
-        sizes: The bytes of each all-reduce, the same on all ranks; by default those of this rank.
+        sums: The all-reduces, the same on all ranks; by default those of this rank.
         most: The most bytes of a bucket.
         small: The bytes that need no second bucket.
     """
     places = (place for place, call in enumerate(tape.calls) if call.is_all_reduce)
-    bytes_of = dict(zip(places, sizes or tape.all_reduce_bytes, strict=True))
+    sums_at = dict(zip(places, sums or tape.all_reduces, strict=True))
     needs = needs_of(tape)
-    buckets = list(_buckets(tape, needs, bytes_of, _limits(tape, bytes_of, most, small)))
+    buckets = list(_buckets(tape, needs, sums_at, _limits(tape, sums_at, most, small)))
     found = attrs.evolve(tape.with_calls(tape.calls), kept={})
     instead: dict[int, list[Call]] = {}
     kept = None if memories is None else _Kept(found, memories, instead)
@@ -115,11 +116,11 @@ def _kind(call: Call, tape: Tape) -> Any:
     return (*call.args[1:], form.dtype, form.device)
 
 
-def _limits(tape: Tape, bytes_of: dict[int, int], most: int, small: int) -> dict[Any, int]:
+def _limits(tape: Tape, sums_at: dict[int, RecordedSum], most: int, small: int) -> dict[Any, int]:
     """Returns, by kind, the bytes after which a bucket starts."""
     totals: Counter[Any] = Counter()
-    for place, size in bytes_of.items():
-        totals[_kind(tape.calls[place], tape)] += size
+    for place, each in sums_at.items():
+        totals[_kind(tape.calls[place], tape)] += each.bytes
     return {
         kind: most if total <= small else math.ceil(total / (math.ceil(total / most) + 1))
         for kind, total in totals.items()
@@ -134,7 +135,8 @@ class _Open:
         places: The places of its all-reduces.
         bytes: Their bytes.
         behind: Their places, and those of all calls that depend on them.
-        large: The place of the first large call among these.
+        large: The calls before the last all-reduce that ran before the first large call among
+            these, or is it.
     """
 
     places: list[int] = attrs.field(factory=list)
@@ -144,27 +146,30 @@ class _Open:
 
 
 def _buckets(
-    tape: Tape, needs: list[set[int]], bytes_of: dict[int, int], limits: dict[Any, int]
+    tape: Tape, needs: list[set[int]], sums_at: dict[int, RecordedSum], limits: dict[Any, int]
 ) -> Iterator[list[int]]:
     """Yields the places of the all-reduces of each bucket.
 
-    A bucket gets no more when an all-reduce depends on it: so no two wait for each other.
+    A bucket gets no more when an all-reduce depends on it: so no two wait for each other. How far
+    a call is, is counted from all-reduce to all-reduce: so all ranks decide the same.
     """
     buckets: dict[Any, _Open] = {}
+    now = 0
     for place, call in enumerate(tape.calls):
+        now = sums_at[place].calls if place in sums_at else now
         for kind, bucket in list(buckets.items()):
             is_behind = not needs[place].isdisjoint(bucket.behind)
-            if place in bytes_of and (is_behind or place - bucket.large > FAR):
+            if place in sums_at and (is_behind or now - bucket.large > FAR):
                 yield buckets.pop(kind).places
             elif is_behind:
                 bucket.behind.add(place)
                 if not _is_small(call, tape):
-                    bucket.large = min(bucket.large, place)
-        if place in bytes_of:
+                    bucket.large = min(bucket.large, now)
+        if place in sums_at:
             kind = _kind(call, tape)
             bucket = buckets.setdefault(kind, _Open())
             bucket.places.append(place)
-            bucket.bytes += bytes_of[place]
+            bucket.bytes += sums_at[place].bytes
             bucket.behind.add(place)
             if bucket.bytes >= limits[kind]:
                 yield buckets.pop(kind).places
