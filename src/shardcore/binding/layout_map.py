@@ -30,6 +30,11 @@ def rules_of(layout_map: LayoutMap) -> PathRules[Any]:
 def model_replicas(distribution: ModelParallel) -> int:
     """Replaces `ModelParallel.num_model_replicas`: `batch_dim_name` may be several axes."""
     mesh, axes = distribution.device_mesh, entry_axes(distribution.batch_dim_name)
+    if unknown := [axis for axis in axes if axis not in mesh.axis_names]:
+        raise LayoutError(
+            f"batch_dim_name={distribution.batch_dim_name!r} names axis {unknown[0]!r}, but the "
+            f"axes of the mesh are {mesh.axis_names}: name the axis that splits the batch."
+        )
     return math.prod(mesh.shape[mesh.axis_names.index(axis)] for axis in axes)
 
 

@@ -416,6 +416,15 @@ def test_the_examples_of_layout_map_and_model_parallel():
     assert installed(program, 8) == [[four, eight]] * 8
 
 
+def test_a_batch_axis_that_the_mesh_lacks_is_named():
+    def program(rank):
+        layout_map = kd.LayoutMap(mesh_1_2())
+        with pytest.raises(LayoutError, match=r"batch_dim_name='rows'.*\('data', 'model'\)"):
+            kd.ModelParallel(layout_map=layout_map, batch_dim_name="rows")
+
+    installed(program, 2)
+
+
 def test_a_rule_with_a_wrong_axis_is_named_and_not_kept():
     def program(rank):
         shardcore.install("dtensor")
