@@ -1,5 +1,8 @@
 """Variables: created, assigned and read in their layout, and never kept whole."""
 
+import copy
+import io
+
 import keras
 import numpy as np
 import pytest
@@ -176,6 +179,35 @@ def test_a_gradient_arrives_in_the_layout_of_its_variable():
         assert layouts["shared/kernel"] == ("R S(1)", "R S(1)")
         assert layouts["head/kernel"] == ("R S(0)", "R S(0)")
         assert layouts["head/bias"] == ("R R", "R R")
+
+
+def test_states_that_are_deep_copied_are_loaded_again():
+    """So loops keep their best weights."""
+
+    def program(rank, mesh):
+        if mesh:
+            distribute(mesh, RULES)
+        keras.utils.set_random_seed(1)
+        model = mlp()
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+
+        def step():
+            optimizer.zero_grad()
+            (model(X) - torch.as_tensor(Y)).square().mean().backward()
+            optimizer.step()
+
+        step()
+        weights, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        step()
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(state)
+        step()
+        if mesh:
+            with pytest.raises(StrategyError, match="full_tensor"):
+                torch.save(weights, io.BytesIO())
+        return {v.path: v.numpy() for v in model.variables}
+
+    assert_close(run_ranks(program, 2, (1, 2)), run_ranks(program, 1, None)[0])
 
 
 def test_one_rank_alone_can_print_a_variable():

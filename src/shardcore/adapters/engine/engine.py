@@ -13,6 +13,7 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor, contiguous_strides
 from shardcore.adapters.job import process_group
+from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
 from shardcore.ports.world import World
@@ -52,6 +53,14 @@ class Engine:
     # The operators that a warning has named for it.
     warned: set[str] = attrs.field(factory=set, init=False)
     _forms: dict[Hashable, Form] = attrs.field(factory=dict, init=False)
+
+    def __reduce__(self) -> Any:
+        """Refuses to be pickled, with the sharded tensors that have this engine."""
+        raise StrategyError(
+            "A sharded tensor cannot be pickled, so torch.save cannot write it: this process has "
+            "its shard only. Save the model by save_weights or shardcore.save_checkpoint, or what "
+            "full_tensor() returns, which all ranks call."
+        )
 
     def form(
         self,

@@ -1,5 +1,6 @@
 """Sharded tensors: this rank's local shard, and the layout of the full tensor."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -9,6 +10,7 @@ import attrs
 import torch
 
 from shardcore.adapters.job import exchange
+from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Replicate
 
@@ -115,6 +117,22 @@ class ShardedTensor(_Base):
     def mesh_layout(self) -> Layout:
         """The layout on the mesh, which `torch.Tensor.layout` does not describe."""
         return self.form.layout
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Returns a copy in new memory, over the same mesh, for `copy.deepcopy`."""
+        if id(self) not in memo:
+            if not self.is_leaf:
+                raise StrategyError(
+                    f"A tensor of shape {self.form.shape} that was computed with gradients cannot "
+                    "be copied by copy.deepcopy, as in torch: copy detach() of it."
+                )
+            copied: Any = self.detach().clone().requires_grad_(self.requires_grad)
+            if isinstance(self, torch.nn.Parameter):
+                copied = torch.nn.Parameter(copied, self.requires_grad)
+            memo[id(self)] = copied
+            if self.grad is not None:
+                copied.grad = copy.deepcopy(self.grad, memo)
+        return memo[id(self)]
 
     def numpy(self, *, force: bool = False) -> Any:
         """Returns the full tensor as an array. All ranks call it together."""
