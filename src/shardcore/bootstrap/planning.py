@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from shardcore import bootstrap
 from shardcore.bootstrap import plugins
@@ -31,19 +32,32 @@ def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, Any])
         if entry.package == "shardcore":
             raise
         raise PolicyError(f"Policy {policy!r} of package {entry.package!r}: {error}") from error
-    return Planned(rules(choices), mesh.axis_names[: entry.batch_ndim])
+    outputs = [layer.output_path for layer in model.layers() if layer.output_path]
+    return Planned(rules(choices, outputs), mesh.axis_names[: entry.batch_ndim])
 
 
 def _check_types(entry: PolicyEntry, options: Mapping[str, Any]) -> None:
     """Raises a PolicyError for an option that is not of the type that the policy annotates."""
     hints = get_type_hints(entry.plan)
     for name, value in options.items():
-        kinds = get_args(hints.get(name)) or (hints.get(name),)
+        kinds = _kinds(hints.get(name))
         if all(isinstance(kind, type) for kind in kinds) and not isinstance(value, kinds):
             expected = " or ".join(kind.__name__ for kind in kinds)
             raise PolicyError(
                 f"Option {name!r} of policy {entry.name!r}: expected {expected}, got {value!r}."
             )
+
+
+def _kinds(hint: object) -> tuple[Any, ...]:
+    """Returns the classes of an annotation: those of a union, that of a generic alias.
+
+    Example:
+        >>> _kinds(int | None) == (int, type(None)), _kinds(dict[str, int])
+        (True, (<class 'dict'>,))
+    """
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(kind for each in get_args(hint) for kind in _kinds(each))
+    return (get_origin(hint) or hint,)
 
 
 def _choices(

@@ -6,7 +6,7 @@ layout and different numbers. A path matches only one such rule, since it has on
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
@@ -81,8 +81,10 @@ def _check(path: str, variable: VariableFacts | None, choice: Choice, mesh: Mesh
         raise PolicyError(f"its choice for {path!r}{of_shape} does not fit: {error}") from error
 
 
-def rules(choices: Mapping[str, Choice]) -> tuple[Rule, ...]:
+def rules(choices: Mapping[str, Choice], others: Iterable[str] = ()) -> tuple[Rule, ...]:
     r"""Returns one rule for each form of path whose choices agree, else one for each path.
+
+    `others` are paths that no rule may match.
 
     Example:
         >>> split, plain = Choice((None, "model"), "columns"), Choice((None,), "norm")
@@ -92,20 +94,41 @@ def rules(choices: Mapping[str, Choice]) -> tuple[Rule, ...]:
         block_\d+/up/kernel (None, 'model')
         norm/beta (None,)
     """
-    forms: dict[str, list[str]] = defaultdict(list)
-    for path in choices:
-        forms[_NUMBER.sub("#", path)].append(path)
     found: list[Rule] = []
-    for paths in forms.values():
-        specs = {choices[path].spec for path in paths}
+    specs = {path: each.spec for path, each in choices.items()}
+    for key, paths in shared_keys(specs, others):
         reasons = dict.fromkeys(choices[path].reason for path in paths)
-        if len(paths) > 1 and len(specs) == 1:
-            found.append(Rule(_pattern(paths), specs.pop(), "; ".join(reasons)))
-            continue
-        for path in paths:
-            key = path if METACHARACTERS.isdisjoint(path) else _escaped(path)
-            found.append(Rule(key, choices[path].spec, choices[path].reason))
+        found.append(Rule(key, choices[paths[0]].spec, "; ".join(reasons)))
     return tuple(found)
+
+
+def shared_keys(
+    values: Mapping[str, object], others: Iterable[str] = ()
+) -> Iterator[tuple[str, list[str]]]:
+    r"""Yields keys that match paths, each with its paths; those of a form with one value share one.
+
+    A form that `others` have too, paths without a value, is not shared.
+
+    Example:
+        >>> list(shared_keys({"block_0": 1, "block_1": 1, "head": 2}))
+        [('block_\\d+', ['block_0', 'block_1']), ('head', ['head'])]
+        >>> list(shared_keys({"up_1": 1, "up_3": 1}, others=["up_2"]))
+        [('up_1', ['up_1']), ('up_3', ['up_3'])]
+    """
+    forms: dict[str, list[str]] = defaultdict(list)
+    for path in values:
+        forms[_NUMBER.sub("#", path)].append(path)
+    taken = {_NUMBER.sub("#", path) for path in others if path not in values}
+    for form, paths in forms.items():
+        if (
+            form not in taken
+            and len(paths) > 1
+            and all(values[path] == values[paths[0]] for path in paths)
+        ):
+            yield _pattern(paths), paths
+        else:
+            for path in paths:
+                yield path if METACHARACTERS.isdisjoint(path) else _escaped(path), [path]
 
 
 def _pattern(paths: list[str]) -> str:

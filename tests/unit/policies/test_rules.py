@@ -63,6 +63,16 @@ def test_every_path_gets_its_own_choice_back(choices):
     assert matcher.report(choices).unused_rules == ()
 
 
+def test_a_rule_matches_no_path_without_a_choice():
+    # Keras counts the layers of blocks on: each second one ends a pair.
+    outputs = [f"block_{number // 2}/dense_{number}/output" for number in range(6)]
+    choices = dict.fromkeys(outputs[1::2], SPLIT)
+    matcher = PathRules({rule.key: rule.spec for rule in rules(choices, outputs)})
+    assert [path for path in outputs if matcher.match(path)] == outputs[1::2]
+    shared = rules(choices)  # if the others have no outputs
+    assert [rule.key for rule in shared] == [r"block_\d+/dense_\d+/output"]
+
+
 # --- what a policy may give -----------------------------------------------------------------------
 
 VARIABLES = (VariableFacts("k", (4, 8)), VariableFacts("b", (8,)))
