@@ -12,6 +12,7 @@ from shardcore.policies import (
     expert_parallel,
     fully_sharded,
     hybrid_sharded,
+    per_layer,
     sequence_parallel,
     tensor_parallel,
 )
@@ -157,5 +158,11 @@ def shardcore_policies() -> Iterable[PolicyEntry]:
             "Splits experts over an axis of the batch; tokens are sent to them.",
             expert_parallel.plan,
             batch_ndim=expert_parallel.BATCH_NDIM,
+        ),
+        PolicyEntry(
+            per_layer.NAME,
+            "Lays out each layer by the policy that is given for it.",
+            per_layer.plan,
+            batch_ndim=per_layer.BATCH_NDIM,
         ),
     ]

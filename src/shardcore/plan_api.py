@@ -38,7 +38,8 @@ def plan(
         mesh: The `keras.distribution.DeviceMesh`; or a `shardcore.domain.mesh.Mesh`, to see
             a plan on a machine without these devices.
         policy: "data_parallel", "fully_sharded", "hybrid_sharded", "tensor_parallel",
-            "sequence_parallel", "context_parallel", "expert_parallel", or the name of a plug-in's.
+            "sequence_parallel", "context_parallel", "expert_parallel", "per_layer", or the name of
+            a plug-in's.
             "auto" chooses mesh and policy by the predicted time of a train step.
         devices: The number of devices, in place of the mesh; "auto" alone takes it.
         **options: Options of the policy: `axis`, the mesh axis to shard over; `small`, the bytes
@@ -46,7 +47,8 @@ def plan(
             "hybrid_sharded" takes `shard`, the axis of shards, in place of `axis`.
             "sequence_parallel" also takes `batch`, the axis of the batch; so does
             "context_parallel", and `shard`, the axis over which variables are sharded, which
-            "expert_parallel" takes too.
+            "expert_parallel" takes too. "per_layer" takes `layers`, a policy by the path of a
+            layer, and `otherwise`, that of the others.
             "auto" takes others: `batch`, a batch or a function that returns one; `rows`, the rows
             of the global batch, by default those of `batch`; `machine`, a `Machine`, its name or
             its file, by default "h100"; `memory`, the bytes of a device as a number or as text

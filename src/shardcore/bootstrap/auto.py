@@ -40,7 +40,7 @@ def plan(model: object, mesh: object, devices: int | None, options: Mapping[str,
     facts = facts_of(build, None if installed is None else installed.binding.sessions)
     ranking = search.search(TraceRequest(build, batch, rows), devices, _machine(options), facts)
     best = _best(ranking)
-    planned = planning.plan(best.policy, facts, best.mesh, {})  # of all blocks
+    planned = planning.plan(best.policy, facts, best.mesh, best.options)  # of all blocks
     is_here = installed is not None and installed.processes.launched == devices
     found = plan_of(facts, joined_mesh(best.mesh) if is_here else best.mesh, best.policy, planned)
     found.ranking = ranking

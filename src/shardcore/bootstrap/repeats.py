@@ -30,14 +30,13 @@ def priced_steps(
 ) -> list[tuple[RankStep, ...]]:
     """Returns the steps of candidates; those of a group have the same trace.
 
-    Of blocks that repeat, a trace has as many as show the others. If one block more shows another
-    step than its copy, all blocks are traced.
+    Of blocks that repeat, a trace has as many as show the others.
 
     Raises:
         PolicyError: If the model or its step fails without values.
     """
     jobs = [_job(group, repeats) for group in groups]
-    found = _first_steps(jobs, request, machine, repeats)
+    found = steps(jobs, request, machine, repeats.facts) if jobs else []
     while None in found:  # more blocks at the ends differ from the inner ones
         missing = [number for number, each in enumerate(found) if each is None]
         for number in missing:
@@ -48,20 +47,22 @@ def priced_steps(
     return [each for each in found if each is not None]
 
 
-def _first_steps(
-    jobs: Sequence[Job], request: TraceRequest, machine: Machine, repeats: "Repeats"
-) -> list[tuple[RankStep, ...] | None]:
-    """Returns the steps of jobs, by traces of all blocks if copies do not show them."""
-    if not jobs:  # no layout fits
-        return []
-    if not jobs[-1].runs:
-        return steps(jobs, request, machine, repeats.facts)
-    both = _copied_and_traced(jobs[-1], repeats)
-    *found, copied, traced = steps([*jobs, *both], request, machine, repeats.facts)
+def proven(
+    repeats: "Repeats", planned: PlannedCandidate, request: TraceRequest, machine: Machine
+) -> "Repeats":
+    """Returns the blocks that repeat; none if a copy of one is not the step that one more takes.
+
+    Raises:
+        PolicyError: If the model or its step fails without values.
+    """
+    job = _job([planned], repeats)
+    if not job.runs:
+        return repeats
+    copied, traced = steps(_copied_and_traced(job, repeats), request, machine, repeats.facts)
     if _are_equal(copied, traced):
-        return found
+        return repeats
     logger.info("policy 'auto' traces all blocks: a copy of a block differs from the block")
-    return steps([_with_runs(job, (), repeats) for job in jobs], request, machine, repeats.facts)
+    return Repeats(repeats.facts, ())
 
 
 def _with_more_at_the_ends(job: Job, repeats: "Repeats") -> Job:
@@ -79,7 +80,7 @@ def _with_runs(job: Job, runs: tuple[Run, ...], repeats: "Repeats") -> Job:
     if [run.traced for run in runs] == repeats.shortest:
         return attrs.evolve(job, runs=runs)
     candidate = job.planned.candidate
-    plan = planning.plan(candidate.policy, repeats.facts, candidate.mesh, {})
+    plan = planning.plan(candidate.policy, repeats.facts, candidate.mesh, candidate.options)
     return attrs.evolve(job, runs=runs, planned=PlannedCandidate(candidate, plan))
 
 
@@ -187,12 +188,11 @@ def _outermost(layer: LayerFacts) -> Iterator[list[LayerFacts]]:
             yield from _outermost(child)
 
 
-def _ruled(block: LayerFacts, rules: Rules) -> list[tuple[str, tuple[DimSpec, ...]]]:
-    """Returns the specs of the variables and the outputs of a block, without its own path."""
+def _ruled(block: LayerFacts, rules: Rules) -> list[tuple[DimSpec, ...] | None]:
+    """Returns the specs of the variables and the outputs of a block, in order."""
     paths = [each.path for each in block.all_variables()]
     paths += [each.output_path for each in block.layers() if each.output_path]
-    matches = ((path.removeprefix(block.path), rules.match(path)) for path in paths)
-    return [(path, match.value) for path, match in matches if match]
+    return [None if match is None else match.value for match in map(rules.match, paths)]
 
 
 def _span(block: LayerFacts, facts: LayerFacts, rules: Rules) -> int:

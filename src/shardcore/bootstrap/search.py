@@ -7,7 +7,8 @@ from typing import Any
 import attrs
 
 from shardcore.bootstrap import planning
-from shardcore.bootstrap.repeats import Repeats, priced_steps
+from shardcore.bootstrap.by_layer import priced_by_layer
+from shardcore.bootstrap.repeats import Repeats, priced_steps, proven
 from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.machines.machine import Machine
@@ -42,8 +43,11 @@ def search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFa
             rules = tuple((each.key, each.spec) for each in found.plan.rules)
             alike.setdefault((candidate.small, candidate.batch_parts, rules), []).append(found)
     priced: list[Priced] = []
-    steps = priced_steps(list(alike.values()), request, machine, repeats)
-    for group, of_group in zip(alike.values(), steps, strict=True):
+    groups = list(alike.values())
+    if groups:
+        repeats = proven(repeats, groups[-1][0], request, machine)
+    steps = priced_steps(groups, request, machine, repeats)
+    for group, of_group in zip(groups, steps, strict=True):
         for each, step in zip(group, of_group, strict=True):
             policy, mesh = each.candidate.policy, each.candidate.mesh
             cost = cost_of(step, machine)
@@ -51,6 +55,7 @@ def search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFa
                 passed_over.append(PassedOver(policy, mesh, MEMORY, cost.peak))
             else:
                 priced.append(Priced(policy, mesh, cost))
+    priced += priced_by_layer(priced, request, machine, repeats)
     priced.sort(key=lambda each: each.cost.seconds)
     return Ranking(request.rows, machine, tuple(priced), tuple(passed_over))
 
@@ -71,7 +76,7 @@ def with_rules(
         return out
     try:
         planned = PlannedCandidate(
-            candidate, planning.plan(candidate.policy, facts, candidate.mesh, {})
+            candidate, planning.plan(candidate.policy, facts, candidate.mesh, candidate.options)
         )
     except PolicyError as error:
         return attrs.evolve(out, reason=str(error))

@@ -21,6 +21,7 @@ from shardcore.domain.machines.machine import Machine
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import TracedStep
 from shardcore.domain.steps.larger_mesh import RankStep, step_on
+from shardcore.domain.steps.layer_steps import layer_steps
 from shardcore.domain.steps.repeats import lengthened
 from shardcore.domain.steps.runs import Run
 from shardcore.policies.candidates import Candidate
@@ -48,11 +49,13 @@ class TraceRequest:
         build: Returns the compiled model.
         batch: A batch of any number of rows.
         rows: The rows of the global batch.
+        groups: The group of each layer by its path: steps are divided among them too.
     """
 
     build: Callable[[], Any]
     batch: Any
     rows: int
+    groups: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -173,7 +176,7 @@ class _Model:
         built: The model.
         tape: Opens the context in which it was built; records the step.
         blocks: Its blocks.
-        rows: The rows of the global batch.
+        request: The step.
         machine: The machine.
         facts: The facts of the whole model.
         built_at: When it was built.
@@ -183,7 +186,7 @@ class _Model:
     built: "BuiltModel"
     tape: "StepTape"
     blocks: "Blocks"
-    rows: int
+    request: TraceRequest
     machine: Machine
     facts: LayerFacts
     built_at: float = attrs.field(factory=time.monotonic, init=False)
@@ -197,13 +200,15 @@ class _Model:
         from shardcore.binding.inspection.traced_step import Blocks, build_to_trace
 
         names = {layer.path: layer.name for layer in facts.layers()}
+        left_out = {path for run in jobs[0].runs for path in run.copied}
+        traced = {path for run in jobs[0].runs for path in run.traced} | set(request.groups)
         blocks = Blocks(
-            frozenset(names[path] for run in jobs[0].runs for path in run.traced),
-            frozenset(names[path] for run in jobs[0].runs for path in run.copied),
+            frozenset(names[path] for path in traced - left_out),
+            frozenset(names[path] for path in left_out),
         )
         tape, sessions = StepTape(), bootstrap.installation().binding.sessions
         built = build_to_trace(request.build, request.batch, sessions, tape, blocks)
-        return cls(jobs, built, tape, blocks, request.rows, machine, facts)
+        return cls(jobs, built, tape, blocks, request, machine, facts)
 
     def steps(self, job: Job, _rank: int) -> _Found | ShardcoreError:
         """Returns the steps of a job, or the error in its trace."""
@@ -214,7 +219,13 @@ class _Model:
             return error
         for run in job.runs if job.longer is None else job.longer:
             step = None if step is None else lengthened(step, run)
-        return None if step is None else tuple(step_on(mesh, step) for mesh in job.meshes)
+        return None if step is None else tuple(self._on(mesh, step) for mesh in job.meshes)
+
+    def _on(self, mesh: Mesh, step: TracedStep) -> RankStep:
+        groups = self.request.groups
+        parts = layer_steps(step, groups) if groups else {}
+        layers = {group: step_on(mesh, part) for group, part in parts.items()}
+        return attrs.evolve(step_on(mesh, step), layers=layers)
 
     def _trace(self, planned: PlannedCandidate) -> TracedStep:
         """Returns the trace of a step on a small mesh, without the copied blocks."""
@@ -224,7 +235,7 @@ class _Model:
 
         candidate = planned.candidate
         mesh = candidate.small
-        rows = self.rows // candidate.batch_parts * mesh.size_along(candidate.batch_axes)
+        rows = self.request.rows // candidate.batch_parts * mesh.size_along(candidate.batch_axes)
         install_again({"links": self.machine.links(candidate.mesh)})
         bootstrap.simulate(mesh.size)
         plan_of(self.facts, mesh, candidate.policy, planned.plan).distribute()

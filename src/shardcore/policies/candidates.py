@@ -1,6 +1,7 @@
 """Meshes and policies for a number of devices: the choice that policy `auto` has."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import attrs
 
@@ -15,11 +16,13 @@ class Candidate:
         policy: The name of the policy.
         mesh: The mesh.
         batch_ndim: The number of axes, from the first, that split the batch.
+        options: The options of the policy.
     """
 
     policy: str
     mesh: Mesh
     batch_ndim: int = 1
+    options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 
     @property
     def batch_axes(self) -> tuple[str, ...]:

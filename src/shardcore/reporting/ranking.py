@@ -1,6 +1,7 @@
 """The report on policy `auto`: meshes and policies by the predicted time of a step."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -21,7 +22,7 @@ MEMORY = "memory"
 COLUMNS = (
     Column("policy and mesh"), Column("step", right=True), Column("compute", right=True),
     Column("exposed", right=True), Column("memory", right=True), Column("sends", "below"),
-    Column("holds", "below"), Column("loses because", "below"),
+    Column("holds", "below"), Column("loses because", "below"), Column("policies", "below"),
 )  # fmt: skip
 
 
@@ -33,11 +34,22 @@ class Priced:
         policy: The name of the policy.
         mesh: The mesh.
         cost: The predicted cost of a step.
+        options: The options of the policy.
     """
 
     policy: str
     mesh: Mesh
     cost: StepCost
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def by_layer(self) -> str:
+        """The policies of layers, in words; empty if all have one."""
+        names: dict[str, list[str]] = {}
+        for layer, name in self.options.get("layers", {}).items():
+            names.setdefault(name, []).append(layer)
+        said = [f"{name} in {', '.join(layers)}" for name, layers in names.items()]
+        return "; ".join([*said, f"{self.options['otherwise']} elsewhere"]) if said else ""
 
 
 @attrs.frozen
@@ -100,20 +112,22 @@ class Ranking(Shown):
 
     def table(self, width: int | None = None) -> Table:
         """Returns a table of the best candidates, and why the others are out."""
-        rows: list[tuple[str, ...]] = [self._row(each) for each in self.priced[:SHOWN]]
+        shown = self.priced[:SHOWN]
+        columns = COLUMNS if any(each.by_layer for each in shown) else COLUMNS[:-1]
+        rows: list[tuple[str, ...]] = [self._row(each) for each in shown]
         more = len(self.priced) - SHOWN
         rows += [()] if self.passed_over or more > 0 else []
         if more > 0:
-            rows.append((f"{more} more that fit", "", "", "", "", "", "", "they are slower"))
+            rows.append((f"{more} more that fit", "", "", "", "", "", "", "they are slower", ""))
         rows += [
-            (f"{what} out", "", "", "", least, "", "", reason)
+            (f"{what} out", "", "", "", least, "", "", reason, "")
             for what, reason, least in self._out()
         ]
         title = (
             f"predicted steps of {self.rows} rows on {self.machine.name}: "
             f"{self.machine.devices} devices a host, {human_bytes(self.machine.memory)} each"
         )
-        return build(title, COLUMNS, rows, width)
+        return build(title, columns, rows, width)
 
     def _row(self, each: Priced) -> tuple[str, ...]:
         cost = each.cost
@@ -125,7 +139,7 @@ class Ranking(Shown):
         holds = ", ".join(f"{kind} {human_bytes(held)}" for kind, held in cost.memory.items())
         name = f"{each.policy} {size}"
         why = self.why(each)
-        lines = (f"sends: {sends}", f"holds: {holds}", why and f"loses: {why}")
+        lines = (f"sends: {sends}", f"holds: {holds}", why and f"loses: {why}", each.by_layer)
         return name, *seconds, human_bytes(cost.peak), *lines
 
     def _out(self) -> list[tuple[str, str, str]]:

@@ -15,7 +15,9 @@ from shardcore.binding.planning.make_plan import facts_of
 from shardcore.bootstrap import machines, search
 from shardcore.bootstrap.repeats import Repeats, priced_steps
 from shardcore.bootstrap.traces import Job, PlannedCandidate, TraceRequest, steps
-from shardcore.policies.candidates import candidates
+from shardcore.domain.mesh import Mesh
+from shardcore.policies.candidates import Candidate, candidates
+from shardcore.policies.layers.groups import layer_groups
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.models import Block
 
@@ -89,6 +91,38 @@ class Cross(layers.Layer):
         return self.norm(x + self.hidden(keras.ops.einsum("bqk,bkd->bqd", scores, memory)))
 
 
+def norms():
+    """Three equal kernels, of 1 MiB each, that are in no pair."""
+    x = h = keras.Input((512,))
+    for name in ("first", "second", "third"):
+        h = layers.LayerNormalization(name=f"{name}_norm")(layers.Dense(512, name=name)(h))
+    model = keras.Model(x, h)
+    model.compile("adam", "mse", jit_compile=False)
+    return model
+
+
+class Unnamed(layers.Layer):
+    """A block whose layers have the names that Keras counts on."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = layers.LayerNormalization()
+        self.up = layers.Dense(128, activation="relu")
+        self.down = layers.Dense(32)
+
+    def call(self, x):
+        return x + self.down(self.up(self.norm(x)))
+
+
+def unnamed():
+    x = h = keras.Input((8, 32))
+    for number in range(6):
+        h = Unnamed(name=f"block_{number}")(h)
+    model = keras.Model(x, layers.Dense(32, name="head")(h))
+    model.compile("adam", "mse", jit_compile=False)
+    return model
+
+
 def pairs(count):
     """A model with two runs, of `count` blocks each, whose gradients fill several buckets."""
     source, target = keras.Input((8, 32)), keras.Input((8, 32))
@@ -134,6 +168,8 @@ BATCHES = {
     decoder: (TOKENS, TOKENS),
     mlp: (NUMBERS, NUMBERS),
     experts: (GROUPS, GROUPS),
+    norms: (np.zeros((ROWS, 512), "float32"),) * 2,
+    unnamed: (GROUPS, GROUPS),
     scales: (WIDE, WIDE),
 }
 
@@ -176,7 +212,7 @@ def counted(_, build, asked):
         keras.utils.clear_session(free_memory=False)
         shardcore.install()
         mesh = keras.distribution.DeviceMesh(candidate.mesh.shape, candidate.mesh.axis_names)
-        shardcore.plan(build, mesh, candidate.policy).distribute()
+        shardcore.plan(build, mesh, candidate.policy, **candidate.options).distribute()
         model, batch = build(), BATCHES[build]
         model.train_on_batch(*batch)
         with count_collectives() as traffic:
@@ -228,6 +264,74 @@ def test_blocks_that_a_trace_leaves_out_cost_what_they_cost_in_a_full_trace():
     assert some.memory == full.memory
 
 
+def test_blocks_with_generated_names_are_traced_once():
+    keras.utils.clear_session(free_memory=False)
+    facts, machine = facts_of(unnamed, None), machines.find("a100")
+    for policy in ("fully_sharded", "sequence_parallel"):
+        (wanted,) = (
+            each
+            for each in candidates(2, host=2)
+            if each.policy == policy and each.batch_parts == (2 if policy == "fully_sharded" else 1)
+        )
+        planned = search.with_rules(wanted, ROWS, machine, facts)
+        job = Job(planned, (wanted.mesh,), Repeats.of(facts).under(planned))
+        assert [len(run.copied) for run in job.runs] == [2], policy
+        asked = TraceRequest(unnamed, BATCHES[unnamed], ROWS)
+        (some,), (full,) = steps([job, attrs.evolve(job, runs=())], asked, machine, facts)
+        assert (set(some.work), set(some.moved)) == (set(full.work), set(full.moved)), policy
+        assert some.memory == full.memory, policy
+
+
+@pytest.mark.parametrize("policy", ["fully_sharded", "tensor_parallel"])
+def test_the_parts_of_the_layers_make_up_the_step(policy):
+    facts, machine = facts_of(mlp, None), machines.find("a100")
+    repeats, mesh = Repeats.of(facts), Mesh((1, 2, 2), ("replica", "shard", "model"))
+    candidate = Candidate("per_layer", mesh, 2, {"otherwise": policy})
+    planned = search.with_rules(candidate, ROWS, machine, facts)
+    groups = {path: group[0] for group in layer_groups(facts) for path in group}
+    asked = TraceRequest(mlp, BATCHES[mlp], ROWS, groups)
+    ((step,),) = priced_steps([[planned]], asked, machine, repeats)
+    without = attrs.evolve(asked, groups={})
+    ((same,),) = priced_steps([[planned]], without, machine, repeats)
+    assert (set(step.work), set(step.moved)) == (set(same.work), set(same.moved))
+    assert step.memory == same.memory
+    assert step.layers.keys() == {"pair_0", ""}
+    for name in ("flops", "bytes"):
+        total, rest, of_blocks = (
+            sum(each.times * getattr(each, name) for each in part.work)
+            for part in (step, step.layers[""], step.layers["pair_0"])
+        )
+        assert rest + of_blocks == total
+        assert rest < total / 20  # the batch, and the loss
+    moved, rest, of_blocks = (
+        moved_in(each)[1] for each in (step, step.layers[""], step.layers["pair_0"])
+    )
+    assert moved == dict(Counter(rest) + Counter(of_blocks))
+    assert not rest or max(rest.values()) < 100  # the sum of the loss
+
+
+def test_as_many_layers_are_sharded_as_the_memory_asks_for():
+    options = {"batch": BATCHES[norms], "machine": "a100"}
+    sharded = {}
+    for memory in ("17MiB", "15.5MiB"):
+        plan = shardcore.plan(norms, devices=2, policy="auto", memory=memory, **options)
+        found = {each.policy: each for each in plan.ranking.priced}
+        best, every = found["per_layer"], found["fully_sharded"]
+        assert best.cost.seconds < every.cost.seconds
+        assert "data_parallel" not in found  # which needs 18 MiB
+        assert best.options["otherwise"] == "data_parallel"
+        sharded[memory] = best.options["layers"]
+        assert "fully_sharded in first" in str(plan.ranking)
+    assert [len(each) for each in sharded.values()] == [1, 2]
+    wanted = Candidate("per_layer", best.mesh, 2, best.options)
+    planned = search.with_rules(wanted, ROWS, machines.find("a100"), facts_of(norms, None))
+    asked = TraceRequest(norms, BATCHES[norms], ROWS)
+    repeats = Repeats.of(facts_of(norms, None))
+    ((step,),) = priced_steps([[planned]], asked, machines.find("a100"), repeats)
+    for found in run_ranks(counted, 2, norms, [wanted]):
+        assert found == [(wanted, *moved_in(step))]
+
+
 def test_all_layouts_of_a_search_share_one_built_model():
     built = multiprocessing.get_context("fork").Value("i", 0)
 
@@ -239,5 +343,6 @@ def test_all_layouts_of_a_search_share_one_built_model():
     options = {"batch": BATCHES[mlp], "memory": "1GB"}
     plan = shardcore.plan(build, devices=2, policy="auto", **options)
     assert len(plan.ranking.priced) > 3
-    # For its facts; with the blocks of a trace; and with one more, which is compared with a copy.
-    assert built.value == 3
+    # For its facts; for a copy of a block, and the block that it is compared with; for one policy
+    # for all layers; and to divide steps among layers.
+    assert built.value == 5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardcore.bootstrap.repeats import Repeats, priced_steps
+from shardcore.bootstrap.repeats import Repeats, priced_steps, proven
 from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.machines.known import known_machines
 from shardcore.domain.mesh import Mesh
@@ -58,26 +58,29 @@ def test_all_blocks_are_traced_if_the_engine_holds_the_weights_of_most():
     assert traced(300, 512 * KIB) == []  # those of 200
 
 
-@pytest.mark.parametrize(
-    ("copy", "again"),
-    [
-        (100, 7),  # the inner ones of four blocks differ: more at the ends
-        (200, 16),  # a copy of a block is not what a traced one is: all
-    ],
-)
-def test_more_blocks_are_traced_if_few_do_not_show_all(copy, again, monkeypatch):
+REQUEST, MACHINE = TraceRequest(lambda: None, None, 2), known_machines()["a100"]
+
+
+def test_more_blocks_at_the_ends_are_traced_if_the_inner_ones_of_few_differ(monkeypatch):
     asked = []
 
     def steps(jobs, _request, _machine, _facts):
-        asked.append([len(run.traced) for run in jobs[0].runs] or [16])
-        if len(asked) > 1:
-            return [(RankStep(MESH, (), (), {"variables": 1}),)]
-        return [None, *((RankStep(MESH, (), (), {"variables": each}),) for each in (copy, 100))]
+        asked.append([len(run.traced) for run in jobs[0].runs])
+        return [None if len(asked) < 2 else (RankStep(MESH, (), (), {"variables": 1}),)]
 
     monkeypatch.setattr("shardcore.bootstrap.repeats.steps", steps)
-    request = TraceRequest(lambda: None, None, 2)
-    ((step,),) = priced_steps(
-        [[planned("fully_sharded")]], request, known_machines()["a100"], repeats(16, 600 * MIB)
-    )
-    assert asked == [[4], [again]]
+    blocks = repeats(16, 600 * MIB)
+    ((step,),) = priced_steps([[planned("fully_sharded")]], REQUEST, MACHINE, blocks)
+    assert asked == [[4], [7]]
     assert step.memory == {"variables": 1}
+
+
+@pytest.mark.parametrize(("copy", "runs"), [(100, 1), (200, 0)])
+def test_no_block_is_a_copy_if_one_more_takes_another_step_than_a_copy(copy, runs, monkeypatch):
+    def steps(jobs, _request, _machine, _facts):
+        assert [len(job.runs[0].traced) for job in jobs] == [4, 5]
+        return [(RankStep(MESH, (), (), {"variables": size}),) for size in (copy, 100)]
+
+    monkeypatch.setattr("shardcore.bootstrap.repeats.steps", steps)
+    found = proven(repeats(16, 600 * MIB), planned("fully_sharded"), REQUEST, MACHINE)
+    assert len(found.runs) == runs

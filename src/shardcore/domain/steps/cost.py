@@ -24,6 +24,7 @@ class StepCost:
         compute: The seconds of its operators.
         communication: The seconds of its collectives, by mesh axis.
         exposed: The seconds of collectives during which it computes nothing.
+        waited: Those of collectives for which it waits in any case.
         sent: The bytes that it sends, by mesh axis.
         memory: The bytes by kind at the highest point.
     """
@@ -31,6 +32,7 @@ class StepCost:
     compute: float
     communication: Mapping[str, float]
     exposed: float
+    waited: float
     sent: Mapping[str, int]
     memory: Mapping[Kind, int]
 
@@ -93,7 +95,7 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
         else:
             hidden += seconds
     exposed = waited + hidden - min(hidden * machine.hidden, compute)
-    return StepCost(compute, communication, exposed, sent, step.memory)
+    return StepCost(compute, communication, exposed, waited, sent, step.memory)
 
 
 def _sent(moved: Moved, ranks: int) -> int:

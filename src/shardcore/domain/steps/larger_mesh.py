@@ -51,12 +51,14 @@ class RankStep:
         work: The operators.
         moved: The collectives.
         memory: The bytes by kind at the highest point.
+        layers: The parts of groups of layers, if they are asked for.
     """
 
     mesh: Mesh
     work: tuple[Work, ...]
     moved: tuple[Moved, ...]
     memory: Mapping[Kind, int]
+    layers: Mapping[str, "RankStep"] = attrs.field(factory=dict)
 
 
 def step_on(mesh: Mesh, step: TracedStep) -> RankStep:

@@ -92,9 +92,12 @@ class _Longer:
         if each.block == name:
             work = attrs.evolve(each.work, times=each.work.times * (1 + copies))
             return attrs.evolve(each, work=work)
-        added = copies * dict(each.shares).get(name, 0)
-        work = attrs.evolve(each.work, bytes=each.work.bytes + added)
-        return attrs.evolve(each, work=work)
+        share = dict(each.shares).get(name)
+        if share is None:
+            return each
+        work = attrs.evolve(each.work, bytes=each.work.bytes + copies * share)
+        added = ((path, share) for path in self.run.copied)
+        return attrs.evolve(each, work=work, shares=(*each.shares, *added))
 
     def _collectives(self) -> Iterator[Started]:
         before = self.run.before

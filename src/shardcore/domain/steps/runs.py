@@ -1,12 +1,15 @@
 """Equal blocks in a row of a traced step, and whether those of the trace are equal."""
 
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterator
 
 import attrs
 
-from shardcore.domain.steps.events import TICK, Held, TracedStep
+from shardcore.domain.steps.events import TICK, Held, Started, TracedStep
+
+_NUMBER = re.compile(r"_\d+(?=/|$)")
 
 
 @attrs.frozen
@@ -149,7 +152,7 @@ class TracedRun:
             elif name in dict(each.shares):
                 operators[each.work, dict(each.shares)[name]] += 1
         collectives = tuple(
-            (self._since(each.time, at), each.below(name, ""))
+            (self._since(each.time, at), _unnumbered(each, name))
             for each in self.step.collectives
             if each.block == name
         )
@@ -164,7 +167,8 @@ class TracedRun:
         """Returns a piece of memory of the block at a place, relative to it."""
         one, end, name = held.allocation, held.allocation.end, self.run.traced[at - 1]
         stored = held.stored and attrs.evolve(held.stored, path="")  # it has the name of the block
-        what = one.kind, one.bytes, stored, held.sum_of.removeprefix(name), held.shares
+        sum_of = _without_numbers(held.sum_of.removeprefix(name))
+        what = one.kind, one.bytes, stored, sum_of, held.shares
         begin = self._since(one.begin, at)
         if end is None:
             return what, begin
@@ -177,3 +181,25 @@ class TracedRun:
     def _since(self, time: int, at: int) -> tuple[int, int] | int:
         point = self.point(time)
         return (point.turn, point.since) if point.at == at else point.turn
+
+
+def _unnumbered(started: Started, block: str) -> Started:
+    """Returns a collective of a block without the names by which equal blocks differ."""
+    each = started.below(block, "")
+    facts = attrs.evolve(
+        each.facts,
+        layer=_without_numbers(each.facts.layer),
+        variable=each.facts.variable and _without_numbers(each.facts.variable),
+        reduced=tuple(map(_without_numbers, each.facts.reduced)),
+    )
+    return attrs.evolve(each, facts=facts)
+
+
+def _without_numbers(path: str) -> str:
+    """Returns a path without the numbers that Keras counts on from block to block.
+
+    Example:
+        >>> _without_numbers("block/dense_12/kernel")
+        'block/dense/kernel'
+    """
+    return _NUMBER.sub("", path)

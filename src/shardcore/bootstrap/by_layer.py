@@ -1,0 +1,179 @@
+"""The search for a policy for each layer, by the costs of layers under one policy for all."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+import attrs
+
+from shardcore.bootstrap import planning
+from shardcore.bootstrap.repeats import Repeats, priced_steps
+from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest
+from shardcore.domain.machines.machine import Machine
+from shardcore.domain.mesh import Mesh
+from shardcore.domain.paths.rules import PathRules
+from shardcore.domain.steps.cost import StepCost, cost_of
+from shardcore.domain.steps.larger_mesh import RankStep
+from shardcore.domain.steps.layer_choices import LayerCost, cheapest
+from shardcore.policies.candidates import Candidate
+from shardcore.policies.layers.groups import layer_groups
+from shardcore.policies.per_layer import BATCH_NDIM, NAME, policies_on
+from shardcore.policies.rules import shared_keys
+from shardcore.ports.model import LayerFacts
+from shardcore.reporting.ranking import Priced
+
+# The number of meshes on which it looks.
+MESHES = 2
+
+
+def priced_by_layer(
+    priced: Sequence[Priced], request: TraceRequest, machine: Machine, repeats: Repeats
+) -> list[Priced]:
+    """Returns layouts of policy `per_layer` that are faster than one policy for all layers.
+
+    On each mesh a step is traced under each policy for all layers, and divided among the layers.
+    The cheapest choices by these costs are traced again, and that trace has their price.
+
+    Args:
+        priced: Layouts that fit.
+        request: The model and the batch.
+        machine: The machine.
+        repeats: The blocks of the model.
+
+    Raises:
+        PolicyError: If the model or its step fails without values.
+    """
+    groups = layer_groups(repeats.facts)
+    divided = attrs.evolve(request, groups={path: each[0] for each in groups for path in each})
+    uniform = [each for mesh in _meshes(priced) if len(each := _uniform(mesh, repeats)) > 1]
+    steps = iter(
+        _steps([each for on_mesh in uniform for each in on_mesh], divided, machine, repeats)
+    )
+    chosen: list[PlannedCandidate] = []
+    limits: list[float] = []
+    for planned in uniform:
+        costs = _Costs(planned, list(islice(steps, len(planned))), machine, repeats.facts)
+        candidate = costs.cheapest(groups)
+        if candidate is not None:
+            plan = planning.plan(NAME, repeats.facts, candidate.mesh, candidate.options)
+            chosen.append(PlannedCandidate(candidate, plan))
+            limits.append(costs.seconds)
+    found: list[Priced] = []
+    again = _steps(chosen, request, machine, repeats)
+    for best, step, limit in zip(chosen, again, limits, strict=True):
+        cost = cost_of(step, machine)
+        if cost.peak <= machine.memory and cost.seconds < limit:
+            found.append(Priced(NAME, best.candidate.mesh, cost, best.candidate.options))
+    return found
+
+
+def _steps(
+    planned: Sequence[PlannedCandidate], request: TraceRequest, machine: Machine, repeats: Repeats
+) -> list[RankStep]:
+    return [step for (step,) in priced_steps([[e] for e in planned], request, machine, repeats)]
+
+
+def _meshes(priced: Sequence[Priced]) -> list[Mesh]:
+    """Returns the meshes of the fastest layouts, each with another number of model ranks."""
+    found: dict[tuple[int, ...], Mesh] = {}
+    for each in sorted(priced, key=lambda each: each.cost.seconds):
+        mesh = _with_replicas(each.mesh)
+        if mesh is not None:
+            found.setdefault(mesh.shape[BATCH_NDIM:], mesh)
+    return list(found.values())[:MESHES]
+
+
+def _with_replicas(mesh: Mesh) -> Mesh | None:
+    """Returns the mesh `(replica, shard, ...)` like another one; None if it has other axes."""
+    if mesh.axis_names[0] == "replica":
+        return mesh
+    if mesh.axis_names not in (("data",), ("data", "model")):
+        return None
+    return Mesh((1, *mesh.shape), ("replica", "shard", "model")[: mesh.ndim + 1])
+
+
+def _uniform(mesh: Mesh, repeats: Repeats) -> list[PlannedCandidate]:
+    """Returns a candidate for each policy for all layers; of those with equal rules the first."""
+    found: dict[object, PlannedCandidate] = {}
+    for name in policies_on(mesh):
+        candidate = Candidate(NAME, mesh, BATCH_NDIM, {"otherwise": name})
+        plan = planning.plan(NAME, repeats.short, mesh, candidate.options)
+        rules = tuple((each.key, each.spec) for each in plan.rules)
+        found.setdefault(rules, PlannedCandidate(candidate, plan))
+    return list(found.values())
+
+
+@attrs.frozen
+class _Costs:
+    """The costs on a mesh under one policy for all layers.
+
+    Args:
+        planned: The policies.
+        steps: The step under each.
+        machine: The machine.
+        facts: The facts of the model.
+    """
+
+    planned: Sequence[PlannedCandidate]
+    steps: Sequence[RankStep]
+    machine: Machine
+    facts: LayerFacts
+    whole: Sequence[StepCost] = attrs.field(init=False)
+    layers: Mapping[str, LayerFacts] = attrs.field(init=False)
+
+    @whole.default
+    def _of_steps(self) -> Sequence[StepCost]:
+        return [cost_of(step, self.machine) for step in self.steps]
+
+    @layers.default
+    def _by_path(self) -> Mapping[str, LayerFacts]:
+        return {layer.path: layer for layer in self.facts.layers() if layer.path}
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the fastest that fits."""
+        fit = (each.seconds for each in self.whole if each.peak <= self.machine.memory)
+        return min(fit, default=float("inf"))
+
+    def cheapest(self, groups: Sequence[Sequence[str]]) -> Candidate | None:
+        """Returns the cheapest choices for groups of layers; None if they are all the same."""
+        layers = [[self._layer(step.layers[group[0]]) for step in self.steps] for group in groups]
+        # What is no variable of a layer takes as much as under the policy under which it has most.
+        others = max(
+            cost.peak - sum(costs[number].bytes for costs in layers)
+            for number, cost in enumerate(self.whole)
+        )
+        choices = cheapest(layers, self.machine.memory - others)
+        if choices is None:
+            return None
+        pairs = list(zip(groups, choices, strict=True))
+        names = {group: self._name(group[0], number) for group, number in pairs}
+        otherwise, count = Counter(names.values()).most_common(1)[0]
+        if count == len(groups):
+            return None
+        others_by_path = {
+            path: name for group, name in names.items() if name != otherwise for path in group
+        }
+        keys = shared_keys(others_by_path, self.layers)
+        layers_by_key = {key: others_by_path[paths[0]] for key, paths in keys}
+        options = {"layers": layers_by_key, "otherwise": otherwise}
+        return Candidate(NAME, self.planned[0].candidate.mesh, BATCH_NDIM, options)
+
+    def _layer(self, part: RankStep) -> LayerCost:
+        cost = cost_of(part, self.machine)
+        moved = sum(cost.communication.values())
+        hidden = (moved - cost.waited) * self.machine.hidden
+        return LayerCost(cost.compute + moved - hidden, moved, cost.peak)
+
+    def _name(self, layer: str, number: int) -> str:
+        """Returns the policy of that number, or the first that gives a layer the same layout."""
+        specs = [_specs(each, self.layers[layer]) for each in self.planned]
+        name: str = self.planned[specs.index(specs[number])].candidate.options["otherwise"]
+        return name
+
+
+def _specs(planned: PlannedCandidate, layer: LayerFacts) -> list[object]:
+    """Returns the specs of the variables of a layer under a candidate."""
+    rules = PathRules({each.key: each.spec for each in planned.plan.rules})
+    matches = (rules.match(each.path) for each in layer.all_variables())
+    return [None if match is None else match.value for match in matches]
