@@ -309,6 +309,25 @@ def test_a_model_with_other_names_than_the_plan_is_refused_on_all_ranks():
     )  # fmt: skip
 
 
+def test_a_sequential_from_a_file_is_planned_by_what_loads_it(tmp_path):
+    path = tmp_path / "model.keras"
+
+    def load():
+        return keras.models.load_model(path)
+
+    def program(rank):
+        shardcore.install()
+        mesh = keras.distribution.DeviceMesh((1, 2), ("data", "model"))
+        use(plan(build, mesh), build).save(path)
+        with pytest.raises(RuleError, match="load_model"):
+            load().predict(X, verbose=0)
+        checks = shardcore.verify(use(plan(load, mesh), load)).variables
+        return sorted({check.path for check in checks if check.local_shape != check.shape})
+
+    first, second = run_ranks(program, 2, init=False)
+    assert first == second == ["dense/bias", "dense/kernel", "dense_1/kernel"]
+
+
 def test_a_model_that_has_some_of_the_variables_and_others_is_not_refused():
     def program(rank):
         shardcore.install()

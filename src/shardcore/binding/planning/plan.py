@@ -124,7 +124,8 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
             f"for {_some(each.path for each in self._variables)}, the model has {_some(paths)}. "
             "Keras numbers generated names, so a second build has other paths: plan by the "
             "function that builds the model, shardcore.plan(build, mesh), then call build(), or "
-            "name the model and its layers."
+            "name the model and its layers. A model from a file has other paths too, if it is a "
+            "Sequential: shardcore.plan(lambda: keras.models.load_model(path), mesh)."
         )
 
     def _rules(self) -> PathRules[Any]:
