@@ -62,7 +62,7 @@ class Program:
         """Its exit code, or the negative number of the signal that ended it; None while it runs."""
         return self._process.exitcode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Returns its exit code; kills it if it does not end within `timeout` seconds."""
         self._process.join(timeout)
         is_late = self.returncode is None
@@ -70,7 +70,7 @@ class Program:
         if is_late:
             for other in multiprocessing.active_children():  # of the same test: they wait for it
                 other.kill()
-            raise subprocess.TimeoutExpired("\n".join(self._printed), timeout)
+            raise subprocess.TimeoutExpired("\n".join(self._printed), timeout or 0)
         return self._process.exitcode or 0
 
     def communicate(self, timeout: float) -> tuple[str, str]:

@@ -1,6 +1,10 @@
 """Every strategy of shardcore keeps the promises of strategies."""
 
+import pytest
+
 from shardcore.testing import StrategyContract
+from shardcore.testing.contract import failing
+from tests import warm
 
 
 class TestDTensor(StrategyContract):
@@ -9,6 +13,11 @@ class TestDTensor(StrategyContract):
 
 class TestManual(StrategyContract):
     strategy = "manual"
+
+    @pytest.fixture(autouse=True)
+    def forked(self, monkeypatch):
+        """Its ranks are forked; those of `dtensor` are new interpreters, as users start them."""
+        monkeypatch.setattr(failing, "_start", warm.Program)
 
 
 class TestSingle(StrategyContract):

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from shardcore.testing import RankFailed, StrategyContract
+from shardcore.testing.contract import failing
+from tests import warm
 from tests.plugins.packages import write_package
 
 SOURCE = (Path(__file__).parents[2] / "plugins" / "broken_strategies.py").read_text()
@@ -39,7 +41,8 @@ FAULTS = {
 
 @pytest.fixture
 def broken(tmp_path, monkeypatch):
-    """The broken strategies are installed, as a package."""
+    """The broken strategies are installed, as a package; programs are forked from this process."""
+    monkeypatch.setattr(failing, "_start", warm.Program)
     write_package(tmp_path, "broken-strategies", SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path

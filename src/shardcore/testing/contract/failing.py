@@ -59,7 +59,8 @@ def _is_refused(rank: int, strategy: str) -> bool:
 def _run(strategy: str) -> tuple[list[Any], list[str]]:
     """Returns the exit codes and the standard error of two ranks, started by hand."""
     address = f"127.0.0.1:{free_port()}"
-    ranks = [_start(strategy, rank, address) for rank in range(2)]
+    words = ["-c", PROGRAM, strategy]
+    ranks = [_start(words, _environment(rank, address)) for rank in range(2)]
     try:
         errors = [rank.communicate(timeout=SECONDS)[1] for rank in ranks]
     except subprocess.TimeoutExpired as error:
@@ -71,8 +72,8 @@ def _run(strategy: str) -> tuple[list[Any], list[str]]:
     return [rank.returncode for rank in ranks], errors
 
 
-def _start(strategy: str, rank: int, address: str) -> "subprocess.Popen[str]":
-    environment = {
+def _environment(rank: int, address: str) -> dict[str, str]:
+    variables = {
         "KERAS_DISTRIBUTION_JOB_ADDRESSES": address,
         "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
         "KERAS_DISTRIBUTION_PROCESS_ID": str(rank),
@@ -80,9 +81,14 @@ def _start(strategy: str, rank: int, address: str) -> "subprocess.Popen[str]":
         # A plug-in that this process finds is found there too.
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
+    return {**os.environ, **variables}
+
+
+def _start(words: list[str], environment: dict[str, str]) -> "subprocess.Popen[str]":
+    """Starts a program in a new interpreter."""
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, strategy],
-        env={**os.environ, **environment},
+        [sys.executable, *words],
+        env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
