@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -15,17 +16,31 @@ settings.load_profile("shardcore")
 
 
 @pytest.fixture(scope="session")
-def loaded_inductor():
-    """Imports Inductor, and finds the instructions that it compiles for: forked ranks inherit both.
+def loaded_inductor(tmp_path_factory):
+    """Compiles a small program by Inductor: forked ranks inherit what that loads and finds out.
 
-    Each rank would import 500 modules, and would compile and load six small programs.
+    Each rank would import 500 modules, make patterns of graphs, read torch's files for the key of
+    programs on disk, and ask the compiler what it can.
     """
     # The pool of compiling processes must not be forked.
     os.environ["TORCH_WARM_POOL"] = "0"
     with warnings.catch_warnings():
         # torch 2.13 uses its deprecated `torch.jit` in this import.
         warnings.simplefilter("ignore", DeprecationWarning)
-        import torch._inductor.compile_fx  # noqa: F401
+        import torch._inductor.compile_fx
+    from torch._dynamo.utils import counters
+    from torch._inductor import config
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
+    from shardcore.adapters.torch_private import inductor
+
     pick_vec_isa()
+    operands = torch.ones(8, 8), torch.ones(8, 8)
+    graph = torch.fx.symbolic_trace(lambda x, y: (torch.relu(x @ y),))
+    # Of a program that is on disk already Inductor would load less.
+    in_new_folder = mock.patch.dict(
+        os.environ, TORCHINDUCTOR_CACHE_DIR=str(tmp_path_factory.mktemp("inductor"))
+    )
+    with in_new_folder, config.patch(compile_threads=1):  # threads must not be forked either
+        inductor.compiled(graph, operands)
+    counters.clear()
