@@ -73,6 +73,10 @@ class Program:
             raise subprocess.TimeoutExpired("\n".join(self._printed), timeout or 0)
         return self._process.exitcode or 0
 
+    def terminate(self) -> None:
+        """Asks it to end."""
+        self._process.terminate()
+
     def communicate(self, timeout: float) -> tuple[str, str]:
         """Returns what it printed to both streams, as soon as it has ended."""
         self.wait(timeout)
@@ -142,10 +146,11 @@ def start_torchrun(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     forks_workers: bool = True,
+    output: int | None = None,
 ) -> Program:
     """Starts `torchrun WORDS`, forked from this process as are its workers, unless asked not to."""
     program = f"from tests import warm; warm._torchrun({forks_workers})"
-    return Program(["-c", program, *words], env, cwd)
+    return Program(["-c", program, *words], env, cwd, output)
 
 
 def run_torchrun(

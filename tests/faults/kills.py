@@ -9,8 +9,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ import h5py
 import numpy as np
 
 from shardcore.testing import run_ranks
+from tests import warm
 from tests.faults import training
 
 KINDS = ("BackupAndRestore", "ShardedCheckpoint")
@@ -50,7 +49,7 @@ class Job:
 
     folder: Path
     ranks: int
-    process: subprocess.Popen
+    process: warm.Program
     saved: list[int] = attrs.Factory(list)
     while_saving: int = 0
 
@@ -76,7 +75,7 @@ class Job:
     def _wait(self, is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
         while not is_so():
-            code = self.process.poll()
+            code = self.process.returncode
             assert code is None, f"the training has ended, exit code {code}:{self._log()}"
             assert time.monotonic() < deadline, f"the training stands still:{self._log()}"
             time.sleep(0.0005)
@@ -90,20 +89,15 @@ def started(folder: Path, kind: str, ranks: int, epochs: int, restarts: int) -> 
     """Runs the training under torchrun, and ends it at the end of the context."""
     options = [f"--nproc_per_node={ranks}", f"--max-restarts={restarts}", "--standalone"]
     script = [training.__file__, str(folder), kind, str(epochs)]
-    with (
-        (folder / "log").open("a") as log,
-        subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *options, *script],
-            stdout=log,
-            stderr=log,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch"},
-        ) as process,
-    ):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch"}
+    with (folder / "log").open("a") as log:
+        process = warm.start_torchrun([*options, *script], environment, output=log.fileno())
         try:
             yield Job(folder, ranks, process)
         finally:
-            if process.poll() is None:
+            if process.returncode is None:
                 process.terminate()  # which ends the ranks too
+                process.wait(PATIENCE)
 
 
 def steps_saved(folder: Path) -> int:
