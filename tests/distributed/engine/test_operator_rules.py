@@ -258,6 +258,10 @@ LOSSES |= {
     "squares, sum": of_elements(functional.mse_loss, "sum"),
     "Huber": of_elements(functional.huber_loss, "mean", delta=0.2),
     "smooth distance": of_elements(functional.smooth_l1_loss, "mean", beta=0.2),
+    "triplets": of_elements(
+        lambda x, target, **named: functional.triplet_margin_loss(x, target, x + target, **named),
+        "mean",
+    ),
     "soft margin": of_elements(functional.soft_margin_loss, "mean"),
 }
 

@@ -171,6 +171,17 @@ def _along_one(
     return along(operator, [tensor], frozenset({dim % tensor.ndim} if tensor.ndim else ()))
 
 
+def _norm_of_rows(
+    _operator: Operator,
+    tensor: torch.Tensor,
+    power: float | None,
+    dims: list[int],
+    keepdim: bool = False,
+) -> Any:
+    """Runs the norm of `torch.nn.functional.pairwise_distance` as that of vectors."""
+    return torch.linalg.vector_norm(tensor, 2 if power is None else power, dims, keepdim)
+
+
 def _topk(
     operator: Operator, tensor: Operand, _count: int, dim: int = -1, *_: object, **_kwargs: object
 ) -> Task:
@@ -245,4 +256,6 @@ PLANNERS: dict[Any, Planner] = {
     torch_private.SAFE_SOFTMAX: _safe_softmax,
     **dict.fromkeys((*torch_private.SOFTMAX, *torch_private.SOFTMAX_BACKWARD), _softmax),
 }
-HANDLERS: dict[Any, Handler] = by_operator({"mean mean.dim": _mean})
+HANDLERS: dict[Any, Handler] = by_operator(
+    {"mean mean.dim": _mean, "norm.ScalarOpt_dim": _norm_of_rows}
+)
