@@ -1,23 +1,15 @@
-"""Segments of dims as separate dims, and the exchange of elements that no placement describes.
+"""Segments of dims as separate dims, and the elements that a rank has of segments."""
 
-A rank may hold or want parts of several segments, or a slice that begins anywhere.
-"""
-
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Iterable
 from itertools import accumulate, pairwise, product, starmap
 from math import prod
 from operator import mul
-from typing import ClassVar, TypeAlias
-
-import attrs
 
 from shardcore.domain.chunks import chunk_sizes, in_segments, levels
+from shardcore.domain.exchange import Ranges
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Blocks, Segments, segments_of
 from shardcore.domain.spec import DimSpec, dim_spec
-
-Ranges: TypeAlias = tuple[range, ...]
 
 
 def without_segments(
@@ -130,57 +122,3 @@ def ranges_of(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:
 def _consecutive(sizes: Iterable[int]) -> list[range]:
     ends = accumulate(sizes, initial=0)
     return list(starmap(range, pairwise(ends)))
-
-
-@attrs.frozen
-class Exchange:
-    """A step in which each rank along an axis gets elements of a dim from other ranks.
-
-    Example:
-        >>> halves = (range(0, 3),), (range(3, 6),)
-        >>> shifted = Exchange("model", 0, halves, ((range(1, 4),), (range(4, 6),)))
-        >>> shifted.sent(1, 0), shifted.received(0), shifted.is_local
-        ((slice(0, 1, None),), ((0, 2), (1, 1)), False)
-    """
-
-    kind: ClassVar = "exchange"
-
-    axis: str
-    dim: int
-    held: tuple[Ranges, ...]  # for each place along the axis, the elements that its rank holds
-    # For each place, the elements that its rank gets. Some rank holds each of them.
-    wanted: tuple[Ranges, ...]
-
-    @cached_property
-    def is_local(self) -> bool:
-        """Whether each rank holds all that it wants, so that nothing is sent."""
-        return all(
-            owner == place for place in range(len(self.held)) for owner, _ in self.received(place)
-        )
-
-    def sent(self, place: int, peer: int) -> tuple[slice, ...]:
-        """Returns the slices of the shard at `place` that `peer` wants, in its order."""
-        return tuple(part for _, part in _common(self.held[place], self.wanted[peer]))
-
-    def received(self, place: int) -> tuple[tuple[int, int], ...]:
-        """Returns the owner and the size of each part that the rank at `place` wants, in order."""
-        parts = (
-            (at, owner, part.stop - part.start)
-            for owner, held in enumerate(self.held)
-            for at, part in _common(held, self.wanted[place])
-        )
-        return tuple((owner, size) for _, owner, size in sorted(parts))
-
-
-def _common(held: Ranges, wanted: Ranges) -> Iterator[tuple[int, slice]]:
-    """Yields the parts that both have: the position of each in `wanted`, its slice of `held`."""
-    for first, one in zip(_starts(wanted), wanted, strict=True):
-        for start, other in zip(_starts(held), held, strict=True):
-            begin, end = max(one.start, other.start), min(one.stop, other.stop)
-            if begin < end:
-                offset = start - other.start
-                yield first + begin - one.start, slice(begin + offset, end + offset)
-
-
-def _starts(ranges: Ranges) -> Iterator[int]:
-    return accumulate(map(len, ranges[:-1]), initial=0)

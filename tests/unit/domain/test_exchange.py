@@ -1,11 +1,13 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardcore.domain.exchange import Exchange, Strided
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import blocks_of
-from shardcore.domain.segments import Exchange, ranges_of
+from shardcore.domain.segments import ranges_of
 
 
 @st.composite
@@ -30,19 +32,21 @@ def elements(ranges):
     return [element for each in ranges for element in each]
 
 
+def owners(parts):
+    """The owner of each element."""
+    return [owner for owner, size in parts for _ in range(size)]
+
+
 @given(exchanges())
 def test_each_rank_gets_its_elements_in_order(exchange):
     held = [np.array(elements(each), dtype=int) for each in exchange.held]
     for place, wanted in enumerate(exchange.wanted):
         messages = [
-            iter([parts[part] for part in exchange.sent(peer, place)])
+            iter([element for part in exchange.sent(peer, place) for element in parts[part]])
             for peer, parts in enumerate(held)
         ]
-        found = []
-        for owner, size in exchange.received(place):
-            found.append(next(messages[owner]))
-            assert len(found[-1]) == size
-        assert np.concatenate([*found, []]).tolist() == elements(wanted)
+        found = [next(messages[owner]) for owner in owners(exchange.received(place))]
+        assert found == elements(wanted)
         assert not any(list(left) for left in messages)
 
 
@@ -51,3 +55,41 @@ def test_it_is_local_where_each_rank_holds_what_it_wants(exchange):
     pairs = zip(exchange.held, exchange.wanted, strict=True)
     holds_all = all(set(elements(wanted)) <= set(elements(held)) for held, wanted in pairs)
     assert exchange.is_local == holds_all
+
+
+@given(exchanges())
+def test_regular_parts_and_turns_are_all_parts(exchange):
+    ranks = range(len(exchange.held))
+    for place in ranks:
+        turn, count = exchange.turns(place)
+        assert turn * count == exchange.received(place)
+        for peer in ranks:
+            sent, even = exchange.sent(place, peer), exchange.strided(place, peer)
+            starts = () if even is None else range(even.start, 1 + sent[-1].start, even.step)
+            if even is not None:
+                assert len(starts) == even.count
+                assert sent == tuple(slice(at, at + even.size) for at in starts)
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(2, 64), (4, 24)])
+def test_stripes_of_rows_take_one_slice_for_each_rank_and_a_turn_for_each_row(ranks, count):
+    size = 3 * ranks * count  # rows of `ranks * count` tokens
+
+    def ranges(block):
+        layout = Layout(Mesh((ranks,), ("seq",)), ("seq",), blocks=(block,))
+        return ranges_of(layout, 0, size)
+
+    exchange = Exchange("seq", 0, ranges(blocks_of(3, 1)), ranges(blocks_of(3 * count, 1)))
+    for place in range(ranks):
+        for peer in range(ranks):
+            assert exchange.strided(place, peer) == Strided(peer, 1, ranks, 3 * count // ranks)
+        turn = tuple((owner, count // ranks) for owner in range(ranks))
+        assert exchange.turns(place) == (turn, 3)
+        back = Exchange("seq", 0, exchange.wanted, exchange.held)
+        assert back.turns(place) == (
+            tuple((owner, 1) for owner in range(ranks)),
+            3 * count // ranks,
+        )
+        for peer in range(ranks):
+            row = Strided(peer * count // ranks, count // ranks, count, 3)
+            assert back.strided(place, peer) == row

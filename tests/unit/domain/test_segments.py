@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from shardcore.domain.exchange import Exchange
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
 from shardcore.domain.mesh import Mesh
@@ -15,13 +16,7 @@ from shardcore.domain.planner.call import Placed
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.rules.movement import reshape, segmented
 from shardcore.domain.rules.rule import rule
-from shardcore.domain.segments import (
-    Exchange,
-    has_segments,
-    ranges_of,
-    split_dims,
-    without_segments,
-)
+from shardcore.domain.segments import has_segments, ranges_of, split_dims, without_segments
 from shardcore.domain.stages import stages
 from tests.unit.domain.generators import layouts, meshes
 from tests.unit.domain.numpy_mesh import run, scatter
@@ -146,12 +141,18 @@ def exchanged(step, held):
     found, before = {}, (slice(None),) * step.dim
     for at in held:
         peers = [held[(*at[:index], k, *at[index + 1 :])] for k in range(len(step.held))]
+        none = peers[0][(*before, slice(0, 0))]
         sent = [
-            iter([part[(*before, each)] for each in step.sent(peer, at[index])])
+            np.concatenate(
+                [none, *(part[(*before, each)] for each in step.sent(peer, at[index]))], step.dim
+            )
             for peer, part in enumerate(peers)
         ]
-        parts = [next(sent[owner]) for owner, _ in step.received(at[index])]
-        found[at] = np.concatenate([peers[0][(*before, slice(0, 0))], *parts], step.dim)
+        taken, parts = [0] * len(sent), [none]
+        for owner, size in step.received(at[index]):
+            begin, taken[owner] = taken[owner], taken[owner] + size
+            parts.append(sent[owner][(*before, slice(begin, taken[owner]))])
+        found[at] = np.concatenate(parts, step.dim)
     return found
 
 

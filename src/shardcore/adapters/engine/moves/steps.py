@@ -1,7 +1,7 @@
 """The steps of a redistribution on local shards: slices, and collectives along a mesh axis."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,8 @@ from shardcore.adapters.capture.places import place
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.failure import heartbeats
 from shardcore.adapters.torch_private import collectives
+from shardcore.domain.exchange import Exchange, Strided
 from shardcore.domain.redistribution import Step
-from shardcore.domain.segments import Exchange
 from shardcore.ports.world import World
 
 
@@ -114,22 +114,45 @@ def exchanged(part: torch.Tensor, exchange: Exchange, engine: Engine) -> torch.T
     own = mesh.coordinate(engine.world.position)[index]
 
     def part_for(place: int) -> torch.Tensor:
-        parts = exchange.sent(own, place)
-        found = [part.narrow(dim, each.start, each.stop - each.start) for each in parts]
+        even = exchange.strided(own, place)
+        if even is not None:
+            return _regular(part, dim, even)
+        found = [part.narrow(dim, e.start, e.stop - e.start) for e in exchange.sent(own, place)]
         return torch.cat(found or [part.narrow(dim, 0, 0)], dim)
 
     if exchange.is_local:
         return part_for(own)
     places = [mesh.coordinate(peer)[index] for peer in peers_of(exchange.axis, engine.world)]
-    wanted = exchange.received(own)
-    sizes = [[size for owner, size in wanted if owner == place] for place in places]
-    shapes = [(*part.shape[:dim], sum(each), *part.shape[dim + 1 :]) for each in sizes]
+    turn, count = exchange.turns(own)
+    totals = [count * sum(size for owner, size in turn if owner == place) for place in places]
+    shapes = [(*part.shape[:dim], total, *part.shape[dim + 1 :]) for total in totals]
     chunks = _swapped([part_for(place) for place in places], shapes, exchange, engine)
-    pieces = {
-        place: iter(torch.split(chunk, each, dim))
-        for place, chunk, each in zip(places, chunks, sizes, strict=True)
-    }
-    return torch.cat([next(pieces[owner]) for owner, _ in wanted] or chunks[:1], dim)
+    if not turn:
+        return chunks[0]
+    return _interleaved(dict(zip(places, chunks, strict=True)), turn, count, dim)
+
+
+def _regular(part: torch.Tensor, dim: int, slices: Strided) -> torch.Tensor:
+    """Returns slices of one dim as one tensor, by a view and at most one copy."""
+    span = part.narrow(dim, slices.start, (slices.count - 1) * slices.step + slices.size)
+    windows = span.unfold(dim, slices.size, slices.step)  # the elements of each are the last dim
+    return windows.movedim(-1, dim + 1).flatten(dim, dim + 1)
+
+
+def _interleaved(
+    chunks: Mapping[int, torch.Tensor], turn: Sequence[tuple[int, int]], count: int, dim: int
+) -> torch.Tensor:
+    """Returns the parts of chunks in the order of `count` turns.
+
+    A turn has the chunk and the size of each part. All turns are joined at once, along a dim for
+    them.
+    """
+    parts: dict[int, Iterator[torch.Tensor]] = {}
+    for at, chunk in chunks.items():
+        if sizes := [size for owner, size in turn if owner == at]:
+            shape = (*chunk.shape[:dim], count, sum(sizes), *chunk.shape[dim + 1 :])
+            parts[at] = iter(torch.split(chunk.view(shape), sizes, dim + 1))
+    return torch.cat([next(parts[owner]) for owner, _ in turn], dim + 1).flatten(dim, dim + 1)
 
 
 def _reduce_scatter(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:

@@ -1,0 +1,167 @@
+"""The exchange of elements of a dim that no placement describes.
+
+A rank may hold or want parts of several segments, or a slice that begins anywhere.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, groupby, islice, pairwise
+from typing import ClassVar, TypeAlias
+
+import attrs
+
+Ranges: TypeAlias = tuple[range, ...]
+# Parts of a shard, each with its position in what a rank wants.
+Parts: TypeAlias = tuple[tuple[int, slice], ...]
+# The owner and the size of each part.
+Owned: TypeAlias = tuple[tuple[int, int], ...]
+
+
+@attrs.frozen
+class Exchange:
+    """A step in which each rank along an axis gets elements of a dim from other ranks.
+
+    Example:
+        >>> halves = (range(0, 3),), (range(3, 6),)
+        >>> shifted = Exchange("model", 0, halves, ((range(1, 4),), (range(4, 6),)))
+        >>> shifted.sent(1, 0), shifted.received(0), shifted.is_local
+        ((slice(0, 1, None),), ((0, 2), (1, 1)), False)
+    """
+
+    kind: ClassVar = "exchange"
+
+    axis: str
+    dim: int
+    held: tuple[Ranges, ...]  # for each place along the axis, the elements that its rank holds
+    # For each place, the elements that its rank gets. Some rank holds each of them.
+    wanted: tuple[Ranges, ...]
+    # What is computed once: an eager step asks each time.
+    _parts: dict[tuple[int, int], Parts] = attrs.field(factory=dict, init=False, eq=False)
+    _strided: dict[tuple[int, int], "Strided | None"] = attrs.field(
+        factory=dict, init=False, eq=False
+    )
+    _turns: dict[int, tuple[Owned, int]] = attrs.field(factory=dict, init=False, eq=False)
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether each rank holds all that it wants, so that nothing is sent."""
+        return all(
+            owner == place for place in range(len(self.held)) for owner, _ in self.received(place)
+        )
+
+    def sent(self, place: int, peer: int) -> tuple[slice, ...]:
+        """Returns the slices of the shard at `place` that `peer` wants, in its order."""
+        return tuple(_merged(part for _, part in self._common(place, peer)))
+
+    def strided(self, place: int, peer: int) -> "Strided | None":
+        """Returns the same slices as one, if they are regular."""
+        if (place, peer) not in self._strided:
+            self._strided[place, peer] = Strided.of(self.sent(place, peer))
+        return self._strided[place, peer]
+
+    def received(self, place: int) -> Owned:
+        """Returns the owner and the size of each part that the rank at `place` wants, in order."""
+        parts = sorted(
+            (at, owner, part.stop - part.start)
+            for owner in range(len(self.held))
+            for at, part in self._common(owner, place)
+        )
+        of_owners = groupby(parts, key=lambda part: part[1])
+        return tuple((owner, sum(size for _, _, size in run)) for owner, run in of_owners)
+
+    def turns(self, place: int) -> tuple[Owned, int]:
+        """Returns the shortest beginning of `received` that repeats, and how often it does."""
+        if place not in self._turns:
+            parts = self.received(place)
+            length = _cycle(parts)
+            self._turns[place] = parts[:length], len(parts) // max(length, 1)
+        return self._turns[place]
+
+    def _common(self, owner: int, place: int) -> Parts:
+        if (owner, place) not in self._parts:
+            found = _common(self.held[owner], self.wanted[place])
+            self._parts[owner, place] = tuple(sorted(found, key=lambda each: each[0]))
+        return self._parts[owner, place]
+
+
+def _common(held: Ranges, wanted: Ranges) -> Iterator[tuple[int, slice]]:
+    """Yields the parts that both have: the position of each in `wanted`, its slice of `held`."""
+    ours, at = _in_order(held), 0
+    for first, one in _in_order(wanted):
+        while at < len(ours) and ours[at][1].stop <= one.start:
+            at += 1
+        for start, other in islice(ours, at, None):
+            if other.start >= one.stop:
+                break
+            begin, end = max(one.start, other.start), min(one.stop, other.stop)
+            offset = start - other.start
+            yield first + begin - one.start, slice(begin + offset, end + offset)
+
+
+def _merged(slices: Iterable[slice]) -> Iterator[slice]:
+    """Yields the slices, as one where one begins at the end of another."""
+    before = slice(0, 0)
+    for each in slices:
+        if each.start == before.stop:
+            before = slice(before.start, each.stop)
+            continue
+        if before.stop > before.start:
+            yield before
+        before = each
+    if before.stop > before.start:
+        yield before
+
+
+def _in_order(ranges: Ranges) -> list[tuple[int, range]]:
+    """Returns the ranges that have elements, by their elements, each with its position."""
+    starts = accumulate(map(len, ranges[:-1]), initial=0)
+    found = ((start, each) for start, each in zip(starts, ranges, strict=False) if each)
+    return sorted(found, key=lambda each: each[1].start)
+
+
+@attrs.frozen
+class Strided:
+    """Slices of one size at equal distances.
+
+    Args:
+        start: The start of the first.
+        size: The size of each.
+        step: From the start of one to that of the next.
+        count: Their number.
+    """
+
+    start: int
+    size: int
+    step: int
+    count: int
+
+    @classmethod
+    def of(cls, slices: Sequence[slice]) -> "Strided | None":
+        """Returns the slices as one, None if they differ in size or in distance, or overlap.
+
+        Example:
+            >>> Strided.of([slice(1, 3), slice(5, 7), slice(9, 11)])
+            Strided(start=1, size=2, step=4, count=3)
+            >>> Strided.of([slice(1, 3), slice(5, 7), slice(8, 10)]) is None
+            True
+        """
+        if not slices:
+            return None
+        sizes = {each.stop - each.start for each in slices}
+        steps = {after.start - before.start for before, after in pairwise(slices)} or sizes
+        size, step = min(sizes), min(steps)
+        if len(sizes) > 1 or len(steps) > 1 or step < size:
+            return None
+        return cls(slices[0].start, size, step, len(slices))
+
+
+def _cycle(items: Sequence[object]) -> int:
+    """Returns the length of the shortest beginning that repeats to give all items.
+
+    Example:
+        >>> _cycle("abab"), _cycle("aba"), _cycle("aaa"), _cycle("")
+        (2, 3, 1, 0)
+    """
+    count = len(items)
+    lengths = (n for n in range(1, count + 1) if count % n == 0)
+    return next((n for n in lengths if items[n:] == items[:-n]), 0)
