@@ -109,7 +109,7 @@ def _measured(_rank: int, case: Case, predicted: Sequence[Priced], strategy: str
         keras.utils.clear_session()
         shardcore.install(strategy)
         mesh = keras.distribution.DeviceMesh(each.mesh.shape, each.mesh.axis_names)
-        shardcore.plan(lambda: _compiled(case), mesh, each.policy).distribute()
+        shardcore.plan(lambda: _compiled(case), mesh, each.policy, **each.options).distribute()
         models.append((keras.distribution.distribution(), _compiled(case)))
         for _ in range(WARM_UP):
             models[-1][1].train_on_batch(*batch)
