@@ -11,8 +11,8 @@ from types import MappingProxyType
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import PathRules
-from shardcore.policies import data_parallel, fully_sharded, hybrid_sharded, tensor_parallel
-from shardcore.policies.splits import SMALL
+from shardcore.policies import fully_sharded, hybrid_sharded, tensor_parallel
+from shardcore.policies.splits import SMALL, all_replicated
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
@@ -22,8 +22,15 @@ BATCH_NDIM = 2
 DATA_PARALLEL = "data_parallel"
 
 _Choices = dict[str, Choice]
+
+
+def _data_parallel(model: LayerFacts, mesh: Mesh, _small: int) -> _Choices:
+    summed = " and ".join(map(repr, mesh.axis_names[:BATCH_NDIM]))
+    return all_replicated(model.all_variables(), f"gradients are summed over {summed}")
+
+
 _WITHOUT_MODEL: dict[str, Callable[[LayerFacts, Mesh, int], _Choices]] = {
-    DATA_PARALLEL: lambda model, mesh, _: data_parallel.plan(model, mesh),
+    DATA_PARALLEL: _data_parallel,
     "fully_sharded": lambda model, mesh, small: fully_sharded.plan(
         model, mesh, axis=mesh.axis_names[1], small=small
     ),
