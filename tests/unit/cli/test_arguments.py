@@ -73,7 +73,7 @@ def test_help_names_what_packages_offer(capsys, tmp_path, monkeypatch):
     assert "far Stores variables elsewhere." in shown[()]
     assert "odd Shards every other layer." in shown[()]
     assert "auto (default), dtensor, manual, single, far" in shown["verify",]
-    assert "expert_parallel, odd (default: tensor_parallel)" in shown["plan",]
+    assert "per_layer, odd (default: tensor_parallel)" in shown["plan",]
 
 
 def test_the_version(capsys):
