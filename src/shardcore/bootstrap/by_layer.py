@@ -7,11 +7,10 @@ from itertools import islice
 import attrs
 
 from shardcore.bootstrap import planning
-from shardcore.bootstrap.repeats import Repeats, priced_steps
+from shardcore.bootstrap.repeats import Repeats, priced_steps, specs_in
 from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.machines.machine import Machine
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.paths.rules import PathRules
 from shardcore.domain.steps.cost import StepCost, cost_of
 from shardcore.domain.steps.larger_mesh import RankStep
 from shardcore.domain.steps.layer_choices import LayerCost, cheapest
@@ -136,7 +135,7 @@ class _Costs:
         return min(fit, default=float("inf"))
 
     def cheapest(self, groups: Sequence[Sequence[str]]) -> Candidate | None:
-        """Returns the cheapest choices for groups of layers; None if they are all the same."""
+        """Returns the cheapest policies for groups of layers; None if they are all the same."""
         layers = [[self._layer(step.layers[group[0]]) for step in self.steps] for group in groups]
         # What is no variable of a layer takes as much as under the policy under which it has most.
         others = max(
@@ -146,18 +145,23 @@ class _Costs:
         choices = cheapest(layers, self.machine.memory - others)
         if choices is None:
             return None
-        pairs = list(zip(groups, choices, strict=True))
-        names = {group: self._name(group[0], number) for group, number in pairs}
-        otherwise, count = Counter(names.values()).most_common(1)[0]
-        if count == len(groups):
-            return None
-        others_by_path = {
-            path: name for group, name in names.items() if name != otherwise for path in group
+        pairs = zip(groups, choices, strict=True)
+        names = [self._name(group[0], number) for group, number in pairs]
+        return self._candidate(groups, names) if len(set(names)) > 1 else None
+
+    def _candidate(self, groups: Sequence[Sequence[str]], names: Sequence[str]) -> Candidate:
+        """Returns the candidate with these policies; its options leave out the most frequent."""
+        otherwise, _ = Counter(names).most_common(1)[0]
+        by_path = {
+            path: name
+            for group, name in zip(groups, names, strict=True)
+            for path in group
+            if name != otherwise
         }
-        keys = shared_keys(others_by_path, self.layers)
-        layers_by_key = {key: others_by_path[paths[0]] for key, paths in keys}
-        options = {"layers": layers_by_key, "otherwise": otherwise}
-        return Candidate(NAME, self.planned[0].candidate.mesh, BATCH_NDIM, options)
+        keys = shared_keys(by_path, self.layers)
+        options = {"layers": {key: by_path[paths[0]] for key, paths in keys}}
+        mesh = self.planned[0].candidate.mesh
+        return Candidate(NAME, mesh, BATCH_NDIM, {**options, "otherwise": otherwise})
 
     def _layer(self, part: RankStep) -> LayerCost:
         cost = cost_of(part, self.machine)
@@ -167,13 +171,6 @@ class _Costs:
 
     def _name(self, layer: str, number: int) -> str:
         """Returns the policy of that number, or the first that gives a layer the same layout."""
-        specs = [_specs(each, self.layers[layer]) for each in self.planned]
+        specs = [specs_in(self.layers[layer], each.plan.by_path) for each in self.planned]
         name: str = self.planned[specs.index(specs[number])].candidate.options["otherwise"]
         return name
-
-
-def _specs(planned: PlannedCandidate, layer: LayerFacts) -> list[object]:
-    """Returns the specs of the variables of a layer under a candidate."""
-    rules = PathRules({each.key: each.spec for each in planned.plan.rules})
-    matches = (rules.match(each.path) for each in layer.all_variables())
-    return [None if match is None else match.value for match in matches]

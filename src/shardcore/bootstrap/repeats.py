@@ -149,11 +149,11 @@ class Repeats:
 
         The rules of the blocks of the short model must be equal.
         """
-        rules: Rules = PathRules({each.key: each.spec for each in planned.plan.rules})
+        rules = planned.plan.by_path
         found: list[Run] = []
         for blocks in self.runs:
             one, *others = (each for each in blocks if each.path in Run(_paths(blocks)).traced)
-            if all(_ruled(each, rules) == _ruled(one, rules) for each in others):
+            if all(specs_in(each, rules) == specs_in(one, rules) for each in others):
                 span = _span(one, self.facts, rules)
                 run = Run(_paths(blocks), reach=span, last=span)
                 found += [run] if run.copied else []
@@ -188,10 +188,10 @@ def _outermost(layer: LayerFacts) -> Iterator[list[LayerFacts]]:
             yield from _outermost(child)
 
 
-def _ruled(block: LayerFacts, rules: Rules) -> list[tuple[DimSpec, ...] | None]:
-    """Returns the specs of the variables and the outputs of a block, in order."""
-    paths = [each.path for each in block.all_variables()]
-    paths += [each.output_path for each in block.layers() if each.output_path]
+def specs_in(layer: LayerFacts, rules: Rules) -> list[tuple[DimSpec, ...] | None]:
+    """Returns the specs of the variables and the outputs of a layer and all in it, in order."""
+    paths = [each.path for each in layer.all_variables()]
+    paths += [each.output_path for each in layer.layers() if each.output_path]
     return [None if match is None else match.value for match in map(rules.match, paths)]
 
 

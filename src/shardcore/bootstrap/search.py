@@ -12,7 +12,6 @@ from shardcore.bootstrap.repeats import Repeats, priced_steps, proven
 from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.machines.machine import Machine
-from shardcore.domain.paths.rules import PathRules
 from shardcore.domain.steps.cost import cost_of
 from shardcore.policies.candidates import Candidate, candidates
 from shardcore.ports.model import LayerFacts
@@ -86,7 +85,7 @@ def with_rules(
 
 def _least(planned: PlannedCandidate, facts: LayerFacts, times: Mapping[str, int]) -> int:
     """Returns the bytes of the variables and their gradients, which every step holds at once."""
-    rules = PathRules({each.key: each.spec for each in planned.plan.rules})
+    rules = planned.plan.by_path
     mesh = planned.candidate.mesh
 
     def held(layer: LayerFacts) -> int:

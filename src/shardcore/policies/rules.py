@@ -14,6 +14,7 @@ from shardcore.domain.errors import LayoutError, PolicyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.key import METACHARACTERS
+from shardcore.domain.paths.rules import PathRules
 from shardcore.policies.splits import replicated
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice, Spec
@@ -36,6 +37,11 @@ class Planned:
 
     rules: tuple[Rule, ...]
     batch_axes: tuple[str, ...]  # the axes that split the batch, the major first
+
+    @property
+    def by_path(self) -> PathRules[Spec]:
+        """The specs of its rules, to be looked up by path."""
+        return PathRules({each.key: each.spec for each in self.rules})
 
 
 def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> dict[str, Choice]:

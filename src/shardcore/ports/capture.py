@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import attrs
 
@@ -38,6 +38,9 @@ class RecordedSum:
     calls: int
 
 
+RecordedSums: TypeAlias = tuple[RecordedSum, ...]
+
+
 class Observer(Protocol):
     """Notes the functions that this thread calls while it is enabled: a `cProfile.Profile`."""
 
@@ -64,7 +67,7 @@ class Recording(Protocol):
         """The operator that read the last of these numbers, and its line of Python."""
 
     @property
-    def all_reduces(self) -> tuple[RecordedSum, ...]:
+    def all_reduces(self) -> RecordedSums:
         """The all-reduces of this rank, in order."""
 
 

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.ports.capture import RecordedSum
+from shardcore.ports.capture import RecordedSum, RecordedSums
 
 
 @attrs.frozen(eq=False)
@@ -207,13 +207,10 @@ class Tape:
         return self.reads[-1].line if self.reads else ""
 
     @property
-    def all_reduces(self) -> tuple[RecordedSum, ...]:
+    def all_reduces(self) -> RecordedSums:
         """The all-reduces, in order."""
-        return tuple(
-            RecordedSum(self.form(call.args[0]).bytes, place)
-            for place, call in enumerate(self.calls)
-            if call.is_all_reduce
-        )
+        places = [place for place, call in enumerate(self.calls) if call.is_all_reduce]
+        return tuple(RecordedSum(self.form(self.calls[at].args[0]).bytes, at) for at in places)
 
     def new(self, form: Form, memory: int | None = None) -> Value:
         """Adds a value for a call that a pass adds; its memory is new, or that of `memory`."""

@@ -8,7 +8,7 @@ import attrs
 
 from shardcore.binding.context.session import Session
 from shardcore.domain.steps.capture import Event
-from shardcore.ports.capture import Program, RecordedSum, Recording
+from shardcore.ports.capture import Program, RecordedSum, RecordedSums, Recording
 
 
 @attrs.frozen
@@ -32,7 +32,7 @@ def gathered(value: Any, session: Session | None) -> list[Any]:
 
 
 def agreed(
-    make: Callable[[tuple[RecordedSum, ...] | None], Outcome],
+    make: Callable[[RecordedSums | None], Outcome],
     recording: Recording,
     session: Session | None,
 ) -> Outcome:
@@ -58,7 +58,7 @@ def agreed(
     return outcome
 
 
-def _all_reduces(recording: Recording, session: Session | None) -> tuple[RecordedSum, ...] | None:
+def _all_reduces(recording: Recording, session: Session | None) -> RecordedSums | None:
     """Returns the most bytes and calls that a rank has for each all-reduce; None without a match.
 
     By these every rank fills its buckets, so that ranks with shards of other sizes, or with more

@@ -29,7 +29,7 @@ from shardcore.domain.steps.capture import (
     RecordingsDiffer,
     State,
 )
-from shardcore.ports.capture import Program, RecordedSum, Recording, StepCapture
+from shardcore.ports.capture import Program, RecordedSums, Recording, StepCapture
 
 logger = logging.getLogger("shardcore.capture")
 
@@ -179,7 +179,7 @@ class CapturedStep:
                 outputs, recording = self.capture.record(step, tensors, profile, donated)
             reason = self._refusal(entry, recording, session)
 
-            def make(most: tuple[RecordedSum, ...] | None) -> Outcome:
+            def make(most: RecordedSums | None) -> Outcome:
                 if reason:
                     return Outcome(Event.REFUSED, reason=reason)
                 return self._made(entry, recording, most)
@@ -230,9 +230,7 @@ class CapturedStep:
             return f"it reads other values on the host each time: {recording.last_read}: {_KEEP}"
         return ""
 
-    def _made(
-        self, entry: CacheEntry, recording: Recording, most: tuple[RecordedSum, ...] | None
-    ) -> Outcome:
+    def _made(self, entry: CacheEntry, recording: Recording, most: RecordedSums | None) -> Outcome:
         """Returns the outcome of a recording, with a program if an earlier recording is equal.
 
         `most` has the all-reduces of all ranks; None if each decides by its own.
@@ -256,7 +254,7 @@ class CapturedStep:
         return Outcome(Event.MATCHED, program)
 
     def _like_others(
-        self, entry: CacheEntry, recording: Recording, most: tuple[RecordedSum, ...] | None
+        self, entry: CacheEntry, recording: Recording, most: RecordedSums | None
     ) -> Program | None:
         """Returns the program of a step that ran as with batches of another size, None if not."""
         others = [] if entry.programs else self._programs(entry.signature.kind)
@@ -266,10 +264,7 @@ class CapturedStep:
         return None
 
     def _program(
-        self,
-        earlier: Recording | Program,
-        recording: Recording,
-        most: tuple[RecordedSum, ...] | None,
+        self, earlier: Recording | Program, recording: Recording, most: RecordedSums | None
     ) -> Program:
         compiled = self.trainer.jit_compile is True
         return self.capture.program(earlier, recording, compiled=compiled, all_reduces=most)

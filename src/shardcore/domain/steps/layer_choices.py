@@ -84,9 +84,9 @@ def cheapest(layers: Sequence[Sequence[LayerCost]], memory: int) -> tuple[int, .
 
 
 def _unbeaten(partials: Iterable[_Partial]) -> list[_Partial]:
-    """Returns those than which no other one is as good in all three respects."""
+    """Returns the partial choices that no other one equals or beats in seconds and in bytes."""
     found: list[_Partial] = []
-    moved: list[float] = []  # of those that no other beats in the two other respects, rising
+    moved: list[float] = []  # of those found, which no other beats in both: rising
     sizes: list[int] = []  # theirs, falling
     for each in sorted(partials, key=lambda one: (one.alone, one.moved, one.bytes)):
         at = bisect_left(moved, each.moved)
