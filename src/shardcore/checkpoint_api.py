@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from shardcore import bootstrap
 from shardcore.bootstrap import environment
 from shardcore.domain.checkpoints.contents import Loaded
-from shardcore.domain.checkpoints.index import Json
 from shardcore.ports.types import KerasModel
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def save_checkpoint(
     model: KerasModel,
     step: int,
     *,
-    state: Mapping[str, Json] = MappingProxyType({}),
+    state: Mapping[str, object] = MappingProxyType({}),
     keep: int | None = None,
 ) -> Path:
     """Saves a checkpoint, of which each rank writes its shards. All ranks call it together.

@@ -41,7 +41,7 @@ class Functions:
         place(variable, session, None if layout is None else _layout(layout, value, session))
         wrapper.follow(variable, before)
 
-    def distribute_model(self, model: Any) -> None:
+    def distribute_model(self, model: object) -> None:
         """Lays a model out again by the rules of the distribution that is set."""
         adoption.lay_out(rank_consistency.variables_of(model), self.sessions.required(), model)
 

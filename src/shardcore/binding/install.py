@@ -201,7 +201,7 @@ class Binding:
 
     def _in_session(
         self,
-        replacement: Callable[..., Any],
+        replacement: Callable[..., object],
         original: Original,
         *args: object,
         **kwargs: object,

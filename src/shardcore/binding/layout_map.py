@@ -43,7 +43,7 @@ def create_model_parallel(
     distribution: ModelParallel,
     *,
     batch_dim_name: DimSpec = None,
-    **given: Any,
+    **given: object,
 ) -> None:
     """Replaces `ModelParallel.__init__` of Keras 3.14: `batch_dim_name` may be several axes."""
     first, *others = entry_axes(batch_dim_name) or (None,)

@@ -69,7 +69,7 @@ def load_plugins() -> plugins.Plugins:
     return loaded
 
 
-def install(strategy: str, options: dict[str, Any]) -> Installation:
+def install(strategy: str, options: dict[str, object]) -> Installation:
     """Chooses a strategy and binds it into Keras; the same one again changes nothing."""
     global _installed  # noqa: PLW0603 - one Keras per process
     if _installed is not None:
@@ -146,7 +146,7 @@ def status() -> Status:
     )
 
 
-def _again(installed: Installation, strategy: str, options: dict[str, Any]) -> Installation:
+def _again(installed: Installation, strategy: str, options: dict[str, object]) -> Installation:
     if strategy in ("auto", installed.entry.name) and options in ({}, installed.options):
         return installed
     raise StrategyError(
@@ -157,7 +157,7 @@ def _again(installed: Installation, strategy: str, options: dict[str, Any]) -> I
     )
 
 
-def _listed(options: dict[str, Any]) -> str:
+def _listed(options: dict[str, object]) -> str:
     return "".join(f", {name}={value!r}" for name, value in options.items())
 
 

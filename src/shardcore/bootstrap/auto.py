@@ -51,7 +51,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _checked(model: object, options: Mapping[str, Any]) -> Callable[[], Any]:
+def _checked(model: object, options: Mapping[str, object]) -> Callable[[], Any]:
     """Returns the function that builds the model, after a check of all that is given."""
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:

@@ -1,7 +1,7 @@
 """The memory of a train step under a plan, from a process that is forked for it."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardcore import bootstrap
 from shardcore.bootstrap.traces import install_again
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shardcore.binding.planning.plan import Plan
 
 
-def estimate_memory(plan: "Plan", build: Callable[[], Any], batch: object) -> MemoryReport:
+def estimate_memory(plan: "Plan", build: Callable[[], object], batch: object) -> MemoryReport:
     """Returns what a rank takes in a train step under `plan`.
 
     The forked process is the first rank of simulated ranks: the process group, the distribution,
@@ -58,7 +58,7 @@ def estimate_memory(plan: "Plan", build: Callable[[], Any], batch: object) -> Me
     return found
 
 
-def _estimate(build: Callable[[], Any], batch: object, policy: str) -> MemoryReport:
+def _estimate(build: Callable[[], object], batch: object, policy: str) -> MemoryReport:
     """Returns the memory under the distribution that is set."""
     from shardcore.adapters.measurement.memory import StepMemory
     from shardcore.binding.inspection import memory

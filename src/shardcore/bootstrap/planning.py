@@ -14,7 +14,7 @@ from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice, PolicyEntry
 
 
-def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, Any]) -> Planned:
+def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, object]) -> Planned:
     """Returns the rules that the policy gives, and the axes of the batch.
 
     Raises:
@@ -36,7 +36,7 @@ def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, Any])
     return Planned(rules(choices, outputs), mesh.axis_names[: entry.batch_ndim])
 
 
-def _check_types(entry: PolicyEntry, options: Mapping[str, Any]) -> None:
+def _check_types(entry: PolicyEntry, options: Mapping[str, object]) -> None:
     """Raises a PolicyError for an option that is not of the type that the policy annotates."""
     hints = get_type_hints(entry.plan)
     for name, value in options.items():
@@ -61,7 +61,7 @@ def _kinds(hint: object) -> tuple[Any, ...]:
 
 
 def _choices(
-    entry: PolicyEntry, model: LayerFacts, mesh: Mesh, options: Mapping[str, Any]
+    entry: PolicyEntry, model: LayerFacts, mesh: Mesh, options: Mapping[str, object]
 ) -> Mapping[str, Choice]:
     try:
         choices = entry.plan(model, mesh, **options)

@@ -219,7 +219,7 @@ def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, d
     return chosen, {**others, **offers.broken}
 
 
-def with_options(entry: StrategyEntry, options: dict[str, Any]) -> StrategyEntry:
+def with_options(entry: StrategyEntry, options: dict[str, object]) -> StrategyEntry:
     """Returns `entry`, with `options` for the opening of its strategy.
 
     Raises:

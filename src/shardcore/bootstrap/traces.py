@@ -244,7 +244,7 @@ class _Model:
         return trace_step(self.built, rows, sessions, self.tape, collectives, self.blocks)
 
 
-def install_again(options: Mapping[str, Any]) -> None:
+def install_again(options: Mapping[str, object]) -> None:
     """Installs the strategy that is installed once more, or the best one, with `options` too."""
     strategy, before = "auto", dict[str, Any]()
     if bootstrap.is_installed():

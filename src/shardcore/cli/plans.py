@@ -86,5 +86,5 @@ def _plan(options: argparse.Namespace) -> tuple[int, str]:
     return 0, f"{plan}\n" if memory is None else f"{plan}\n\n{memory}\n"
 
 
-def _json(data: dict[str, Any]) -> str:
+def _json(data: dict[str, object]) -> str:
     return json.dumps(data, indent=2) + "\n"

@@ -86,7 +86,7 @@ class Program(Protocol):
     def remark(self) -> str:
         """The reason why it is not compiled although that was asked for; else empty."""
 
-    def __call__(self, inputs: Sequence[Any], *, owned: bool = False) -> Any:
+    def __call__(self, inputs: Sequence[object], *, owned: bool = False) -> Any:
         """Returns what the step returns for a batch of these plain tensors.
 
         Args:
@@ -104,7 +104,7 @@ class StepCapture(Protocol[TensorT_contra]):
 
     def record(
         self,
-        step: Callable[[], Any],
+        step: Callable[[], object],
         inputs: Sequence[TensorT_contra],
         observer: Observer,
         donated: int = 0,
@@ -154,7 +154,7 @@ class StepCapture(Protocol[TensorT_contra]):
         """Returns a random generator, seeded with the value of the plain tensor `seed`."""
 
     def drawn(
-        self, draw: Callable[..., Any], seed: TensorT_contra, operands: dict[str, Any]
+        self, draw: Callable[..., object], seed: TensorT_contra, operands: dict[str, object]
     ) -> Any:
         """Returns random values, drawn by one call of the recording.
 

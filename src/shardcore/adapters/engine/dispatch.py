@@ -34,7 +34,7 @@ class _Route:
     results: str  # the kind of its results, of `torch_private.kind_of_results`
 
 
-def run(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """Runs `operator` on operands of which some are sharded tensors."""
     route = _route(operator)
     if not isinstance(route, _Route):
@@ -112,7 +112,7 @@ def _handled(handler: Handler, operator: Operator, *args: object, **kwargs: obje
         return handler(operator, *args, **kwargs)
 
 
-def _engine(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
+def _engine(args: tuple[object, ...], kwargs: dict[str, object]) -> Engine:
     """Returns the engine of a sharded tensor: the first argument that is one, or in a list."""
     found = next((each for each in args if isinstance(each, ShardedTensor)), None)
     if found is None:

@@ -80,7 +80,7 @@ class Engine:
             found = self._forms[asked] = self._forms.setdefault(key, Form(*key))
         return found
 
-    def evolved(self, form: Form, **changes: Any) -> Form:
+    def evolved(self, form: Form, **changes: object) -> Form:
         """Returns `form` with another layout or weight flag."""
         fields = attrs.asdict(form, recurse=False) | changes
         return self.form(**fields)

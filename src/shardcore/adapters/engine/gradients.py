@@ -128,7 +128,7 @@ class _RecordedSum:
         recorder.append(collectives.all_reduce_out_of_place(), operands, result)
         return cls(gradient, gradient.memory.writes, result)
 
-    def is_of(self, gradient: Any) -> bool:
+    def is_of(self, gradient: object) -> bool:
         """Returns whether `gradient` is the recorded one, and as it was."""
         return gradient is self.gradient and gradient.memory.writes == self.writes
 
@@ -138,7 +138,7 @@ class _RecordedSum:
         return reduced.engine.sharded(self.result, reduced.form.layout, reduced.form.shape)
 
 
-def _start(gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+def _start(gradients: Sequence[object]) -> Callable[[], Sequence[Any]]:
     """Starts the all-reduce of gradients that are partial over the same axes.
 
     A gradient that a hook of the user has changed meanwhile is reduced already.

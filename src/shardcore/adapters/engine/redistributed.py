@@ -107,7 +107,7 @@ class _Latest:
         self._entries.move_to_end(key)
         return found[0]
 
-    def add(self, key: Hashable, weight: torch.Tensor, shard: Any) -> None:
+    def add(self, key: Hashable, weight: torch.Tensor, shard: object) -> None:
         """Adds a weight; drops the oldest ones if they are too many bytes."""
         self._entries[key] = weight, shard
         self.bytes += weight.nbytes

@@ -118,7 +118,7 @@ class ShardedTensor(_Base):
         """The layout on the mesh, which `torch.Tensor.layout` does not describe."""
         return self.form.layout
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
         """Returns a copy in new memory, over the same mesh, for `copy.deepcopy`."""
         if id(self) not in memo:
             if not self.is_leaf:

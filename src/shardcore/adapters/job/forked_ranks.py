@@ -186,7 +186,7 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-def _child(case: Case[Any], place: _Place, rank: int, sender: Connection) -> None:
+def _child(case: Case[object], place: _Place, rank: int, sender: Connection) -> None:
     """Runs one rank, which sends `("result", ...)` or `("failure", ...)`."""
     threading.Thread(target=_end_with_parent, name="shardcore-parent", daemon=True).start()
     # An interrupt goes to the parent too, which kills the ranks.
@@ -220,7 +220,7 @@ def _end_with_parent() -> NoReturn:
     os._exit(1)
 
 
-def _become_rank(case: Case[Any], place: _Place, rank: int) -> None:
+def _become_rank(case: Case[object], place: _Place, rank: int) -> None:
     for name in [n for n in os.environ if n.startswith(_LAUNCH_VARIABLES)]:
         del os.environ[name]
     os.environ.update(place.environment, RANK=str(rank), LOCAL_RANK=str(rank))

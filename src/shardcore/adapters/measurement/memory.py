@@ -55,7 +55,7 @@ class StepMemory:
         """Returns all that was noted."""
         return list(self._made)
 
-    def _saw(self, operator: torch_private.Operator, _operands: Any, result: Any) -> None:
+    def _saw(self, operator: torch_private.Operator, _operands: object, result: object) -> None:
         kind: Kind = "collectives" if torch_private.is_of_collectives(operator) else "activations"
         for each in filter(_has_memory, torch_private.tree_leaves(result)):
             if torch_private.memory_of(each) not in self._held:

@@ -111,7 +111,7 @@ class StepTape(StepMemory):
         end = self._end_of_pass * TICK
         return TracedStep(mesh, tuple(operators), tuple(started), tuple(held), tuple(places), end)
 
-    def _saw(self, operator: torch_private.Operator, operands: Any, result: Any) -> None:
+    def _saw(self, operator: torch_private.Operator, operands: object, result: object) -> None:
         owners = self._owners(operands)
         self._locate(operands, owners)
         first = len(self._made)
@@ -129,7 +129,7 @@ class StepTape(StepMemory):
             if work.bytes:
                 self._operators[work, place, shares] += 1
 
-    def _note_started(self, facts: Facts, operands: Any, owners: set[str], first: int) -> None:
+    def _note_started(self, facts: Facts, operands: object, owners: set[str], first: int) -> None:
         """Notes the collective, whose results are the allocations from the number `first` on."""
         self._pending = None
         tensors = step_work.tensors_in(operands)
@@ -143,7 +143,7 @@ class StepTape(StepMemory):
 
     # Where in the step this thread is.
 
-    def _locate(self, operands: Any, owners: set[str]) -> None:
+    def _locate(self, operands: object, owners: set[str]) -> None:
         """Goes to the part of the step to which the next operator belongs."""
         if torch_private.backward_pass() >= 0:
             if not self._in_pass:
@@ -173,7 +173,7 @@ class StepTape(StepMemory):
 
     # Which block a tensor belongs to.
 
-    def _owners(self, operands: Any) -> set[str]:
+    def _owners(self, operands: object) -> set[str]:
         return {block for each in step_work.tensors_in(operands) if (block := self._block(each))}
 
     def _block(self, tensor: torch.Tensor) -> str:
@@ -219,7 +219,7 @@ class StepTape(StepMemory):
             if joined and sum(each.nbytes for each in joined) == size:
                 self._shares[first] = self._share(joined)
 
-    def _own_result(self, result: Any, first: int, owners: set[str]) -> None:
+    def _own_result(self, result: object, first: int, owners: set[str]) -> None:
         if isinstance(result, torch.Tensor) and len(owners) == 1:
             number = self._held.get(torch_private.memory_of(result), -1)
             if number >= first:

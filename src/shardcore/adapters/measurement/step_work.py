@@ -26,7 +26,9 @@ def is_work(operator: torch_private.Operator) -> bool:
     )
 
 
-def work_of(operator: torch_private.Operator, operands: Any, result: Any, updates: bool) -> Work:
+def work_of(
+    operator: torch_private.Operator, operands: object, result: object, updates: bool
+) -> Work:
     """Returns the work of an operator with operands `(args, kwargs)`.
 
     `updates` says whether it belongs to the update of the optimizer.

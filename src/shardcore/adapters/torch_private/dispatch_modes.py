@@ -40,7 +40,7 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(
         self,
-        before: Callable[[Any, Args, Kwargs], Any],
+        before: Callable[[Any, Args, Kwargs], object],
         after: Callable[[Any, Args, Kwargs, Any, Any], None] | None = None,
         context: AbstractContextManager[None] | None = None,
         *,

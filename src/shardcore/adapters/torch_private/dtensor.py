@@ -55,7 +55,9 @@ def _register_operators(kind: type[DTensor]) -> None:
             torch.library.register_torch_dispatch(name, kind, _dispatch, lib=library)
 
 
-def _dispatch(kind: type[DTensor], func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+def _dispatch(
+    kind: type[DTensor], func: object, types: object, args: object, kwargs: object
+) -> Any:
     return kind.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 

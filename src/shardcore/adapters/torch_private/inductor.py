@@ -69,7 +69,9 @@ def _cacheable(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]
         yield [mode.from_tensor(each, static_shapes=True) for each in examples]
 
 
-def _wrapped(owner: object, name: str, wrap: Callable[[Any], Any]) -> AbstractContextManager[Any]:
+def _wrapped(
+    owner: object, name: str, wrap: Callable[[Any], object]
+) -> AbstractContextManager[Any]:
     return patch.object(owner, name, wrap(getattr(owner, name)))
 
 

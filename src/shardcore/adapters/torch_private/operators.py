@@ -162,7 +162,9 @@ def writes_others(operator: object) -> bool:
     return any(place > 0 for place, _ in _written_arguments(operator))
 
 
-def written_operands(operator: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def written_operands(
+    operator: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> list[Any]:
     """Returns the operands into which `operator` writes: tensors, and those of each list."""
     written: list[Any] = []
     for place, name in _written_arguments(operator):

@@ -46,7 +46,7 @@ def tree_map(function: Callable[[Any], Any], nest: Any) -> Any:
 
 
 def tree_map_only(
-    kind: type | tuple[type, ...], function: Callable[[Any], Any], nest: object
+    kind: type | tuple[type, ...], function: Callable[[Any], object], nest: object
 ) -> Any:
     """Returns `nest` with `function` applied to each leaf of type `kind`.
 

@@ -46,5 +46,5 @@ class _Probe(torch.Tensor):
     __torch_function__ = NO_TORCH_FUNCTION
 
     @classmethod
-    def __torch_dispatch__(cls, *_: Any, **__: Any) -> torch.Tensor:
+    def __torch_dispatch__(cls, *_: object, **__: object) -> torch.Tensor:
         return torch.zeros(1)

@@ -26,7 +26,7 @@ class Outcome:
     reason: str = ""
 
 
-def gathered(value: Any, session: Session | None) -> list[Any]:
+def gathered(value: object, session: Session | None) -> list[Any]:
     """Returns the values of all ranks, this rank's alone on one device."""
     return [value] if session is None else session.processes.gather(value)
 

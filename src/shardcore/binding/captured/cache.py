@@ -84,7 +84,7 @@ class CacheEntry:
             self.programs, self.recordings, self.guard = [], {}, None
 
     def run(
-        self, tensors: Sequence[Any], owner: Program | None = None
+        self, tensors: Sequence[object], owner: Program | None = None
     ) -> tuple[Any, Program] | None:
         """Returns the outputs of the program whose guards hold, and the program; None without.
 

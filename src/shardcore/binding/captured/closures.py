@@ -67,7 +67,7 @@ class _Walk:
             self.visited[id(value)] = value
             yield from self._parts(value)
 
-    def _parts(self, value: Any) -> Iterator[Any]:
+    def _parts(self, value: object) -> Iterator[Any]:
         if isinstance(value, torch.Tensor):
             self.tensors.append(value)
         elif isinstance(value, np.ndarray):

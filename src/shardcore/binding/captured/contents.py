@@ -85,7 +85,7 @@ def content_of(value: Any) -> Callable[[], Any] | None:
     return view.tobytes if view.nbytes <= _MOST_BYTES else None
 
 
-def why_not_comparable(value: Any) -> str:
+def why_not_comparable(value: object) -> str:
     """Returns why a change in the content of `value` cannot be seen; empty if it can."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, type | torch.Tensor):

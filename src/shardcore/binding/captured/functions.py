@@ -69,7 +69,7 @@ class Names:
         return cls(frozenset(variables), frozenset(attributes), frozenset(modules), place)
 
 
-def check_guarded(function: Any, names: Names) -> None:
+def check_guarded(function: object, names: Names) -> None:
     """Refuses a `function` that may return something else in each step."""
     if isinstance(function, BuiltinFunctionType) and function in UNGUARDED:
         raise NotCaptured(

@@ -81,7 +81,7 @@ class PythonGuard:
             seed=keras_private.global_seed(),
         )
 
-    def check_holds(self, tensors: Iterable[Any]) -> None:
+    def check_holds(self, tensors: Iterable[object]) -> None:
         """Checks that an attribute or a container holds `tensors`, which a program reads.
 
         A change of any other would not be seen.
@@ -135,7 +135,7 @@ class PythonGuard:
         yield from (name for name, copy, content in self.buffers if copy() != content)
 
 
-def _check_comparable(held: list[tuple[GuardedAttribute, Any]], names: set[str]) -> None:
+def _check_comparable(held: list[tuple[GuardedAttribute, object]], names: set[str]) -> None:
     """Refuses a value that the step names, and of which a change cannot be seen."""
     for attribute, value in held:
         if attribute.key not in names or isinstance(value, PLAIN):
@@ -144,7 +144,7 @@ def _check_comparable(held: list[tuple[GuardedAttribute, Any]], names: set[str])
             raise NotCaptured(f"it reads {attribute.name}, which {why}")
 
 
-def _is_refilled(key: Any, container: Any) -> bool:
+def _is_refilled(key: object, container: object) -> bool:
     """Whether it is private, of losses for instance, which Keras fills and empties in each step."""
     is_plain = any(isinstance(member, PLAIN) for member in members(container))
     return str(key).startswith("_") and not is_plain
@@ -162,7 +162,7 @@ def _memory(tensor: torch.Tensor) -> Any:
     return address, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
 
 
-def _is_same(now: Any, then: Any) -> bool:
+def _is_same(now: object, then: object) -> bool:
     if now is then:
         return True
     return isinstance(now, PLAIN) and type(now) is type(then) and bool(now == then)

@@ -13,14 +13,14 @@ from shardcore.binding.context.session import Session
 Form = tuple[Any, tuple[int, ...]] | None
 
 
-def full(value: Any, session: Session | None) -> Any:
+def full(value: object, session: Session | None) -> Any:
     """Returns the full value of a tensor; what is no tensor as it is."""
     if session is None or not isinstance(value, torch.Tensor):
         return value
     return session.strategy.full_tensor(value)
 
 
-def reduced(value: Any, session: Session | None) -> torch.Tensor:
+def reduced(value: object, session: Session | None) -> torch.Tensor:
     """Returns a value as a tensor that is no partial sum."""
     tensor: torch.Tensor = keras.ops.convert_to_tensor(value)
     if session is None or not session.strategy.owns(tensor):
@@ -39,12 +39,14 @@ def to_local(values: Sequence[Any], session: Session | None) -> tuple[list[Any],
     ], forms
 
 
-def from_local(shards: Sequence[Any], forms: Sequence[Form], session: Session | None) -> list[Any]:
+def from_local(
+    shards: Sequence[object], forms: Sequence[Form], session: Session | None
+) -> list[Any]:
     """Returns the values of which `to_local` gave local shards and forms."""
     return [_from_local(*each, session) for each in zip(shards, forms, strict=True)]
 
 
-def local_tensors(data: Any, session: Session | None) -> list[Any]:
+def local_tensors(data: object, session: Session | None) -> list[Any]:
     """Returns the local shards of the tensors of a batch, in order."""
     tensors = [leaf for leaf in keras_private.leaves(data) if isinstance(leaf, torch.Tensor)]
     if session is None:
@@ -53,7 +55,7 @@ def local_tensors(data: Any, session: Session | None) -> list[Any]:
         return [session.strategy.local(each) for each in tensors]
 
 
-def _form(value: Any, session: Session | None) -> Form:
+def _form(value: object, session: Session | None) -> Form:
     if not isinstance(value, torch.Tensor):
         return None
     return None if session is None else session.strategy.layout(value), tuple(value.shape)

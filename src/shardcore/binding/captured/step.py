@@ -95,7 +95,7 @@ class CapturedStep:
             return self._record(entry, step, data, session)
         return self._outputs(entry, *found, before)
 
-    def again(self, tensors: Sequence[Any]) -> Any:
+    def again(self, tensors: Sequence[object]) -> Any:
         """Returns the outputs of a step on those of the last one; None if it has to be called.
 
         A program that ran twice in a row, on what it had made, fits what it makes: then nothing is
@@ -118,7 +118,7 @@ class CapturedStep:
         self._last = LastRun(entry, program, program is before)
         return outputs
 
-    def _is_wanted(self, data: Any) -> bool:
+    def _is_wanted(self, data: object) -> bool:
         """Whether `compile()` asked for it, and a step of the user's own was asked for by name."""
         asked = self.trainer.jit_compile
         is_main = threading.current_thread() is threading.main_thread()

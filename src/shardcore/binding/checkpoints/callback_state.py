@@ -8,7 +8,6 @@ import torch
 from keras import callbacks
 from keras.callbacks import Callback
 
-from shardcore.domain.checkpoints.index import Json
 from shardcore.domain.errors import CheckpointError
 
 # The attributes of Keras' callbacks that change while a fit runs.
@@ -19,12 +18,14 @@ _ATTRIBUTES: tuple[tuple[type[Callback], tuple[str, ...]], ...] = (
 )
 
 
-def states_of(those: Iterable[Callback]) -> tuple[dict[str, Json], dict[str, torch.Tensor]]:
+def states_of(
+    those: Iterable[Callback],
+) -> tuple[dict[str, dict[str, Any]], dict[str, torch.Tensor]]:
     """Returns the states of callbacks as JSON, and the arrays in them by name.
 
     Those of Keras have known attributes. Others are asked by `state_dict()`, if they have it.
     """
-    states: dict[str, Json] = {}
+    states: dict[str, dict[str, Any]] = {}
     arrays: dict[str, torch.Tensor] = {}
     for name, callback in _named(those):
         states[name] = {
@@ -34,7 +35,9 @@ def states_of(those: Iterable[Callback]) -> tuple[dict[str, Json], dict[str, tor
 
 
 def restore(
-    those: Iterable[Callback], states: Mapping[str, Json], arrays: Mapping[str, torch.Tensor]
+    those: Iterable[Callback],
+    states: Mapping[str, Mapping[str, object]],
+    arrays: Mapping[str, torch.Tensor],
 ) -> None:
     """Gives callbacks the states that `states_of` has returned of the same ones."""
     for name, callback in _named(those):
@@ -68,7 +71,7 @@ def _state(callback: Callback) -> dict[str, Any]:
     return {name: vars(callback)[name] for name in names if name in vars(callback)}
 
 
-def _taken(name: str, value: Any, arrays: dict[str, torch.Tensor]) -> Json:
+def _taken(name: str, value: Any, arrays: dict[str, torch.Tensor]) -> Any:
     """Returns `value` as JSON. Arrays, alone or in a list, are put into `arrays`."""
     if isinstance(value, np.generic):
         return value.item()
@@ -85,7 +88,7 @@ def _taken(name: str, value: Any, arrays: dict[str, torch.Tensor]) -> Json:
     )
 
 
-def _given(name: str, value: Json, arrays: Mapping[str, torch.Tensor]) -> Any:
+def _given(name: str, value: object, arrays: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(value, list):
         return [_given(f"{name}/{number}", each, arrays) for number, each in enumerate(value)]
     if isinstance(value, dict) and value.keys() == {"array"}:

@@ -10,7 +10,6 @@ import keras
 from shardcore.binding.checkpoints import loading, saving
 from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.context.session import Sessions
-from shardcore.domain.checkpoints.index import Json
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import CheckpointStore
 
@@ -34,7 +33,7 @@ class Checkpoints:
         directory: str | os.PathLike[str],
         model: keras.Model,
         step: int,
-        state: Mapping[str, Json],
+        state: Mapping[str, object],
         keep: int | None = None,
         arrays: Iterable[StateTensor] = (),
     ) -> saving.Saving:

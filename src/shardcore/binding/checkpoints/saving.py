@@ -14,7 +14,7 @@ from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.variables import adoption
 from shardcore.domain.checkpoints.division import divide, pieces
-from shardcore.domain.checkpoints.index import Index, Json
+from shardcore.domain.checkpoints.index import Index
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.checkpoints import CheckpointStore, Commit, PendingSave
 
@@ -56,7 +56,7 @@ def begin(
     directory: Path,
     model: keras.Model,
     step: int,
-    own_state: Mapping[str, Json],
+    own_state: Mapping[str, object],
     arrays: Iterable[StateTensor],
     keep: int | None,
     versions: Mapping[str, str],

@@ -15,7 +15,6 @@ from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.torch_modules import wrapper
 from shardcore.domain.checkpoints.contents import Wanted
 from shardcore.domain.checkpoints.division import Piece, ToStore
-from shardcore.domain.checkpoints.index import Json
 from shardcore.domain.errors import CheckpointError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
@@ -102,7 +101,7 @@ def generators() -> dict[str, str]:
     return {device: state.numpy().tobytes().hex() for device, state in states.items()}
 
 
-def generators_of(states: Json, checkpoint: Path) -> dict[str, torch.Tensor]:
+def generators_of(states: Mapping[str, str], checkpoint: Path) -> dict[str, torch.Tensor]:
     """Returns the states that `generators` has written, for the devices that exist here.
 
     Raises:

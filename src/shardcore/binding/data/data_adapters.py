@@ -126,7 +126,7 @@ def _distributed_sampler(adapter: keras_private.DataAdapter) -> DistributedSampl
     return sampler if isinstance(sampler, DistributedSampler) else None
 
 
-def _check_sampler(sampler: DistributedSampler[Any], session: Session) -> None:
+def _check_sampler(sampler: DistributedSampler[object], session: Session) -> None:
     """Refuses a sampler that splits rows otherwise than the batch axis."""
     places = session.mesh.size_along(session.batch_axes)
     place = session.mesh.place_along(session.batch_axes, session.world.position)

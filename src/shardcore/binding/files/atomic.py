@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 
-def write_file(path: str, write: Callable[[str], Any]) -> None:
+def write_file(path: str, write: Callable[[str], object]) -> None:
     """Writes a file into a new folder beside `path`, and renames it when it is on disk.
 
     The folder of a writer that was killed is removed first. Errors name `path`.

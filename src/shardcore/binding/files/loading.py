@@ -26,7 +26,7 @@ def is_memory_sufficient(session: Session, original: Original, model: Model) -> 
 
 
 def without_copy(
-    sessions: Sessions, original: Original, variable: Variable, value: Any, dtype: Any = None
+    sessions: Sessions, original: Original, variable: Variable, value: object, dtype: object = None
 ) -> torch.Tensor:
     """Replaces `Variable._convert_to_tensor`: an array to assign to a shard is not copied first."""
     strategy = strategy_of(variable, sessions)

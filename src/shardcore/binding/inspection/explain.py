@@ -100,7 +100,7 @@ def checked_batch(model: Model, batch: object, step: str) -> Any:
     return _same_rows((*batch, None)[:3], "(x, y, sample_weight)")
 
 
-def _same_rows(data: tuple[Any, ...], expected: str) -> tuple[Any, ...]:
+def _same_rows(data: tuple[object, ...], expected: str) -> tuple[Any, ...]:
     leaves = [leaf for leaf in keras_private.leaves(data) if leaf is not None]
     shapes = [tuple(getattr(leaf, "shape", ())) for leaf in leaves]
     rows = {shape[0] for shape in shapes if shape}

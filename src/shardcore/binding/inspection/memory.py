@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from keras import Model
@@ -18,7 +17,7 @@ from shardcore.reporting.memory import MemoryReport
 
 def estimate_memory(
     build: Callable[[], Model],
-    batch: Callable[[], Any],
+    batch: Callable[[], object],
     policy: str,
     sessions: Sessions,
     tracer: MemoryTracer[torch.Tensor],

@@ -40,7 +40,7 @@ class Blocks:
 
 def build_to_trace(
     build: Callable[[], keras.Model],
-    batch: Any,
+    batch: object,
     sessions: Sessions,
     tracer: EventTracer[torch.Tensor],
     blocks: Blocks,
@@ -59,7 +59,7 @@ def build_to_trace(
         StrategyError: If the model is not compiled, or the batch is none.
     """
 
-    def call(original: Original, layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+    def call(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
         return args[0] if layer.name in blocks.left_out else original(layer, *args, **kwargs)
 
     with keras_private.around_layers(call):
@@ -98,7 +98,7 @@ def trace_step(
         variables = {v.path: tensor_of(v) for v in rank_consistency.variables_of(model)}
         update = model.optimizer.apply
 
-        def apply(*args: Any, **kwargs: Any) -> Any:
+        def apply(*args: object, **kwargs: object) -> Any:
             with tracer.updating():
                 return update(*args, **kwargs)
 
@@ -106,7 +106,7 @@ def trace_step(
         with collectives(saw, variables).tracing(), gradients_apart_scope(value=True):
             yield
 
-    def call(original: Original, layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+    def call(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
         if layer.name in blocks.left_out:
             return args[0]  # a functional model calls it in its step too
         traced = layer.name in blocks.traced and not keras_private.is_symbolic()
@@ -136,7 +136,7 @@ def _own(
             tracer.own(local, block_of.get(id(owner), ""))
 
 
-def rows_of(batch: Any) -> int:
+def rows_of(batch: object) -> int:
     """Returns the number of rows of a batch.
 
     Raises:

@@ -57,7 +57,7 @@ class RunStep:
 
 def build_model(
     build: Callable[[], Model],
-    batch: Callable[[], Any],
+    batch: Callable[[], object],
     sessions: Sessions,
     tracer: MemoryTracer[torch.Tensor],
 ) -> BuiltModel:
@@ -131,7 +131,7 @@ def _without_values(tracer: MemoryTracer[torch.Tensor]) -> Iterator[None]:
 
 def _run(
     model: Model,
-    data: Any,
+    data: object,
     session: Session,
     sessions: Sessions,
     tracer: MemoryTracer[torch.Tensor],

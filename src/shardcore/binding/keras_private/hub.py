@@ -15,7 +15,7 @@ EXPORTER = "keras_hub.src.utils.transformers.export.hf_exporter"
 Change = Callable[[ModuleType], None]
 
 
-def change_exporter(replacements: dict[str, Callable[[Any], Any]], undo: ExitStack) -> None:
+def change_exporter(replacements: dict[str, Callable[[Any], object]], undo: ExitStack) -> None:
     """Gives functions of the module new values, now or when it is imported, until `undo`.
 
     The functions from old to new values are by name. A name that the module has not is that of a

@@ -71,7 +71,7 @@ def graph_tensors(trainer: Model) -> Iterator[tuple[str, dict[str, Any], list[to
                 yield node.operation.name, vars(node.arguments), tensors
 
 
-def hook_of(trainer: Model, hooks_of: Callable[[Any], Iterable[Any]]) -> str:
+def hook_of(trainer: Model, hooks_of: Callable[[Any], Iterable[object]]) -> str:
     """Returns the name of the first module of a model with a user's hook, empty without one."""
     for name, module in modules_of(trainer):
         for hook in hooks_of(module):
@@ -80,7 +80,7 @@ def hook_of(trainer: Model, hooks_of: Callable[[Any], Iterable[Any]]) -> str:
     return ""
 
 
-def is_saved_in_another_form(layer: Any) -> bool:
+def is_saved_in_another_form(layer: object) -> bool:
     """Returns whether weight files have other values than the variables of `layer`."""
     return (
         isinstance(layer, keras.layers.TorchModuleWrapper)

@@ -11,7 +11,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAda
 from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
 
 
-def map_tensors(function: Callable[[Any], Any], structure: object) -> Any:
+def map_tensors(function: Callable[[Any], object], structure: object) -> Any:
     """Returns `structure` with `function` applied to its tensors; the rest stays."""
     return tree.map_structure(
         lambda leaf: function(leaf) if keras.ops.is_tensor(leaf) else leaf, structure
@@ -24,12 +24,12 @@ def leaves(structure: object) -> list[Any]:
     return found
 
 
-def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
+def map_leaves(function: Callable[[Any], object], structure: object) -> Any:
     """Returns `structure` with `function` applied to every leaf but None."""
     return tree.map_structure(function, structure, none_is_leaf=False)
 
 
-def packed(structure: object, found: Sequence[Any]) -> Any:
+def packed(structure: object, found: Sequence[object]) -> Any:
     """Returns the leaves `found` in the nesting of `structure`."""
     return tree.pack_sequence_as(structure, found)
 

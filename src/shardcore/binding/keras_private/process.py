@@ -44,7 +44,7 @@ def torch_device() -> Any:
     return _get_device()
 
 
-def generator_of(seed: Any) -> Any:
+def generator_of(seed: object) -> Any:
     """Returns torch's generator for the next draw with `seed`; None where nothing has values."""
     return torch_random.torch_seed_generator(seed)
 

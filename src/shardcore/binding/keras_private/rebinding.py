@@ -12,7 +12,9 @@ from shardcore.binding.keras_private.table import PATCHES, WITHOUT_VALUES, Patch
 from shardcore.binding.types import Original
 
 
-def around(replacement: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def around(
+    replacement: Callable[..., object],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns a decorator by which a Keras function calls `replacement`, with itself first."""
 
     def decorate(original: Original) -> Callable[..., Any]:
@@ -25,7 +27,7 @@ def around(replacement: Callable[..., Any]) -> Callable[[Callable[..., Any]], Ca
     return decorate
 
 
-def replace(patch: Patch, make: Callable[[Any], Any], undo: ExitStack) -> None:
+def replace(patch: Patch, make: Callable[[Any], object], undo: ExitStack) -> None:
     """Gives `patch` the value `make(original)`, until `undo` is closed."""
     holder, name = _holder(patch)
     original = getattr(holder, name)
@@ -39,7 +41,7 @@ def replace(patch: Patch, make: Callable[[Any], Any], undo: ExitStack) -> None:
 
 
 @contextmanager
-def around_layers(call: Callable[..., Any]) -> Iterator[None]:
+def around_layers(call: Callable[..., object]) -> Iterator[None]:
     """Calls `call(original, layer, *args, **kwargs)` for each call of a layer in the context."""
     with ExitStack() as undo:
         replace(PATCHES["Layer.__call__"], around(call), undo)

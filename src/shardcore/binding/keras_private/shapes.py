@@ -40,7 +40,7 @@ def repeating_shapes() -> Iterator[None]:
 def drawing_without_values() -> Iterator[None]:
     """Lets random functions draw with seeds that have no values, as on the meta device."""
 
-    def generator(original: Original, seed: Any) -> None:
+    def generator(original: Original, seed: object) -> None:
         return None
 
     with _replaced("random.torch_seed_generator", around(generator)):
@@ -54,14 +54,14 @@ def variables_without_memory(reader: str) -> Iterator[None]:
     Writes to it are left out. Who reads its values into NumPy gets a PolicyError about `reader`.
     """
 
-    def initialize(original: Original, variable: Variable, initializer: Any) -> None:
+    def initialize(original: Original, variable: Variable, initializer: object) -> None:
         if math.prod(variable.shape) <= 1:
             original(variable, initializer)
         else:
             zero = keras.ops.zeros((), variable._dtype)
             variable._initialize(zero.expand(tuple(variable.shape)))
 
-    def assign(original: Original, variable: Variable, value: Any) -> None:
+    def assign(original: Original, variable: Variable, value: object) -> None:
         if not _is_expanded(variable):
             original(variable, value)
 
@@ -91,7 +91,7 @@ def _is_expanded(x: Any) -> bool:
 
 
 @contextmanager
-def _replaced(key: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def _replaced(key: str, make: Callable[[Any], object]) -> Iterator[None]:
     with ExitStack() as undo:
         replace(WITHOUT_VALUES[key], make, undo)
         yield

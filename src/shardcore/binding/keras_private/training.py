@@ -119,7 +119,7 @@ def sort_callbacks(callbacks: CallbackList) -> None:
 
 
 def begin_later(
-    iterator: EpochIterator, begin: Callable[[EpochIterator], Any], batches: int, steps: int
+    iterator: EpochIterator, begin: Callable[[EpochIterator], object], batches: int, steps: int
 ) -> None:
     """Begins an epoch by `begin`, with its first `steps` steps done.
 
@@ -160,7 +160,7 @@ def begin_at(model: Model, epoch: int | None) -> None:
     model._initial_epoch = epoch
 
 
-def build_by(model: Model, data: Any) -> None:
+def build_by(model: Model, data: object) -> None:
     """Builds a compiled model by the shapes of one step's data, with its metrics and optimizer."""
     model._symbolic_build(data_batch=data)
 

@@ -44,12 +44,12 @@ def layout_of(variable: Variable) -> Any:
     return getattr(variable, "_layout", None)
 
 
-def set_layout(variable: Variable, layout: Any) -> None:
+def set_layout(variable: Variable, layout: object) -> None:
     """Gives a variable a `TensorLayout`, which Keras reads only when it creates others like it."""
     variable._layout = layout
 
 
-def layout_map_of(distribution: Any) -> LayoutMap | None:
+def layout_map_of(distribution: object) -> LayoutMap | None:
     """Returns the layout map of a distribution, None without one."""
     return getattr(distribution, "_layout_map", None)
 

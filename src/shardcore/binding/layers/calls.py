@@ -101,7 +101,7 @@ def _ruled(path: str, session: Session) -> Layout | None:
     return None if ruled is None else ruled.backend_layout
 
 
-def model_inputs(session: Session, original: Original, model: Any, inputs: object) -> list[Any]:
+def model_inputs(session: Session, original: Original, model: object, inputs: object) -> list[Any]:
     """Replaces `Functional._standardize_inputs`: inputs with a rule for their output get it."""
     found: list[Any] = original(model, inputs)
     if keras_private.is_symbolic():

@@ -63,7 +63,7 @@ def _next_seed(seed: Seed, sessions: Sessions) -> Any:
 
 
 def remat(
-    capture: StepCapture[torch.Tensor], original: Original, function: Callable[..., Any]
+    capture: StepCapture[torch.Tensor], original: Original, function: Callable[..., object]
 ) -> Callable[..., Any]:
     """Replaces `remat` in a step that is being recorded: torch sets its generators unseen there."""
     recomputed = original(function)
@@ -93,8 +93,8 @@ def scatter(original: Original, indices: Any, values: Array, shape: Sequence[int
 def segment_sum(
     _session: Session,
     original: Original,
-    data: Any,
-    segment_ids: Any,
+    data: object,
+    segment_ids: object,
     num_segments: int | None = None,
     **options: object,
 ) -> Any:
@@ -135,7 +135,7 @@ def _added(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) 
 
 
 def repeat(
-    _session: Session, original: Original, x: Any, repeats: Any, axis: int | None = None
+    _session: Session, original: Original, x: object, repeats: object, axis: int | None = None
 ) -> Any:
     """Replaces `repeat` of Keras 3.13 and 3.14: by one number it is a reshape, on any shard."""
     if keras_private.is_symbolic() or not isinstance(repeats, int):

@@ -67,7 +67,7 @@ def update(
     return new if is_new is None else torch.where(is_new, new, old)
 
 
-def _is_within(starts: Any, sizes: Sequence[int], shape: Sequence[int]) -> bool:
+def _is_within(starts: object, sizes: Sequence[int], shape: Sequence[int]) -> bool:
     """Returns whether a slice is in a tensor of this shape, as far as its places are known."""
     return isinstance(starts, tuple | list) and all(
         isinstance(start, torch.Tensor) or 0 <= start <= length - size
@@ -75,11 +75,11 @@ def _is_within(starts: Any, sizes: Sequence[int], shape: Sequence[int]) -> bool:
     )
 
 
-def _full(start: Any, session: Session) -> Any:
+def _full(start: object, session: Session) -> Any:
     return session.strategy.full_tensor(start) if isinstance(start, torch.Tensor) else start
 
 
-def _from_begin(place: Any, size: int) -> Any:
+def _from_begin(place: object, size: int) -> Any:
     """Returns a place in a dim of this size as counted from its begin."""
     return torch.where(place < 0, place + size, place) if isinstance(place, torch.Tensor) else place
 
@@ -95,7 +95,7 @@ class TensorIndices(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _is_of_one_dim(index: Any) -> bool:
+def _is_of_one_dim(index: object) -> bool:
     is_plain = isinstance(index, int | slice) and not isinstance(index, bool)
     return is_plain or _is_number(index)
 

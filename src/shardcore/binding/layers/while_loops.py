@@ -92,7 +92,7 @@ class _Loop:
     captured: CapturedStep
     session: Session | None
 
-    def run(self, variables: Variables, maximum_iterations: Any) -> Variables:
+    def run(self, variables: Variables, maximum_iterations: object) -> Variables:
         """Returns the variables at the end of the loop."""
         most = None if maximum_iterations is None else int(full(maximum_iterations, self.session))
         variables = keras_private.map_leaves(partial(reduced, session=self.session), variables)

@@ -128,7 +128,7 @@ def describe(model: keras.Layer) -> LayerFacts:
     """
     seen: set[int] = set()
 
-    def unseen(found: Iterable[Any]) -> list[Any]:
+    def unseen(found: Iterable[object]) -> list[Any]:
         return [each for each in found if id(each) not in seen]
 
     def facts_of(layer: keras.Operation) -> LayerFacts:

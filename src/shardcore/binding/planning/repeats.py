@@ -54,7 +54,7 @@ def runs_of(graph: keras.Function) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def _row(node: Any, joined: Mapping[int, Any]) -> Iterator[Any]:
+def _row(node: object, joined: Mapping[int, object]) -> Iterator[Any]:
     yield node
     while id(node) in joined:
         node = joined[id(node)]
@@ -124,7 +124,7 @@ class Equality:
                 return compare(self, one, other)
         return self._of_attributes(one, other)
 
-    def all_hold(self, some: list[Any], others: list[Any]) -> bool:
+    def all_hold(self, some: list[object], others: list[object]) -> bool:
         """Returns whether two lists are equal, member by member."""
         return len(some) == len(others) and all(map(self.holds, some, others))
 

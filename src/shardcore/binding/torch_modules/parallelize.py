@@ -67,7 +67,7 @@ def _layouts(
     return layouts, outputs
 
 
-def _rule_of(names: list[str], rules: PathRules[Any]) -> str | None:
+def _rule_of(names: list[str], rules: PathRules[object]) -> str | None:
     """Returns the rule of a parameter; a tied one may match by any of its names."""
     matches = [match for name in names if (match := rules.match(name))]
     keys = list(dict.fromkeys(match.key for match in matches))
@@ -92,7 +92,7 @@ def _layout(key: str, value: Any, session: Session) -> Layout:
     return layout
 
 
-def _refuse_unused(rules: PathRules[Any], paths: list[str], module: torch.nn.Module) -> None:
+def _refuse_unused(rules: PathRules[object], paths: list[str], module: torch.nn.Module) -> None:
     report = rules.report(paths)
     parameters = ", ".join(name for name, _ in module.named_parameters(remove_duplicate=False))
     for rule in report.unused_rules:

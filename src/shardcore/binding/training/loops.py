@@ -43,9 +43,9 @@ def loss(
     sessions: Sessions,
     original: Original,
     function: Loss,
-    y_true: Any,
-    y_pred: Any,
-    sample_weight: Any = None,
+    y_true: object,
+    y_pred: object,
+    sample_weight: object = None,
 ) -> Any:
     """Replaces `Loss.__call__`: plain targets are the rows of this rank, like a model's inputs."""
     session = sessions.current()
@@ -56,7 +56,7 @@ def loss(
     return original(function, y_true, y_pred, sample_weight)
 
 
-def _joined(data: Any, session: Session) -> Any:
+def _joined(data: object, session: Session) -> Any:
     """Returns `data` as a part of the global batch, unless the user has laid out a part of it."""
     leaves = keras_private.leaves(data)
     if any(map(session.strategy.owns, leaves)) or not any(map(_has_rows, leaves)):
@@ -68,7 +68,7 @@ def _has_rows(leaf: object) -> bool:
     return hasattr(leaf, "__array__") and len(getattr(leaf, "shape", ())) > 0
 
 
-def note_inputs(layer: Layer, call: Call, outputs: Any, session: Session) -> None:
+def note_inputs(layer: Layer, call: Call, outputs: object, session: Session) -> None:
     """Notes the plain inputs of an outermost call, if a gradient comes back to its outputs."""
     if session.compared.get(layer, 0) >= COMPARED:
         return
@@ -97,7 +97,7 @@ def keras_update(
     sessions: Sessions,
     original: Original,
     optimizer: Optimizer,
-    grads: Any,
+    grads: object,
     trainable_variables: Iterable[Variable] | None = None,
 ) -> Any:
     """Replaces `Optimizer.apply`: the ranks compare their plain inputs before the first updates."""

@@ -53,7 +53,7 @@ class NewShard:
         return self.session.join(shard, self.layout, self.shape)
 
 
-def initialize(sessions: Sessions, original: Original, new: Variable, initializer: Any) -> None:
+def initialize(sessions: Sessions, original: Original, new: Variable, initializer: object) -> None:
     """Replaces `Variable._initialize_with_initializer`: makes a shard of a large value."""
     session, shape, call = sessions.current(), tuple(new.shape), type(initializer).__call__
     is_large = torch.Size(shape).numel() > PIECE and not keras_private.is_symbolic()

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import attrs
 
-from shardcore.domain.checkpoints.index import Json, StoredVariable
+from shardcore.domain.checkpoints.index import StoredVariable
 from shardcore.domain.errors import CheckpointError
 
 _SHOWN = 8  # lines of an error
@@ -38,7 +39,7 @@ class Loaded:
 
     path: str
     step: int
-    state: Mapping[str, Json]
+    state: Mapping[str, Any]
     variables: tuple[str, ...]
     problems: tuple[str, ...]
     unused: tuple[str, ...]

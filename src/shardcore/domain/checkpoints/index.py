@@ -17,8 +17,6 @@ from shardcore.domain.errors import CheckpointError
 
 FORMAT = 1
 
-Json = Any  # None, a bool, a number, a text, or a list or dict of them
-
 # The dtypes of variables, by the name of Keras and torch: the code in a safetensors file, and the
 # bytes of an element.
 DTYPES: Final = {
@@ -45,10 +43,10 @@ _CHECKSUM = re.compile(r"[0-9a-f]{64}")
 _REMEDY = "use another checkpoint, or save this one again"
 
 
-def _plain(state: Mapping[str, Json]) -> dict[str, Json]:
+def _plain(state: Mapping[str, object]) -> dict[str, Any]:
     """Returns a copy of `state` as JSON has it: tuples are lists, keys are texts."""
     try:
-        copied: dict[str, Json] = json.loads(json.dumps(state))
+        copied: dict[str, Any] = json.loads(json.dumps(state))
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"The state to be saved is no JSON ({error}): give None, bools, numbers, texts, and "
@@ -162,7 +160,7 @@ class Index:
     versions: Mapping[str, str]
     variables: tuple[StoredVariable, ...]
     files: tuple[StoredFile, ...]
-    state: Mapping[str, Json] = attrs.field(converter=_plain)
+    state: Mapping[str, Any] = attrs.field(converter=_plain)
 
     def __attrs_post_init__(self) -> None:
         if self.step < 0:
@@ -214,7 +212,7 @@ def index_from(text: str) -> Index:
     return _index(fields["content"])
 
 
-def _index(content: Json) -> Index:
+def _index(content: object) -> Index:
     kinds = {
         "step": int, "mesh": str, "versions": dict, "variables": list, "files": list, "state": dict,
     }  # fmt: skip
@@ -231,7 +229,7 @@ def _index(content: Json) -> Index:
     return index
 
 
-def _flat(variable: StoredVariable) -> dict[str, Json]:
+def _flat(variable: StoredVariable) -> dict[str, Any]:
     """Returns the fields of a variable, with shape and cuts in the place of the grid."""
     fields = {
         name: getattr(variable, name) for name in ("name", "path", "group", "dtype", "layout")
@@ -240,7 +238,7 @@ def _flat(variable: StoredVariable) -> dict[str, Json]:
     return fields | {"shape": grid.shape, "cuts": grid.cuts, "files": variable.files}
 
 
-def _variable(content: Json) -> StoredVariable:
+def _variable(content: object) -> StoredVariable:
     kinds = dict.fromkeys(("name", "path", "group", "dtype", "layout"), str)
     fields: dict[str, Any] = _fields(
         content, kinds | dict.fromkeys(("shape", "cuts", "files"), list)
@@ -260,7 +258,7 @@ def _refuse_twice(what: str, names: list[str]) -> None:
         raise CheckpointError(f"The index has {what} {twice!r} twice: {_REMEDY}.")
 
 
-def _fields(content: Json, kinds: Mapping[str, type]) -> dict[str, Any]:
+def _fields(content: object, kinds: Mapping[str, type]) -> dict[str, Any]:
     """Returns the fields of `content`, which are exactly those of `kinds`, with their types."""
     if not isinstance(content, dict) or content.keys() != kinds.keys():
         raise CheckpointError(f"Expected the fields {', '.join(kinds)} in the index: {_REMEDY}.")
@@ -273,13 +271,13 @@ def _fields(content: Json, kinds: Mapping[str, type]) -> dict[str, Any]:
     return dict(content)
 
 
-def _numbers(content: Json, name: str) -> tuple[int, ...]:
+def _numbers(content: object, name: str) -> tuple[int, ...]:
     if type(content) is not list or not all(type(each) is int for each in content):
         raise CheckpointError(f"Expected lists of numbers for variable {name!r} in the index.")
     return tuple(content)
 
 
-def _digest(content: Json) -> str:
+def _digest(content: object) -> str:
     """Returns the checksum of `content`, however its JSON is laid out."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -14,7 +14,7 @@ from shardcore.testing.ranks import run_ranks
 
 
 @cache
-def one_device(program: Callable[..., Any]) -> dict[str, Any]:
+def one_device(program: Callable[..., object]) -> dict[str, Any]:
     """Returns what `program` gives in plain Keras."""
     (found,) = run_ranks(program, 1, None, (1, 1))
     assert isinstance(found, dict)
@@ -77,5 +77,7 @@ class TrainingPromises(OnMeshes):
             self.close(next_losses, dict.fromkeys(next_losses, further), f"rank {rank}, next loss")
 
 
-def _on_ranks(program: Callable[..., Any], strategy: str, shape: Shape, *args: object) -> list[Any]:
+def _on_ranks(
+    program: Callable[..., object], strategy: str, shape: Shape, *args: object
+) -> list[Any]:
     return run_ranks(program, math.prod(shape), strategy, shape, *args)

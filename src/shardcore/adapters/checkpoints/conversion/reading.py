@@ -13,7 +13,7 @@ import numpy as np
 from shardcore.adapters.checkpoints import folders, safetensors
 from shardcore.adapters.checkpoints.store import FolderReader
 from shardcore.domain.checkpoints.grid import Box
-from shardcore.domain.checkpoints.index import DTYPES, Json, StoredVariable
+from shardcore.domain.checkpoints.index import DTYPES, StoredVariable
 from shardcore.domain.errors import CheckpointError
 
 
@@ -49,7 +49,7 @@ class Source:
 
     variables: tuple[Variable, ...]
     step: int = 0
-    state: Mapping[str, Json] = attrs.field(factory=dict)
+    state: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 @contextmanager

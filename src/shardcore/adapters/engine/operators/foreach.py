@@ -62,7 +62,7 @@ def _reduced(scalars: list[Any]) -> list[Any]:
     return [first.engine.replicated(each) for each in joined.unbind()]
 
 
-def _made(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _made(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
     """Returns the results of `operator`, each in the layout of one of its operands."""
     lists = [each for each in args if isinstance(each, list | tuple) and each]
     tensors = [each for each in lists if isinstance(each[0], torch.Tensor)]
@@ -110,7 +110,7 @@ def _write(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         target.memory.writes += 1
 
 
-def _are_alike(args: tuple[Any, ...]) -> bool:
+def _are_alike(args: tuple[object, ...]) -> bool:
     """Returns whether moments and sums of a fused operator have the layouts of its variables."""
     variables, _gradients, *kept = (each for each in args if isinstance(each, list | tuple))
     pairs = ((one, other) for each in kept for one, other in zip(variables, each, strict=False))

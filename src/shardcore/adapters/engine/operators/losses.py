@@ -13,7 +13,7 @@ _NONE, _MEAN = 0, 1  # the numbers by which torch names a reduction; any other i
 def _loss(place: int) -> Planner:
     """Returns a planner of a loss; its reduction is at `place` of the arguments."""
 
-    def reduced(operator: Operator, *args: Any) -> Any:
+    def reduced(operator: Operator, *args: object) -> Any:
         found = operator(*_each(args, place))
         return found.mean() if _reduction(args, place) == _MEAN else found.sum()
 
@@ -26,7 +26,7 @@ def _loss_backward(place: int) -> Planner:
     torch divides that of a mean by the number of elements which it sees, those of one rank here.
     """
 
-    def of_all(operator: Operator, *args: Any) -> torch.Tensor:
+    def of_all(operator: Operator, *args: object) -> torch.Tensor:
         gradient, inputs, *rest = _each(args, place)
         if _reduction(args, place) == _MEAN:
             gradient = gradient / inputs.numel()
@@ -37,7 +37,7 @@ def _loss_backward(place: int) -> Planner:
 
 
 def _planner(place: int, reduce: Handler) -> Planner:
-    def plan(operator: Operator, *args: Any) -> Task | Handler | None:
+    def plan(operator: Operator, *args: object) -> Task | Handler | None:
         if _reduction(args, place) == _NONE:
             return pointwise.plan(operator, *args)
         return reduce
@@ -50,7 +50,7 @@ def _reduction(args: tuple[Any, ...], place: int) -> int:
     return found
 
 
-def _each(args: tuple[Any, ...], place: int) -> list[Any]:
+def _each(args: tuple[object, ...], place: int) -> list[Any]:
     """Returns the arguments for a value of each element; what is left out is None."""
     given = [*args, *[None] * (place + 1 - len(args))]
     given[place] = _NONE

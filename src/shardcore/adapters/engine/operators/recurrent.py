@@ -84,7 +84,7 @@ def _named(call: Mapping[str, Any], names: Iterable[str]) -> dict[str, Operand]:
 
 
 def _run(
-    operator: Operator, call: Mapping[str, Any], names: Iterable[str], parts: Parts
+    operator: Operator, call: Mapping[str, object], names: Iterable[str], parts: Parts
 ) -> Sequence[Any]:
     """Runs `operator` with `parts` in the place of its tensors: those of `names`, and weights."""
     tensors: dict[str, Any] = dict(zip(names, parts, strict=False))

@@ -99,7 +99,9 @@ class Plan:
             for part, result in zip(found, self._results, strict=True)
         ]
 
-    def _call(self, parts: list[torch.Tensor], args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
+    def _call(
+        self, parts: list[torch.Tensor], args: tuple[object, ...], kwargs: Kwargs | None
+    ) -> Any:
         """Runs the operator itself, with `parts` in the place of tensors."""
         left = iter(parts)
         local_args = [with_tensors(each, left) for each in args]
@@ -186,7 +188,7 @@ class Plan:
         return [tuple(each.stride()) for each in compute([full]) if each is not None]
 
 
-def with_tensors(argument: object, others: Iterator[Any]) -> Any:
+def with_tensors(argument: object, others: Iterator[object]) -> Any:
     """Returns an argument of an operator with `others` in the place of its tensors."""
     if isinstance(argument, torch.Tensor):
         return next(others)

@@ -37,7 +37,7 @@ def several_results(
     return Task(rule, [tensor], lambda parts: call(parts[0]), linear_in=(0,), of_weights=True)
 
 
-def along(operator: Operator, args: Sequence[Any], full: frozenset[int]) -> Task:
+def along(operator: Operator, args: Sequence[object], full: frozenset[int]) -> Task:
     """Plans an operator along the dims in `full`; all its tensors have the same dims."""
     operands = [each for each in args if isinstance(each, Operand)]
     results = torch_private.number_of_results(operator)

@@ -18,7 +18,7 @@ def _cumsum(operator: Operator, tensor: Operand, dim: int, **_kwargs: object) ->
     return along(operator, [tensor], frozenset({dim % tensor.ndim} if tensor.ndim else ()))
 
 
-def _of_split(operator: Operator, x: ShardedTensor, dim: int, **kwargs: Any) -> Any:
+def _of_split(operator: Operator, x: ShardedTensor, dim: int, **kwargs: object) -> Any:
     """Runs `cumsum` along a split dim; the ranks send one total for each of its lines."""
     x, dim = reduced(x), dim % x.ndim
     engine, layout = x.engine, x.form.layout
