@@ -13,9 +13,10 @@ from keras import layers
 
 from benchmarks.models import Block
 from shardcore.binding.planning.make_plan import facts_of
-from shardcore.bootstrap import machines, search
-from shardcore.bootstrap.repeats import Repeats, priced_steps
-from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest
+from shardcore.bootstrap import machines
+from shardcore.bootstrap.search import search
+from shardcore.bootstrap.search.repeats import Repeats, priced_steps
+from shardcore.bootstrap.search.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.cost import cost_of
 from shardcore.policies.candidates import Candidate

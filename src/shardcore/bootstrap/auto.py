@@ -6,8 +6,9 @@ from typing import Any
 import attrs
 
 from shardcore import bootstrap
-from shardcore.bootstrap import machines, planning, search
-from shardcore.bootstrap.traces import TraceRequest
+from shardcore.bootstrap import machines, planning
+from shardcore.bootstrap.search import search
+from shardcore.bootstrap.search.traces import TraceRequest
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.machines.machine import Machine
 from shardcore.reporting.ranking import Priced, Ranking

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shardcore import bootstrap
-from shardcore.bootstrap.traces import install_again
+from shardcore.bootstrap.search.traces import install_again
 from shardcore.domain.errors import PolicyError, ShardcoreError
 from shardcore.reporting.memory import MemoryReport
 

@@ -60,7 +60,7 @@ RUN_ELSEWHERE = {
     "how-to/policies.md": "test_plan.py",
     "how-to/torch-modules.md": "test_torch_modules.py",
     "reference/rules.md": "tests/unit/domain/paths/test_paths.py",
-    "reference/transitions.md": "tests/unit/domain/test_redistribution.py",
+    "reference/transitions.md": "tests/unit/domain/redistribution/test_redistribution.py",
 }
 PAGES = sorted(
     name

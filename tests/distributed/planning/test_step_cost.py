@@ -12,9 +12,10 @@ from keras import layers
 
 import shardcore
 from shardcore.binding.planning.make_plan import facts_of
-from shardcore.bootstrap import machines, search
-from shardcore.bootstrap.repeats import Repeats, priced_steps
-from shardcore.bootstrap.traces import Job, PlannedCandidate, TraceRequest, steps
+from shardcore.bootstrap import machines
+from shardcore.bootstrap.search import search
+from shardcore.bootstrap.search.repeats import Repeats, priced_steps
+from shardcore.bootstrap.search.traces import Job, PlannedCandidate, TraceRequest, steps
 from shardcore.domain.mesh import Mesh
 from shardcore.policies.candidates import Candidate, candidates
 from shardcore.policies.layers.groups import layer_groups

@@ -9,7 +9,7 @@ import numpy as np
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import segments_of
-from shardcore.domain.redistribution import Step
+from shardcore.domain.redistribution.plan import Step
 
 REDUCE: dict[str, Callable[..., np.ndarray]] = {
     "sum": np.sum,

@@ -12,9 +12,9 @@ from itertools import accumulate, product
 import attrs
 
 from shardcore.domain.errors import CheckpointError, LayoutError
-from shardcore.domain.exchange import Ranges
 from shardcore.domain.layout import Layout
-from shardcore.domain.segments import ranges_of
+from shardcore.domain.redistribution.exchange import Ranges
+from shardcore.domain.redistribution.segments import ranges_of
 
 
 @attrs.frozen

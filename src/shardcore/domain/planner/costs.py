@@ -9,7 +9,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial, Placement, Replicate, Shard
 from shardcore.domain.planner.call import Call, Placed
 from shardcore.domain.planner.cuts import Cut, split_of
-from shardcore.domain.redistribution import transition
+from shardcore.domain.redistribution.plan import transition
 from shardcore.domain.rules.rule import Shape, Term
 
 

@@ -12,7 +12,7 @@ from shardcore.domain.explanation.collectives import (
 from shardcore.domain.explanation.reasons import Facts, reason
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.redistribution import plan
+from shardcore.domain.redistribution.plan import plan
 
 MESH = Mesh((2, 4), ("data", "model"))
 WHOLE = Layout(MESH, (None, None))

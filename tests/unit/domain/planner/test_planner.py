@@ -16,7 +16,7 @@ from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Partial, Replicate, Segments, Shard
 from shardcore.domain.planner.call import Placed
 from shardcore.domain.planner.choice import choose
-from shardcore.domain.redistribution import plan
+from shardcore.domain.redistribution.plan import plan
 from shardcore.domain.rules import basic, layers, movement
 from shardcore.domain.rules.rule import Result
 from shardcore.domain.rules.rule import rule as rule_of_text

@@ -8,8 +8,8 @@ from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Segments
 from shardcore.domain.planner.call import Placed
 from shardcore.domain.planner.ring import Ring, met
+from shardcore.domain.redistribution.segments import ranges_of
 from shardcore.domain.rules import layers
-from shardcore.domain.segments import ranges_of
 
 MESH = Mesh((2, 4), ("data", "seq"))
 LENGTHS = frozenset({"q", "k"})

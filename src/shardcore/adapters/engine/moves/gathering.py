@@ -11,7 +11,7 @@ from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.layout import Layout
 from shardcore.domain.pieces import pieces
-from shardcore.domain.segments import without_segments
+from shardcore.domain.redistribution.segments import without_segments
 from shardcore.ports.measurement.trace_context import Move, redistribution_scope
 from shardcore.ports.world import World
 

@@ -10,12 +10,12 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.steps import STEPS
 from shardcore.adapters.engine.tensor import Form, ShardedTensor, contiguous_strides
 from shardcore.adapters.job.threads import check_thread
-from shardcore.domain.exchange import Exchange
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial
-from shardcore.domain.redistribution import Step
-from shardcore.domain.segments import without_segments
-from shardcore.domain.stages import stages
+from shardcore.domain.redistribution.exchange import Exchange
+from shardcore.domain.redistribution.plan import Step
+from shardcore.domain.redistribution.segments import without_segments
+from shardcore.domain.redistribution.stages import stages
 from shardcore.ports.measurement.trace_context import Move, redistribution_scope
 
 # The neutral values; a mean or a maximum of equal values is that value.

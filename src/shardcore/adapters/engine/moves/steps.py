@@ -10,8 +10,8 @@ from shardcore.adapters.capture.places import place
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.failure import heartbeats
 from shardcore.adapters.torch_private import collectives
-from shardcore.domain.exchange import Exchange, Strided
-from shardcore.domain.redistribution import Step
+from shardcore.domain.redistribution.exchange import Exchange, Strided
+from shardcore.domain.redistribution.plan import Step
 from shardcore.ports.world import World
 
 

@@ -7,7 +7,6 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.moves.redistribution import full
 from shardcore.adapters.engine.operators import (
-    attention,
     fourier,
     layers,
     lookups,
@@ -18,6 +17,7 @@ from shardcore.adapters.engine.operators import (
     random,
     recurrent,
 )
+from shardcore.adapters.engine.operators.attention import attention
 from shardcore.adapters.engine.operators.movement import slicing, views
 from shardcore.adapters.engine.operators.reduce import composed, reductions, scans
 from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, by_operator

@@ -11,9 +11,9 @@ from shardcore.adapters.engine.plans.task import Operand, Operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.job.threads import check_thread
-from shardcore.domain.exchange import Exchange
 from shardcore.domain.layout import Layout
-from shardcore.domain.segments import ranges_of
+from shardcore.domain.redistribution.exchange import Exchange
+from shardcore.domain.redistribution.segments import ranges_of
 from shardcore.ports.measurement.trace_context import Move, redistribution_scope
 
 aten = torch.ops.aten

@@ -18,9 +18,9 @@ from shardcore.adapters.engine.plans.task import (
     by_operator,
 )
 from shardcore.domain.planner.choice import Split
+from shardcore.domain.redistribution.segments import split_dims
 from shardcore.domain.rules import basic, movement
 from shardcore.domain.rules.rule import OperatorRule
-from shardcore.domain.segments import split_dims
 
 
 def one_result(

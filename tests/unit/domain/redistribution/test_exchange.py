@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcore.domain.exchange import Exchange, Strided
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import blocks_of
-from shardcore.domain.segments import ranges_of
+from shardcore.domain.redistribution.exchange import Exchange, Strided
+from shardcore.domain.redistribution.segments import ranges_of
 
 
 @st.composite

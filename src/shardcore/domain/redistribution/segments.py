@@ -6,9 +6,9 @@ from math import prod
 from operator import mul
 
 from shardcore.domain.chunks import chunk_sizes, in_segments, levels
-from shardcore.domain.exchange import Ranges
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Blocks, Segments, segments_of
+from shardcore.domain.redistribution.exchange import Ranges
 from shardcore.domain.spec import DimSpec, dim_spec
 
 

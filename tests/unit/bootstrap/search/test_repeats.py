@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardcore.bootstrap.repeats import Repeats, priced_steps, proven
-from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest
+from shardcore.bootstrap.search.repeats import Repeats, priced_steps, proven
+from shardcore.bootstrap.search.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.machines.known import known_machines
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.larger_mesh import RankStep
@@ -68,7 +68,7 @@ def test_more_blocks_at_the_ends_are_traced_if_the_inner_ones_of_few_differ(monk
         asked.append([len(run.traced) for run in jobs[0].runs])
         return [None if len(asked) < 2 else (RankStep(MESH, (), (), {"variables": 1}),)]
 
-    monkeypatch.setattr("shardcore.bootstrap.repeats.steps", steps)
+    monkeypatch.setattr("shardcore.bootstrap.search.repeats.steps", steps)
     blocks = repeats(16, 600 * MIB)
     ((step,),) = priced_steps([[planned("fully_sharded")]], REQUEST, MACHINE, blocks)
     assert asked == [[4], [7]]
@@ -81,6 +81,6 @@ def test_no_block_is_a_copy_if_one_more_takes_another_step_than_a_copy(copy, run
         assert [len(job.runs[0].traced) for job in jobs] == [4, 5]
         return [(RankStep(MESH, (), (), {"variables": size}),) for size in (copy, 100)]
 
-    monkeypatch.setattr("shardcore.bootstrap.repeats.steps", steps)
+    monkeypatch.setattr("shardcore.bootstrap.search.repeats.steps", steps)
     found = proven(repeats(16, 600 * MIB), planned("fully_sharded"), REQUEST, MACHINE)
     assert len(found.runs) == runs

@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import attrs
 
-from shardcore.domain.exchange import Exchange
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
-from shardcore.domain.redistribution import Step, plan
-from shardcore.domain.segments import has_segments, ranges_of, without_segments
+from shardcore.domain.redistribution.exchange import Exchange
+from shardcore.domain.redistribution.plan import Step, plan
+from shardcore.domain.redistribution.segments import has_segments, ranges_of, without_segments
 
 
 @attrs.frozen

@@ -7,8 +7,8 @@ from itertools import islice
 import attrs
 
 from shardcore.bootstrap import planning
-from shardcore.bootstrap.repeats import Repeats, priced_steps, specs_in
-from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest
+from shardcore.bootstrap.search.repeats import Repeats, priced_steps, specs_in
+from shardcore.bootstrap.search.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.machines.machine import Machine
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.cost import StepCost, cost_of

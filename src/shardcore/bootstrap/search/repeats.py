@@ -8,7 +8,7 @@ from math import ceil
 import attrs
 
 from shardcore.bootstrap import planning
-from shardcore.bootstrap.traces import Job, PlannedCandidate, TraceRequest, steps
+from shardcore.bootstrap.search.traces import Job, PlannedCandidate, TraceRequest, steps
 from shardcore.domain.machines.machine import Machine
 from shardcore.domain.paths.rules import PathRules
 from shardcore.domain.spec import DimSpec

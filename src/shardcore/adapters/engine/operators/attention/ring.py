@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.moves.passing import Passing
-from shardcore.adapters.engine.operators.attention_call import AttentionCall
+from shardcore.adapters.engine.operators.attention.call import AttentionCall
 from shardcore.adapters.engine.operators.reduce.composed import precise
 from shardcore.adapters.engine.plans.task import Parts
 from shardcore.adapters.torch_private import without_results

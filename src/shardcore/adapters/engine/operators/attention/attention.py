@@ -7,8 +7,8 @@ import torch
 
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.passing import Passing
-from shardcore.adapters.engine.operators.attention_call import AttentionCall
-from shardcore.adapters.engine.operators.ring_attention import RingAttention
+from shardcore.adapters.engine.operators.attention.call import AttentionCall
+from shardcore.adapters.engine.operators.attention.ring import RingAttention
 from shardcore.adapters.engine.plans.task import (
     Compute,
     Handler,

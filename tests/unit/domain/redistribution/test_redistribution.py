@@ -11,11 +11,11 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs, Link
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Partial, Replicate, Shard
-from shardcore.domain.redistribution import TRANSITIONS, plan, transition
+from shardcore.domain.redistribution.plan import TRANSITIONS, plan, transition
 from tests.unit.domain.generators import block_sizes, layouts, redistributions
 from tests.unit.domain.numpy_mesh import coordinates, reduced, run, scatter
 
-DOCS = Path(__file__).parents[3] / "docs" / "reference" / "transitions.md"
+DOCS = Path(__file__).parents[4] / "docs" / "reference" / "transitions.md"
 MESH = Mesh((2, 4), ("data", "model"))
 LINE = Mesh((4,), ("model",))
 

@@ -7,9 +7,9 @@ from typing import Any
 import attrs
 
 from shardcore.bootstrap import planning
-from shardcore.bootstrap.by_layer import priced_by_layer
-from shardcore.bootstrap.repeats import Repeats, priced_steps, proven
-from shardcore.bootstrap.traces import PlannedCandidate, TraceRequest
+from shardcore.bootstrap.search.by_layer import priced_by_layer
+from shardcore.bootstrap.search.repeats import Repeats, priced_steps, proven
+from shardcore.bootstrap.search.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.machines.machine import Machine
 from shardcore.domain.steps.cost import cost_of

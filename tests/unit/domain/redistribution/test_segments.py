@@ -7,17 +7,22 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardcore.domain.exchange import Exchange
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Segments
 from shardcore.domain.planner.call import Placed
 from shardcore.domain.planner.choice import choose
+from shardcore.domain.redistribution.exchange import Exchange
+from shardcore.domain.redistribution.segments import (
+    has_segments,
+    ranges_of,
+    split_dims,
+    without_segments,
+)
+from shardcore.domain.redistribution.stages import stages
 from shardcore.domain.rules.movement import reshape, segmented
 from shardcore.domain.rules.rule import rule
-from shardcore.domain.segments import has_segments, ranges_of, split_dims, without_segments
-from shardcore.domain.stages import stages
 from tests.unit.domain.generators import layouts, meshes
 from tests.unit.domain.numpy_mesh import run, scatter
 
