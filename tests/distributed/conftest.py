@@ -13,7 +13,8 @@ import shardcore
 
 # The test files that `make gpu` runs: training, files, captured steps, policies, faults.
 ON_GPUS = {
-    *("agreement", "callbacks", "captured", "captured_states", "captured_values", "cuda_graphs"),
+    *("agreement", "callbacks", "captured", "captured_changes"),
+    *("captured_states", "captured_values", "compiled_steps", "cuda_graphs", "not_captured"),
     *("cuda_results", "failure", "ring_attention"),
     *("files", "functions", "lora", "loops", "mixed_precision", "policies", "train_step"),
     *("training", "variables"),

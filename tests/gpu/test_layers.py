@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from tests.matrix.layer_cases import LAYERS, NOT_ON_ONE_DEVICE
+from tests.matrix.cases.layers import LAYERS, NOT_ON_ONE_DEVICE
 from tests.matrix.parity import Mesh, one_device, over_mesh
 
 # The tests run side by side.

@@ -15,8 +15,8 @@ from shardcore.domain.mesh import Mesh
 from shardcore.ports.strategy import ShardedTensors
 from shardcore.ports.world import World
 from tests.matrix import counting, strategies
+from tests.matrix.cases.ops import Case, Operand, public_functions
 from tests.matrix.forks import Ended, run_all
-from tests.matrix.ops_cases import Case, Operand, public_functions
 from tests.matrix.outcomes import Outcome, worst
 from tests.matrix.placing import assignments, place
 

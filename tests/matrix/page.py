@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.matrix import stored
-from tests.matrix.layer_cases import NOT_ON_ONE_DEVICE
+from tests.matrix.cases.layers import NOT_ON_ONE_DEVICE
 from tests.matrix.outcomes import Outcome, class_of
 from tests.matrix.suite import CAPTURED, COMPILED, DOCUMENTED_ERRORS, TABLES, Captured, unexpected
 

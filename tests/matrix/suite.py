@@ -8,21 +8,22 @@ import attrs
 import keras
 from attrs import field, frozen
 
-from tests.matrix import captured, histories, ops_run, placing
-from tests.matrix.applications_cases import APPLICATIONS
-from tests.matrix.drawn_models import DRAWN
-from tests.matrix.layer_cases import LAYERS, NOT_ON_ONE_DEVICE
-from tests.matrix.losses_cases import LOSSES
-from tests.matrix.metrics_cases import METRICS
-from tests.matrix.models_cases import MODELS
-from tests.matrix.ops_cases import CASES
-from tests.matrix.optimizers_cases import OPTIMIZERS, SCHEDULES
+from tests.matrix import captured, ops_run, placing
+from tests.matrix.cases import histories
+from tests.matrix.cases.applications import APPLICATIONS
+from tests.matrix.cases.drawn_models import DRAWN
+from tests.matrix.cases.layers import LAYERS, NOT_ON_ONE_DEVICE
+from tests.matrix.cases.losses import LOSSES
+from tests.matrix.cases.metrics import METRICS
+from tests.matrix.cases.models import MODELS
+from tests.matrix.cases.ops import CASES
+from tests.matrix.cases.optimizers import OPTIMIZERS, SCHEDULES
+from tests.matrix.cases.own_parts import OWN_PARTS
+from tests.matrix.cases.own_steps import OWN_STEPS
+from tests.matrix.cases.random import RANDOM
+from tests.matrix.cases.weights import CONSTRAINTS, INITIALIZERS, REGULARIZERS
 from tests.matrix.outcomes import Outcome, class_of
-from tests.matrix.own_parts_cases import OWN_PARTS
-from tests.matrix.own_steps_cases import OWN_STEPS
 from tests.matrix.parity import Case, Mesh, Numbers, Reference, one_device, over_mesh
-from tests.matrix.random_cases import RANDOM
-from tests.matrix.weights_cases import CONSTRAINTS, INITIALIZERS, REGULARIZERS
 
 BY_BOTH = Mesh((2, 2), "last", ("data", "model"))
 ALL = (

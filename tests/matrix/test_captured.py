@@ -16,7 +16,7 @@ from shardcore.binding.captured.step import CapturedStep
 from tests.distributed.programs import needs_compiler
 from tests.matrix import suite
 from tests.matrix.captured import difference
-from tests.matrix.classifier import REAL, trained
+from tests.matrix.cases.classifier import REAL, trained
 from tests.matrix.suite import CAPTURED, COMPILED, ONE_DEVICE, Captured, Classes
 
 MESH = "1x2, last dim over model"

@@ -6,7 +6,7 @@ A few cases of each table on one mesh; `make matrix-full` runs every case on eve
 import pytest
 
 from tests.matrix import suite
-from tests.matrix.layer_cases import NOT_ON_ONE_DEVICE, RUN_BY_OTHER_RELEASES
+from tests.matrix.cases.layers import NOT_ON_ONE_DEVICE, RUN_BY_OTHER_RELEASES
 from tests.matrix.outcomes import class_of
 from tests.matrix.parity import over_mesh
 from tests.matrix.suite import CLASSES

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.matrix import ops_run, placing, strategies
-from tests.matrix.ops_cases import CASES
+from tests.matrix.cases.ops import CASES
 from tests.matrix.suite import CLASSES, OVER_WEIGHTS, unexpected
 
 FUNCTIONS = ("any", "reshape", "softmax", "take")

@@ -10,8 +10,8 @@ from shardcore.domain.planner.call import Placed
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.rules import layers
 from tests.matrix import placing
-from tests.matrix.layer_cases import LAYERS, case, reals
-from tests.matrix.ops_cases import CASES
+from tests.matrix.cases.layers import LAYERS, case, reals
+from tests.matrix.cases.ops import CASES
 from tests.matrix.ops_run import over_mesh
 from tests.matrix.parity import Mesh
 from tests.matrix.suite import Classes, unexpected

@@ -6,7 +6,7 @@ The cases marked fast, on one mesh axis; `make matrix-full` runs all of them on 
 import pytest
 
 from tests.matrix import placing, suite
-from tests.matrix.ops_cases import CASES, public_functions
+from tests.matrix.cases.ops import CASES, public_functions
 from tests.matrix.ops_run import over_mesh
 
 

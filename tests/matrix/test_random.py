@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.matrix import placing
-from tests.matrix.ops_cases import p, run
+from tests.matrix.cases.ops import p, run
 from tests.matrix.ops_run import over_mesh
 from tests.matrix.suite import unexpected
 

@@ -21,7 +21,7 @@ from shardcore.binding.captured import step
 from shardcore.testing import run_ranks
 from tests.distributed.capture import stale_constants
 from tests.distributed.capture.stale_constants import RATE
-from tests.distributed.capture.test_captured import Spy, calls, is_real, messages
+from tests.distributed.capture.steps import Spy, calls, is_real, messages
 
 STEPS = 4
 FACTOR = 1.0

@@ -15,7 +15,7 @@ from shardcore.adapters.capture.program import RecordedProgram, TapeCapture
 from shardcore.binding.captured.cache import CacheEntry
 from shardcore.domain.steps.capture import TRANSITIONS, Event, RecordingsDiffer, State
 from shardcore.testing import run_ranks
-from tests.distributed.capture.test_captured import (
+from tests.distributed.capture.steps import (
     Spy,
     assert_equal,
     begin,

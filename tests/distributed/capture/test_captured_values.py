@@ -14,7 +14,7 @@ from shardcore.adapters.capture.passes.communication.overlap import with_late_wa
 from shardcore.adapters.torch_private import collectives
 from shardcore.binding.captured import cache
 from shardcore.testing import run_ranks
-from tests.distributed.capture.test_captured import (
+from tests.distributed.capture.steps import (
     Spy,
     assert_equal,
     begin,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from shardcore.testing import count_collectives, run_ranks
-from tests.distributed.capture.test_captured import Spy, calls
+from tests.distributed.capture.steps import Spy, calls
 from tests.distributed.models import mlp
 from tests.distributed.traffic.moved import DATA, assert_same, compiled, distribute
 

@@ -6,33 +6,33 @@ import math
 
 import pytest
 
-from benchmarks import (
-    traffic_above,
-    traffic_answers,
-    traffic_bytes,
-    traffic_cases,
-    traffic_compare,
-    traffic_hlo,
-    traffic_page,
-    traffic_results,
-    traffic_table,
+from benchmarks.traffic import (
+    answers,
+    comparison,
+    hlo,
+    models,
+    page,
+    sends_more,
+    sent_bytes,
+    stored,
+    table,
 )
-from benchmarks.traffic_above import Reason
-from benchmarks.traffic_answers import Counted, Found
-from benchmarks.traffic_bytes import Traffic, ring_bytes
-from benchmarks.traffic_compare import DEFAULT, EAGER, Row
-from benchmarks.traffic_hlo import module_traffic
+from benchmarks.traffic.answers import Counted, Found
+from benchmarks.traffic.comparison import DEFAULT, EAGER, Row
+from benchmarks.traffic.hlo import module_traffic
+from benchmarks.traffic.sends_more import Reason
+from benchmarks.traffic.sent_bytes import Traffic, ring_bytes
 
 MODULES = (
-    traffic_above,
-    traffic_answers,
-    traffic_bytes,
-    traffic_cases,
-    traffic_compare,
-    traffic_hlo,
-    traffic_page,
-    traffic_results,
-    traffic_table,
+    sends_more,
+    answers,
+    sent_bytes,
+    models,
+    comparison,
+    hlo,
+    page,
+    stored,
+    table,
 )
 ALL_REDUCE = "all-reduce(%x), replica_groups={{0,1}}, to_apply=%add"
 
@@ -165,7 +165,7 @@ def test_an_unknown_collective_is_an_error() -> None:
 def test_the_rank_that_sends_most_counts() -> None:
     small = Counted({"all_gather": 1}, {"all_gather": 8})
     large = Counted({"all_gather": 1}, {"all_gather": 12})
-    found = traffic_answers.answer([Found(small, small), Found(large, small)])
+    found = answers.answer([Found(small, small), Found(large, small)])
     assert found == {
         "captured": {"sent": 12, "calls": {"all_gather": 1}},
         "eager": {"sent": 8, "calls": {"all_gather": 1}},
@@ -174,7 +174,7 @@ def test_the_rank_that_sends_most_counts() -> None:
 
 def test_a_step_that_is_not_captured_says_why() -> None:
     step = Counted({}, {})
-    found = traffic_answers.answer([Found(None, step, "reads\nvalues"), Found(step, step)])
+    found = answers.answer([Found(None, step, "reads\nvalues"), Found(step, step)])
     assert found == {"eager": {"sent": 0, "calls": {}}, "reason": "reads values"}
 
 
@@ -201,11 +201,11 @@ OURS = {
 
 
 def test_only_what_both_can_train_is_compared() -> None:
-    assert [row.case for row in traffic_compare.rows(OURS, XLA)] == ["A", "B", "C", "D"]
+    assert [row.case for row in comparison.rows(OURS, XLA)] == ["A", "B", "C", "D"]
 
 
 def test_a_summary_leaves_out_of_the_mean_what_one_side_alone_sends() -> None:
-    found = traffic_compare.summarize(traffic_compare.rows(OURS, XLA))
+    found = comparison.summarize(comparison.rows(OURS, XLA))
     assert (found.cases, found.at_most) == (4, 2)
     assert found.mean == pytest.approx(math.sqrt(4 * 1))  # of A and B
     assert (found.neither, found.only_ours, found.only_xla) == (1, 1, 1)
@@ -214,46 +214,46 @@ def test_a_summary_leaves_out_of_the_mean_what_one_side_alone_sends() -> None:
 
 
 def test_eager_steps_have_a_summary_of_their_own() -> None:
-    rows = traffic_compare.rows(OURS, XLA)
-    assert traffic_compare.summarize(rows, EAGER).mean == pytest.approx(1)
-    assert traffic_compare.summarize(rows, DEFAULT).mean == pytest.approx(2)
+    rows = comparison.rows(OURS, XLA)
+    assert comparison.summarize(rows, EAGER).mean == pytest.approx(1)
+    assert comparison.summarize(rows, DEFAULT).mean == pytest.approx(2)
 
 
 def test_the_worst_cases_come_first() -> None:
-    rows = traffic_compare.rows(OURS, XLA)
+    rows = comparison.rows(OURS, XLA)
     better = [Row("D", Traffic(50), Traffic(75), Traffic(75), True)]
-    assert traffic_compare.worst([rows, better]) == ["C", "A", "D", "B"]
+    assert comparison.worst([rows, better]) == ["C", "A", "D", "B"]
 
 
 @pytest.fixture
-def stored(tmp_path, monkeypatch) -> None:
+def results(tmp_path, monkeypatch) -> None:
     """Results of both meshes, as whole runs store them."""
-    monkeypatch.setattr(traffic_results, "FOLDER", tmp_path)
-    for mesh in traffic_cases.MESHES:
-        traffic_results.store(traffic_results.XLA, mesh, {"jax": "1.2"}, XLA)
-        traffic_results.store("manual", mesh, {"torch": "3.4"}, OURS)
+    monkeypatch.setattr(stored, "FOLDER", tmp_path)
+    for mesh in models.MESHES:
+        stored.store(stored.XLA, mesh, {"jax": "1.2"}, XLA)
+        stored.store("manual", mesh, {"torch": "3.4"}, OURS)
 
 
-@pytest.mark.usefixtures("stored")
+@pytest.mark.usefixtures("results")
 def test_results_are_read_as_they_were_stored(tmp_path) -> None:
-    assert traffic_results.load("manual", "1x2") == OURS
-    assert traffic_results.origin("manual", "1x2").endswith(", torch 3.4")
-    assert traffic_results.load("absent", "1x2") == {}
+    assert stored.load("manual", "1x2") == OURS
+    assert stored.origin("manual", "1x2").endswith(", torch 3.4")
+    assert stored.load("absent", "1x2") == {}
     text = (tmp_path / "traffic-manual.json").read_text()
     assert set(json.loads(text)) == {"1x2", "2x1"}
     assert '   "B": {"captured": {"sent": 0, "calls": {}}, "eager"' in text
 
 
-@pytest.mark.usefixtures("stored")
+@pytest.mark.usefixtures("results")
 def test_a_mesh_that_runs_again_leaves_the_others() -> None:
-    traffic_results.store("manual", "2x1", {}, {})
-    assert traffic_results.load("manual", "2x1") == {}
-    assert traffic_results.load("manual", "1x2") == OURS
+    stored.store("manual", "2x1", {}, {})
+    assert stored.load("manual", "2x1") == {}
+    assert stored.load("manual", "1x2") == OURS
 
 
-@pytest.mark.usefixtures("stored")
+@pytest.mark.usefixtures("results")
 def test_the_page_has_a_summary_and_every_case() -> None:
-    text = traffic_page.page(["manual"], ["Hashing"])
+    text = page.page(["manual"], ["Hashing"])
     lines = text.splitlines()
     assert "| `1x2` | `manual` | default | 2 of 4 | 2.00 | 3 : 4 | 1 | 1 | 1 | 1 |" in lines
     assert "| `1x2` | `manual` | eager | 3 of 4 | 1.00 | 4 : 4 | 1 | 1 | 1 |  |" in lines
@@ -266,10 +266,10 @@ def test_the_page_has_a_summary_and_every_case() -> None:
     assert "`Hashing`" in text
 
 
-@pytest.mark.usefixtures("stored")
+@pytest.mark.usefixtures("results")
 def test_the_page_says_why_a_case_is_above_xla() -> None:
     reasons = [Reason("1x2", ("A",), "its sums are in float64")]
-    lines = traffic_page.page(["manual"], [], reasons).splitlines()
+    lines = page.page(["manual"], [], reasons).splitlines()
     first = lines.index("### Above XLA on 1x2, and why")
     assert lines[first + 2 : first + 4] == [
         "- `A`: its sums are in float64.",
@@ -277,24 +277,24 @@ def test_the_page_says_why_a_case_is_above_xla() -> None:
     ]
     stale = [Reason("1x2", ("A", "B"), "its sums are in float64")]
     with pytest.raises(ValueError, match="B: not above XLA on 1x2"):
-        traffic_page.page(["manual"], [], stale)
+        page.page(["manual"], [], stale)
 
 
-@pytest.mark.usefixtures("stored")
+@pytest.mark.usefixtures("results")
 def test_the_page_comes_before_any_run() -> None:
-    assert "`dtensor` on `2x1`, `1x2`: not run" in traffic_page.page(["dtensor"], [])
+    assert "`dtensor` on `2x1`, `1x2`: not run" in page.page(["dtensor"], [])
 
 
 def test_a_mesh_has_a_line_for_each_strategy_and_step() -> None:
-    rows = traffic_compare.rows(OURS, XLA)
-    found = traffic_table.summary({"1x2": {"manual": rows}})
+    rows = comparison.rows(OURS, XLA)
+    found = table.summary({"1x2": {"manual": rows}})
     assert found[0] == ("1x2", "manual", "default", "2 of 4", "2.00", "3 : 4", "1", "1")
     assert [(line[2], line[-1]) for line in found] == [("default", "1"), ("eager", "")]
-    assert traffic_table.cells_of("A", {"manual": rows}) == ["A", "100", "400", "4.00"]
+    assert table.cells_of("A", {"manual": rows}) == ["A", "100", "400", "4.00"]
 
 
 def test_stand_ins_are_removed_after_the_import() -> None:
-    with traffic_cases.stand_ins("no_such_package"):
+    with models.stand_ins("no_such_package"):
         from no_such_package.part import Anything  # type: ignore[import-not-found]
     assert isinstance(Anything, type)
     with pytest.raises(ImportError):

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.matrix.classifier import (
+from tests.matrix.cases.classifier import (
     BINARY,
     CLASSES,
     FEATURES,

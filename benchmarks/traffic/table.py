@@ -8,8 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.traffic_bytes import Traffic
-from benchmarks.traffic_compare import DEFAULT, EAGER, Row, Summary, ratio, summarize, worst
+from benchmarks.traffic.comparison import DEFAULT, EAGER, Row, Summary, ratio, summarize, worst
+from benchmarks.traffic.sent_bytes import Traffic
 
 WORST = 20
 SUMMARY = ("mesh", "strategy", "step", "≤ XLA", "mean", "collectives : XLA", "XLA 0", "eager")

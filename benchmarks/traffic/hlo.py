@@ -13,7 +13,7 @@ from functools import cache
 
 from attrs import field, frozen
 
-from benchmarks.traffic_bytes import Traffic, ring_bytes
+from benchmarks.traffic.sent_bytes import Traffic, ring_bytes
 
 KINDS = {
     "all-reduce": "all_reduce",

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.matrix.classifier import CLASSES, Rng, adam, labels, reals, weights
+from tests.matrix.cases.classifier import CLASSES, Rng, adam, labels, reals, weights
 from tests.matrix.parity import Case
 
 L, ops = keras.layers, keras.ops

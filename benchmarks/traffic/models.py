@@ -105,17 +105,10 @@ def batches(case: Any) -> Iterator[tuple[Any, ...]]:
 
 def layer_cases() -> dict[str, Any]:
     """Load the layer cases that plain Keras can train on one torch device, by name."""
-    from tests.matrix import layer_cases
+    from tests.matrix.cases import layers
 
-    found = {case.name: case for case in layer_cases.LAYERS}
-    return {name: case for name, case in found.items() if name not in _broken(layer_cases)}
-
-
-def broken_cases() -> dict[str, str]:
-    """Tell why the other layer cases cannot be trained on torch, by name."""
-    from tests.matrix import layer_cases
-
-    return _broken(layer_cases)
+    found = {case.name: case for case in layers.LAYERS}
+    return {name: case for name, case in found.items() if name not in _broken(layers)}
 
 
 def select(names: Iterable[str], wanted: Iterable[str]) -> list[str]:

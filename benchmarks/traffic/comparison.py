@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import frozen
 
-from benchmarks.traffic_bytes import Traffic, from_json
+from benchmarks.traffic.sent_bytes import Traffic, from_json
 
 # The step that `jit_compile="auto"`, the default, runs: captured, or eager if it cannot be.
 DEFAULT, EAGER = "default", "eager"

@@ -6,7 +6,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.matrix.classifier import CLASSES, FEATURES, L, adam, classifier, real_targets, reals
+from tests.matrix.cases.classifier import (
+    CLASSES,
+    FEATURES,
+    L,
+    adam,
+    classifier,
+    real_targets,
+    reals,
+)
 from tests.matrix.parity import Case
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
-from benchmarks.traffic_compare import ratio
-from benchmarks.traffic_table import Compared
+from benchmarks.traffic.comparison import ratio
+from benchmarks.traffic.table import Compared
 
 # The reason of a case that has none yet.
 UNKNOWN = "not explained yet"
@@ -101,8 +101,8 @@ def above_xla(strategies: Compared) -> list[str]:
     """Name the cases that are above XLA under any strategy.
 
     Example:
-        >>> from benchmarks.traffic_bytes import Traffic
-        >>> from benchmarks.traffic_compare import Row
+        >>> from benchmarks.traffic.sent_bytes import Traffic
+        >>> from benchmarks.traffic.comparison import Row
         >>> def row(case, sent):
         ...     return Row(case, Traffic(8.0), Traffic(sent), Traffic(sent), True)
         >>> above_xla({"dtensor": [row("Dense", 8.0), row("GRU", 9.0)]})

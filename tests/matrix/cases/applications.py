@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tests.matrix.classifier import CLASSES, Rng, labels, reals
+from tests.matrix.cases.classifier import CLASSES, Rng, labels, reals
 from tests.matrix.parity import Case
 
 # The side of an image. Some families take no smaller one, nor do their poolings.

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.matrix.classifier import CLASSES, FEATURES, Rng, adam, labels, reals
+from tests.matrix.cases.classifier import CLASSES, FEATURES, Rng, adam, labels, reals
 from tests.matrix.parity import Case
 
 L, ops = keras.layers, keras.ops

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from tests.matrix.classifier import (
+from tests.matrix.cases.classifier import (
     BINARY,
     CLASSES,
     FEATURES,

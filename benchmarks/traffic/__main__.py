@@ -24,17 +24,10 @@ os.environ.setdefault("SHARDCORE_LOG", "error")
 
 from rich.console import Console
 
-from benchmarks import (
-    jax_lane,
-    traffic_cases,
-    traffic_compare,
-    traffic_page,
-    traffic_results,
-    traffic_table,
-    traffic_xla,
-)
-from benchmarks.traffic_cases import MESHES
-from benchmarks.traffic_results import XLA, Answers
+from benchmarks import jax_lane
+from benchmarks.traffic import comparison, models, page, stored, table, xla_lane
+from benchmarks.traffic.models import MESHES
+from benchmarks.traffic.stored import XLA, Answers
 
 STRATEGIES = ("dtensor", "manual")
 
@@ -45,34 +38,32 @@ def main() -> None:
     began = time.perf_counter()
     names = [] if options.page else _names(options.only)
     compared = {mesh: _compare(options, mesh, names) for mesh in options.mesh}
-    traffic_table.show(compared, Console(highlight=False))
+    table.show(compared, Console(highlight=False))
     print(f"{(time.perf_counter() - began) / 60:.1f} minutes.")
     if not options.only:
-        traffic_page.write(STRATEGIES)
+        page.write(STRATEGIES)
 
 
 def _names(only: Sequence[str]) -> list[str]:
-    names = traffic_cases.select(traffic_cases.layer_cases(), only)
+    names = models.select(models.layer_cases(), only)
     known = {*names, *(name.partition("/")[0] for name in names)}
     if unknown := set(only) - known:
         sys.exit(f"no layer case is called {', '.join(sorted(unknown))}")
     return names
 
 
-def _compare(
-    options: argparse.Namespace, mesh: str, names: Sequence[str]
-) -> traffic_table.Compared:
+def _compare(options: argparse.Namespace, mesh: str, names: Sequence[str]) -> table.Compared:
     """Compare each strategy with XLA on a mesh: what is run now, or what was stored."""
     is_stored = options.stored_xla or not names
-    xla = traffic_results.load(XLA, mesh) if is_stored else _run_xla(mesh, names, options.only)
+    xla = stored.load(XLA, mesh) if is_stored else _run_xla(mesh, names, options.only)
     found = {}
     for strategy in options.strategy:
         ours = (
             _run_shardcore(strategy, mesh, names, options.only)
             if names
-            else traffic_results.load(strategy, mesh)
+            else stored.load(strategy, mesh)
         )
-        found[strategy] = traffic_compare.rows(ours, xla)
+        found[strategy] = comparison.rows(ours, xla)
     return found
 
 
@@ -80,26 +71,26 @@ def _run_xla(mesh: str, names: Sequence[str], only: Sequence[str]) -> Answers:
     if not jax_lane.is_installed():
         sys.exit("Keras on JAX is not installed: run `make bench-jax`, or give --stored-xla.")
     answers: Answers = {}
-    for name, answer in traffic_xla.run(MESHES[mesh], names):
+    for name, answer in xla_lane.run(MESHES[mesh], names):
         answers[name] = answer
         text = f"\r\033[KXLA, {mesh}: {len(answers)} of {len(names)} {name}"
         print(text, end="", file=sys.stderr, flush=True)
     _end_line()
     if not only:
-        traffic_results.store(XLA, mesh, traffic_xla.versions(), answers)
+        stored.store(XLA, mesh, xla_lane.versions(), answers)
     return answers
 
 
 def _run_shardcore(strategy: str, mesh: str, names: Sequence[str], only: Sequence[str]) -> Answers:
-    from benchmarks import traffic_shardcore  # which imports torch
+    from benchmarks.traffic import shardcore_ranks  # which imports torch
 
-    cases = traffic_cases.layer_cases()
+    cases = models.layer_cases()
     chosen = {name: cases[name] for name in names}
-    answers = traffic_shardcore.run(strategy, MESHES[mesh], chosen)
+    answers = shardcore_ranks.run(strategy, MESHES[mesh], chosen)
     _end_line()
     if not only:
         versions = {name: version(name) for name in ("shardcore", "torch", "keras")}
-        traffic_results.store(strategy, mesh, versions, answers)
+        stored.store(strategy, mesh, versions, answers)
     return answers
 
 

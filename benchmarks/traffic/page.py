@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import traffic_above, traffic_results
-from benchmarks.traffic_above import Reason
-from benchmarks.traffic_bytes import Traffic
-from benchmarks.traffic_cases import MESHES, ROWS
-from benchmarks.traffic_compare import DEFAULT, EAGER, Row, rows, summarize
-from benchmarks.traffic_results import XLA, Answers
-from benchmarks.traffic_table import Compared, ratio_text, size, summary_cells
+from benchmarks.traffic import sends_more, stored
+from benchmarks.traffic.comparison import DEFAULT, EAGER, Row, rows, summarize
+from benchmarks.traffic.models import MESHES, ROWS
+from benchmarks.traffic.sends_more import Reason
+from benchmarks.traffic.sent_bytes import Traffic
+from benchmarks.traffic.stored import XLA, Answers
+from benchmarks.traffic.table import Compared, ratio_text, size, summary_cells
 
 PAGE = Path("docs/reference/traffic.md")
 HEAD = """# What a training step sends, beside XLA
@@ -63,9 +63,9 @@ WORDS = {
 
 def write(strategies: Sequence[str]) -> None:
     """Write the page of what is stored of these strategies."""
-    from tests.matrix.layer_cases import NOT_ON_ONE_DEVICE  # which imports torch
+    from tests.matrix.cases.layers import NOT_ON_ONE_DEVICE  # which imports torch
 
-    PAGE.write_text(page(strategies, NOT_ON_ONE_DEVICE, traffic_above.REASONS))
+    PAGE.write_text(page(strategies, NOT_ON_ONE_DEVICE, sends_more.REASONS))
 
 
 def page(strategies: Sequence[str], left_out: Iterable[str], reasons: Sequence[Reason] = ()) -> str:
@@ -76,10 +76,9 @@ def page(strategies: Sequence[str], left_out: Iterable[str], reasons: Sequence[R
         left_out: Cases that plain Keras cannot train on torch.
         reasons: Why cases are above XLA.
     """
-    xla = {mesh: traffic_results.load(XLA, mesh) for mesh in MESHES}
+    xla = {mesh: stored.load(XLA, mesh) for mesh in MESHES}
     ours = {
-        mesh: {s: found for s in strategies if (found := traffic_results.load(s, mesh))}
-        for mesh in MESHES
+        mesh: {s: found for s in strategies if (found := stored.load(s, mesh))} for mesh in MESHES
     }
     compared: dict[str, Compared] = {
         mesh: {s: rows(answers, xla[mesh]) for s, answers in ours[mesh].items()} for mesh in MESHES
@@ -90,7 +89,7 @@ def page(strategies: Sequence[str], left_out: Iterable[str], reasons: Sequence[R
         lines += [*refused(mesh, xla[mesh]), *failed(mesh, ours[mesh])]
     for mesh, found in compared.items():
         lines += ["", f"## Mesh {mesh}", "", *case_lines(found), *not_captured(ours[mesh])]
-        if above := list(traffic_above.lines(mesh, found, reasons)):
+        if above := list(sends_more.lines(mesh, found, reasons)):
             lines += ["", f"### Above XLA on {mesh}, and why", "", *above]
     return "\n".join(lines) + "\n"
 
@@ -174,7 +173,7 @@ def word(failure: str) -> str:
 
 def _origins(strategies: Sequence[str]) -> Iterator[str]:
     for who in (XLA, *strategies):
-        found = {mesh: traffic_results.origin(who, mesh) for mesh in MESHES}
+        found = {mesh: stored.origin(who, mesh) for mesh in MESHES}
         for text in dict.fromkeys(found.values()):
             meshes = ", ".join(f"`{mesh}`" for mesh, each in found.items() if each == text)
             yield f"- {'XLA' if who == XLA else f'`{who}`'} on {meshes}: {text or 'not run'}"

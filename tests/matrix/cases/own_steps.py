@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import torch
 
-from tests.matrix.classifier import CLASSES, Rng, adam, labels, reals
+from tests.matrix.cases.classifier import CLASSES, Rng, adam, labels, reals
 from tests.matrix.parity import Case
 
 L, ops = keras.layers, keras.ops

@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import keras
 
-from benchmarks import traffic_cases
-from benchmarks.traffic_bytes import as_json
-from benchmarks.traffic_hlo import module_traffic
-from benchmarks.traffic_results import one_line
+from benchmarks.traffic import models
+from benchmarks.traffic.hlo import module_traffic
+from benchmarks.traffic.sent_bytes import as_json
+from benchmarks.traffic.stored import one_line
 
 STEPS = 2  # the second finds its state as the first has left it: another compilation would be seen
 
@@ -28,22 +28,22 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed goes to the log
     request = json.loads(sys.stdin.readline())
-    folder, mesh = Path(request["folder"]), traffic_cases.MESHES[request["mesh"]]
-    with traffic_cases.stand_ins("torch", "shardcore"):
-        cases = traffic_cases.layer_cases()
+    folder, mesh = Path(request["folder"]), models.MESHES[request["mesh"]]
+    with models.stand_ins("torch", "shardcore"):
+        cases = models.layer_cases()
     for name in request["cases"]:
         print(json.dumps(_answer(cases[name], mesh, folder)), file=answers, flush=True)
 
 
-def _answer(case: Any, mesh: traffic_cases.Mesh, folder: Path) -> dict[str, Any]:
+def _answer(case: Any, mesh: models.Mesh, folder: Path) -> dict[str, Any]:
     _empty(folder)
     try:
         # JAX has float64 only where it is asked for.
         jax.config.update("jax_enable_x64", "float64" in case.name)
-        model = traffic_cases.build(case, mesh)
-        for _, batch in zip(range(STEPS), traffic_cases.batches(case), strict=False):
+        model = models.build(case, mesh)
+        for _, batch in zip(range(STEPS), models.batches(case), strict=False):
             model.train_on_batch(*batch)
-        return as_json(module_traffic(_last_module(folder), traffic_cases.RANKS))
+        return as_json(module_traffic(_last_module(folder), models.RANKS))
     except Exception as error:  # noqa: BLE001 - whatever Keras on JAX raises is a refusal
         traceback.print_exc()
         return {"failure": one_line(f"{type(error).__name__}: {error}")}

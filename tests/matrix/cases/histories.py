@@ -16,7 +16,7 @@ from attrs import define, field
 
 from shardcore.domain.errors import ShardcoreError
 from tests.matrix.captured import JitCompile, Observed, Run, apply_jit_compile
-from tests.matrix.drawn_models import ACTIVATIONS, OPTIONS, Draw
+from tests.matrix.cases.drawn_models import ACTIVATIONS, OPTIONS, Draw
 from tests.matrix.parity import Case
 
 EVENTS = 24

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.jax_lane import PYTHON
-from benchmarks.traffic_cases import RANKS, Mesh
+from benchmarks.traffic.models import RANKS, Mesh
 
 LOG = Path("build/bench/logs/traffic-jax.txt")
 TIMEOUT = 300.0  # seconds for one case
@@ -53,7 +53,7 @@ def _ask(mesh: Mesh, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             "XLA_FLAGS": FLAGS.format(RANKS, folder),
         }
         process = subprocess.Popen(
-            [str(PYTHON), "-m", "benchmarks.traffic_jax_rank"],
+            [str(PYTHON), "-m", "benchmarks.traffic.jax_rank"],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from tests.matrix.classifier import CLASSES
-from tests.matrix.models_cases import TOKENS, Batch, pictures, rows_of, sentences, series
+from tests.matrix.cases.classifier import CLASSES
+from tests.matrix.cases.models import TOKENS, Batch, pictures, rows_of, sentences, series
 from tests.matrix.parity import Case
 
 L = keras.layers

@@ -5,9 +5,9 @@ from typing import Any
 
 from attrs import frozen
 
-from benchmarks.traffic_bytes import as_json, of_counts
-from benchmarks.traffic_cases import RANKS
-from benchmarks.traffic_results import one_line
+from benchmarks.traffic.models import RANKS
+from benchmarks.traffic.sent_bytes import as_json, of_counts
+from benchmarks.traffic.stored import one_line
 
 
 @frozen

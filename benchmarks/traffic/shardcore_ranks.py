@@ -15,9 +15,9 @@ import keras
 from attrs import define, field
 
 import shardcore
-from benchmarks import traffic_cases
-from benchmarks.traffic_answers import Counted, Found, answer, failure
-from benchmarks.traffic_cases import RANKS, Mesh
+from benchmarks.traffic import models
+from benchmarks.traffic.answers import Counted, Found, answer, failure
+from benchmarks.traffic.models import RANKS, Mesh
 from shardcore.testing import count_collectives
 from tests.matrix.forks import Ended, run_all
 
@@ -76,7 +76,7 @@ def _measure(case: Any, mesh: Mesh, watch: _Watch) -> Found:
 
 def _captured_step(case: Any, mesh: Mesh, watch: _Watch) -> Counted | None:
     """Train until a step is captured, and count the next one that is."""
-    model, batches = traffic_cases.build(case, mesh), traffic_cases.batches(case)
+    model, batches = models.build(case, mesh), models.batches(case)
     calls_no_layer = False
     for batch in itertools.islice(batches, MOST_STEPS):
         watch.layer_calls = 0
@@ -92,7 +92,7 @@ def _captured_step(case: Any, mesh: Mesh, watch: _Watch) -> Counted | None:
 
 def _eager_step(case: Any, mesh: Mesh) -> Counted:
     """Count the second eager step: the ranks compare each other in the first."""
-    model, batches = traffic_cases.build(case, mesh), traffic_cases.batches(case)
+    model, batches = models.build(case, mesh), models.batches(case)
     model.run_eagerly = True
     model.train_on_batch(*next(batches))
     return _count(model, next(batches))

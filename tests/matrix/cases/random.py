@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from tests.matrix.classifier import CLASSES, FEATURES, L, adam, labels, reals
+from tests.matrix.cases.classifier import CLASSES, FEATURES, L, adam, labels, reals
 from tests.matrix.parity import Case
 
 R, ops = keras.random, keras.ops

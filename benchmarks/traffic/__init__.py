@@ -1,0 +1,1 @@
+"""Bytes that a rank sends in a step, beside those of XLA: `python -m benchmarks.traffic`."""

@@ -1,0 +1,84 @@
+"""A step that Inductor compiles has the numbers of the eager one, or is captured with a message."""
+
+import keras
+import numpy as np
+
+from shardcore.adapters.torch_private import inductor, is_all_reduce
+from shardcore.testing import run_ranks
+from tests.distributed.capture.steps import (
+    Spy,
+    batches,
+    begin,
+    compiled,
+    messages,
+    plain_mlp,
+    reasons,
+    state,
+    trained,
+)
+from tests.distributed.programs import needs_compiler
+
+
+@needs_compiler
+def test_a_compiled_step_has_the_numbers_of_the_eager_one():
+    def program(rank):
+        begin(None)
+        data, sgd = batches(plain_mlp), lambda: keras.optimizers.SGD(0.1, momentum=0.9)
+        said = messages()
+        return [trained(compiled(plain_mlp, jit, sgd()), data) for jit in (False, True)], said
+
+    ((((eager, _), (captured, runs)), said),) = run_ranks(program, 1, timeout=300)
+    assert runs == 2
+    assert not said  # all of it is compiled
+    for one, other in zip(captured, eager, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def pair():
+    x = keras.Input((6,))
+    h = keras.layers.Dense(8, activation="gelu", name="first")(x)
+    return keras.Model(x, keras.layers.Dense(4, name="head")(h))
+
+
+@needs_compiler
+def test_a_compiled_step_of_two_ranks_has_the_numbers_of_the_eager_one():
+    by_torch, sums = inductor.compiled, []
+
+    def noted(graph, examples):
+        sums.append([is_all_reduce(node.target) for node in graph.graph.nodes].count(True))
+        return by_torch(graph, examples)
+
+    def program(rank):
+        inductor.compiled = noted
+        said = messages()
+        return [steps(shape) for shape in ((2, 1), (1, 2))], said, sums
+
+    def steps(shape):
+        begin(shape)
+        return [trained(jit) for jit in (False, True)]
+
+    def trained(jit):
+        model = compiled(pair, jit, keras.optimizers.SGD(0.1, momentum=0.9))
+        losses = [model.train_on_batch(x, y) for x, y in batches(plain_mlp, 5)]
+        return [*map(np.asarray, losses), *state(model)]
+
+    for found, said, reduced in run_ranks(program, 2, timeout=300):
+        assert not said  # all of it is compiled,
+        assert reduced == [1, 1]  # the sums too: of gradients and logs, and of what a layer makes
+        for eager, captured in found:
+            for one, other in zip(captured, eager, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_that_fails_to_compile_is_captured_with_a_message():
+    def fails(*given):
+        raise RuntimeError("no compiler is here")
+
+    def program(rank):
+        inductor.compiled = fails
+        return reasons(Spy, True)
+
+    ((said, runs),) = run_ranks(program, 1)
+    assert runs == 2
+    assert len(said) == 1
+    assert "not compiled as jit_compile=True asks: RuntimeError: no compiler is here" in said[0]
