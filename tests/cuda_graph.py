@@ -13,9 +13,11 @@ from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture import cuda_graphs
+from shardcore.adapters.torch_private import collectives
 
 
 class Graph:
@@ -24,12 +26,27 @@ class Graph:
     def __init__(self):
         self.calls = []
 
+    def reset(self):
+        self.calls = None
+
     def replay(self):
         for function, args, kwargs, results in self.calls:
             made = function(*args, **kwargs)
+            if torch_private.is_collective(function):  # a replay gives what the collective has made
+                made = tree_map(collectives.wait, made)
             for old, new in zip(tree_leaves(results), tree_leaves(made), strict=True):
                 if torch.is_tensor(old) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
+
+
+class Event:
+    """`torch.cuda.Event`: the CPU has finished what came before."""
+
+    def record(self):
+        """Notes nothing."""
+
+    def query(self):
+        return True
 
 
 class Pool:
@@ -95,6 +112,8 @@ def on_cpu() -> Iterator[None]:
         patch.object(torch.cuda, "current_device", lambda: 0),
         patch.object(torch.cuda, "default_generators", (Generator(),)),
         patch.object(torch.cuda, "CUDAGraph", Graph),
+        patch.object(torch.cuda, "Event", Event),
+        patch.object(torch_private, "runs_on_gloo", lambda *group: False),
         patch.object(torch.cuda, "graph", Recording),
     ):
         yield

@@ -10,6 +10,7 @@ import torch
 
 import shardcore
 from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.job import devices
 from shardcore.testing import RankFailed, run_ranks
 
 # What the tests run under; `SHARDCORE_TEST_STRATEGY=manual pytest tests/distributed` has the other.
@@ -22,6 +23,10 @@ AXES = ("data", "model")
 # For what a GPU does otherwise. A process that asks it for more than its presence cannot fork.
 IS_ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if IS_ON_GPU else "cpu"
+# Whether two ranks have NCCL: it lets them share a GPU if asked to.
+HAS_NCCL = IS_ON_GPU and (
+    torch.cuda.device_count() > 1 or os.environ.get(devices.NCCL_SHARES_VARIABLE) == "1"
+)
 
 
 def needs_compiler(test):

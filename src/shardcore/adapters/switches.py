@@ -1,8 +1,28 @@
-"""Environment variables that turn something on or off."""
+"""Environment variables that turn something on or off, or choose one of a few values."""
 
 import os
+from collections.abc import Sequence
 
 from shardcore.domain.errors import EnvironmentProblem
+
+
+def chosen(variable: str, values: Sequence[str], default: str) -> str:
+    """Returns the value of the environment variable, or `default` if it is not set.
+
+    Raises:
+        EnvironmentProblem: If it is none of `values`.
+
+    Example:
+        >>> chosen("A_VARIABLE_THAT_IS_NOT_SET", ("1", "0"), "0")
+        '0'
+    """
+    asked = os.environ.get(variable, default)
+    if asked not in values:
+        raise EnvironmentProblem(
+            f"Expected {variable} to be {', '.join(values[:-1])} or {values[-1]}, got {asked!r}. "
+            f"Unset it for {default}."
+        )
+    return asked
 
 
 def is_on(variable: str, *, default: bool) -> bool:
@@ -15,10 +35,4 @@ def is_on(variable: str, *, default: bool) -> bool:
         >>> is_on("A_VARIABLE_THAT_IS_NOT_SET", default=True)
         True
     """
-    asked = os.environ.get(variable, str(int(default)))
-    if asked not in ("0", "1"):
-        raise EnvironmentProblem(
-            f"Expected {variable} to be 1 or 0, got {asked!r}. Unset it for {default:d}, or set it "
-            f"to {not default:d}."
-        )
-    return asked == "1"
+    return chosen(variable, ("1", "0"), str(int(default))) == "1"

@@ -5,7 +5,9 @@ Without a GPU a stand-in on the CPU replays them.
 
 import logging
 import os
+import time
 from contextlib import nullcontext
+from unittest.mock import patch
 
 import keras
 import numpy as np
@@ -15,13 +17,15 @@ from keras import layers
 
 import shardcore
 from shardcore.adapters.capture import cuda_graphs
-from shardcore.testing import run_ranks
+from shardcore.testing import RankFailed, run_ranks
 from tests import cuda_graph
-from tests.distributed.programs import DEVICE, IS_ON_GPU
+from tests.distributed.programs import DEVICE, HAS_NCCL, IS_ON_GPU
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(12, 8, 16)).astype("float32"), RNG.normal(size=(12, 4)).astype("float32")
 STEPS = 8
+only_gpu = pytest.mark.skipif(not IS_ON_GPU, reason="the stand-in sees no generated code")
+over_nccl = pytest.mark.skipif(IS_ON_GPU and not HAS_NCCL, reason="gloo has no CUDA graphs")
 
 
 def graphs():
@@ -29,10 +33,11 @@ def graphs():
     return nullcontext() if IS_ON_GPU else cuda_graph.on_cpu()
 
 
-def distribute():
+def distribute(shape=(1, 1)):
     shardcore.install("dtensor")
-    mesh = keras.distribution.DeviceMesh((1, 1), ["batch", "model"])
+    mesh = keras.distribution.DeviceMesh(shape, ["batch", "model"])
     layout_map = keras.distribution.LayoutMap(mesh)
+    layout_map["dense.*kernel"] = (None, "model")
     keras.distribution.set_distribution(
         keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
     )
@@ -92,11 +97,11 @@ def logged():
     return messages
 
 
-def steps(rank, part, wanted, optimizer="adam", jit_compile="auto"):
+def steps(rank, part, wanted, optimizer="adam", jit_compile="auto", shape=(1, 1)):
     """Losses, weights, a draw of torch's generator after them; the messages about graphs."""
     os.environ[cuda_graphs.VARIABLE] = wanted
     messages = logged()
-    distribute()
+    distribute(shape)
     model = built(part, optimizer, jit_compile)
     with graphs():
         losses = [model.train_on_batch(X + n, Y)[0] for n in range(STEPS)]
@@ -133,7 +138,7 @@ def test_a_recurrent_layer_is_replayed():
     assert_replayed(compared(recurrent, "rmsprop"))
 
 
-@pytest.mark.skipif(not IS_ON_GPU, reason="the stand-in sees no generated code")
+@only_gpu
 def test_a_step_that_inductor_compiled_is_replayed():
     assert_replayed(compared(attention, "adam", True))
 
@@ -217,3 +222,88 @@ def test_a_step_that_cannot_be_recorded_runs_without_a_graph_and_warns_once():
     assert found == [[4.0 * n] * 4 for n in (5, 6, 7, 8)]
     assert later == [[2.0 * n] * 4 for n in (9, 10, 11, 12)]
     assert failures == [False, True, False]  # the good step is recorded again
+
+
+@over_nccl
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
+@pytest.mark.parametrize("jit_compile", ["auto", pytest.param(True, marks=only_gpu)])
+def test_collectives_are_replayed_if_the_user_asks_for_it(shape, jit_compile):
+    options = ("sgd", jit_compile, shape)  # Adam makes much of rounding in a gradient that is zero
+    replayed = run_ranks(steps, 2, attention, "nccl", *options)
+    without = run_ranks(steps, 2, attention, "1", *options)
+    for (found, drawn, messages), (expected, next_drawn, others) in zip(
+        replayed, without, strict=True
+    ):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        assert drawn == next_drawn
+        assert_replayed(messages)
+        assert all("it starts collectives" in each for each in others)
+
+
+def summed(x, weight):
+    """A step with a collective over all ranks."""
+    functions = torch.ops._c10d_functional
+    total = functions.all_reduce(x, "sum", torch.distributed.group.WORLD.group_name)
+    return (weight.add_(functions.wait_tensor(total)),)
+
+
+def summing(run=summed):
+    """A step that has been replayed, with the weights of three steps; and its operands."""
+    distribute((2, 1))
+    step = cuda_graphs.Replayed(run, 1, cuda_graphs.Pool(), has_collectives=True)
+    x, weight = torch.ones(4, device=DEVICE), torch.ones(4, device=DEVICE)
+    with torch.inference_mode():
+        found = [step(x, weight)[0].tolist() for _ in range(3)]
+    return found, step, x, weight
+
+
+def moved_on_one_rank(rank):
+    with graphs():
+        found, step, x, weight = summing()
+        assert found == [[3.0] * 4, [5.0] * 4, [7.0] * 4]
+        with torch.inference_mode():
+            step(x, weight.clone() if rank == 1 else weight)[0].tolist()
+
+
+@over_nccl
+def test_a_rank_whose_weight_has_moved_ends_all_with_a_remedy():
+    with pytest.raises(RankFailed, match="Assign to a variable in place") as failure:
+        run_ranks(moved_on_one_rank, 2)
+    assert failure.value.rank == 1
+
+
+def unrecorded_on_one_rank(rank):
+    with graphs():
+        summing(lambda x, weight: summed(x * x.sum().item() if rank == 1 else x, weight))
+
+
+@over_nccl
+def test_a_rank_that_cannot_record_ends_all_with_a_remedy():
+    with pytest.raises(RankFailed, match="record a CUDA graph with collectives, as the others do"):
+        run_ranks(unrecorded_on_one_rank, 2)
+
+
+def alone(rank):
+    """A replay that rank 1 does not start."""
+    with graphs(), patch.object(cuda_graph.Event, "query", never) if rank == 0 else nullcontext():
+        _, step, x, weight = summing()
+        if rank == 0:
+            if not IS_ON_GPU:  # the stand-in would wait in Python, as no GPU does
+                step._graph.calls.clear()
+            with torch.inference_mode():
+                step(x, weight)
+        time.sleep(30)
+
+
+def never(event):
+    return False
+
+
+@over_nccl
+def test_a_rank_that_waits_in_a_graph_ends_with_the_timeout(monkeypatch, capfd):
+    monkeypatch.setenv("SHARDCORE_TIMEOUT", "3")
+    with pytest.raises(RankFailed):
+        run_ranks(alone, 2)
+    expected = "Rank 0 waited 3 seconds in a CUDA graph with collectives for rank 1, which computes"
+    assert expected in capfd.readouterr().err

@@ -1,10 +1,11 @@
 """Replays captured steps as CUDA graphs: one launch for a step in place of one for each operator.
 
 Not every step: `reason_against` returns why one keeps its launches. What Python has to run comes
-before the graph. A step that starts collectives has none: NCCL watches no collective within a
-graph, so that a rank could wait for ever.
+before the graph. A step that starts collectives has one only if the user asks for it: NCCL wants
+that all ranks record together, so one that cannot ends with an error.
 """
 
+import atexit
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ import torch
 
 from shardcore.adapters import switches, torch_private
 from shardcore.adapters.capture.passes.inductor import with_factors_apart
+from shardcore.adapters.capture.replay_watch import ReplayWatch
 from shardcore.adapters.capture.tape import (
     Call,
     Form,
@@ -27,10 +29,14 @@ from shardcore.adapters.capture.tape import (
     values,
 )
 from shardcore.adapters.torch_private import unnamed_operators
+from shardcore.domain.errors import EnvironmentProblem
 
 logger = logging.getLogger("shardcore.capture")
 
 VARIABLE = "SHARDCORE_CUDA_GRAPHS"
+WITH_COLLECTIVES = "nccl"
+_VALUES = ("1", "0", WITH_COLLECTIVES)
+_INSTEAD = f"Unset {VARIABLE}, so that steps with collectives run without graphs."
 
 # A graph keeps the memory that its step needs: at most that of its inputs and all results.
 _MOST_OF_FREE_MEMORY = 0.25
@@ -43,6 +49,7 @@ _ATTENTION = {
 }
 _READ_ON_HOST = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
+_GPU = torch.device("cuda")
 Function = Callable[..., tuple[torch.Tensor, ...]]
 
 
@@ -51,6 +58,7 @@ class Pool:
     """The memory of graphs, which share it: no output of a graph is read after the next replay."""
 
     failures: int = attrs.field(default=0, init=False)
+    watch: ReplayWatch = attrs.field(factory=ReplayWatch, init=False)
     _handle: Any = attrs.field(default=None, init=False)
     _graphs: WeakSet[Any] = attrs.field(factory=WeakSet, init=False)
 
@@ -62,7 +70,17 @@ class Pool:
 
     def add(self, graph: Any) -> None:
         """Notes a graph that has its memory here."""
+        if not self._graphs:
+            atexit.register(self.close)
         self._graphs.add(graph)
+
+    def close(self) -> None:
+        """Drops all graphs, none of which is replayed any more: NCCL waits for them at its end."""
+        atexit.unregister(self.close)
+        self.watch.stop()
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
 
     def recover(self) -> None:
         """Has later graphs take other memory, and another state of the random generator.
@@ -87,11 +105,13 @@ class Replayed:
         run: The function: takes inputs and kept tensors.
         inputs: The number of inputs, which are other tensors in each run.
         pool: The memory of all graphs.
+        has_collectives: Whether the function starts collectives.
     """
 
     run: Function
     inputs: int
     pool: Pool
+    has_collectives: bool = False
     _runs: int = attrs.field(default=0, init=False)
     _graph: Any = attrs.field(default=None, init=False)
     _copies: list[torch.Tensor] = attrs.field(factory=list, init=False)
@@ -101,7 +121,12 @@ class Replayed:
     _failures: int = attrs.field(default=0, init=False)  # those of the pool when it was recorded
 
     def __call__(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Returns the outputs of a step."""
+        """Returns the outputs of a step.
+
+        Raises:
+            EnvironmentProblem: If one rank alone would record a graph with collectives, or run
+                the step without it.
+        """
         self._runs += 1
         # Generators, which are operands too, are for the part that runs before.
         kept = [each.data_ptr() for each in operands[self.inputs :] if torch.is_tensor(each)]
@@ -114,10 +139,18 @@ class Replayed:
         for copy, given in zip(self._copies, operands[: self.inputs], strict=True):
             copy.copy_(given)
         self._graph.replay()
+        if self.has_collectives:
+            self.pool.watch.add()
         return self._outputs
 
     def _record(self, operands: Sequence[torch.Tensor]) -> None:
         """Records the graph; nothing is computed yet."""
+        if self.has_collectives and self._graph is not None:
+            raise EnvironmentProblem(
+                "Expected the variables of a captured step to stay in their memory, as all ranks "
+                "record a CUDA graph with collectives together, but on this rank one has moved. "
+                f"Assign to a variable in place (variable.assign). {_INSTEAD}"
+            )
         began = time.perf_counter()
         self._graph = None
         graph = torch.cuda.CUDAGraph()
@@ -133,6 +166,11 @@ class Replayed:
         except RuntimeError as error:
             self._failed, self._outputs = True, ()
             self.pool.recover()
+            if self.has_collectives:
+                raise EnvironmentProblem(
+                    "Expected this rank to record a CUDA graph with collectives, as the others do, "
+                    f"but torch says: {error}. {_INSTEAD}"
+                ) from error
             logger.warning("A captured step runs without a CUDA graph, as torch says: %s", error)
             return
         self._graph = graph
@@ -156,7 +194,7 @@ def replayable(ahead: Tape, rest: Tape, literals: Literals) -> Tape | None:
         literals: The constants of the step.
     """
     found = with_factors_apart(rest)
-    reason = f"{VARIABLE}=0" if not is_wanted() else ""
+    reason = f"{VARIABLE}=0" if wanted() == "0" else ""
     if len(ahead.calls) > len(rest.calls):
         reason = reason or f"Python runs most of it, to {ahead.calls[-1].line}"
     if reason := reason or reason_against(found, literals, _free_bytes()):
@@ -187,8 +225,10 @@ def reason_against(tape: Tape, literals: Literals, free_bytes: int) -> str:
         return "it reads a tensor of the host"
     if not all(_is_compact(tape.form(each)) for each in tape.inputs):
         return "a tensor of its batch has gaps"
-    for reason in filter(None, (_reason(call, tape) for call in tape.calls)):
-        return reason
+    takes_collectives = wanted() == WITH_COLLECTIVES
+    for call in tape.calls:
+        if reason := _reason(call, tape, takes_collectives=takes_collectives):
+            return reason
     needed = sum(tape.form(each).bytes for each in tape.inputs)
     needed += sum(each for call in tape.calls for each in _bytes(call, tape))
     if needed > free_bytes * _MOST_OF_FREE_MEMORY:
@@ -206,19 +246,21 @@ def _is_compact(form: Form) -> bool:
     return True
 
 
-def is_wanted() -> bool:
-    """Returns whether the user wants graphs.
+def wanted() -> str:
+    """Returns "1" if the user wants graphs, "0" if not, "nccl" if also of steps with collectives.
 
     Raises:
-        EnvironmentProblem: If `SHARDCORE_CUDA_GRAPHS` is neither "1" nor "0".
+        EnvironmentProblem: If `SHARDCORE_CUDA_GRAPHS` is none of these.
     """
-    return switches.is_on(VARIABLE, default=True)
+    return switches.chosen(VARIABLE, _VALUES, "1")
 
 
-def _reason(call: Call, tape: Tape) -> str:
+def _reason(call: Call, tape: Tape, *, takes_collectives: bool) -> str:
     """Returns why no graph can contain `call`; empty if one can."""
-    if torch_private.is_of_collectives(call.operator):
+    if torch_private.is_of_collectives(call.operator) and not takes_collectives:
         return f"it starts collectives: {call.line}"
+    if call.collective and torch_private.runs_on_gloo(call.args[-1], _GPU):
+        return f"it starts collectives over gloo: {call.line}"
     if _READ_ON_HOST & set(call.operator.tags) or _has_number(call):
         return f"{call.operator} reads values on the host: {call.line}"
     on_host = any(_device(tape, each) != "cuda" for each in call.results)

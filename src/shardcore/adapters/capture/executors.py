@@ -16,6 +16,21 @@ from shardcore.domain.steps.capture import NotCaptured
 
 
 @attrs.frozen
+class Executor:
+    """The function that runs a captured step.
+
+    Args:
+        run: Takes the inputs, then the tensors and generators from outside.
+        remark: The reason why it is not compiled if it should be.
+        is_replayed: Whether it replays a CUDA graph.
+    """
+
+    run: Function
+    remark: str = ""
+    is_replayed: bool = False
+
+
+@attrs.frozen
 class Executors:
     """Makes the functions of tapes, and keeps what they share.
 
@@ -27,27 +42,32 @@ class Executors:
     onednn: torch_private.OneDnn = attrs.field(factory=torch_private.OneDnn)
     pool: cuda_graphs.Pool = attrs.field(factory=cuda_graphs.Pool)
 
-    def function(
-        self, tape: Tape, kept: Sequence[Any], literals: Literals, *, compiled: bool
-    ) -> tuple[Function, str]:
-        """Returns the function of `tape`, and the reason why it is not compiled if it should be.
+    def close(self) -> None:
+        """Removes our operators from torch, and drops all graphs."""
+        self.onednn.close()
+        self.pool.close()
 
-        It takes the inputs, then `kept`, the tensors and generators from outside.
-        """
+    def executor(
+        self, tape: Tape, kept: Sequence[Any], literals: Literals, *, compiled: bool
+    ) -> Executor:
+        """Returns the executor of `tape`, which has `kept` outside it."""
         on_gpu = cuda_graphs.is_on_gpu(tape, literals)
         if not compiled and not on_gpu:
-            return function_of(tape, literals), ""
+            return Executor(function_of(tape, literals))
         try:
             ahead, rest = parted(tape, set(literals))
         except NotCaptured as error:
-            return function_of(tape, literals), str(error) if compiled else ""
+            return Executor(function_of(tape, literals), str(error) if compiled else "")
         second, remark = self._compiled(rest, kept, literals) if compiled else (None, "")
-        if on_gpu and (graph := cuda_graphs.replayable(ahead, rest, literals)):
+        graph = cuda_graphs.replayable(ahead, rest, literals) if on_gpu else None
+        if graph is not None:
             run = second or function_of(graph, literals)
-            second = cuda_graphs.Replayed(run, len(rest.inputs), self.pool)
+            joins = any(call.collective for call in graph.calls)
+            second = cuda_graphs.Replayed(run, len(rest.inputs), self.pool, joins)
         if second is None:
-            return function_of(tape, literals), remark
-        return _both(function_of(ahead, literals), second, len(tape.inputs)), remark
+            return Executor(function_of(tape, literals), remark)
+        run = _both(function_of(ahead, literals), second, len(tape.inputs))
+        return Executor(run, remark, is_replayed=graph is not None)
 
     def _compiled(
         self, tape: Tape, kept: Sequence[Any], literals: Literals

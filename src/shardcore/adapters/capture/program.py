@@ -82,11 +82,11 @@ class TapeCapture:
     def __init__(self) -> None:
         self._memories = Memories()
         self._executors = Executors()
-        cuda_graphs.is_wanted()  # a wrong variable is an error of install(), not of a step
+        cuda_graphs.wanted()  # a wrong variable is an error of install(), not of a step
 
     def close(self) -> None:
         """Removes our operators from torch; existing programs run no more."""
-        self._executors.onednn.close()
+        self._executors.close()
 
     def record(
         self, step: Callable[[], Any], inputs: Sequence[Any], observer: Observer, donated: int = 0
@@ -123,9 +123,9 @@ class TapeCapture:
         memories = None if compiled or tape.reshapes else self._memories
         better = passes.improved(tape, memories, all_reduces)
         kept = tuple(value for number, value in tape.outside.items() if number not in literals)
-        run, remark = self._executors.function(better, kept, literals, compiled=compiled)
+        executor = self._executors.executor(better, kept, literals, compiled=compiled)
         return RecordedProgram(
-            run,
+            executor.run,
             kept,
             _overwritten(better, tape),
             tape.outputs,
@@ -133,9 +133,9 @@ class TapeCapture:
             # Without its constants, and copies of small tensors: the program has what it needs.
             attrs.evolve(recording, found={}, outside=tape.outside | dict.fromkeys(literals)),
             frozenset(literals),
-            tuple(started(better)),
+            tuple(started(better, in_graph=executor.is_replayed)),
             rollback_of(better, kept),
-            remark,
+            executor.remark,
         )
 
     def is_recording(self) -> bool:
@@ -184,8 +184,9 @@ def _shared(tape: Tape) -> Set[int]:
     return {n for n, each in enumerate(values(tape.outputs)) if tape.memories([each]) & memories}
 
 
-def started(tape: Tape) -> Iterator[StartedCollective]:
-    """Yields the collectives of `tape`, in order."""
+def started(tape: Tape, *, in_graph: bool = False) -> Iterator[StartedCollective]:
+    """Yields the collectives of `tape`, in order; all ranks have them in a graph, or none has."""
+    where = " in a CUDA graph" if in_graph else ""
     for call in tape.calls:
         if call.collective:
             *operands, group = call.args  # the group's name is another one on other ranks
@@ -196,4 +197,5 @@ def started(tape: Tape) -> Iterator[StartedCollective]:
             elements = 0 if may_differ else sum(tape.form(each).elements for each in tensors)
             # Whether it writes where its operand was may differ between ranks.
             name = call.collective
-            yield StartedCollective(f"{name} of {len(tensors)}, {plain}", str(group), elements)
+            kind = f"{name} of {len(tensors)}, {plain}{where}"
+            yield StartedCollective(kind, str(group), elements)

@@ -82,6 +82,11 @@ def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
     text = str(error).lower()
     if "gloo" not in text or "timed out" not in text or process_group.is_simulated():
         return None
+    return waited_in_vain(collective)
+
+
+def waited_in_vain(collective: str) -> RankMismatchError:
+    """Returns the error of this rank, which has waited in `collective` until the timeout."""
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
         f"{collective} for {awaited(exchange.store_for_thread)}. "

@@ -9,6 +9,8 @@ from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
 
 SHARE_VARIABLE = "SHARDCORE_SHARE_GPUS"
+# NCCL 2.30 and newer: "1" lets several ranks use one GPU.
+NCCL_SHARES_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 # The accelerators that Keras uses on torch, and the devices on which several ranks compute.
 _ACCELERATORS = ("cuda", "mps", "xpu")
@@ -49,8 +51,8 @@ def backend(job: Job) -> str:
     """Returns the backends of the job's group, and binds this rank to its CUDA device."""
     check_shared(job.world_size)
     take_device(job)
-    has_own_device = device_type() == "cuda" and not _shares_devices(job)
-    return "cpu:gloo,cuda:nccl" if has_own_device else "gloo"
+    nccl_serves = not _shares_devices(job) or os.environ.get(NCCL_SHARES_VARIABLE) == "1"
+    return "cpu:gloo,cuda:nccl" if device_type() == "cuda" and nccl_serves else "gloo"
 
 
 def check_shared(ranks: int) -> None:

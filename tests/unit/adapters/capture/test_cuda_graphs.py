@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture import cuda_graphs
 from shardcore.adapters.capture.cuda_graphs import is_on_gpu, reason_against, replayable
 from shardcore.adapters.capture.executors import parted
@@ -105,12 +106,24 @@ def test_a_tensor_that_is_transposed_in_place_is_not():
     assert reason(lambda x: (x * 2).transpose_(0, 1), X) == "a tensor gets another shape in place"
 
 
-def test_a_collective_is_not():
+def with_all_reduce():
     tape = on_gpu(lambda x: x * 2, X)
     value = tape.calls[0].result
     reduce = torch.ops._c10d_functional.all_reduce.default
     tape.calls.append(Call(reduce, (value, "sum", "0"), {}, tape.new(tape.form(value)), (), "here"))
-    assert reason_against(tape, {}, FREE) == "it starts collectives: here"
+    return tape
+
+
+def test_a_collective_is_not():
+    assert reason_against(with_all_reduce(), {}, FREE) == "it starts collectives: here"
+
+
+@pytest.mark.parametrize(("by_gloo", "why"), [(True, "over gloo: here"), (False, "")])
+def test_a_collective_over_nccl_is_replayed_if_the_user_asks_for_it(monkeypatch, by_gloo, why):
+    monkeypatch.setenv("SHARDCORE_CUDA_GRAPHS", "nccl")
+    monkeypatch.setattr(torch_private, "runs_on_gloo", lambda group, device: by_gloo)
+    expected = why and f"it starts collectives {why}"
+    assert reason_against(with_all_reduce(), {}, FREE) == expected
 
 
 def test_a_number_of_a_tensor_is_multiplied_on_the_gpu_where_it_can_be(monkeypatch):
@@ -144,7 +157,7 @@ def test_a_variable_turns_it_off_and_another_value_is_refused(monkeypatch):
     monkeypatch.setenv("SHARDCORE_CUDA_GRAPHS", "0")
     assert replayable(NOTHING, tape, {}) is None
     monkeypatch.setenv("SHARDCORE_CUDA_GRAPHS", "off")
-    with pytest.raises(EnvironmentProblem, match="SHARDCORE_CUDA_GRAPHS to be 1 or 0, got 'off'"):
+    with pytest.raises(EnvironmentProblem, match="to be 1, 0 or nccl, got 'off'"):
         replayable(NOTHING, tape, {})
 
 
