@@ -40,7 +40,7 @@ BYTES = """## What a rank stores and moves
 
 On two ranks, with Adam. **Stored** are the bytes of variables and optimizer state on rank 0; beside
 them those of one device. **Moved** are the bytes of the operands that rank 0 hands to collectives
-in one captured training step, and how many there are. `fully_sharded` splits the smallest variables
+in one captured training step, and how many there are. `fully_sharded` shards the smallest variables
 too.
 """
 

@@ -32,7 +32,7 @@ def save_checkpoint(
     state: Mapping[str, object] = MappingProxyType({}),
     keep: int | None = None,
 ) -> Path:
-    """Saves a checkpoint, of which each rank writes its shards. All ranks call it together.
+    """Saves a checkpoint: each rank writes its shards. All ranks call it together.
 
     It has the variables of the model, its optimizer and its metrics, the seeds, and the states of
     torch's generators. A crash meanwhile leaves the checkpoints that are complete.

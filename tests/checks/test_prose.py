@@ -1,7 +1,7 @@
-"""Docstrings, comments, messages and pages are in plain words: some words are banned.
+"""Docstrings, comments, messages and pages are plain: some words are banned, sentences are short.
 
 This reads the docstrings, comments and string literals of Python files, and the text of Markdown
-files without their code.
+files without their code. The length of sentences is that of pages, without their tables.
 """
 
 import ast
@@ -37,6 +37,9 @@ REMEDIES = {
 # The first words that make a docstring a riddle.
 RIDDLES = r"(What|Where|How|Who|Whose|That|Those|Which)\b"
 RIDDLE_REMEDY = "begin with a verb (Returns ...) or, for a class or a module, with a noun"
+
+MEAN_WORDS = 22  # of the sentences of a page, at most
+MOST_WORDS = 60  # of one sentence
 
 _BANNED = {
     re.compile(rf"\b{pattern}\b".replace(" ", r"\s+"), re.IGNORECASE): remedy
@@ -86,6 +89,24 @@ def prose(markdown: str) -> str:
     return re.sub(r"`[^`]*`", lambda code: "\n" * code[0].count("\n") or "code", text)
 
 
+def sentences(markdown: str) -> list[str]:
+    """Returns the sentences of a page, of three words or more, without tables and titles."""
+    text = re.sub(r"^([|#]|!\[).*$", "", prose(markdown), flags=re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)", "]", text)  # the targets of links
+    items = re.sub(r"^\s*([-*]|\d+\.)\s+", "\n\n", text, flags=re.MULTILINE)
+    paragraphs = (" ".join(each.split()) for each in re.split(r"\n\s*\n", items))
+    found = (each for p in paragraphs for each in re.split(r"(?<=[.!?])\s+(?=[A-Z*\[]|code)", p))
+    return [each for each in found if len(each.split()) > 2]
+
+
+def long_sentences(markdown: str) -> list[str]:
+    """Returns the sentences of too many words; the mean if it is too high."""
+    found = sentences(markdown)
+    mean = sum(len(each.split()) for each in found) / max(len(found), 1)
+    long = [each for each in found if len(each.split()) > MOST_WORDS]
+    return long if mean <= MEAN_WORDS else [*long, f"{mean:.1f} words a sentence"]
+
+
 def findings(path: Path) -> Iterator[str]:
     """Yields, for each banned word of a file, its line, the word, and what to write instead."""
     text = path.read_text()
@@ -115,6 +136,20 @@ def test_the_prose_is_plain(name: str) -> None:
     assert read, f"{name} has no files to read"
     found = [f"{path.relative_to(ROOT)}:{each}" for path in read for each in findings(path)]
     assert not found, "\n".join(found)
+
+
+def test_the_sentences_of_each_page_are_short() -> None:
+    pages = [path for name in READ for path in files(name) if path.suffix == ".md"]
+    found = {str(page.relative_to(ROOT)): long_sentences(page.read_text()) for page in pages}
+    assert len(found) > 80
+    assert not {name: each for name, each in found.items() if each}
+
+
+def test_a_long_sentence_is_found() -> None:
+    short, long = "It has three words more. " * 9, "word " * (MOST_WORDS + 1)
+    assert long_sentences(f"# A title\n\n| a table |\n\n- {short}\n") == []
+    assert long_sentences(f"{short}\n\n- {long}\n") == [long.strip()]
+    assert long_sentences("word " * MOST_WORDS) == ["60.0 words a sentence"]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ class BackendLibrary:
         return self.joined_devices(device_type)
 
     def joined_devices(self, device_type: str | None = None) -> list[str]:
-        """Returns as `list_devices` those of the processes that have joined so far."""
+        """Returns, named as in `list_devices`, the devices of processes that have joined so far."""
         own = KERAS_DEVICE.get(self.processes.device_type, self.processes.device_type)
         wanted = device_type.lower() if device_type else own
         if wanted not in (*DEVICE_TYPES, own):

@@ -86,7 +86,7 @@ class DataPosition:
 
 @attrs.define(eq=False)
 class Counted:
-    """The batches of a data adapter, of which a position is noted."""
+    """Batches of a data adapter, with a count of those that were drawn."""
 
     source: Iterable[object]
     position: DataPosition

@@ -114,7 +114,7 @@ class Functions:
 def _whole_of(
     part: torch.Tensor, layout: Layout, shape: tuple[int, ...], session: Session
 ) -> torch.Tensor:
-    """Returns, on every rank, the plain full tensor of which each rank has a part."""
+    """Returns the plain full tensor on every rank, joined from the parts of all ranks."""
     joined = session.join(part, layout, shape)
     replicated = Layout.replicated(session.mesh, part.ndim)
     return session.strategy.local(session.strategy.activation(joined, replicated))

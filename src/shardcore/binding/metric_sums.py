@@ -84,7 +84,7 @@ class MetricSums:
 
     @contextmanager
     def step(self, run: TrainerRun | None = None) -> Iterator[None]:
-        """Opens a step, which defers sums; those of the metrics of `run` also to the next steps."""
+        """Opens a step, which defers sums; sums of the metrics of `run` also to later steps."""
         before, self._run = self._run, run
         self._steps += 1
         try:

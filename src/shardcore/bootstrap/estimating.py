@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def estimate_memory(plan: "Plan", build: Callable[[], object], batch: object) -> MemoryReport:
-    """Returns what a rank takes in a train step under `plan`.
+    """Returns the memory of a rank in a train step under `plan`.
 
     The forked process is the first rank of simulated ranks: the process group, the distribution,
     the names and the seeds of the caller stay as they are.

@@ -10,7 +10,7 @@ from shardcore.domain.machines.machine import Machine, Speed
 
 
 def measure(name: str) -> Machine:
-    """Returns the description of this machine; where ranks differ, that of the slowest.
+    """Returns the description of this machine; if ranks differ, of the slowest one.
 
     A link that no two ranks use is a default of `collective_cost`. A collective: all ranks call it.
 

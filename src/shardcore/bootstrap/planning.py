@@ -49,7 +49,7 @@ def _check_types(entry: PolicyEntry, options: Mapping[str, object]) -> None:
 
 
 def _kinds(hint: object) -> tuple[Any, ...]:
-    """Returns the classes of an annotation: those of a union, that of a generic alias.
+    """Returns the classes of an annotation: of each member of a union, or of a generic alias.
 
     Example:
         >>> _kinds(int | None) == (int, type(None)), _kinds(dict[str, int])

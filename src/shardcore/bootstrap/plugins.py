@@ -109,7 +109,7 @@ class Offers(Generic[E]):
 
 @attrs.frozen
 class Plugins:
-    """The strategies and policies that can be had, ours and those of packages."""
+    """All strategies and policies: of shardcore and of other packages."""
 
     strategies: Offers[StrategyEntry] = attrs.field(factory=partial(Offers, STRATEGIES))
     policies: Offers[PolicyEntry] = attrs.field(factory=partial(Offers, POLICIES))
@@ -155,7 +155,7 @@ def _registered(manager: pluggy.PluginManager, point: EntryPoint) -> object:
 
 
 def _add_all(manager: pluggy.PluginManager, plugin: object, package: str, loaded: Plugins) -> None:
-    """Adds what a plug-in offers by each hook; a hook that fails leaves the other alone."""
+    """Adds what a plug-in offers by each hook; if a hook fails, the others still count."""
     every: tuple[Offers[Any], ...] = (loaded.strategies, loaded.policies)
     for offers in every:
         try:
@@ -186,7 +186,7 @@ def _offered(manager: pluggy.PluginManager, plugin: object, hook: Hook[E]) -> li
 
 
 def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
-    """Refuses a plug-in that has none of our hooks, or an unknown one."""
+    """Refuses a plug-in without a hook of shardcore, or with an unknown hook."""
     ours = [name for name in vars(hookspecs) if name.startswith("shardcore_")]
     its = [caller.name for caller in manager.get_hookcallers(plugin) or ()]
     if not its or not set(its) <= set(ours):

@@ -21,7 +21,7 @@ def simulate(ranks: int, option: str) -> None:
 
 
 def simulate_for(mesh: Mesh | None, options: argparse.Namespace) -> None:
-    """Simulates the ranks of the mesh, or as many as `--ranks` says, without a launcher.
+    """Simulates the ranks of the mesh, or `--ranks` of them, if no launcher started ranks.
 
     Raises:
         UsageError: If the options do not fit together.

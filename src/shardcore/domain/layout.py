@@ -278,7 +278,7 @@ class Layout:
     def _held(self, shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int], ...]:
         """Returns per dim the start and the size of the shard of `rank`.
 
-        That of a dim of several segments has no start.
+        A dim of several segments has no start.
         """
         self.fitting(shape, "A tensor")
         at = dict(zip(self.mesh.axis_names, self.mesh.coordinate(rank), strict=True))

@@ -110,7 +110,7 @@ class _Splitter:
         return {table.path: Choice(spec, reason)}
 
     def _pairs(self, layer: LayerFacts) -> Choices:
-        """Returns the choices for regions, those that save most first; a layer is in one region."""
+        """Returns the choices for regions, those that save most first; they share no layer."""
         regions, alone = (block_regions if layer.feeds is None else graph_regions)(layer)
         chosen = _all_whole(alone)
         taken: set[str] = set()

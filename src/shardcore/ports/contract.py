@@ -110,7 +110,7 @@ def joined(
 
 
 def _called(entry: StrategyEntry, what: str, call: Callable[[], T]) -> T:
-    """Returns what a method of the strategy returns; its error names the package."""
+    """Calls a method of the strategy, and returns its result; an error names the package."""
     try:
         return call()
     except ShardcoreError:

@@ -1,4 +1,4 @@
-"""Checks of the fields of what plug-ins offer."""
+"""Checks of the entries that plug-ins offer."""
 
 import re
 from collections.abc import Callable

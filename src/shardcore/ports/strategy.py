@@ -41,7 +41,7 @@ class Tensors(Protocol[TensorT]):
     """
 
     def join(self, part: TensorT, layout: Layout, shape: tuple[int, ...]) -> TensorT:
-        """Returns the sharded tensor of which each rank brings one part, such as rows of a batch.
+        """Joins the parts of all ranks, such as rows of a batch, into one sharded tensor.
 
         Args:
             part: The part of this rank, a plain tensor of the layout's local shape.

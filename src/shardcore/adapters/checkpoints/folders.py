@@ -27,7 +27,7 @@ def path(directory: Path, step: int) -> Path:
 
 
 def begin(directory: Path, step: int) -> Path:
-    """Returns a new folder to write into, and removes those that a crash has left behind."""
+    """Returns a new folder to write into; removes unfinished folders of a crash."""
     directory.mkdir(parents=True, exist_ok=True)
     for left in _unfinished(directory):
         logger.warning("%s was not completed: it is removed", left)
@@ -56,7 +56,7 @@ def remove(checkpoint: Path) -> None:
 
 
 def all_of(directory: Path) -> list[Path]:
-    """Returns the checkpoints of a directory, the newest first, those that are damaged too."""
+    """Returns all checkpoints of a directory, damaged ones too, the newest first."""
     found = [each for each in directory.glob("step-*") if _NAME.fullmatch(each.name)]
     return sorted(found, key=lambda each: int(each.name.removeprefix("step-")), reverse=True)
 

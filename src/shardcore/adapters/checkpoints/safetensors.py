@@ -83,7 +83,7 @@ def checksum_of(path: Path) -> str:
 
 @attrs.frozen
 class SafetensorsFile:
-    """An open file, of which slices are read.
+    """An open file; reads slices of its tensors.
 
     Args:
         path: Its path.
@@ -145,7 +145,7 @@ class SafetensorsFile:
 
 @contextmanager
 def opened(path: Path) -> Iterator[SafetensorsFile]:
-    """Opens a file whose header is valid and whose size is that which the header says.
+    """Opens a file; its header must be valid, and its size as the header says.
 
     Raises:
         CheckpointError: If it is not.

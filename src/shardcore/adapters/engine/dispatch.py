@@ -27,7 +27,7 @@ _ALIASES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 
 @attrs.frozen(eq=False)
 class _Route:
-    """The way in which an operator with a plan runs."""
+    """The planner of an operator, and what its plans depend on."""
 
     planner: Planner
     is_exact: bool  # whether its plan depends on the values of floats
@@ -35,7 +35,7 @@ class _Route:
 
 
 def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-    """Runs `operator` on operands of which some are sharded tensors."""
+    """Runs `operator`; at least one operand is a sharded tensor."""
     route = _route(operator)
     if not isinstance(route, _Route):
         return route(operator, *args, **kwargs)
@@ -93,7 +93,7 @@ def _alias(_operator: Operator, tensor: ShardedTensor) -> Any:
 
 
 def _decomposed(operator: Operator, *args: object, **kwargs: object) -> Any:
-    """Runs an operator that is composed of others, each of which is dispatched again."""
+    """Runs a composed operator: its parts are dispatched one by one."""
     return operator.decompose(*args, **kwargs)
 
 

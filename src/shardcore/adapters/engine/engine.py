@@ -155,5 +155,5 @@ def process_groups(world: World) -> "dict[str, dist.ProcessGroup]":
 
 
 def _processes_along(axis: str, position: int, world: World) -> tuple[int, ...]:
-    """Returns the processes of the group of `axis` in which `position` of the mesh is."""
+    """Returns the processes along `axis` that have `position` of the mesh among them."""
     return tuple(sorted(world.processes[each] for each in world.mesh.axis_group(axis, position)))

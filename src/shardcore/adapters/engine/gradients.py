@@ -45,7 +45,7 @@ class Buckets:
     _pass: int = attrs.field(default=-1, init=False)
 
     def add(self, parameter: torch.Tensor, gradient: ShardedTensor) -> None:
-        """Reduces `gradient`, that of `parameter`, by the end of the backward pass."""
+        """Reduces `gradient` of `parameter` by the end of the backward pass."""
         check_thread()
         if self._pass != torch_private.backward_pass():
             # A pass that failed has left its gradients behind.
@@ -190,9 +190,9 @@ def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
 
 @lru_cache(maxsize=4096)
 def _as_if(layout: Layout, have: Layout) -> Layout:
-    """Returns `layout`, or `have` if they differ in more than axes of one rank and partial sums.
+    """Returns `layout` with the partial sums of `have`, or `have` if they differ in more.
 
-    The partial sums are those of `have`.
+    Axes of one rank do not count.
     """
     single = [axis for axis in layout.mesh.axis_names if layout.mesh.axis_size(axis) == 1]
     if have == layout or have.reduced.without(*single) != layout.without(*single):

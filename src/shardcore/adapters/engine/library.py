@@ -1,4 +1,4 @@
-"""The port `ShardedTensors`, by which strategies use the engine."""
+"""The implementation of the port `ShardedTensors`: strategies use the engine through it."""
 
 import socket
 from collections.abc import Callable, Iterator, Mapping

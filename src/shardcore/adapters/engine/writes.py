@@ -147,7 +147,7 @@ def write_through(view: ShardedTensor, write: Callable[[torch.Tensor], Any]) -> 
 
 
 def _store(view: ShardedTensor, copied: Copied, value: torch.Tensor) -> None:
-    """Gives `view` a separate local shard: that of a partial base must not be overwritten."""
+    """Gives `view` a separate local shard: the shard of a partial base must not be overwritten."""
     view.form = view.engine.evolved(view.form, layout=view.form.layout.reduced)
     part = local_shard(value, view.form.layout, view.engine)
     view.part = part.clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""A process of a rank, of which the ranks of the same host see the end."""
+"""The process of a rank: other ranks of its host see when it ends."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The place of this rank: the collective of tensors in which its main thread waits."""
+"""The place of this rank: the line of its main thread, and the collective in which it waits."""
 
 import sys
 import threading

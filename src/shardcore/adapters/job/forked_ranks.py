@@ -154,7 +154,7 @@ def _interrupted_later() -> Iterator[None]:
 
 
 def check_parent() -> None:
-    """Refuses a process of which no ranks can be forked: a rank, or one that has used CUDA."""
+    """Refuses to fork ranks from a rank, or from a process that has used CUDA."""
     job = resolve_job(environ=os.environ)
     if job is not None:
         raise EnvironmentProblem(

@@ -1,4 +1,4 @@
-"""The network interfaces on which gloo listens: `GLOO_SOCKET_IFNAME`, or that of the host's name.
+"""The network interface that gloo listens on: `GLOO_SOCKET_IFNAME`, or that of the host's name.
 
 torch 2.13 says "Unable to find address for: eth7" on the rank with a wrong name. The other ranks
 wait for its address until the timeout.

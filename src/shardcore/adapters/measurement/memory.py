@@ -34,7 +34,7 @@ class StepMemory:
             yield
 
     def hold(self, tensor: torch.Tensor, kind: Kind) -> int:
-        """Notes the memory of a plain tensor or, if it is noted already, what it is for.
+        """Notes the memory of a plain tensor and its use; a known tensor gets the new use.
 
         Returns:
             The number of its allocation.

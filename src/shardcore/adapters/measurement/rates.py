@@ -149,7 +149,7 @@ def _seconds_of_product(size: int, dtype: torch.dtype, device: str) -> float:
 
 
 def _times(run: Callable[[], object], runs: int | None = None) -> list[float]:
-    """Returns the seconds of some runs after a first one: `runs`, or as many as fit."""
+    """Returns the seconds of `runs` runs after a first one; by default, of as many as fit."""
     run()
     found: list[float] = []
     end = time.perf_counter() + _SECONDS

@@ -186,7 +186,7 @@ class StepTape(StepMemory):
         return number is not None and self._blocks.get(number) == "" and tensor.numel() > 1
 
     def _share(self, tensors: Sequence[torch.Tensor]) -> Shares:
-        """Returns the bytes of tensors by block, of those that belong to one or join several."""
+        """Returns the bytes of tensors by block; a tensor may belong to several blocks."""
         found: Counter[str] = Counter()
         for each in tensors:
             if block := self._block(each):
@@ -197,7 +197,7 @@ class StepTape(StepMemory):
         return tuple(sorted(found.items()))
 
     def _own_results(self, operands: Any, result: Any, first: int, owners: set[str]) -> None:
-        """Gives the results of an operator outside of blocks to those of its operands.
+        """Assigns the results of an operator outside of blocks to the blocks of its operands.
 
         An operator on lists gives each result to the blocks of the operands at its place. The
         result of one that joins a list belongs to all of them.

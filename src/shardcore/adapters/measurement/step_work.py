@@ -59,7 +59,7 @@ def _elements(tensor: torch.Tensor) -> Hashable:
 
 
 def size_of(tensor: torch.Tensor) -> int:
-    """Returns the bytes of a tensor; those of an expanded one are in memory once."""
+    """Returns the bytes of a tensor in memory; expanded dims count once."""
     return int(min(tensor.nbytes, tensor.untyped_storage().nbytes()))
 
 
@@ -79,7 +79,7 @@ def tensors_in(nest: object) -> list[torch.Tensor]:
 def _flops(operator: torch_private.Operator, operands: Any, result: Any) -> int:
     """Returns the operations of a product, a convolution or an attention, as torch counts them.
 
-    torch counts those of attention on CUDA only; that on CPUs has the same operands in front.
+    torch counts attention on CUDA only; the operator for CPUs has the same first operands.
     """
     packet: Any = operator.overloadpacket
     name = str(packet).rpartition(".")[2]

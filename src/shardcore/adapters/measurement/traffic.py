@@ -116,7 +116,7 @@ class StepTracer:
         )
 
     def _layer(self) -> str:
-        """Returns the path of the layer: the called one, or that of the backward node."""
+        """Returns the path of the layer that is called, or whose backward node runs."""
         node = torch_private.current_node()
         if layer_scope.now() or node is None:
             return layer_scope.now()

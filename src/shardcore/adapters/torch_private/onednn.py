@@ -48,8 +48,8 @@ def _form(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def has_onednn() -> bool:
     """Returns whether torch was built with oneDNN, for a processor that it supports.
 
-    The operator of torch 2.11 ends the process where an operand is transposed or part of another
-    matrix. That of torch 2.12 was not tried.
+    In torch 2.11 the operator ends the process if an operand is transposed or part of another
+    matrix. torch 2.12 was not tried.
     """
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     is_new = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)

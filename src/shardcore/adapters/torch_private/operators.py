@@ -143,7 +143,7 @@ def reshaped_in_place(operator: Operator, target: torch.Tensor, *args: object) -
 def is_view(operator: Operator) -> bool:
     """Returns whether the results share the memory of the first operand, without a write.
 
-    torch 2.13: `OpOverload.is_view` is False for those that return a list, such as `unbind`.
+    torch 2.13: `OpOverload.is_view` is False for operators that return a list, such as `unbind`.
     """
     arguments = operator._schema.arguments
     alias = arguments[0].alias_info if arguments else None
@@ -224,7 +224,7 @@ def kind_of_results(operator: Operator) -> str:
 def reads_values(operator: object, args: tuple[Any, ...]) -> bool:
     """Returns whether the result of `operator` is a number, or has a shape, that depends on values.
 
-    torch 2.13: an operator that takes indices has the tag of those that take masks.
+    torch 2.13: operators that take indices have the same tag as operators that take masks.
     """
     tags = getattr(operator, "tags", ())
     if operator in _INDEXING:

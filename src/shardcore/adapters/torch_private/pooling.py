@@ -58,7 +58,7 @@ def _pooled(image: torch.Tensor, tile: tuple[int, int]) -> tuple[torch.Tensor, t
 
 
 def _gradient(gradient: torch.Tensor, image: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
-    """Returns the gradient of `image`: that of the tile at its maximum, else zero."""
+    """Returns the gradient of `image`: at each maximum the gradient of its tile, else zero."""
     _, place = _largest(image, tile)
     number = torch.arange(tile[0] * tile[1], dtype=place.dtype, device=place.device)
     is_largest = _spread(place) == number.view(tile[0], 1, tile[1])

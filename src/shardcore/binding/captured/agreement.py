@@ -36,7 +36,7 @@ def agreed(
     recording: Recording,
     session: Session | None,
 ) -> Outcome:
-    """Returns this rank's outcome, or that of a rank which has no program, for all ranks.
+    """Returns one outcome for all ranks: this rank's, or the outcome of a rank without a program.
 
     Args:
         make: Makes the outcome of this rank, by these all-reduces; by its own if None.
@@ -74,9 +74,9 @@ def _all_reduces(recording: Recording, session: Session | None) -> RecordedSums 
 
 
 def _digests(program: Program | None) -> dict[str, str]:
-    """Returns digests of what ranks must have in common.
+    """Returns digests that must be equal on all ranks.
 
-    That is the kinds of all collectives and, for each group, the sizes of those over it.
+    They are of the kinds of all collectives and, for each group, of the sizes of its collectives.
     """
     collectives = () if program is None else program.collectives
     kinds = None if program is None else [each.kind for each in collectives]

@@ -106,7 +106,7 @@ class _Walk:
             self._object(each, 0)
 
     def functions(self, compared: Iterable[CodeType]) -> None:
-        """Finds the names that called functions read, of those that the model does not hold.
+        """Finds the names that called functions read and the model does not hold.
 
         The closures of functions that are `compared`, or were made in the step, are not read here.
         """
@@ -225,7 +225,7 @@ class _Walk:
         """Finds what an attribute holds: the attributes of an object, the members of a container.
 
         A container in a container is guarded by itself where it is `is_nested`: Keras' own are left
-        out. A variable that is not the model's is that of an optimizer of the user's own.
+        out. A variable outside the model belongs to an optimizer of the user.
         """
         if type(value) in _PLAIN_TYPES:  # most values are
             return

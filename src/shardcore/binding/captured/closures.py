@@ -14,7 +14,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 
 @attrs.frozen
 class Closures:
-    """The values in the closures of functions, and in those of the functions among them.
+    """The values in the closures of functions, nested functions included.
 
     Args:
         codes: The code of the functions.
@@ -58,7 +58,7 @@ class _Walk:
     visited: dict[int, Any] = attrs.field(factory=dict, init=False)
 
     def key(self, value: Any) -> Iterator[Any]:
-        """Yields what a value is compared by, and notes what is in it."""
+        """Yields the parts of the key of a value, and notes its contents."""
         if isinstance(value, PLAIN):
             yield type(value), value
         elif id(value) in self.visited:

@@ -16,10 +16,10 @@ _MOST_BYTES = 2**16
 
 
 class Holder(Protocol):
-    """A dict, or what is asked like one."""
+    """A dict, or an object that is read like one."""
 
     def get(self, key: Any, /) -> Any:
-        """Returns what is held under `key` now, None if nothing is."""
+        """Returns the present value of `key`, None if there is none."""
         ...
 
 
@@ -39,7 +39,7 @@ class GuardedAttribute:
 
     @property
     def value(self) -> Any:
-        """The value that is held there now; None if there is none."""
+        """The present value; None if there is none."""
         return self.holder.get(self.key)
 
 

@@ -110,7 +110,7 @@ class CalledFunctions:
         return id(code) in self._codes
 
     def names(self) -> set[str]:
-        """Returns all names in the code that ran, that of libraries too."""
+        """Returns all names in the code that ran, libraries included."""
         return {
             name for each in self._codes.values() for name in (*each.co_names, *each.co_freevars)
         }

@@ -124,7 +124,7 @@ class PythonGuard:
         )
 
     def _changes(self) -> Iterator[str]:
-        """Yields the names of what has changed; a value that is equal to the old one has not."""
+        """Yields the names of changed values; a new value that equals the old one is no change."""
         for attribute, value in zip(self.attributes, self.values, strict=True):
             if not _is_same(attribute.value, value):
                 yield attribute.name
@@ -136,7 +136,7 @@ class PythonGuard:
 
 
 def _check_comparable(held: list[tuple[GuardedAttribute, object]], names: set[str]) -> None:
-    """Refuses a value that the step names, and of which a change cannot be seen."""
+    """Refuses a value that the step reads and whose changes cannot be seen."""
     for attribute, value in held:
         if attribute.key not in names or isinstance(value, PLAIN):
             continue

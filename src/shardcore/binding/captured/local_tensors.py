@@ -14,7 +14,7 @@ Form = tuple[Any, tuple[int, ...]] | None
 
 
 def full(value: object, session: Session | None) -> Any:
-    """Returns the full value of a tensor; what is no tensor as it is."""
+    """Returns the full value of a tensor; returns other values unchanged."""
     if session is None or not isinstance(value, torch.Tensor):
         return value
     return session.strategy.full_tensor(value)
@@ -29,7 +29,7 @@ def reduced(value: object, session: Session | None) -> torch.Tensor:
 
 
 def to_local(values: Sequence[Any], session: Session | None) -> tuple[list[Any], list[Form]]:
-    """Returns the local shard and the form of each tensor; what is no tensor as it is, and None."""
+    """Returns the local shard and the form of each tensor; other values as they are, and None."""
     forms = [_form(each, session) for each in values]
     if session is None:
         return list(values), forms

@@ -96,10 +96,10 @@ class CapturedStep:
         return self._outputs(entry, *found, before)
 
     def again(self, tensors: Sequence[object]) -> Any:
-        """Returns the outputs of a step on those of the last one; None if it has to be called.
+        """Returns the outputs of a step on the outputs of the last one; None if it must be called.
 
-        A program that ran twice in a row, on what it had made, fits what it makes: then nothing is
-        compared but the numbers that it reads. Its outputs may be inference tensors.
+        After a program has run twice in a row on its own outputs, only the numbers that it reads
+        are compared. Its outputs may be inference tensors.
 
         Args:
             tensors: Local shards: of what the last step made, which nothing else holds, and which
@@ -114,7 +114,7 @@ class CapturedStep:
     def _outputs(
         self, entry: CacheEntry, outputs: object, program: Program, before: Program | None
     ) -> Any:
-        """Returns the outputs of a run, and notes it; `before` has made what it ran on."""
+        """Returns the outputs of a run, and notes it; `before` has made its inputs."""
         self._last = LastRun(entry, program, program is before)
         return outputs
 
@@ -133,7 +133,7 @@ class CapturedStep:
         )
 
     def _entry(self, data: object, session: Session | None, mode: str) -> CacheEntry | None:
-        """Returns what is known of batches like `data`; None where there are too many kinds."""
+        """Returns the entry for batches like `data`; None if there are too many kinds."""
         signature = Signature.of(data, session, (mode, self.trainer.training))
         entry = self._entries.get(signature)
         if entry is None:
@@ -210,9 +210,9 @@ class CapturedStep:
             )
 
     def _refusal(self, entry: CacheEntry, recording: Recording, session: Session | None) -> str:
-        """Returns why the recorded step can have no program, empty if it may have one.
+        """Returns why the recorded step cannot have a program; empty if it can.
 
-        If it may, the guard is that of what Python holds now.
+        If it can, the guard has the present Python state.
         """
         if recording.refusal:
             return recording.refusal

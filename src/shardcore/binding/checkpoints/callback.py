@@ -73,7 +73,7 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         self.due.start(self._progress.step)
 
     def _go_on(self, loading: Loading) -> None:
-        """Sets the progress and the position in the data to those of a checkpoint."""
+        """Restores the progress and the position in the data from a checkpoint."""
         training = loading.index.state.get("training")
         if training is None:
             raise CheckpointError(

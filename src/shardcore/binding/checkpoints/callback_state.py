@@ -23,7 +23,8 @@ def states_of(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, torch.Tensor]]:
     """Returns the states of callbacks as JSON, and the arrays in them by name.
 
-    Those of Keras have known attributes. Others are asked by `state_dict()`, if they have it.
+    Callbacks of Keras have known attributes. Others give their state by `state_dict()`, if they
+    have it.
     """
     states: dict[str, dict[str, Any]] = {}
     arrays: dict[str, torch.Tensor] = {}

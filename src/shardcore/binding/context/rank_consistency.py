@@ -175,7 +175,7 @@ def _local(variable: Variable, session: Session) -> torch.Tensor:
 
 
 def copies(model: Model, session: Session) -> Facts:
-    """Returns facts on the values of replicated variables, without those of metrics."""
+    """Returns facts on the values of replicated variables, except variables of metrics."""
     metrics = {id(each) for each in getattr(model, "metrics_variables", None) or []}
     replicated = [
         v for v in variables_of(model) if id(v) not in metrics and _is_replicated(v, session)

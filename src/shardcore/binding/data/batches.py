@@ -38,13 +38,13 @@ def distribute(data: object, session: Session) -> Any:
 
 
 def take_own_rows(data: object, session: Session) -> Any:
-    """Returns the global batch, which each process has, and of which it keeps its own rows."""
+    """Returns the global batch; each process has all rows and keeps its own."""
     tensors = keras_private.map_leaves(as_tensor, data)
     return keras_private.map_leaves(lambda leaf: _take_rows(leaf, session), tensors)
 
 
 def join_own_rows(data: object, session: Session) -> Any:
-    """Returns the global batch of which each process gives its own rows."""
+    """Returns the global batch, joined from the rows of each process."""
     return _join_all_rows(keras_private.map_leaves(as_tensor, data), session)
 
 

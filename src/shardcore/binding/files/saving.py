@@ -137,7 +137,7 @@ def _save(
 
 
 def _annotated(path: str, write: Callable[..., None], sessions: Sessions) -> None:
-    """Writes a file of weights, and into it what a callback saves beside them."""
+    """Writes a file of weights, with the state that a callback saves in it."""
     write(path)
     if sessions.beside_weights:
         with h5py.File(path, "r+") as file:
@@ -150,7 +150,7 @@ def place_of(path: str) -> str:
 
 
 def first_of(place: str, session: Session) -> bool:
-    """Returns whether this rank is the first of those that write to `place`. A collective."""
+    """Returns whether this rank is the first that writes to `place`. A collective."""
     return session.processes.gather(place).index(place) == session.processes.rank
 
 

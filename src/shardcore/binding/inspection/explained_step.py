@@ -72,7 +72,7 @@ class ExplainedStep:
                     keras_private.map_tensors(session.strategy.full_tensor, outputs)
 
     def layers(self) -> tuple[ExplainedLayer, ...]:
-        """Returns what is known of each layer, in the order of the first calls."""
+        """Returns the facts of each layer, in the order of first calls."""
         return tuple(map(_explained, self._called.values()))
 
     def _saw(self, facts: Facts) -> None:

@@ -27,7 +27,7 @@ from shardcore.ports.measurement.trace_context import TracerFactory, gradients_a
 
 @attrs.frozen
 class Blocks:
-    """Blocks of a model that repeat: layers that are called on the output of the one before.
+    """Repeated blocks of a model: each layer is called on the output of the previous one.
 
     Args:
         traced: The names of those that the trace has.

@@ -18,8 +18,8 @@ Change = Callable[[ModuleType], None]
 def change_exporter(replacements: dict[str, Callable[[Any], object]], undo: ExitStack) -> None:
     """Gives functions of the module new values, now or when it is imported, until `undo`.
 
-    The functions from old to new values are by name. A name that the module has not is that of a
-    builtin function.
+    `replacements` has, by name, a function from the old value to the new one. A name that the
+    module lacks is a builtin function.
     """
 
     def change(module: ModuleType) -> None:

@@ -20,8 +20,8 @@ from shardcore.domain.errors import PolicyError
 def repeating_shapes() -> Iterator[None]:
     """Lets `keras.ops.repeat` infer shapes on the meta device.
 
-    That of Keras 3.15 gives itself a symbolic tensor, which it cannot convert. Keras then computes
-    with the values of the variables, which a model that is built on the meta device has not.
+    In Keras 3.15 it passes a symbolic tensor to itself, which fails. Keras then computes with
+    values of variables, and a model on the meta device has none.
     """
 
     def repeat(original: Original, x: Any, repeats: Any, axis: int | None = None) -> Any:

@@ -84,7 +84,7 @@ def as_logs(results: object) -> Any:
 
 
 def logs_of_step(trainer: Model, step: str, done: object) -> Any:
-    """Returns what a step has returned as Keras has it: in all releases own logs stay tensors."""
+    """Returns the logs of a step as Keras does; logs of a user's step stay tensors everywhere."""
     of_metrics = LINE < (3, 14) and step != "predict_step" and not gives_own_logs(trainer, step)
     return as_logs(done) if of_metrics else done
 
@@ -156,7 +156,7 @@ def loader_of(adapter: DataAdapter) -> torch.utils.data.DataLoader[Any] | None:
 
 
 def begin_at(model: Model, epoch: int | None) -> None:
-    """Sets the epoch at which the next `fit` of a model begins; None for that of its argument."""
+    """Sets the first epoch of the next `fit` of a model; None for its argument `initial_epoch`."""
     model._initial_epoch = epoch
 
 
@@ -171,5 +171,5 @@ def progress_of(callback: BackupAndRestore) -> tuple[int, int]:
 
 
 def weights_path(callback: BackupAndRestore) -> str:
-    """Returns the file in which a `BackupAndRestore` saves."""
+    """Returns the file that a `BackupAndRestore` writes."""
     return str(callback._weights_path)

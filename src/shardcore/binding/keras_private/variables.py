@@ -30,7 +30,7 @@ def initial_value(variable: Variable, initializer: Any, shape: Sequence[int]) ->
 
 
 def initialize(variable: Variable, tensor: torch.Tensor) -> None:
-    """Gives a new variable its first tensor, as Keras does with that of an initializer."""
+    """Gives a new variable its first tensor, as Keras does with the result of an initializer."""
     variable._initialize(tensor)
 
 

@@ -43,7 +43,7 @@ def draw(
 ) -> Any:
     """Replaces `beta`, `binomial` and `gamma` in a step that is being recorded.
 
-    They set the generators of all devices, and restore that of the CPU.
+    They set the generators of all devices, and restore only that of the CPU.
     """
     operands = inspect.signature(original).bind(*args, **kwargs).arguments
     seed = operands.pop("seed", None)
@@ -103,7 +103,7 @@ def segment_sum(
         return original(data, segment_ids, num_segments, **options)
     rows, numbers = map(keras.ops.convert_to_tensor, (data, segment_ids))
     is_known = (numbers >= 0) & (numbers < num_segments)
-    # One more segment gets the rows of those that are out of range.
+    # One more segment gets the rows whose segment is out of range.
     places = numbers.long().where(is_known, num_segments).unsqueeze(1)
     precise = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
     found = _added(places, precise, (num_segments + 1, *rows.shape[1:]))

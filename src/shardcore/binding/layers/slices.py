@@ -1,6 +1,7 @@
-"""Patches: slices that begin at a number in a tensor, which Keras reads on the host.
+"""Patches: slices whose start is a tensor.
 
-A recording would hold for that one place only. `generate()` writes each token at such a place.
+Keras reads the start on the host, so a recording would hold for that start only. `generate()`
+writes each token by such a slice.
 """
 
 from collections.abc import Sequence
@@ -85,7 +86,7 @@ def _from_begin(place: object, size: int) -> Any:
 
 
 class TensorIndices(TorchFunctionMode):
-    """A context in which a number in a tensor, as an index, is not read on the host."""
+    """A context in which an index that is a tensor is not read on the host."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:

@@ -89,7 +89,7 @@ def _facts_of_built(
     building: AbstractContextManager[None],
     values: AbstractContextManager[None],
 ) -> LayerFacts:
-    """Returns the facts of what the function `name` builds in the context `values`."""
+    """Returns the facts of the model that function `name` builds in the context `values`."""
     with (
         keras_private.without_distribution(),
         keras_private.unnoticed(),

@@ -1,4 +1,4 @@
-"""Blocks of a model that repeat: equal layers in a row, of which one trace shows all."""
+"""Repeated blocks of a model: equal layers in a row, which are traced once."""
 
 from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -35,7 +35,7 @@ def runs_of(graph: keras.Function) -> tuple[tuple[str, ...], ...]:
     final = {id(each) for each in graph.outputs}
 
     def after(node: Any) -> Any:
-        """Returns the call that alone takes the output of `node`; None if there is none."""
+        """Returns the only call that reads the output of `node`; None if there is not one."""
         found = users.get(id(node.outputs[0]), [])
         alone = len(node.outputs) == 1 and len(found) == 1 and id(node.outputs[0]) not in final
         return found[0] if alone and calls[id(node.operation)] == 1 else None
@@ -142,7 +142,7 @@ class Equality:
 
 
 def _is_noted(value: object) -> bool:
-    """Returns whether Keras notes by it where a layer is used, and what it has."""
+    """Returns whether Keras notes by this attribute where a layer is used, or what it holds."""
     return keras_private.is_bookkeeping(value) or keras_private.is_tracker(value)
 
 

@@ -58,7 +58,7 @@ def _layout(rule: Match[Any] | None) -> Layout | None:
 
 
 def _as_decided(report: RulesReport, decided: Mapping[str, str | None]) -> RulesReport:
-    """Returns `report` with the rules that decided instead of those that came too late."""
+    """Returns `report` with the rules that decided, not those that were added too late."""
     if not decided:
         return report
     kept = {path: key for path, key in report.matched.items() if path not in decided}
@@ -77,7 +77,7 @@ def _as_decided(report: RulesReport, decided: Mapping[str, str | None]) -> Rules
 
 
 def check_plan(model: Model, session: Session) -> None:
-    """Refuses a plan that was made for other variables than those of `model`."""
+    """Refuses a plan that was made for other variables than `model` has."""
     layout_map = keras_private.layout_map_of(session.distribution)
     if isinstance(layout_map, Plan):
         layout_map.check(model.name, [variable.path for variable in model.variables])

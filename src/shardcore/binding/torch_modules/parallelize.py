@@ -176,7 +176,7 @@ def _check_module(module: object, session: Session) -> None:
 
 
 def _check_mesh(mesh: Any, session: Session) -> None:
-    """Refuses a mesh that is not the one of the distribution that is set."""
+    """Refuses a mesh that differs from the mesh of the distribution."""
     if isinstance(mesh, Mesh):
         same = mesh == session.mesh
     elif hasattr(mesh, "backend_mesh"):  # a Keras DeviceMesh

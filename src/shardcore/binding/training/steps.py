@@ -76,7 +76,7 @@ class Steps:
         return False if self.sessions.are_served() else original(trainer)
 
     def begin(self, original: Original, iterator: keras_private.EpochIterator) -> Any:
-        """Replaces `EpochIterator.__iter__`: compares the ranks, and skips what a fit has seen."""
+        """Replaces `EpochIterator.__iter__`: compares ranks, skips batches of finished steps."""
         session, run = self.sessions.current(), self.sessions.run()
         if session is not None and session.mesh.size > 1:
             self._compare_before_epoch(session, run)

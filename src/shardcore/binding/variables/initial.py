@@ -1,6 +1,6 @@
-"""Patches: the initial values of large variables, of which a rank makes its shard.
+"""Patches: initial values of large variables; a rank makes only its shard.
 
-Of random values it draws all numbers, in pieces, and keeps its own.
+It draws all random numbers, in pieces, and keeps its own.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ _NUMBERS = {
 
 @attrs.frozen(eq=False)
 class NewShard:
-    """The variable in creation, of which a draw of its shape gives this rank's shard."""
+    """The variable in creation: a draw of its shape returns only this rank's shard."""
 
     session: Session
     shape: tuple[int, ...]

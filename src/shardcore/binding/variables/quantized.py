@@ -1,4 +1,4 @@
-"""Patches: the functions that quantize a kernel, of which NumPy makes several copies."""
+"""Patches: functions that quantize a kernel. In Keras, NumPy makes several copies of it."""
 
 import inspect
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def in_pieces(
     """Replaces `abs_max_quantize` and its grouped form: quantizes a sharded kernel in pieces.
 
     Pieces are slices along a dim whose indices each have their own scales, so the codes and scales
-    are those of the whole kernel. Inputs of a layer, of which NumPy makes no copies, are left out.
+    are those of the full kernel. Inputs of a layer are left out, because NumPy does not copy them.
     """
     value = getattr(inputs, "value", inputs)  # of a Keras variable
     call = inspect.signature(original).bind(value, *args, **kwargs)

@@ -159,7 +159,7 @@ def place(
 ) -> None:
     """Stores the full value of `variable`, equal on all ranks, by the session's strategy.
 
-    Its default storage layout is the one that the strategy derives from that of the distribution.
+    By default the strategy derives its storage layout from the layout of the distribution.
     """
     keras_private.update_shape(variable)
     ruled = layout is None and keras_private.layout_of(variable) is None

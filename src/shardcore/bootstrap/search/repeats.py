@@ -28,9 +28,9 @@ def priced_steps(
     machine: Machine,
     repeats: "Repeats",
 ) -> list[tuple[RankStep, ...]]:
-    """Returns the steps of candidates; those of a group have the same trace.
+    """Returns the steps of candidates; candidates of a group share a trace.
 
-    Of blocks that repeat, a trace has as many as show the others.
+    A trace has only as many of the repeated blocks as it needs.
 
     Raises:
         PolicyError: If the model or its step fails without values.
@@ -118,7 +118,7 @@ class Repeats:
 
     @classmethod
     def of(cls, facts: LayerFacts) -> "Repeats":
-        """Returns those of a model whose layers have different names."""
+        """Returns the runs whose layers have names that no other layer of the model has."""
         names = Counter(layer.name for layer in facts.layers())
         runs = (tuple(run) for run in _outermost(facts))
         return cls(facts, tuple(run for run in runs if all(names[e.name] == 1 for e in run)))
@@ -145,7 +145,7 @@ class Repeats:
         return {run.traced[1]: 1 + len(run.copied) for run in shortest if run.copied}
 
     def under(self, planned: PlannedCandidate) -> tuple[Run, ...]:
-        """Returns the runs of which some blocks are left out of the trace of a candidate.
+        """Returns the runs that are shortened in the trace of a candidate.
 
         The rules of the blocks of the short model must be equal.
         """
@@ -179,7 +179,7 @@ def _without(layer: LayerFacts, left_out: Mapping[str, str]) -> LayerFacts:
 
 
 def _outermost(layer: LayerFacts) -> Iterator[list[LayerFacts]]:
-    """Yields the runs of children of `layer`, and those of others, if they are in no run."""
+    """Yields the runs of children of `layer`; for a child in no run, the runs of its children."""
     runs = [[child for name in run if (child := layer.child(name))] for run in layer.runs]
     yield from runs
     inside = {each.name for run in runs for each in run}

@@ -88,8 +88,7 @@ def steps(
 ) -> list[tuple[RankStep, ...] | None]:
     """Returns the steps of each job on its meshes; None if blocks of its runs differ.
 
-    Jobs that trace the same blocks share a model. Of each model as many are traced at a time as
-    there are cores.
+    Jobs that trace the same blocks share a model. Each core traces one job of a model at a time.
 
     Raises:
         PolicyError: If the model or its step fails without values, or this process cannot be

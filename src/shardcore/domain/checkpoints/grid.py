@@ -88,7 +88,7 @@ class Grid:
 
     @classmethod
     def of(cls, layout: Layout, shape: Iterable[int]) -> "Grid":
-        """Returns the grid whose pieces are those that the ranks of a layout hold.
+        """Returns the grid of the shards that ranks hold under a layout.
 
         Example:
             >>> from shardcore.domain.mesh import Mesh

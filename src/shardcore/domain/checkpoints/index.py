@@ -118,7 +118,7 @@ class StoredVariable:
 
     @property
     def whole(self) -> list[Held]:
-        """All of it, as the one part that is wanted."""
+        """The full variable, as the one part that is wanted."""
         box = Box((0,) * len(self.shape), self.shape)
         return [Held(box, box)]
 
@@ -126,7 +126,7 @@ class StoredVariable:
         return f"{self.name!r} ({self.path})" if self.path else repr(self.name)
 
     def key(self, box: Box) -> str:
-        """Returns the name of a piece in its file: that of the variable, and its part of it.
+        """Returns the name of a piece in its file: the name of the variable, and the slice.
 
         Example:
             >>> grid = Grid((4, 6), ((0, 2), (0,)))

@@ -92,7 +92,7 @@ def _meant(text: str, paths: Iterable[str]) -> str | None:
 
 
 def _misspelt(key: PathKey, paths: Collection[str]) -> str | None:
-    """Returns the hint for a key of which one word is almost a word of a path."""
+    """Returns a hint for a key with a word that is almost a word of a path."""
     known = dict.fromkeys(word for path in paths for word in _WORD.findall(path))
     for found in _WORD.finditer(key.text):
         for near in difflib.get_close_matches(found[0], known):

@@ -98,7 +98,7 @@ class Call:
 
     @cached_property
     def separate(self) -> frozenset[str]:
-        """The factors that every tensor of a product with a weight has, as those of experts."""
+        """The factors that all tensors of a product with a weight have, such as experts."""
         weights = {operand.weight for operand in self.operands}
         if len(weights) == 1 or not any(map(self.rule.sums, self.rule.results)):
             return frozenset()

@@ -15,8 +15,8 @@ _PARTS = 48
 class LayerCost:
     """The cost of a layer under one choice.
 
-    Collectives that may run beside operators hide behind those of all layers. So the seconds of a
-    step are the larger of two sums over its layers.
+    Collectives that may run beside operators hide behind the operators of all layers. So the
+    seconds of a step are the larger of two sums over its layers.
 
     Args:
         alone: The seconds of its operators, and of its collectives that do not run beside any.

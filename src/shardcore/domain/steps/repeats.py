@@ -56,7 +56,7 @@ class _Longer:
     # The new times.
 
     def _lay_out(self) -> bool:
-        """Notes the new beginning of each part; returns whether neighbours are in a row."""
+        """Notes the new start of each part; returns whether neighbours follow one another."""
         before, copies = self.run.before, len(self.run.copied)
         time, previous = self.traced.parts[0].begin, None
         for part in self.traced.parts:

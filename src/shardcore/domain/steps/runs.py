@@ -1,4 +1,4 @@
-"""Equal blocks in a row of a traced step, and whether those of the trace are equal."""
+"""Equal blocks in a row of a model, and a check that their traces are equal."""
 
 import re
 from bisect import bisect_right

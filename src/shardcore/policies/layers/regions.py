@@ -87,7 +87,7 @@ class Graph:
         return self._checked(split, rows)
 
     def _split_with(self, name: str) -> list[str]:
-        """Returns the linear layers whose outputs must be split if that of `name` is."""
+        """Returns the linear layers whose outputs must be sharded with the output of `name`."""
         node = self.nodes[name]
         if name in self.outputs:
             raise NoRegionError("its output is one of the model's")

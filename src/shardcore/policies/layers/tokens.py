@@ -103,7 +103,7 @@ class Roles:
 
 
 def _attention_output(layer: LayerFacts) -> LayerFacts | None:
-    """Returns the last layer in an attention, None if `layer` is none, or does more than that."""
+    """Returns the last layer in an attention; None if `layer` is no attention, or does more."""
     found = list(attentions(layer))
     return found[0].output if len(found) == 1 and not found[0].is_fused else None
 

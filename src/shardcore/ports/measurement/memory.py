@@ -9,7 +9,7 @@ from shardcore.ports.types import TensorT_contra
 
 
 class MemoryTracer(Protocol[TensorT_contra]):
-    """Notes what is allocated, and when it is free again."""
+    """A tracer of memory: each allocation, and when it is free again."""
 
     def without_values(self) -> AbstractContextManager[Any]:
         """Opens the context in which tensors have shapes and no values, and nothing is computed.
@@ -21,7 +21,7 @@ class MemoryTracer(Protocol[TensorT_contra]):
         """Opens a context in which the results of operators are noted."""
 
     def hold(self, tensor: TensorT_contra, kind: Kind) -> int:
-        """Notes the memory of a plain tensor or, if it is noted already, what it is for.
+        """Notes the memory of a plain tensor and its use; a known tensor gets the new use.
 
         Returns:
             The number of its allocation.

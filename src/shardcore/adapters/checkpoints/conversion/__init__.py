@@ -59,7 +59,7 @@ def convert(source: Path, target: Path, max_shard_bytes: int | None = None) -> C
 
 
 def _move(unfinished: Path, target: Path) -> None:
-    """Gives what was written its name; of several files the one that `target` names last."""
+    """Renames the written files to `target`; of several files, the one that it names comes last."""
     if writing.is_folder(target):
         folders.sync(unfinished)
         os.rename(unfinished, target)

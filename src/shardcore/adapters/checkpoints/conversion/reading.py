@@ -120,7 +120,7 @@ def _of_entry(name: str, file: safetensors.SafetensorsFile) -> Variable:
 
 
 def _weights(path: Path, stack: ExitStack) -> Source:
-    """Opens weights of Keras, in one file or in those that a .weights.json names."""
+    """Opens weights of Keras: one file, or the files that a .weights.json lists."""
     paths = [path] if path.suffix == ".h5" else [path.with_name(each) for each in _parts(path)]
     try:
         files = [stack.enter_context(h5py.File(each, "r")) for each in paths]

@@ -51,7 +51,7 @@ def writer_of(target: Path) -> _Writer:
 
 
 def fitting(source: Source, target: Path) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
-    """Returns the variables that the target gets, and those that its format has not.
+    """Returns the variables that the target gets, and those that its format cannot store.
 
     Keras' weight files have weights and the optimizer, under Keras' keys.
 
@@ -152,7 +152,7 @@ def _write_file(path: Path, variables: Sequence[Variable]) -> StoredFile:
 
 
 def _divided(variables: Sequence[Variable], limit: int | None) -> Iterator[list[Variable]]:
-    """Yields the variables in parts, each with as many as fit into `limit` bytes, at least one."""
+    """Yields the variables in parts of at most `limit` bytes; each has at least one variable."""
     part: list[Variable] = []
     size = 0
     for each in variables:

@@ -127,7 +127,7 @@ class Redistribution:
 
 
 def _repeats(form: Form, target: Layout) -> tuple[int, ...]:
-    """Returns the dims in which equal values get split over axes that split other dims now."""
+    """Returns the dims of equal values that `target` shards by axes which shard other dims now."""
     if form.weight or form.layout.partial or target.partial:
         return ()
     split = {axis for dim in range(form.ndim) for axis in form.layout.dim_axes(dim)}

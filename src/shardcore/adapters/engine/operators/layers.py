@@ -45,7 +45,7 @@ def _convolution_backward(
     biases: object,
     *numbers: Any,
 ) -> Task:
-    """Plans its gradient; `numbers` are those of the convolution, and the mask of gradients."""
+    """Plans the gradient of a convolution; `numbers` are its numbers, and the mask of gradients."""
     *how, groups, mask = numbers
     channels = _channels(kernel, groups, transposed=how[3])
 
@@ -85,10 +85,10 @@ def _planes(spatial: int, operator: Operator, tensor: Operand, *rest: object) ->
 
 
 def _contiguous_planes(spatial: int, operator: Operator, tensor: Operand, *rest: object) -> Task:
-    """Plans an operator on planes whose results are contiguous, as torch has them.
+    """Plans an operator on planes with contiguous results, as torch returns them.
 
-    The gradient of `adaptive_max_pool3d` takes the indices of largest values by their place in
-    memory: in another order they are those of other windows.
+    The gradient of `adaptive_max_pool3d` reads the indices of the maxima in memory order: in
+    another order they would belong to other windows.
     """
     return along(operator, (tensor, *rest), frozenset(range(tensor.ndim - spatial, tensor.ndim)))
 

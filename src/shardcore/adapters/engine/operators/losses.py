@@ -23,7 +23,7 @@ def _loss(place: int) -> Planner:
 def _loss_backward(place: int) -> Planner:
     """Returns a planner of the gradient of a loss; its reduction is at `place` of the arguments.
 
-    torch divides that of a mean by the number of elements which it sees, those of one rank here.
+    torch divides the gradient of a mean by the number of elements that it sees: those of one rank.
     """
 
     def of_all(operator: Operator, *args: object) -> torch.Tensor:

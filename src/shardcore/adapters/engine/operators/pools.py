@@ -26,7 +26,8 @@ def _average(spatial: int, operator: Operator, *args: Any) -> Task:
 def _largest(spatial: int, operator: Operator, *args: Any) -> Task | Handler:
     """Plans `max_pool2d_with_indices(image, window, stride, padding, dilation, ...)`.
 
-    Its gradient takes that of the result before the image, and the indices at the end.
+    The gradient operator takes the gradient of the result first, then the image, and the indices
+    last.
     """
     is_gradient = isinstance(args[1], Operand)
     image, *numbers = args[is_gradient:]
@@ -82,7 +83,7 @@ def _split(
 
 
 def _largest_of_split(spatial: int, operator: Operator, image: torch.Tensor, *numbers: Any) -> Any:
-    """Converts each rank's indices, which count in its part of the plane, to those of the plane."""
+    """Converts indices in each rank's part of the plane to indices in the full plane."""
     windows = _windows(spatial, image, *numbers[:4])
     sizes = tuple(image.shape[-spatial:])
 
@@ -99,7 +100,7 @@ def _largest_of_split(spatial: int, operator: Operator, image: torch.Tensor, *nu
 def _largest_backward_of_split(
     spatial: int, operator: Operator, gradient: torch.Tensor, image: torch.Tensor, *args: Any
 ) -> Any:
-    """Converts the indices of the plane to those of each rank's part."""
+    """Converts indices in the full plane to indices in each rank's part."""
     *numbers, indices = args
     windows = _windows(spatial, image, *numbers[:4])
     sizes = tuple(image.shape[-spatial:])

@@ -79,14 +79,14 @@ def _call(operator: Operator, args: Args, kwargs: Kwargs) -> dict[str, Any] | No
 
 
 def _named(call: Mapping[str, Any], names: Iterable[str]) -> dict[str, Operand]:
-    """Returns those of the arguments `names` that are tensors."""
+    """Returns the arguments `names` that are tensors."""
     return {name: call[name] for name in names if isinstance(call[name], Operand)}
 
 
 def _run(
     operator: Operator, call: Mapping[str, object], names: Iterable[str], parts: Parts
 ) -> Sequence[Any]:
-    """Runs `operator` with `parts` in the place of its tensors: those of `names`, and weights."""
+    """Runs `operator` with `parts` in place of its tensor arguments: `names`, and the weights."""
     tensors: dict[str, Any] = dict(zip(names, parts, strict=False))
     local = {**call, **tensors, "weight": parts[len(tensors) :]}
     found: Sequence[Any] = operator(**local)

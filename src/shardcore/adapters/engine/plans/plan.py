@@ -126,7 +126,7 @@ class Plan:
                 assert self.task.compute is not None
                 take = partial(_one_of, self.task.compute, number)
                 note_view(tensor, operand, take, is_copy=is_copy)
-            # The layout of a moved operand could not be split, nor can that of its copy.
+            # A moved operand could not be sharded in its layout; nor can its copy.
             if known and self._stays:
                 self._note_view(tensor, number, known)
             results.append(tensor)
@@ -198,7 +198,7 @@ def with_tensors(argument: object, others: Iterator[object]) -> Any:
 
 
 def moved(tensor: ShardedTensor, move: Redistribution, serves: bool = False) -> torch.Tensor:
-    """Returns the local shard of `tensor` after `move`; that of a weight may come from the cache.
+    """Returns the local shard of `tensor` after `move`; a weight may come from the cache.
 
     `serves` says whether products read the moved tensor from now on.
     """

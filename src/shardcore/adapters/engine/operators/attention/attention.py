@@ -105,7 +105,7 @@ def _orders(operator: Operator, operands: Sequence[Operand]) -> list[Order | Non
 
 
 def _dims(call: AttentionCall) -> tuple[str, str | None]:
-    """Returns the first dims of query, key and value, and those of the mask, for the rule."""
+    """Returns the first dims of query, key and value, and of the mask, for the rule."""
     query, *others = call.inputs
     heads = [
         letter if all(each.shape[dim] == query.shape[dim] for each in others) else "-"

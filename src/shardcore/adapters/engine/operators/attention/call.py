@@ -122,7 +122,7 @@ class AttentionCall:
         *,
         causal: bool,
     ) -> Sequence[Any]:
-        """Returns the gradients of query, key and value, and that of the mask, or None.
+        """Returns the gradients of query, key, value and mask; None for a mask without one.
 
         The operands are the gradient of the output, query, key, value, output and sums.
         """

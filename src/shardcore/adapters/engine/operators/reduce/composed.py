@@ -1,6 +1,6 @@
-"""Operators composed of others, each of which is dispatched again, so that nothing is gathered.
+"""Operators composed of others, which are dispatched one by one, so that nothing is gathered.
 
-For variances, batch norms, and softmax along a split dim, ranks reduce sums and maxima.
+For variances, batch norms, and softmax along a sharded dim, ranks reduce sums and maxima.
 """
 
 import math

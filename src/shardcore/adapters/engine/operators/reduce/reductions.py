@@ -41,7 +41,7 @@ def _is_count(tensor: Operand, dims: frozenset[int], keep: bool) -> bool:
 
 
 def _count(_operator: Operator, *args: Any) -> Any:
-    """Counts true values: in 64 bits, as on one device, of which half are sent."""
+    """Counts true values in 64 bits, as on one device, and sends 32 of them."""
     tensor, dims, keep = _dims_of(*args)
     return reduced(tensor.sum(sorted(dims), keep, dtype=torch.int32)).to(torch.int64)
 
