@@ -6,19 +6,23 @@
 # make faults kills ranks at random moments of a training and of saves, and damages the files of checkpoints
 # make hosts  trains on network namespaces as hosts, and cuts them off (needs root)
 # make docs   builds the documentation site into build/site
+# make dist   builds the wheel and the sdist into dist, and checks them with twine
 # make compat TORCH=2.15.0 KERAS=3.15.1   runs the unit tests, the contract, the counts of collectives and a part of
 #             the matrices with these releases; with TORCH=newest KERAS=nightly it prints the names that moved
 # make compat-all   does so for the table of pairs, and writes docs/reference/compatibility.md
 # make gpu    runs tests and a benchmark on the GPUs of this machine, and writes docs/reference/gpu.md
 # make hub    trains and runs models of keras-hub over two ranks, beside one device
 # make traffic  counts the bytes that a rank sends in a step, beside those of Keras on JAX
-# Each creates what it needs: .venv (everything), .venv-core (no torch, no Keras), .venv-docs (the site),
-# .venv-hub (keras-hub).
+# Each creates what it needs: .venv (everything), .venv-demo (no linters, no test tools), .venv-core (no torch,
+# no Keras), .venv-docs (the site), .venv-dist (build, twine), .venv-hub (keras-hub).
 
 PYTHON ?= python3
 VENV := .venv
 CORE_VENV := .venv-core
 DOCS_VENV := .venv-docs
+DIST_VENV := .venv-dist
+# The demo needs no development tools, and takes an environment that is there.
+DEMO_VENV := $(if $(wildcard $(VENV)/.installed),$(VENV),.venv-demo)
 HUB_VENV := .venv-hub
 PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 
@@ -41,10 +45,10 @@ ifndef SIDE_BY_SIDE
 endif
 .PHONY: demo test test-fast lint faults hosts checks unit unit-core unit-torch distributed distributed-dtensor \
 	distributed-manual matrix-full \
-	bench bench-jax hub compat compat-all gpu docs traffic clean
+	bench bench-jax hub compat compat-all gpu docs dist traffic clean
 
-demo: $(VENV)/.installed
-	$(VENV)/bin/python examples/demo.py
+demo: $(DEMO_VENV)/.installed
+	$(DEMO_VENV)/bin/python examples/demo.py
 
 # Side by side, since none of them keeps both cores busy: installations, linters, the site and short tests.
 test: export SHARDCORE_LINES = 1
@@ -143,18 +147,30 @@ docs: $(DOCS_VENV)/.installed
 	$(call headline,the documentation site: build/site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
+dist: $(DIST_VENV)/.installed
+	$(call headline,the wheel and the sdist: dist)
+	@rm -rf dist
+	$(DIST_VENV)/bin/python -m build
+	$(DIST_VENV)/bin/twine check --strict dist/*
+
 traffic: $(VENV)/.installed build/bench-jax/.installed
 	$(call headline,bytes that a rank sends in a training step beside those that XLA sends: half an hour or more)
 	$(VENV)/bin/python -m benchmarks.traffic $(TRAFFIC)
 
 clean:
-	rm -rf $(VENV) $(CORE_VENV) $(DOCS_VENV) $(HUB_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-demo $(CORE_VENV) $(DOCS_VENV) $(DIST_VENV) $(HUB_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(call headline,installing shardcore with torch and Keras into $(VENV))
 	$(create_venv)
 	$(VENV)/bin/python $(PIP_INSTALL) -e '.[torch,dev]'
+	@touch $@
+
+.venv-demo/.installed: pyproject.toml constraints.txt
+	$(call headline,installing shardcore with torch and Keras into .venv-demo: a minute or two)
+	$(create_venv)
+	$(@D)/bin/python $(PIP_INSTALL) -e '.[torch]'
 	@touch $@
 
 $(CORE_VENV)/.installed: pyproject.toml constraints.txt
@@ -167,6 +183,12 @@ $(DOCS_VENV)/.installed: pyproject.toml constraints-docs.txt
 	$(call headline,installing what builds the documentation site into $(DOCS_VENV))
 	$(create_venv)
 	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints-docs.txt -e '.[docs]'
+	@touch $@
+
+$(DIST_VENV)/.installed: constraints-dist.txt
+	$(call headline,installing what builds and checks the wheel into $(DIST_VENV))
+	$(create_venv)
+	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints-dist.txt build twine
 	@touch $@
 
 # keras-hub asks for TensorFlow, of 600 MB, and imports it only if it is there; its own fit needs Grain.

@@ -7,7 +7,7 @@ import attrs
 import numpy as np
 from rich.table import Table
 
-# Sums are taken in another order, so the last bits differ. Of weights more than of losses: where a
+# Ranks add in another order, so the last bits differ. Weights differ more than losses: if a
 # gradient is zero in theory (the bias of an attention key), Adam makes steps of rounding noise.
 LOSS_TOLERANCE = 1e-4
 WEIGHT_TOLERANCE = 1e-3
@@ -15,7 +15,7 @@ WEIGHT_TOLERANCE = 1e-3
 
 @attrs.frozen
 class Run:
-    """One training: a list of facts and a list of whole weights, each with an item per rank."""
+    """One training: a list of facts and a list of full weights, each with an item per rank."""
 
     name: str
     ranks: list[dict]
@@ -69,19 +69,19 @@ def table(runs):
         shown.add_row(f"loss of epoch {epoch + 1}", *losses)
     shown.add_section()
     losses = [f"{run.loss_difference(one):.1e}" for run in others]
-    shown.add_row("largest difference, loss", "-", *losses)
+    shown.add_row("difference, loss", "-", *losses)
     weights = [f"{run.weight_difference(one):.1e}" for run in others]
-    shown.add_row("largest difference, weight", "-", *weights)
+    shown.add_row("difference, weight", "-", *weights)
     shown.add_section()
     shown.add_row("variables on a rank", *(_bytes(run, "variables") for run in runs))
-    shown.add_row("optimizer state on a rank", *(_bytes(run, "optimizer") for run in runs))
+    shown.add_row("optimizer on a rank", *(_bytes(run, "optimizer") for run in runs))
     shown.add_section()
-    shown.add_row("collectives in a step", *map(_collectives, runs))
+    shown.add_row("collectives a step", *map(_collectives, runs))
     return shown
 
 
 def _bytes(run, what):
-    """The bytes of the rank that holds most."""
+    """Returns the bytes of the rank that holds most."""
     here, whole = (max(rank[what][key] for rank in run.ranks) for key in ("here", "whole"))
     return f"{here / 2**20:.2f} of {whole / 2**20:.2f} MiB"
 

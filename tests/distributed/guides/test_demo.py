@@ -91,6 +91,13 @@ def test_one_rank_shows_progress_and_a_table_ends_it(demo):
     assert "The three agree, after " in shown.splitlines()[-1]
 
 
+def test_the_table_fits_a_terminal_of_80_columns(demo):
+    shown, _ = demo
+    rows = [line for line in shown.splitlines() if line.startswith(("│", "┃", "┏"))]
+    assert len(rows) > 8
+    assert max(map(len, rows)) <= 80
+
+
 def test_a_difference_is_not_tolerated(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     from comparison import Run

@@ -1,0 +1,58 @@
+"""The project files agree: the workflow, pre-commit and pyproject.toml name what is there."""
+
+import re
+import tomllib
+
+import pytest
+
+from tests.checks.tree import ROOT
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+WORKFLOW = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", MAKEFILE, re.MULTILINE))
+# What one job of the matrix runs is what `make test` runs, beside the job for the site.
+IN_TEST = {"lint", "checks", "unit", "distributed", "docs"}
+
+
+def made_in(text: str) -> set[str]:
+    """Returns the targets that the steps of a workflow make."""
+    return set(re.findall(r"^ *- run: make ([\w-]+)", text, re.MULTILINE))
+
+
+def test_the_workflow_runs_targets_of_make_and_nothing_else():
+    steps = re.findall(r"^ *- run: (.+)$", WORKFLOW, re.MULTILINE)
+    assert [step for step in steps if not step.startswith("make ")] == []
+    assert made_in(WORKFLOW) <= TARGETS
+
+
+def test_the_workflow_runs_all_that_make_test_runs():
+    assert made_in(WORKFLOW) >= IN_TEST | {"compat", "hub", "dist"}
+
+
+def test_the_workflow_has_the_python_versions_that_the_package_names():
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    named = [each.rpartition(" ")[2] for each in classifiers if re.search(r":: 3\.\d+$", each)]
+    (matrix,) = re.findall(r"^ *python: \[(.*)\]$", WORKFLOW, re.MULTILINE)
+    assert re.findall(r"[\d.]+", matrix) == named
+
+
+def test_pre_commit_runs_commands_of_make_lint():
+    text = (ROOT / ".pre-commit-config.yaml").read_text()
+    entries = re.findall(r"^ *entry: \.venv/bin/(.+)$", text, re.MULTILINE)
+    assert len(entries) == text.count("- id:")
+    commands = re.findall(r"^\t\$\(VENV\)/bin/(.+)$", MAKEFILE, re.MULTILINE)
+    assert [e for e in entries if not any(c.startswith(e) for c in commands)] == []
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS - {"clean", "show", "unit-core", "unit-torch"}))
+def test_the_makefile_begins_with_a_line_for_each_target(target):
+    head = MAKEFILE.partition("\n\n")[0]
+    in_test = target in IN_TEST or target.startswith("distributed") or target == "bench-jax"
+    assert in_test or f"make {target}" in head
+
+
+def test_a_planted_step_is_seen():
+    assert made_in("    - run: make lint\n      - run: make frobnicate X=1\n") == {
+        "lint",
+        "frobnicate",
+    }
