@@ -128,6 +128,20 @@ class _WithoutUpdatesAndWaits(TorchDispatchMode):  # type: ignore[no-untyped-cal
         return None if is_fused(func) else func(*args, **(kwargs or {}))
 
 
+def count_devices() -> None:
+    """Has autograd count the devices of this host, before torch pretends that it has more.
+
+    Once a `FakeTensorMode` was entered, a torch for CUDA on a host without a GPU counts eight. The
+    first backward pass after it would start a thread for each, and a process that is forked later
+    could run none. After a pass, autograd counts no more.
+    """
+    if torch.accelerator.is_available():  # whose threads it needs
+        return
+    with torch.inference_mode(False), torch.enable_grad():
+        operand = torch.zeros((), device="cpu", dtype=torch.float32, requires_grad=True)
+        torch.autograd.backward(operand)
+
+
 class WithoutValues(AbstractContextManager[None]):
     """A context in which operators give tensors with shapes, and compute nothing.
 
@@ -142,6 +156,7 @@ class WithoutValues(AbstractContextManager[None]):
         self._open = ExitStack()
 
     def __enter__(self) -> None:
+        count_devices()
         for each in self._modes:
             self._open.enter_context(each)
 

@@ -13,6 +13,7 @@ from torch import fx
 
 from shardcore.adapters.torch_private import collectives, pooling
 from shardcore.adapters.torch_private.collectives import collective_name, is_wait, runs_on_gloo
+from shardcore.adapters.torch_private.dispatch_modes import count_devices
 from shardcore.domain.steps.capture import NotCaptured
 
 
@@ -63,6 +64,7 @@ def _cacheable(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    count_devices()
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
     with config.patch(enable_autograd_cache=False):

@@ -119,7 +119,8 @@ def _without_values(tracer: MemoryTracer[torch.Tensor]) -> Iterator[None]:
                 raise EnvironmentProblem(
                     "The step runs in a fork of this process, which has run a backward pass "
                     "already. In it torch has started threads that do not survive a fork, as it "
-                    "does on a host with a GPU. Ask first, or in a new process."
+                    "does on a host with a GPU; in a build for CUDA also after torch.compile on a "
+                    "host without one. Ask first, or in a new process."
                 ) from error
             raise PolicyError(
                 "To see how much memory the step takes, it runs on tensors without values, and "

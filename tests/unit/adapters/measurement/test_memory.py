@@ -4,7 +4,6 @@ import torch
 
 from shardcore.adapters.measurement.memory import StepMemory
 from shardcore.domain.steps.memory import highest
-from tests.unit.adapters.measurement.forks import forked
 
 
 def test_memory_is_held_as_long_as_a_tensor_or_a_view_has_it():
@@ -25,7 +24,6 @@ def test_memory_is_held_as_long_as_a_tensor_or_a_view_has_it():
     assert highest(tracer.allocations()) == {"activations": 16, "gradients": 32}
 
 
-@forked
 def test_what_autograd_saves_is_held_until_the_backward_pass():
     tracer = StepMemory()
     with tracer.without_values():

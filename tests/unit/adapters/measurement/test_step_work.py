@@ -5,12 +5,10 @@ import torch
 
 from shardcore.adapters.measurement.step_tape import StepTape
 from shardcore.domain.mesh import Mesh
-from tests.unit.adapters.measurement.forks import forked
 
 MESH = Mesh((2,), ("data",))
 
 
-@forked
 def seen(run, *shapes):
     """Returns operations and bytes by operator."""
     tape = StepTape()
