@@ -247,6 +247,29 @@ def test_blocks_whose_small_weights_are_held_are_traced_once():
         assert found == expected
 
 
+def deep_decoder():
+    tokens = keras.Input((16,), dtype="int32")
+    h = layers.Embedding(512, 64, name="embedding")(tokens)
+    for number in range(8):
+        h = Block(64, 4, name=f"block_{number}")(h)
+    model = keras.Model(tokens, layers.Dense(512, name="head")(h))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, jit_compile=False)
+    return model
+
+
+def test_four_blocks_of_a_decoder_show_the_others():
+    """Keras 3.13 holds the operands of layers in reference cycles."""
+    facts, machine = facts_of(deep_decoder, None), machines.find("a100")
+    (wanted,) = (each for each in candidates(2, host=2) if each.policy == "data_parallel")
+    planned = search.with_rules(wanted, 2, machine, facts)
+    job = Job(planned, (wanted.mesh,), Repeats.of(facts).under(planned))
+    assert [len(run.traced) for run in job.runs] == [4]
+    rows = np.zeros((1, 16), "int32")
+    (found,) = steps([job], TraceRequest(deep_decoder, (rows, rows), 2), machine, facts)
+    assert found is not None
+
+
 # Its gradients are summed over two axes, one after the other.
 WANTED = "context_parallel (data=2, seq=2)"
 

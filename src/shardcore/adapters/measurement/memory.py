@@ -1,5 +1,6 @@
 """The memory that a step takes, from a run on tensors without values."""
 
+import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -29,9 +30,24 @@ class StepMemory:
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Opens a context in which the results of operators are noted."""
-        with torch_private.ResultListener(self._saw):
-            yield
+        """Opens a context in which the results of operators are noted.
+
+        Garbage is collected at each operator. Python does so after some number of new objects:
+        equal parts of a step would free what is in reference cycles at different times.
+        """
+
+        def saw(*operator: Any) -> None:
+            gc.collect(0)
+            self._saw(*operator)
+
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            with torch_private.ResultListener(saw):
+                yield
+        finally:
+            if enabled:
+                gc.enable()
 
     def hold(self, tensor: torch.Tensor, kind: Kind) -> int:
         """Notes the memory of a plain tensor and its use; a known tensor gets the new use.

@@ -1,5 +1,7 @@
 """The watch over memory: it is noted when an operator allocates it, and when nothing holds it."""
 
+import gc
+
 import torch
 
 from shardcore.adapters.measurement.memory import StepMemory
@@ -35,3 +37,15 @@ def test_what_autograd_saves_is_held_until_the_backward_pass():
     assert saved == [32, 4]  # exp's result, and the sum
     held = [each for each in tracer.allocations() if each.end is None]
     assert [each.bytes for each in held] == [4, 32]
+
+
+def test_memory_in_a_reference_cycle_is_free_at_the_next_operator():
+    tracer = StepMemory()
+    with tracer.without_values(), tracer.tracing():
+        cycle = [torch.ones(4)]
+        cycle.append(cycle)
+        del cycle
+        torch.ones(4)
+    first, second = tracer.allocations()
+    assert first.end < second.begin
+    assert gc.isenabled()
