@@ -224,13 +224,20 @@ def test_an_error_says_why_a_model_cannot_be_planned():
     in_a_process(program)
 
 
-def test_a_distribution_that_the_function_sets_is_passed_over():
+def data_parallel():
+    """Keras lists the devices for the distribution."""
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    return build()
+
+
+@pytest.mark.parametrize("function", [distributed, data_parallel])
+def test_a_distribution_that_the_function_sets_is_passed_over(function):
     def program():
-        message = r"distributed\(\) sets a distribution.*: call shardcore.install\(\) first"
+        message = rf"{function.__name__}\(\) sets a distribution.*: call shardcore.install"
         with pytest.raises(PolicyError, match=message):
-            plan(distributed, MESH)
+            plan(function, MESH)
         shardcore.install()
-        planned = plan(distributed, MESH).to_dict() == plan(build, MESH).to_dict()
+        planned = plan(function, MESH).to_dict() == plan(build, MESH).to_dict()
         return planned, keras.distribution.distribution()
 
     assert in_a_process(program) == (True, None)

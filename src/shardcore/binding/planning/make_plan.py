@@ -1,8 +1,9 @@
 """Plans for Keras models: the facts of a model, which a policy gets, and the layout map."""
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any, NoReturn
 
 import keras
 
@@ -18,8 +19,6 @@ from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.types import MeshLike
 
 Choose = Callable[[LayerFacts, Mesh], Planned]
-# Opens the context in which the function of a model runs.
-Building = Callable[[], AbstractContextManager[None]]
 
 
 def make_plan(
@@ -37,7 +36,23 @@ def make_plan(
 
 def facts_of(model: object, sessions: Sessions | None) -> LayerFacts:
     """Returns the facts of `model`, a built model or a function that builds one."""
-    return _facts(model, nullcontext if sessions is None else sessions.ignoring_distributions)
+    if isinstance(model, keras.layers.Layer):
+        return _described(model, "the model")
+    if not callable(model):
+        raise PolicyError(
+            f"A plan is for a built Keras model or a function that builds one, got {model!r}."
+        )
+    name = f"{getattr(model, '__name__', repr(model))}()"
+    refusing = partial(_refusing_distributions, name)
+    building = refusing if sessions is None else sessions.ignoring_distributions
+    try:
+        # The meta device has shapes, and no values.
+        return _facts_of_built(model, name, building(), keras.device("meta"))
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):
+            raise
+    # The function reads numbers, such as those of `keras.ops.linspace`. Only variables lack values.
+    return _facts_of_built(model, name, building(), keras_private.variables_without_memory(name))
 
 
 def plan_of(facts: LayerFacts, mesh: MeshLike, policy: str, planned: Planned) -> Plan:
@@ -64,23 +79,32 @@ def _device_mesh(mesh: MeshLike) -> Any:
     )
 
 
-def _facts(model: object, building: Building) -> LayerFacts:
-    """Returns the facts of `model`; its function runs in the context that `building` opens."""
-    if isinstance(model, keras.layers.Layer):
-        return _described(model, "the model")
-    if not callable(model):
-        raise PolicyError(
-            f"A plan is for a built Keras model or a function that builds one, got {model!r}."
-        )
-    name = f"{getattr(model, '__name__', repr(model))}()"
-    try:
-        # The meta device has shapes, and no values.
-        return _facts_of_built(model, name, building(), keras.device("meta"))
-    except (NotImplementedError, RuntimeError) as error:
-        if "meta" not in str(error):
-            raise
-    # The function reads numbers, such as those of `keras.ops.linspace`. Only variables lack values.
-    return _facts_of_built(model, name, building(), keras_private.variables_without_memory(name))
+class _Refusing:
+    """The place of a backend's library of distributions: each use is an error."""
+
+    def __init__(self, error: PolicyError) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._error
+
+
+@contextmanager
+def _refusing_distributions(name: str) -> Iterator[None]:
+    """Opens a context in which the function `name` may set no distribution.
+
+    Keras to 3.15 has no library for distributions on torch: it fails where one is made.
+    """
+    error = PolicyError(
+        f"{name} sets a distribution, which a plan can only pass over where shardcore is "
+        "installed: call shardcore.install() first."
+    )
+    library = keras_private.PATCHES["distribution_lib.distribution_lib"]
+    with ExitStack() as undo:
+        keras_private.replace(library, lambda own: own or _Refusing(error), undo)
+        yield
+    if keras.distribution.distribution() is not None:
+        raise error
 
 
 def _facts_of_built(
@@ -98,11 +122,6 @@ def _facts_of_built(
     ):
         with building:
             built = build()
-        if keras.distribution.distribution() is not None:
-            raise PolicyError(
-                f"{name} sets a distribution, which a plan can only pass over where shardcore is "
-                "installed: call shardcore.install() first."
-            )
         return _described(built, f"what {name} returned")
 
 
