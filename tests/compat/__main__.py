@@ -3,6 +3,7 @@
     python3 -m tests.compat --torch 2.15.0 --keras 3.15.1
     python3 -m tests.compat --torch newest --keras nightly    # the canary: what broke, by name
     python3 -m tests.compat --all                             # the table, and the page
+    python3 -m tests.compat --page                            # the page, with what has been run
 
 It needs Python and pip alone, and git.
 """
@@ -33,7 +34,11 @@ def main() -> int:
     parser.add_argument("--keras", default="newest")
     parser.add_argument("--all", action="store_true", help="the table of pairs, and the page")
     parser.add_argument("--lane", choices=LANES, action="append", help="else all of them")
+    parser.add_argument("--page", action="store_true", help="the page alone, by earlier results")
     options = parser.parse_args()
+    if options.page:
+        page.write()
+        return 0
     pairs = PAIRS if options.all else [Pair(options.torch, options.keras)]
     passed = [run(pair, options.lane or LANES) for pair in pairs]
     if options.all:

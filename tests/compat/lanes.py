@@ -15,6 +15,8 @@ from tests.compat import tests_of_keras
 from tests.compat.environments import ROOT, Pair, cache, python_of, site_packages
 
 RESULTS = ROOT / "build" / "compat"
+# The results that the page shows, by the name of their file: of other machines and checkouts too.
+ON_PAGE = ROOT / "tests" / "compat" / "on_page.json"
 # The seconds that an interrupted pytest has to write its report.
 TO_REPORT_SECONDS = 30
 COUNTS = sorted(
@@ -33,8 +35,8 @@ LANES: dict[str, tuple[str, ...]] = {
 def run(pair: Pair, lanes: Iterable[str]) -> bool:
     """Runs the lanes on the pair, and returns whether all passed.
 
-    The outcome is kept in build/compat, that of each lane until the lane is run again, or other
-    versions are installed. If `install()` refuses, it runs no lane.
+    The outcome is kept in build/compat, beside those that the page shows of other lanes with the
+    same versions. If `install()` refuses, it runs no lane.
     """
     python = python_of(pair)
     tests_of_keras.add(site_packages(python))
@@ -43,7 +45,7 @@ def run(pair: Pair, lanes: Iterable[str]) -> bool:
         print(f"{pair.name}: {each}", flush=True)
     kept = RESULTS / f"{cache().name}-{pair.name}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
-    before = json.loads(kept.read_text()) if kept.exists() else {}
+    before = results().get(kept.stem, {})
     now = {"day": time.strftime("%Y-%m-%d"), "commit": _commit()}
     found |= {**now, "lanes": {}}
     if before.get("versions") == found["versions"]:
@@ -55,6 +57,16 @@ def run(pair: Pair, lanes: Iterable[str]) -> bool:
     kept.write_text(json.dumps(found, indent=1))
     bad = [each for of in found["lanes"].values() for each in of["failed"]]
     return not bad and "error" not in found
+
+
+def results() -> dict[str, dict[str, Any]]:
+    """The results that the page shows, and those of this checkout in place of older ones."""
+    found: dict[str, dict[str, Any]] = json.loads(ON_PAGE.read_text()) if ON_PAGE.exists() else {}
+    for file in RESULTS.glob("*.json"):
+        before, ran = found.get(file.stem, {}), json.loads(file.read_text())
+        same = before.get("versions") == ran["versions"]
+        found[file.stem] = ran | {"lanes": (before["lanes"] if same else {}) | ran["lanes"]}
+    return found
 
 
 def _probe(python: Path) -> dict[str, Any]:

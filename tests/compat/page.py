@@ -1,28 +1,32 @@
 """docs/reference/compatibility.md, from what runs of pairs have found."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tests.compat.lanes import LANES, RESULTS, ROOT
+from tests.compat import lanes
+from tests.compat.lanes import LANES, ROOT
 
 PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 BEGIN, END = "<!-- table: make compat-all -->", "<!-- end of table -->"
 
 
 def write() -> None:
-    """Replaces the text between the two marks; the rest of the page is written by hand."""
+    """Replaces the text between the two marks; the rest of the page is written by hand.
+
+    Results that this checkout has not are those of the page before.
+    """
+    runs = lanes.results()
+    lanes.ON_PAGE.write_text(json.dumps(runs, indent=1, sort_keys=True) + "\n")
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    text = "\n".join(lines(RESULTS))
+    text = "\n".join(lines(runs.values()))
     PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
 
 
-def lines(results: Path) -> Iterator[str]:
+def lines(results: Iterable[dict[str, Any]]) -> Iterator[str]:
     """The table, and below it the tests that failed, in Markdown."""
-    runs = [json.loads(file.read_text()) for file in results.glob("*.json")]
-    runs.sort(key=lambda run: _order(run["versions"]), reverse=True)
+    runs = sorted(results, key=lambda run: _order(run["versions"]), reverse=True)
     yield f"| torch | Keras | Python | strategy | {' | '.join(LANES)} | run on |"
     yield f"|---|---|---|---|{'---|' * len(LANES)}---|"
     for run in runs:
@@ -47,10 +51,10 @@ def _order(versions: dict[str, Any]) -> list[int]:
 
 def _run_on(run: dict[str, Any]) -> str:
     """The day and the commit; if they are not those of all lanes, of each."""
-    lanes = {name: run["lanes"][name] for name in LANES if name in run["lanes"]}
+    ran = {name: run["lanes"][name] for name in LANES if name in run["lanes"]}
     whens: dict[str, list[str]] = {}
-    for name, ran in (lanes or {"": run}).items():
-        whens.setdefault(f"{ran['day']}, `{ran['commit']}`", []).append(name)
+    for name, each in (ran or {"": run}).items():
+        whens.setdefault(f"{each['day']}, `{each['commit']}`", []).append(name)
     if len(whens) == 1:
         return next(iter(whens))
     return "; ".join(f"{', '.join(names)}: {when}" for when, names in whens.items())

@@ -65,15 +65,17 @@ def run(torch, keras, **changes):
         "commit": "abc",
         "lanes": {"unit": lane, "counts": lane | {"failed": ["a::b"], "skipped": 2}},
     }
-    return json.dumps(found | changes)
+    return found | changes
 
 
-def test_the_page_has_a_line_for_each_run_the_newest_first(tmp_path):
-    (tmp_path / "a.json").write_text(run("2.9.0", "3.15.1", lanes={}, error="no", broken=["x"]))
-    (tmp_path / "b.json").write_text(run("2.15.0", "3.15.1"))
+def test_the_page_has_a_line_for_each_run_the_newest_first():
     manual = {"strategy": "manual", "passed_over": {"dtensor": "gone."}, "lanes": {}}
-    (tmp_path / "c.json").write_text(run("2.15.0", "3.14.1", **manual))
-    text = list(page.lines(tmp_path))
+    runs = [
+        run("2.9.0", "3.15.1", lanes={}, error="no", broken=["x"]),
+        run("2.15.0", "3.15.1"),
+        run("2.15.0", "3.14.1", **manual),
+    ]
+    text = list(page.lines(runs))
     counted = "9 passed, 1 failed, 2 skipped | not run | not run"
     day = "2026-11-24, `abc`"
     assert text[2:5] == [
@@ -89,12 +91,33 @@ def test_the_page_has_a_line_for_each_run_the_newest_first(tmp_path):
     ]
 
 
-def test_a_line_names_the_commit_of_each_lane_if_they_differ(tmp_path):
-    found = json.loads(run("2.15.0", "3.15.1"))
+def test_a_line_names_the_commit_of_each_lane_if_they_differ():
+    found = run("2.15.0", "3.15.1")
     found["lanes"]["matrix"] = found["lanes"]["unit"] | {"day": "2026-11-26", "commit": "def"}
-    (tmp_path / "a.json").write_text(json.dumps(found))
     when = "unit, counts: 2026-11-24, `abc`; matrix: 2026-11-26, `def`"
-    assert list(page.lines(tmp_path))[2].endswith(f"| {when} |")
+    assert list(page.lines([found]))[2].endswith(f"| {when} |")
+
+
+def test_the_page_keeps_what_other_checkouts_have_run(monkeypatch, tmp_path):
+    written = tmp_path / "page.md"
+    written.write_text(f"before {page.BEGIN} {page.END} after")
+    monkeypatch.setattr(page, "PAGE", written)
+    monkeypatch.setattr(lanes, "ON_PAGE", tmp_path / "on_page.json")
+    for keras in ("3.14.1", "3.15.1"):
+        monkeypatch.setattr(lanes, "RESULTS", tmp_path / keras)
+        lanes.RESULTS.mkdir()
+        (lanes.RESULTS / f"{keras}.json").write_text(json.dumps(run("2.15.0", keras)))
+        page.write()
+    one = run("2.15.0", "3.15.1")
+    one["lanes"] = {"keras": one["lanes"]["unit"]}
+    (lanes.RESULTS / "3.15.1.json").write_text(json.dumps(one))
+    page.write()
+    text = written.read_text()
+    cells = "3.11.7 | `dtensor` | 9 passed | not run | 9 passed, 1 failed, 2 skipped |"
+    newest, older = (f"| 2.15.0 | {keras} | {cells} " for keras in ("3.15.1", "3.14.1"))
+    assert text.index(f"{newest}9 passed | ") < text.index(f"{older}not run | ")
+    assert text.startswith("before ")
+    assert text.endswith(" after")
 
 
 def test_lanes_of_the_same_versions_are_kept(monkeypatch, tmp_path):
@@ -104,6 +127,7 @@ def test_lanes_of_the_same_versions_are_kept(monkeypatch, tmp_path):
     commits = iter(("abc", "def", "ghi"))
     for name, stand_in in {
         "RESULTS": tmp_path,
+        "ON_PAGE": tmp_path / "page",
         "python_of": lambda _: tmp_path / "bin" / "python",
         "site_packages": lambda python: python,
         "_probe": found,
