@@ -63,7 +63,7 @@ class Functions:
         pending = dict.fromkeys(_axes(axis_name, session), op)
         layout = Layout(session.mesh, (None,) * tensor.ndim, pending)
         with self._together(f"all_reduce({op!r})", tensor):
-            return _whole_of(tensor, layout, tuple(tensor.shape), session)
+            return _full_tensor_of(tensor, layout, tuple(tensor.shape), session)
 
     def all_gather(self, tensor: Array, dim: int, axis_name: str | None) -> Tensor:
         """Gathers the ranks' tensors along the axis: they are chunks of one tensor."""
@@ -81,7 +81,7 @@ class Functions:
         for axis in axes:
             shape[dim] *= session.mesh.axis_size(axis)
         with self._together(f"all_gather(axis={dim})", tensor):
-            return _whole_of(tensor, Layout(session.mesh, spec), tuple(shape), session)
+            return _full_tensor_of(tensor, Layout(session.mesh, spec), tuple(shape), session)
 
     def _together(self, call: str, tensor: Tensor) -> AbstractContextManager[None]:
         """Opens a context for a collective: all ranks make the same call, on equal shapes."""
@@ -111,7 +111,7 @@ class Functions:
         }
 
 
-def _whole_of(
+def _full_tensor_of(
     part: torch.Tensor, layout: Layout, shape: tuple[int, ...], session: Session
 ) -> torch.Tensor:
     """Returns the plain full tensor on every rank, joined from the parts of all ranks."""

@@ -133,7 +133,7 @@ class MetricSums:
 
         It does so for a partial sum in the state of a metric, which Keras reads seldom.
         """
-        across_steps = self._is_kept(variable)
+        across_steps = self._is_deferred(variable)
         if across_steps and id(variable) in self._deferred:
             _write(variable, tensor_of(variable), value, strategy)
             return True
@@ -145,7 +145,7 @@ class MetricSums:
         if not variable._shardcore_layout.is_replicated or not _is_sum(value, strategy):
             return False
         # In separate memory: the value of one step, or a persistent stand-in.
-        pending = _kept_copy(variable, value, strategy) if across_steps else value.detach() * 1
+        pending = _stand_in_of(variable, value, strategy) if across_steps else value.detach() * 1
         self._keep_pending(variable, pending, strategy)
         return True
 
@@ -174,12 +174,12 @@ class MetricSums:
 
     def _due(self) -> list[_Deferred]:
         """Takes the deferred sums, except those deferred to the next step."""
-        due = [w for w in self._deferred.values() if not self._is_kept(w.variable)]
+        due = [w for w in self._deferred.values() if not self._is_deferred(w.variable)]
         for each in due:
             del self._deferred[id(each.variable)]
         return due
 
-    def _is_kept(self, variable: Variable) -> bool:
+    def _is_deferred(self, variable: Variable) -> bool:
         """Returns whether the sum of `variable` is deferred to the next step."""
         return self._run is not None and any(each is variable for each in self._run.deferred)
 
@@ -221,7 +221,7 @@ def _stand_in(variable: Variable) -> Any:
     return pending if stored is tensor_of(variable) else None
 
 
-def _kept_copy(variable: Variable, value: torch.Tensor, strategy: TorchStrategy) -> Any:
+def _stand_in_of(variable: Variable, value: torch.Tensor, strategy: TorchStrategy) -> Any:
     """Creates the stand-in of `variable`, with the partial sum `value`."""
     known = _stand_in(variable)
     if known is not None:

@@ -75,7 +75,7 @@ def _verify(options: argparse.Namespace) -> tuple[int, str]:
     store.check(path, index.files)
     with store.reading(path, index) as reader:
         for each in index.variables:
-            reader.check(each, each.whole)
+            reader.check(each, each.as_one_part)
     counts = f"{len(index.variables)} variables in {len(index.files)} files"
     return 0, f"{path}: {counts}, all as written\n"
 

@@ -58,7 +58,7 @@ class _Splitter:
         if found := list(attentions(layer)):
             for each in found:
                 own |= (
-                    each.whole(self._is_small("the attention", each.bytes))
+                    each.replicated(self._is_small("the attention", each.bytes))
                     if each.bytes < self.small
                     else each.choices(self.axis, self.parts)
                 )
@@ -77,7 +77,7 @@ class _Splitter:
                 continue
             if linear.kernel.bytes < self.small:
                 size = linear.kernel.bytes
-                found |= _all_whole([(linear, self._is_small("the output layer", size))])
+                found |= _replicated([(linear, self._is_small("the output layer", size))])
             else:
                 found |= linear.columns(self.axis, "columns: a rank computes its own outputs")
         return found
@@ -112,7 +112,7 @@ class _Splitter:
     def _pairs(self, layer: LayerFacts) -> Choices:
         """Returns the choices for regions, those that save most first; they share no layer."""
         regions, alone = (block_regions if layer.feeds is None else graph_regions)(layer)
-        chosen = _all_whole(alone)
+        chosen = _replicated(alone)
         taken: set[str] = set()
         for region in sorted(regions, key=lambda each: -each.bytes):
             why = self._why_not(region, taken)
@@ -120,7 +120,7 @@ class _Splitter:
                 taken |= {each.path for each in region.members}
                 chosen |= self._region(region)
             else:
-                chosen = _all_whole([(each, why) for each in region.columns]) | chosen
+                chosen = _replicated([(each, why) for each in region.columns]) | chosen
         return chosen
 
     def _why_not(self, region: Region, taken: set[str]) -> str | None:
@@ -149,7 +149,7 @@ class _Splitter:
         return f"{what} has {size} bytes, fewer than small={self.small}"
 
 
-def _all_whole(layers: list[tuple[Linear, str]]) -> Choices:
+def _replicated(layers: list[tuple[Linear, str]]) -> Choices:
     found: Choices = {}
     for linear, why in layers:
         found |= all_replicated(linear.layer.variables, why)

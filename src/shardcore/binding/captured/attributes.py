@@ -80,7 +80,7 @@ class _Walk:
         seed = keras_private.global_seed()
         for variable in [*variables_of(trainer), *([] if seed is None else [seed])]:
             self._variable(variable)
-        for name, read in keras_private.gradients_kept(trainer):
+        for name, read in keras_private.uncleared_gradients(trainer):
             self._guard(Referent(read), "grad", name)
         modules = keras_private.modules_of(trainer)
         for name, module in modules:

@@ -30,7 +30,7 @@ def states_of(
     arrays: dict[str, torch.Tensor] = {}
     for name, callback in _named(those):
         states[name] = {
-            key: _taken(f"{name}/{key}", value, arrays) for key, value in _state(callback).items()
+            key: _to_json(f"{name}/{key}", value, arrays) for key, value in _state(callback).items()
         }
     return states, arrays
 
@@ -44,7 +44,9 @@ def restore(
     for name, callback in _named(those):
         if name not in states:
             continue
-        state = {key: _given(f"{name}/{key}", value, arrays) for key, value in states[name].items()}
+        state = {
+            key: _from_json(f"{name}/{key}", value, arrays) for key, value in states[name].items()
+        }
         if _attributes(callback):
             vars(callback).update(state)
         else:
@@ -72,7 +74,7 @@ def _state(callback: Callback) -> dict[str, Any]:
     return {name: vars(callback)[name] for name in names if name in vars(callback)}
 
 
-def _taken(name: str, value: Any, arrays: dict[str, torch.Tensor]) -> Any:
+def _to_json(name: str, value: Any, arrays: dict[str, torch.Tensor]) -> Any:
     """Returns `value` as JSON. Arrays, alone or in a list, are put into `arrays`."""
     if isinstance(value, np.generic):
         return value.item()
@@ -80,7 +82,7 @@ def _taken(name: str, value: Any, arrays: dict[str, torch.Tensor]) -> Any:
         arrays[name] = torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
         return {"array": name}
     if isinstance(value, list | tuple):
-        return [_taken(f"{name}/{number}", each, arrays) for number, each in enumerate(value)]
+        return [_to_json(f"{name}/{number}", each, arrays) for number, each in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str | dict):
         return value
     raise CheckpointError(
@@ -89,9 +91,9 @@ def _taken(name: str, value: Any, arrays: dict[str, torch.Tensor]) -> Any:
     )
 
 
-def _given(name: str, value: object, arrays: Mapping[str, torch.Tensor]) -> Any:
+def _from_json(name: str, value: object, arrays: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(value, list):
-        return [_given(f"{name}/{number}", each, arrays) for number, each in enumerate(value)]
+        return [_from_json(f"{name}/{number}", each, arrays) for number, each in enumerate(value)]
     if isinstance(value, dict) and value.keys() == {"array"}:
         return arrays[value["array"]].numpy()
     return value

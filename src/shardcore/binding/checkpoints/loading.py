@@ -78,7 +78,7 @@ def load(
             for name, stored in matched.pairs.items():
                 reader.check(stored, _parts(tensors[name], position))
             for stored, _ in arrays:
-                reader.check(stored, stored.whole)
+                reader.check(stored, stored.as_one_part)
             stored_states = index.state.get("generators", {})
             generators.update(state.generators_of(stored_states, checkpoint))
 
@@ -87,7 +87,7 @@ def load(
             for name, stored in matched.pairs.items():
                 count += _read(reader, stored, tensors[name], _parts(tensors[name], position))
             for stored, array in arrays:
-                reader.read(stored, stored.whole, stored.shape, state.bytes_of(array))
+                reader.read(stored, stored.as_one_part, stored.shape, state.bytes_of(array))
             state.set_generators(generators)
 
         together(check, f"check checkpoint {str(checkpoint)!r}", session, sessions)

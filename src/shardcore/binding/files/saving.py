@@ -187,7 +187,7 @@ def export(
             keras_private.print_message(f"Saved the exported model at '{path}'.")
 
     session.processes.meet(f"exporting {path!r}")
-    with _whole(model, session):
+    with _unsharded(model, session):
         raise_on_all_ranks(work, f"export {path!r}", session, sessions)
 
 
@@ -198,7 +198,7 @@ def sharding(model: Model, sessions: Sessions) -> Session | None:
 
 
 @contextmanager
-def _whole(model: Model, session: Session) -> Iterator[None]:
+def _unsharded(model: Model, session: Session) -> Iterator[None]:
     """Opens a context in which rank 0 has the full `model`, unsharded. A collective."""
     sharded: list[tuple[Variable, torch.Tensor]] = []
     for variable in model.variables:

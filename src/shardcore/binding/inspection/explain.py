@@ -131,7 +131,7 @@ def _as_before(model: Model, session: Session | None) -> Iterator[None]:
         tensor.grad = None
     devices = sorted({each.device.index or 0 for each in tensors if each.device.type == "cuda"})
     try:
-        with keras_private.generators_kept(devices):
+        with keras_private.restored_generators(devices):
             yield
     finally:
         with torch.no_grad():

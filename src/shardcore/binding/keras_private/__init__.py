@@ -13,7 +13,6 @@ from shardcore.binding.keras_private.models import DataAdapter as DataAdapter
 from shardcore.binding.keras_private.models import EpochIterator as EpochIterator
 from shardcore.binding.keras_private.models import children_of as children_of
 from shardcore.binding.keras_private.models import gradient_of as gradient_of
-from shardcore.binding.keras_private.models import gradients_kept as gradients_kept
 from shardcore.binding.keras_private.models import graph_of as graph_of
 from shardcore.binding.keras_private.models import graph_tensors as graph_tensors
 from shardcore.binding.keras_private.models import hook_of as hook_of
@@ -27,6 +26,7 @@ from shardcore.binding.keras_private.models import nodes_of as nodes_of
 from shardcore.binding.keras_private.models import parts_of as parts_of
 from shardcore.binding.keras_private.models import producer_of as producer_of
 from shardcore.binding.keras_private.models import track as track
+from shardcore.binding.keras_private.models import uncleared_gradients as uncleared_gradients
 from shardcore.binding.keras_private.models import weights_by_moment as weights_by_moment
 from shardcore.binding.keras_private.nests import copy_mask as copy_mask
 from shardcore.binding.keras_private.nests import leaves as leaves
@@ -37,7 +37,6 @@ from shardcore.binding.keras_private.process import CURRENT_DISTRIBUTION as CURR
 from shardcore.binding.keras_private.process import can_send as can_send
 from shardcore.binding.keras_private.process import draw_seed as draw_seed
 from shardcore.binding.keras_private.process import generator_of as generator_of
-from shardcore.binding.keras_private.process import generators_kept as generators_kept
 from shardcore.binding.keras_private.process import get_random_seed as get_random_seed
 from shardcore.binding.keras_private.process import global_seed as global_seed
 from shardcore.binding.keras_private.process import is_made_by_optimizer as is_made_by_optimizer
@@ -47,6 +46,7 @@ from shardcore.binding.keras_private.process import (
 )
 from shardcore.binding.keras_private.process import make_global_seed as make_global_seed
 from shardcore.binding.keras_private.process import print_message as print_message
+from shardcore.binding.keras_private.process import restored_generators as restored_generators
 from shardcore.binding.keras_private.process import settings as settings
 from shardcore.binding.keras_private.process import torch_device as torch_device
 from shardcore.binding.keras_private.process import unnoticed as unnoticed

@@ -39,7 +39,7 @@ def modules_of(trainer: Model) -> list[tuple[str, Any]]:
     return list(found.values())
 
 
-def gradients_kept(trainer: Model) -> Iterator[tuple[str, Callable[[], Any]]]:
+def uncleared_gradients(trainer: Model) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yields the gradients that no step clears, so that the next one adds to them.
 
     Of variables with one path, Keras gives torch the last as a parameter, and clears its gradient.

@@ -94,7 +94,7 @@ def unnoticed() -> Iterator[None]:
     containers = {key: copy(each) for key, each in before.items() if isinstance(each, list | dict)}
     vars(global_state.GLOBAL_STATE_TRACKER).update(containers)
     try:
-        with generators_kept():
+        with restored_generators():
             yield
     finally:
         now = vars(global_state.GLOBAL_STATE_TRACKER)  # another generator after a clear_session()
@@ -103,7 +103,7 @@ def unnoticed() -> Iterator[None]:
 
 
 @contextmanager
-def generators_kept(gpus: Sequence[int] | None = None) -> Iterator[None]:
+def restored_generators(gpus: Sequence[int] | None = None) -> Iterator[None]:
     """Restores the generators of Python, NumPy and torch at the end."""
     drawn = random.getstate(), numpy.random.get_state()
     try:

@@ -174,11 +174,11 @@ def _can_be_rows(
         len(samples) > 1
         and axis in (-1, len(samples))
         and tuple(target.shape) in (tuple(samples), (*samples, 1))
-        and all(_has_whole_rows(each, session) for each in (target, output))
+        and all(_has_full_rows(each, session) for each in (target, output))
     )
 
 
-def _has_whole_rows(tensor: torch.Tensor, session: Session | None) -> bool:
+def _has_full_rows(tensor: torch.Tensor, session: Session | None) -> bool:
     """Returns whether ranks have equal numbers of rows of `tensor`, and no other dim is split."""
     layout = None if session is None else session.strategy.layout(tensor)
     if layout is None:

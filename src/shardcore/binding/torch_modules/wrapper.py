@@ -35,7 +35,7 @@ def config(sessions: Sessions, original: Original, wrapper: keras.layers.TorchMo
     module = wrapper.module
     with (
         without_edges(module, sessions.edges),
-        torch_state.holding(module, _whole(module, sessions)),
+        torch_state.holding(module, _full_tensors(module, sessions)),
     ):
         return original(wrapper)
 
@@ -95,7 +95,9 @@ def _refuse_another_layout(variable: keras.Variable, layout: Layout, session: Se
         )
 
 
-def _whole(module: torch.nn.Module, sessions: Sessions) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _full_tensors(
+    module: torch.nn.Module, sessions: Sessions
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Returns the sharded tensors of `module`, each with its full tensor. A collective."""
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
     for tensor in [*module.parameters(), *module.buffers()]:

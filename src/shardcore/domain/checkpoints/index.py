@@ -117,7 +117,7 @@ class StoredVariable:
         return math.prod(self.shape) * DTYPES[self.dtype][1]
 
     @property
-    def whole(self) -> list[Held]:
+    def as_one_part(self) -> list[Held]:
         """The full variable, as the one part that is wanted."""
         box = Box((0,) * len(self.shape), self.shape)
         return [Held(box, box)]

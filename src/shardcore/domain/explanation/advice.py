@@ -52,7 +52,7 @@ def _advice(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
         or len(facts.axes) != 1
     ):
         return None
-    return _by_rows(facts, layers) or _whole_producer(facts, layers)
+    return _by_rows(facts, layers) or _replicated_producer(facts, layers)
 
 
 def _small_variables(
@@ -105,7 +105,7 @@ def _by_rows(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None
     )
 
 
-def _whole_producer(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
+def _replicated_producer(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
     """Returns the advice to replicate the last layer before, whose output is all-gathered."""
     axis = facts.axes[0]
     paths = [layer.path for layer in layers]

@@ -116,13 +116,13 @@ class _Longer:
         blocks: dict[int, list[Held]] = {at: [] for at in self.run.inner}
         for each in self.traced.step.memory:
             at = self.traced.places.get(each.block, 0)
-            yield self._kept(each, at)
+            yield self._at_new_time(each, at)
             if at in blocks:
                 blocks[at].append(each)
         for alike in zip(*blocks.values(), strict=True):
             yield from self._copied(alike)
 
-    def _kept(self, held: Held, at: int) -> Held | None:
+    def _at_new_time(self, held: Held, at: int) -> Held | None:
         """Returns traced memory at its new time; None if an inner block frees it alone."""
         one, end = held.allocation, None
         if one.end is not None:

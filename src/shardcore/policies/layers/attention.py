@@ -37,7 +37,7 @@ class Attention:
         """The bytes of its variables."""
         return sum(each.bytes for layer in self._layers for each in layer.all_variables())
 
-    def whole(self, why: str) -> dict[str, Choice]:
+    def replicated(self, why: str) -> dict[str, Choice]:
         """Returns the choices that split nothing."""
         variables = (each for layer in self._layers for each in layer.all_variables())
         return all_replicated(variables, why)
@@ -51,9 +51,9 @@ class Attention:
         output, heads = self._out_of_heads()
         query = self._into_heads(self.inputs[0], output, heads)
         if output is None or query is None or query[1] != heads * (3 if self.is_fused else 1):
-            return self.whole("its kernels do not show its heads")
+            return self.replicated("its kernels do not show its heads")
         if heads % parts:
-            return self.whole(f"{heads} heads do not divide by {parts}")
+            return self.replicated(f"{heads} heads do not divide by {parts}")
         found = output.rows(axis, f"rows: sums up {heads} heads over {axis!r}")
         for layer in self.inputs:
             found |= self._of_input(layer, self._into_heads(layer, output, heads), axis, parts)

@@ -84,7 +84,7 @@ def with_factors_apart(tape: Tape) -> Tape:
 
     def rewrite(call: Call, found: Tape) -> Call:
         factor = call.kwargs.get("alpha")
-        if factor is None or not _is_taken(call, factor, tape):
+        if factor is None or not _must_multiply(call, factor, tape):
             return call
         first, _, *rest = call.args
         args = (first, _scaled(call, factor, found), *rest)
@@ -94,7 +94,7 @@ def with_factors_apart(tape: Tape) -> Tape:
     return rewritten(tape, rewrite)
 
 
-def _is_taken(call: Call, factor: Any, tape: Tape) -> bool:
+def _must_multiply(call: Call, factor: Any, tape: Tape) -> bool:
     """Returns whether the second operand is multiplied, since Inductor would ignore the factor.
 
     Of operands of two dtypes the product would be rounded to that of the second; Inductor makes no

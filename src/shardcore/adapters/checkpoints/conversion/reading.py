@@ -92,7 +92,7 @@ def _checkpoint(path: Path, stack: ExitStack) -> Source:
 def _stored(reader: FolderReader, variable: StoredVariable) -> Callable[[], memoryview]:
     def read() -> memoryview:
         target = memoryview(bytearray(variable.nbytes))
-        reader.read(variable, variable.whole, variable.shape, target)
+        reader.read(variable, variable.as_one_part, variable.shape, target)
         return target
 
     return read

@@ -26,7 +26,7 @@ from shardcore.domain.rules.rule import OperatorRule
 def planned(operator: Operator, task: Task, engine: Engine) -> Plan:
     """Returns the plan of an operator by its rule, with the cheapest split."""
     forms = _forms(task)
-    pending = _kept_pending(task, forms)
+    pending = _pending_in_results(task, forms)
     given = [
         engine.evolved(form, layout=form.layout.reduced) if pending else form for form in forms
     ]
@@ -93,7 +93,7 @@ def _move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
     return (Redistribution.of_weight if held else Redistribution.to)(form, layout, engine)
 
 
-def _kept_pending(task: Task, forms: Sequence[Form]) -> PartialAxes:
+def _pending_in_results(task: Task, forms: Sequence[Form]) -> PartialAxes:
     """Returns the reductions of operands that stay pending in the results."""
     places = [place for place, form in enumerate(forms) if form.layout.partial]
     kinds = {forms[place].layout.partial for place in places}

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 def _slice(operator: Operator, tensor: Operand, dim: int = 0, *bounds: Any) -> Task | Handler:
     """Plans a slice; `bounds` are start, end and step, as far as given."""
     dim %= tensor.ndim
-    if not _taken(tensor.shape[dim], *bounds):
+    if not _range_of(tensor.shape[dim], *bounds):
         return _empty(tensor, dim)
     found = _segments(tensor.shape[dim], *bounds)
     if found is None:
@@ -41,7 +41,7 @@ def _slice(operator: Operator, tensor: Operand, dim: int = 0, *bounds: Any) -> T
     return one_result(movement.segmented(tensor.ndim, dim, (count,), (last - first,)), tensor, call)
 
 
-def _taken(size: int, start: int | None = None, end: int | None = None, step: int = 1) -> range:
+def _range_of(size: int, start: int | None = None, end: int | None = None, step: int = 1) -> range:
     """Returns the elements that a slice takes. Python's `slice(start)` would end there."""
     return range(size)[start:end:step]
 
