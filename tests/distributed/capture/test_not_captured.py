@@ -99,6 +99,16 @@ class IsHooked(Spy):
         self.register_forward_hook(lambda *given: None)
 
 
+class IsHookedBackward(Spy):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = torch.nn.Identity()
+        self.inner.register_full_backward_pre_hook(lambda *given: None)
+
+    def call(self, x):
+        return self.inner(super().call(x)) if is_real(x) else super().call(x)
+
+
 NOT_HELD = torch.ones(4)
 
 
@@ -119,6 +129,7 @@ class ReadsUnguarded(Spy):
         (Keeps, "attribute 'cache' of Keeps"),
         (IsSparse, "a sparse tensor"),
         (IsHooked, "has a hook"),
+        (IsHookedBackward, "has a hook"),
         (ReadsUnguarded, "that no variable, torch module or attribute of a layer holds"),
     ],
 )

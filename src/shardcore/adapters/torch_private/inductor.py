@@ -20,6 +20,8 @@ from shardcore.domain.steps.capture import NotCaptured
 def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:
     """Returns `module` compiled for operands like `examples`, with eager random values.
 
+    The graph of `module` is dropped: the code has its tensors, and nothing reads the graph again.
+
     The code is in torch's cache on disk, from which any process loads an equal step.
 
     torch 2.13: `torch.compile` would trace the graph again and guard what needs no guards;
@@ -48,6 +50,7 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
         _cacheable(examples) as forms,
     ):
         made: Any = compile_fx(module, forms, config_patches=settings)
+    module.graph = fx.Graph()  # unused from now on; its nodes would keep pages of the compiler
     return cast(Callable[..., Any], made)
 
 

@@ -7,6 +7,8 @@ import torch
 
 # Without it, torch wraps every result of an operator in the subclass again.
 NO_TORCH_FUNCTION: Any = torch.nn.Parameter.__torch_function__
+# The kinds of hooks that run in the passes of a module.
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 
 
 def wrapper(
@@ -83,9 +85,10 @@ def version_of(tensor: torch.Tensor) -> int:
 def hooks_of(module: torch.nn.Module) -> list[Any]:
     """Returns the hooks that `module` calls in its forward and backward pass.
 
-    torch 2.13: public names register hooks, but do not list them.
+    torch 2.11 to 2.15: public names register hooks, but do not list them. A module keeps each kind
+    in a dict, under a name that ends with the kind.
     """
-    kept = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    kept = (hooks for name, hooks in vars(module).items() if name.endswith(_HOOKS))
     return [each for hooks in kept for each in hooks.values()]
 
 
