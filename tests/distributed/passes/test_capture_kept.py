@@ -83,7 +83,7 @@ def test_programs_share_the_memory_and_a_program_has_it_once_for_each_bucket():
         tapes = [tape_of(memories, *operands(rank)) for _ in range(2)]
         places = [{each.untyped_storage().data_ptr() for each in t.kept.values()} for t in tapes]
         form = tapes[0].form(tapes[0].inputs[0])
-        one, other = (memories.taken(form, number) for number in range(2))
+        one, other = (memories.buffer(form, number) for number in range(2))
         return places[0] == places[1], len(places[0]), one is other
 
     assert run_ranks(program, 2) == [(True, 1, False)] * 2

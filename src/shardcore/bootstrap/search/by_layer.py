@@ -117,10 +117,10 @@ class _Costs:
     steps: Sequence[RankStep]
     machine: Machine
     facts: LayerFacts
-    whole: Sequence[StepCost] = attrs.field(init=False)
+    costs: Sequence[StepCost] = attrs.field(init=False)
     layers: Mapping[str, LayerFacts] = attrs.field(init=False)
 
-    @whole.default
+    @costs.default
     def _of_steps(self) -> Sequence[StepCost]:
         return [cost_of(step, self.machine) for step in self.steps]
 
@@ -131,7 +131,7 @@ class _Costs:
     @property
     def seconds(self) -> float:
         """The seconds of the fastest that fits."""
-        fit = (each.seconds for each in self.whole if each.peak <= self.machine.memory)
+        fit = (each.seconds for each in self.costs if each.peak <= self.machine.memory)
         return min(fit, default=float("inf"))
 
     def cheapest(self, groups: Sequence[Sequence[str]]) -> Candidate | None:
@@ -140,7 +140,7 @@ class _Costs:
         # What is no variable of a layer takes as much as under the policy under which it has most.
         others = max(
             cost.peak - sum(costs[number].bytes for costs in layers)
-            for number, cost in enumerate(self.whole)
+            for number, cost in enumerate(self.costs)
         )
         choices = cheapest(layers, self.machine.memory - others)
         if choices is None:

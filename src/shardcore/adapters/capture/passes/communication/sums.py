@@ -49,7 +49,7 @@ class Memories:
     def __len__(self) -> int:
         return len(self._made)
 
-    def taken(self, form: Form, number: int) -> torch.Tensor:
+    def buffer(self, form: Form, number: int) -> torch.Tensor:
         """Returns a tensor of this form; a program takes several by their numbers."""
         tensor = self._made.get((form, number))
         if tensor is None:
@@ -237,7 +237,7 @@ class _Kept:
     def joined(self, calls: list[Call], form: Form) -> list[Call]:
         """Returns the calls that do `calls` in one collective of this form."""
         bucket, first = self.tape.new(form), calls[0]
-        tensor = self.memories.taken(form, self._forms[form])
+        tensor = self.memories.buffer(form, self._forms[form])
         self._forms[form] += 1
         self.tape.kept[bucket.number] = tensor
         parts = torch.split(tensor, [self.tape.form(call.result).elements for call in calls])
