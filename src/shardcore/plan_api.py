@@ -124,6 +124,9 @@ def estimate_memory(plan: "Plan", model: Callable[[], KerasModel], batch: object
 def rules_report(model: KerasModel) -> RulesReport | None:
     """Returns which rule of the layout map each variable got, and the rules that match nothing.
 
+    Args:
+        model: The model, built under the distribution that is set.
+
     Returns:
         The report, or None if the distribution has no layout map.
 

@@ -95,6 +95,9 @@ def distribute_tensor(tensor: Array, layout: LayoutLike) -> "Tensor":
 def all_gather_variable(variable: KerasVariable) -> "Tensor":
     """Returns the full tensor of a Keras variable, plain, on every rank. All ranks call it.
 
+    Args:
+        variable: The Keras variable.
+
     Example:
         >>> shardcore.all_gather_variable(model.weights[0]).shape
         torch.Size([8, 4])

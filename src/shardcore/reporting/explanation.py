@@ -28,7 +28,22 @@ class Explanation(Explained, Shown):
     """The collectives of one step of a model, as seen by one rank.
 
     Args:
+        model: The model's name.
+        step: "train", "test" or "predict".
+        mesh: The mesh; None if no distribution is set.
+        strategy: The strategy's name; empty if no distribution is set.
+        rank: That rank of the mesh.
+        layers: The layers that the step called, in the order of the first calls.
+        collectives: The collectives of the step, in order; equal ones once, with their number.
+        avoidable: Collectives that another rule would avoid, with the rule.
         layouts: The rule that decides the layout of each variable; None without a distribution.
+
+    Example:
+        >>> explanation = Explanation("net", "train", None, "", 0, layers=(), collectives=())
+        >>> print(explanation.title())
+        one train step of model 'net': no distribution is set
+        >>> dict(explanation.calls), explanation.avoidable
+        ({}, ())
     """
 
     layouts: PlanReport | None = None

@@ -30,6 +30,12 @@ class MemoryReport(Shown):
         model: The model's name.
         step: The bytes by kind at the highest point of the step.
         checkpoint: The bytes that the rank copies to write its part of a sharded checkpoint.
+
+    Example:
+        >>> step = {"variables": 100, "optimizer": 200, "gradients": 100, "activations": 50}
+        >>> report = MemoryReport("tensor_parallel", "(data=1, model=2)", "net", step, 300)
+        >>> report.kept, report.step_peak, report.checkpoint_peak
+        (300, 450, 600)
     """
 
     policy: str

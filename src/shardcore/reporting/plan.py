@@ -62,6 +62,13 @@ class PlanReport(Shown):
         policy: The policy's name; empty for a layout map of the program.
         mesh: The mesh as text.
         rules: One entry per rule.
+
+    Example:
+        >>> sizes = {"variables": 1, "outputs": 0, "bytes_here": 64, "bytes_full": 128}
+        >>> rule = PlannedRule("up/kernel", (None, "model"), ((8, 4),), **sizes, reason="pair")
+        >>> report = PlanReport("tensor_parallel", "(data=1, model=2)", (rule,))
+        >>> report.bytes_here, report.bytes_full
+        (64, 128)
     """
 
     policy: str

@@ -20,6 +20,12 @@ class Status(Shown):
         rank: The rank of this process.
         world_size: The number of processes.
         versions: The versions of Python, shardcore, Keras and torch.
+
+    Example:
+        >>> axes = ("data", "model")
+        >>> status = Status(True, "dtensor", {}, (1, 2), axes, ("cpu:0", "cpu:1"), 0, 2, {})
+        >>> dict(zip(status.axis_names, status.mesh_shape)), status.rank
+        ({'data': 1, 'model': 2}, 0)
     """
 
     installed: bool

@@ -61,6 +61,15 @@ class Verification(Shown):
         rank: The rank that made this report.
         variables: One check per variable: the model's, then the optimizer's.
         unused_rules: The rules of the layout map that matched no variable and no output.
+
+    Example:
+        >>> spec = "(None, 'model')"
+        >>> sizes = {"shape": (8, 4), "local_shape": (8, 2), "bytes_here": 64, "bytes_full": 128}
+        >>> state = {"stored": True, "gradient": None, "gradient_fits": None}
+        >>> check = VariableCheck("up/kernel", "up/kernel", spec, **sizes, **state)
+        >>> report = Verification("(data=1, model=2)", "dtensor", 0, (check,))
+        >>> report.ok, report.bytes_here, report.bytes_full
+        (True, 64, 128)
     """
 
     mesh: str

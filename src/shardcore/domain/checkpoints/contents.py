@@ -35,6 +35,11 @@ class Loaded:
         problems: A line for each variable of the model that was not; empty if strict.
         unused: The stored variables that were not loaded.
         bytes_read: The bytes of values that this rank read.
+
+    Example:
+        >>> report = Loaded("checkpoints/step-00000012", 12, {"epoch": 3}, ("kernel",), (), (), 64)
+        >>> report.step, report.state, report.problems
+        (12, {'epoch': 3}, ())
     """
 
     path: str

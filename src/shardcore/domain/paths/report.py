@@ -24,6 +24,13 @@ class RulesReport:
         unused_rules: The keys that decided no path.
         unmatched_paths: The paths that no rule matched.
         hints: For some unused keys, a remedy.
+
+    Example:
+        >>> print(RulesReport({"up/kernel": ".*kernel"}, unused_rules=(".*weight",)))
+        Paths that a rule matched:
+          up/kernel  .*kernel
+        Rules that matched nothing:
+          .*weight
     """
 
     matched: Mapping[str, str]

@@ -32,4 +32,10 @@ class StrategyContract(VariablePromises, TrainingPromises, FailurePromises):
             that it is refused there.
         tolerance: How far numbers of training may be from those of one device, relative to numbers
             of about one. By default 1e-5, for sums in another order.
+
+    Example:
+        >>> class TestMine(StrategyContract):
+        ...     strategy = "mine"
+        >>> TestMine.several_ranks
+        True
     """
