@@ -150,12 +150,12 @@ def shardcore_policies() -> Iterable[PolicyEntry]:
         ),
         PolicyEntry(
             "context_parallel",
-            "Splits sequences everywhere; attention runs in a ring.",
+            "Shards sequences everywhere; attention runs in a ring.",
             context_parallel.plan,
         ),
         PolicyEntry(
             "expert_parallel",
-            "Splits experts over an axis of the batch; tokens are sent to them.",
+            "Shards experts over an axis of the batch; tokens are sent to them.",
             expert_parallel.plan,
             batch_ndim=expert_parallel.BATCH_NDIM,
         ),

@@ -25,7 +25,7 @@ def tell(operator: object, args: object) -> None:
         for operand in operands
     )
     logger.warning(
-        "Operator %s%s cannot be split for %s: its operands are replicated first (%d bytes). "
+        "Operator %s%s cannot be sharded for %s: its operands are replicated first (%d bytes). "
         "The result is right; each rank does all of the work of this operator.",
         operator,
         f" in layer {layer!r}" if (layer := layer_scope.now()) else "",

@@ -33,7 +33,7 @@ def model_replicas(distribution: ModelParallel) -> int:
     if unknown := [axis for axis in axes if axis not in mesh.axis_names]:
         raise LayoutError(
             f"batch_dim_name={distribution.batch_dim_name!r} names axis {unknown[0]!r}, but the "
-            f"axes of the mesh are {mesh.axis_names}: name the axis that splits the batch."
+            f"axes of the mesh are {mesh.axis_names}: name the axis that shards the batch."
         )
     return math.prod(mesh.shape[mesh.axis_names.index(axis)] for axis in axes)
 

@@ -148,7 +148,7 @@ class Layout:
         if self.ndim != len(sizes := tuple(shape)):
             raise LayoutError(
                 f"{what} has shape {sizes}, but its layout {self} is of {self.ndim} dims: give one "
-                "entry per dim, None where it is not split."
+                "entry per dim, None where it is not sharded."
             )
         return self
 
@@ -270,7 +270,7 @@ class Layout:
         """
         if any(count > 1 for count in self.segments):
             raise LayoutError(
-                f"Layout {self} splits a dim within segments: a local shard is not one piece. "
+                f"Layout {self} shards a dim within segments: a local shard is not one piece. "
                 "Ask for the slices of segments.without_segments()."
             )
         return tuple(slice(start, start + size) for start, size in self._held(tuple(shape), rank))

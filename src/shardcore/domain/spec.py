@@ -57,7 +57,7 @@ def spec_of_placements(
         dim = placement.dim % ndim
         if split[dim] and blocks[dim] != placement.block:
             raise LayoutError(
-                f"Dim {dim} is split in blocks of {blocks[dim]} and of {placement.block}: "
+                f"Dim {dim} is sharded in blocks of {blocks[dim]} and of {placement.block}: "
                 "all axes that split one dim have blocks of one size."
             )
         split[dim], blocks[dim] = (*split[dim], axis), placement.block
@@ -100,7 +100,7 @@ def check_spec(
     for entry, block in zip(spec, blocks, strict=True):
         if segments_of(block).block < 1 or (entry is None and block != 1):
             raise LayoutError(
-                f"Layout {layout} has blocks {blocks}: a dim that is split has blocks of 1 or more "
+                f"Layout {layout} has blocks {blocks}: a sharded dim has blocks of 1 or more "
                 "elements, any other of 1."
             )
     used = [*(axis for entry in spec for axis in entry_axes(entry)), *pending]

@@ -36,7 +36,7 @@ class Candidate:
 
     @property
     def small(self) -> Mesh:
-        """The mesh with at most two ranks along each axis that splits the batch.
+        """The mesh with at most two ranks along each axis that shards the batch.
 
         Its ranks do what those of the large mesh do with as many rows (`domain.steps.larger_mesh`).
         """

@@ -33,7 +33,7 @@ def plan(
         model: The model.
         mesh: The mesh.
         axis: The axis that splits sequences, by default the last.
-        batch: The axis that splits the batch, by default the first.
+        batch: The axis that shards the batch, by default the first.
         shard: The axis that splits large variables, as `fully_sharded` does; by default none.
         small: A variable is split over `shard` if that saves every rank this many bytes.
 
@@ -45,7 +45,7 @@ def plan(
     rows = batch_axis(mesh, batch)
     if name == rows:
         raise PolicyError(
-            f"Policy 'context_parallel' splits the sequence over {name!r}, which splits the batch "
+            f"Policy 'context_parallel' shards the sequence over {name!r}, which shards the batch "
             "too: give the axes, axis=... and batch=..., or add one to the mesh."
         )
     reason = f"gradients are summed over {rows!r} and {name!r}"

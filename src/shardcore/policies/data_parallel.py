@@ -12,7 +12,7 @@ def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None) -> dict[str,
     Args:
         model: The model.
         mesh: The mesh.
-        axis: The axis that splits the batch, by default the first.
+        axis: The axis that shards the batch, by default the first.
     """
     reason = f"gradients are summed over {batch_axis(mesh, axis)!r}"
     variables = model.all_variables()

@@ -1,6 +1,6 @@
 """Policy `expert_parallel`: every rank holds some experts, and tokens are sent to them.
 
-The axis that splits experts splits the batch too, so that all other layers compute as in data
+The axis that shards experts shards the batch too, so that all other layers compute as in data
 parallelism. Where tokens that are split by groups meet experts, the planner exchanges the tokens by
 an all-to-all, and back behind them (`domain.planner.call.Call.separate`). A gradient of an expert
 is complete on its rank, and is summed over the other axes of the batch only.
@@ -26,7 +26,7 @@ def plan(
     shard: str | None = None,
     small: int = SMALL,
 ) -> dict[str, Choice]:
-    """Splits experts over an axis of the batch; other variables are replicated.
+    """Shards experts over an axis of the batch; other variables are replicated.
 
     Args:
         model: The model.
@@ -39,16 +39,16 @@ def plan(
             split over `shard` saves fewer.
 
     Raises:
-        PolicyError: If the axis does not split the batch, or the model has no experts.
+        PolicyError: If the axis does not shard the batch, or the model has no experts.
     """
     rows = mesh.axis_names[:BATCH_NDIM]
     name = _several(mesh, rows) if axis is None else axis
     mesh.axis_index(name)
     if name not in rows:
         raise PolicyError(
-            f"Policy 'expert_parallel' splits experts over an axis that splits the batch: expected "
+            f"Policy 'expert_parallel' shards experts over an axis that shards the batch: expected "
             f"axis= one of {list(rows)}, got {axis!r}. Put it first or second in the mesh, or take "
-            "policy 'tensor_parallel', which splits experts over an axis of the model."
+            "policy 'tensor_parallel', which shards experts over an axis of the model."
         )
     banks = [bank for layer in model.layers() if (bank := bank_of(layer) or einsum_bank(layer))]
     if not banks:

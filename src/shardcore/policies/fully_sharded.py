@@ -17,7 +17,7 @@ def plan(
     Args:
         model: The model.
         mesh: The mesh.
-        axis: The axis that splits the batch, by default the first.
+        axis: The axis that shards the batch, by default the first.
         small: A variable is split if that saves every rank this many bytes.
     """
     name = batch_axis(mesh, axis)
@@ -32,7 +32,7 @@ def split_further(variable: VariableFacts, spec: Spec, mesh: Mesh, axis: str, sm
 
     def unchanged(why: str) -> Choice:
         return Choice(
-            spec, f"not split over {axis!r}: {why}" if any(spec) else f"replicated: {why}"
+            spec, f"not sharded over {axis!r}: {why}" if any(spec) else f"replicated: {why}"
         )
 
     parts = mesh.axis_size(axis)
@@ -40,20 +40,20 @@ def split_further(variable: VariableFacts, spec: Spec, mesh: Mesh, axis: str, sm
     if parts == 1:
         return unchanged(f"axis {axis!r} has one rank")
     if dim is None:
-        return unchanged(f"no dim to split over {axis!r}")
+        return unchanged(f"no dim to shard over {axis!r}")
     further = (*spec[:dim], axis, *spec[dim + 1 :])
     spared = variable.bytes_here(spec, mesh) - variable.bytes_here(further, mesh)
     if spared < max(small, 1):
-        return unchanged(f"a split would spare {spared} bytes only")
+        return unchanged(f"sharding would save {spared} bytes only")
     even = variable.shape[dim] % parts == 0
-    return Choice(further, f"dim {dim} split" if even else f"dim {dim} split, unevenly")
+    return Choice(further, f"dim {dim} sharded" if even else f"dim {dim} sharded, unevenly")
 
 
 def _best_dim(shape: tuple[int, ...], spec: Spec, parts: int) -> int | None:
     """Returns the largest dim that `parts` divides, else the largest; of equal ones the first.
 
-    A dim that is shorter than `parts` is not split: some ranks would have no element. Nor is a dim
-    that `spec` splits.
+    A dim that is shorter than `parts` is not sharded: some ranks would have no element. Nor is a
+    dim that `spec` shards.
 
     Example:
         >>> whole = (None, None)

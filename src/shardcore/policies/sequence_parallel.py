@@ -32,7 +32,7 @@ def plan(
         model: The model.
         mesh: The mesh.
         axis: The axis that splits variables and sequences, by default the last.
-        batch: The axis that splits the batch, by default the first.
+        batch: The axis that shards the batch, by default the first.
         small: A pair, an attention or an embedding of fewer bytes than this is replicated.
 
     Raises:
@@ -41,7 +41,7 @@ def plan(
     name, rows = model_axis(mesh, axis), batch_axis(mesh, batch)
     if name == rows:
         raise PolicyError(
-            f"Policy 'sequence_parallel' splits the sequence over {name!r}, which splits the batch "
+            f"Policy 'sequence_parallel' shards the sequence over {name!r}, which shards the batch "
             "too: give the axes, axis=... and batch=..., or add one to the mesh."
         )
     chosen = tensor_parallel.plan(model, mesh, axis=name, small=small)

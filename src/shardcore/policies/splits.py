@@ -57,7 +57,7 @@ def model_axis(
 
     Raises:
         MeshError: If the mesh has no such axis.
-        PolicyError: If the mesh has only one axis, which splits the batch.
+        PolicyError: If the mesh has only one axis, which shards the batch.
     """
     if axis is None and mesh.ndim == 1:
         raise PolicyError(

@@ -24,7 +24,7 @@ def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int =
     Args:
         model: The model.
         mesh: The mesh.
-        axis: The axis to split over, by default the last.
+        axis: The axis to shard over, by default the last.
         small: A part of fewer bytes than this is replicated.
     """
     name = model_axis(mesh, axis)
@@ -53,7 +53,7 @@ class _Splitter:
 
     def choices(self, layer: LayerFacts) -> Choices:
         is_norm = layer.kind.endswith("Normalization")
-        why = "a norm sees all channels" if is_norm else f"{layer.kind} is not split"
+        why = "a norm sees all channels" if is_norm else f"{layer.kind} is not sharded"
         own = all_replicated(layer.variables, why)
         if found := list(attentions(layer)):
             for each in found:

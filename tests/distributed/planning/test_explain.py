@@ -206,7 +206,7 @@ def test_an_operator_that_cannot_be_split_is_named():
 
     for explanation in run_ranks(program, 2):
         reasons = [
-            each.reason for each in explanation.collectives if "cannot be split" in each.reason
+            each.reason for each in explanation.collectives if "cannot be sharded" in each.reason
         ]
         assert reasons
         assert all("lstsq" in each for each in reasons)

@@ -468,7 +468,7 @@ def test_the_command_gives_data_or_a_program(script):
     assert (code, json.loads(out)["mesh"]) == (0, "(data=8)")
     assert json.loads(out)["rules"][0]["spec"] == "(None, 'data')"
     code, out, _ = command(*words, "--axes", "batch", "--python")
-    assert "layout_map['sequential/d64/kernel'] = (None, 'batch')  # dim 1 split" in out
+    assert "layout_map['sequential/d64/kernel'] = (None, 'batch')  # dim 1 sharded" in out
 
 
 @pytest.mark.parametrize(

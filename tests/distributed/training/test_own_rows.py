@@ -198,5 +198,5 @@ def train_alone(rank, ranks, caplog):
 def test_ranks_without_a_distribution_are_told_once(caplog):
     for messages in run_ranks(partial(train_alone, ranks=2, caplog=caplog), 2, init=False):
         assert len(messages) == 1
-        assert "each of the 2 processes runs the whole model by itself" in messages[0]
+        assert "each of the 2 processes runs the full model by itself" in messages[0]
         assert "keras.distribution.DataParallel()" in messages[0]

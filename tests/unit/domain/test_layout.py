@@ -182,8 +182,8 @@ def test_placements_give_blocks():
         ((Shard(-3), Replicate()), 2, "Axis 'data' shards dim -3"),
         ((Shard(0), Replicate()), 0, "Axis 'data' shards dim 0, but the tensor has 0 dims"),
         ((Replicate(),), 2, "takes 2 placements, one per axis, got 1"),
-        ((Shard(0, 2), Shard(0, 4)), 1, "Dim 0 is split in blocks of 2 and of 4"),
-        ((Shard(1), Shard(-1, 3)), 2, "Dim 1 is split in blocks of 1 and of 3"),
+        ((Shard(0, 2), Shard(0, 4)), 1, "Dim 0 is sharded in blocks of 2 and of 4"),
+        ((Shard(1), Shard(-1, 3)), 2, "Dim 1 is sharded in blocks of 1 and of 3"),
     ],
 )
 def test_placements_that_cannot_be_are_errors(placements, ndim, message):
@@ -233,7 +233,7 @@ def test_a_layout_that_cannot_be_is_an_error_with_the_name(spec, partial, messag
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        ((0, 1), r"has blocks \(0, 1\): a dim that is split has blocks of 1 or more"),
+        ((0, 1), r"has blocks \(0, 1\): a sharded dim has blocks of 1 or more"),
         ((-4, 1), r"has blocks \(-4, 1\)"),
         ((4, 2), r"\('data', None\) in blocks of \(4, 2\) has .* any other of 1"),
         ((4,), r"needs one block per dim, got \(4,\)"),

@@ -82,5 +82,5 @@ def test_an_axis_of_one_rank_splits_nothing():
 def test_the_sequence_and_the_batch_need_separate_axes():
     with pytest.raises(PolicyError, match="'context_parallel' needs an axis beside"):
         context_parallel.plan(DECODER, Mesh((8,), ("data",)))
-    with pytest.raises(PolicyError, match="which splits the batch too"):
+    with pytest.raises(PolicyError, match="which shards the batch too"):
         context_parallel.plan(DECODER, MESH, axis="data")

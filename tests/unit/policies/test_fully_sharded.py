@@ -64,7 +64,7 @@ def test_small_variables_are_replicated_by_default_with_a_reason():
     chosen = fully_sharded.plan(holding(kernel, bias), MESH)
     assert chosen["v_0"].spec == ("data", None)
     assert chosen["v_1"].spec == (None,)
-    assert chosen["v_1"].reason == "replicated: a split would spare 1536 bytes only"
+    assert chosen["v_1"].reason == "replicated: sharding would save 1536 bytes only"
     fits = -(-SMALL // 12) * 4  # elements of 4 bytes, of which three quarters are spared
     assert spec((fits,), small=SMALL) == ("data",)
     assert spec((fits - 4,), small=SMALL) == (None,)
@@ -74,7 +74,7 @@ def test_small_variables_are_replicated_by_default_with_a_reason():
 
 def test_the_reason_names_an_uneven_split():
     chosen = fully_sharded.plan(holding((30, 9)), MESH, small=0)
-    assert chosen["v_0"].reason == "dim 0 split, unevenly"
+    assert chosen["v_0"].reason == "dim 0 sharded, unevenly"
 
 
 def test_the_axis_is_the_first_or_the_one_that_is_asked_for():

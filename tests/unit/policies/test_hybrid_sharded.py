@@ -58,9 +58,9 @@ def test_the_model_axis_splits_what_tensor_parallel_splits(width):
 
 def test_the_reason_has_both():
     chosen = hybrid_sharded.plan(mlp(), MESH, small=0)
-    reason = "columns: down sums up (by graph); dim 0 split"
+    reason = "columns: down sums up (by graph); dim 0 sharded"
     assert chosen["up/kernel"].reason == reason
-    assert chosen["down/bias"].reason == "dim 0 split"
+    assert chosen["down/bias"].reason == "dim 0 sharded"
 
 
 @pytest.mark.parametrize(("mesh", "shard"), [(Mesh((4,), ("data",)), None), (MESH, "replica")])

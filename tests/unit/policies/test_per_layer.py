@@ -70,7 +70,7 @@ def test_a_pattern_gives_a_policy_to_all_that_a_layer_holds_and_an_inner_layer_h
 
 def test_the_reason_names_the_policy():
     chosen = per_layer.plan(chain(), MESH, layers={"last": "fully_sharded"}, small=0)
-    assert chosen["last/kernel"].reason == "fully_sharded: dim 0 split"
+    assert chosen["last/kernel"].reason == "fully_sharded: dim 0 sharded"
     why = "data_parallel: replicated: gradients are summed over 'replica' and 'shard'"
     assert chosen["up/kernel"].reason == why
 

@@ -252,5 +252,5 @@ def test_the_axes_that_are_asked_for():
     turned = outputs(model, Mesh((2, 2), ("m", "d")), axis="m", batch="d")
     assert turned["down"] == ("d", "m", None)
     assert outputs(model, Mesh((4, 1), ("data", "model"))) == {}
-    with pytest.raises(PolicyError, match=r"over 'data', which splits the batch too: give"):
+    with pytest.raises(PolicyError, match=r"over 'data', which shards the batch too: give"):
         outputs(model, axis="data")

@@ -408,7 +408,7 @@ def test_the_rest_stays_whole_and_says_why():
     assert reasons(model) == {
         "ln/gamma": "replicated: a norm sees all channels",
         "ln/beta": "replicated: a norm sees all channels",
-        "rnn/kernel": "replicated: GRUCell is not split",
+        "rnn/kernel": "replicated: GRUCell is not sharded",
     }
 
 

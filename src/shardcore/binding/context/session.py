@@ -174,7 +174,7 @@ class Sessions:
         if not self.has_warned and self.processes.launched > 1:
             self.has_warned = True
             logger.warning(
-                "No distribution is set: each of the %d processes runs the whole model by itself. "
+                "No distribution is set: each of the %d processes runs the full model by itself. "
                 "To share the work: keras.distribution.set_distribution("
                 "keras.distribution.DataParallel()).",
                 self.processes.launched,

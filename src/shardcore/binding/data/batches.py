@@ -178,7 +178,7 @@ def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) 
     if "unequal rows" not in session.warnings:
         session.warnings.add("unequal rows")
         logger.warning(
-            "The processes gave %s rows along %s: the batch is gathered to be split evenly, "
+            "The processes gave %s rows along %s: the batch is all-gathered to be sharded evenly, "
             "at every such step. Give equal numbers of rows to avoid it.",
             list(counts),
             named_axes(session.batch_axes),

@@ -1,7 +1,7 @@
 """Patches: the data adapters, which read only this rank's rows of arrays.
 
 Keras refuses NumPy arrays, generators and loaders in several processes, and splits a
-`tf.data.Dataset` itself. shardcore splits every batch at the step instead, so the adapters see no
+`tf.data.Dataset` itself. shardcore shards every batch at the step instead, so the adapters see no
 distribution.
 """
 

@@ -199,7 +199,7 @@ ALL = (
     *(
         Patch(
             f"keras.src.trainers.data_adapters.{module}:distribution_lib",
-            "Gives each process other batches; shardcore splits every batch.",
+            "Gives each process other batches; shardcore shards every batch.",
             since=(3, 16),
         )
         for module in ADAPTERS
@@ -226,7 +226,7 @@ ALL = (
     *(
         Patch(
             f"keras.src.backend.torch.trainer:TorchTrainer.make_{kind}_function",
-            "A batch is split before the step, and its logs are gathered after it.",
+            "A batch is sharded before the step, and its logs are gathered after it.",
         )
         for kind in STEPS
     ),
@@ -344,7 +344,7 @@ ALL = (
     ),
     Patch(
         "keras.src.layers.rnn.rnn:RNN.get_initial_state",
-        "Replicated, while the rows of the sequences are split.",
+        "Replicated, while the rows of the sequences are sharded.",
     ),
     Patch(
         "keras.src.losses.loss:apply_mask",

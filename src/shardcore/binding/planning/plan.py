@@ -61,7 +61,7 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
 
     @property
     def batch_dim_name(self) -> DimSpec:
-        """The mesh axis that splits the batch, or several, as `ModelParallel` takes them."""
+        """The mesh axis that shards the batch, or several, as `ModelParallel` takes them."""
         return dim_spec(self._batch_axes)
 
     def distribute(self) -> None:

@@ -24,7 +24,7 @@ class Facts:
         operand_bytes: The bytes of this rank's operands.
         layer: The path of the layer, empty outside the model.
         operator: The operator that needs it, empty if none does.
-        fell_back: Whether the operator runs on full operands, as it cannot be split.
+        fell_back: Whether the operator runs on full operands, as it cannot be sharded.
         shape: The global shape of the tensor, None if it is unknown.
         source: The layout before.
         target: The layout after.
@@ -96,7 +96,7 @@ def reason(facts: Facts) -> str:
     if facts.cause:
         return f"{facts.cause} {_move(facts)}"
     if facts.fell_back:
-        return f"{facts.operator} cannot be split for these operands: they are replicated first"
+        return f"{facts.operator} cannot be sharded for these operands: they are replicated first"
     if facts.variable is not None and facts.kind == "all_gather":
         over = ("the batch " if set(facts.batch_axes) & set(facts.axes) else "") + _over(facts.axes)
         return f"{facts.variable}: sharded over {over}, all-gathered{_purpose(facts)}"

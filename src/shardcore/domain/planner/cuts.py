@@ -70,7 +70,7 @@ def cut_of(
         >>> cut_of(Dim("b", outer="a"), "model", *places, {"a": 4, "b": 6})
         ('b', Cut(axes=(), grain=2, count=1, outer=(), outer_grain=1))
     """
-    assert dim.factor is not None, "a dim that can be split"
+    assert dim.factor is not None, "a dim that can be sharded"
     each = segments_of(blocks)
     if dim.outer is None:
         left, rest = divmod(each.count, dim.count)

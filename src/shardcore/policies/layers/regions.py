@@ -42,7 +42,7 @@ class Region:
 
 
 class NoRegionError(PolicyError):
-    """The output of a layer cannot be split. The message says why; internal to this package."""
+    """The output of a layer cannot be sharded. The message says why; internal to this package."""
 
 
 @attrs.frozen

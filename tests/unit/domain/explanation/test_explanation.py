@@ -104,7 +104,7 @@ PENDING = Layout(MESH, (None, None), {"model": "sum"})
         ),
         (
             facts(operator="aten.lstsq.default", fell_back=True, variable="a"),
-            "aten.lstsq.default cannot be split for these operands: they are replicated first",
+            "aten.lstsq.default cannot be sharded for these operands: they are replicated first",
         ),
         (
             facts("all_reduce", operator="aten._local_scalar_dense.default"),
