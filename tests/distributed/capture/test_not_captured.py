@@ -197,12 +197,25 @@ def test_ranks_capture_a_step_together_or_not_at_all():
 
 
 def test_ranks_whose_collectives_have_other_sizes_capture_nothing():
-    def longer(tape):
-        return [attrs.evolve(each, elements=each.elements + 1) for each in started(tape)]
+    def longer(tape, **how):
+        return [attrs.evolve(each, elements=each.elements + 1) for each in started(tape, **how)]
 
     def program(rank):
         if rank == 1:
             capture_program.started = longer
+        return reasons(Spy, shape=(2, 1))
+
+    for said, runs in run_ranks(program, 2):
+        assert runs == 4
+        assert "the ranks start other collectives" in said[0]
+
+
+def test_ranks_of_which_one_would_replay_a_cuda_graph_capture_nothing():
+    def program(rank):
+        def replayed(tape, in_graph):
+            return started(tape, in_graph=rank == 1)
+
+        capture_program.started = replayed
         return reasons(Spy, shape=(2, 1))
 
     for said, runs in run_ranks(program, 2):
