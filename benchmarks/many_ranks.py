@@ -22,7 +22,7 @@ LIMIT = 1.25
 ROUNDS = 5  # of a plan
 TIMEOUT = 300.0
 # The functions of shardcore that look whether another rank has come: the later, the more often.
-LOOKS = {"is_complete", "_missing", "find"}
+LOOKS = {"is_complete", "_absent", "find"}
 REQUESTS = ("add", "check", "compare_set", "delete_key", "get", "multi_get", "set", "wait")
 
 

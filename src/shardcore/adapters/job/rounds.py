@@ -11,6 +11,7 @@ from itertools import groupby
 from attrs import frozen
 
 from shardcore.adapters.job.signed_store import SignedStore
+from shardcore.adapters.job.store_keys import absent
 
 
 @frozen
@@ -67,17 +68,7 @@ class Round:
 
     def missing(self) -> Iterator[int]:
         """Yields the ranks that have not come, by requests for halves of the ranks."""
-        yield from self._missing(range(self.ranks))
-
-    def _missing(self, ranks: range) -> Iterator[int]:
-        if self.shared.store.check(list(map(self._key, ranks))):
-            return
-        if len(ranks) == 1:
-            yield from ranks
-            return
-        half = len(ranks) // 2
-        yield from self._missing(ranks[:half])
-        yield from self._missing(ranks[half:])
+        yield from absent(self.shared.store, list(map(self._key, range(self.ranks))))
 
     def values(self) -> list[bytes]:
         """Returns the values of all ranks, once the round is complete."""

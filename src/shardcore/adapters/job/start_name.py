@@ -7,24 +7,28 @@ The count of restarts is no name: the agents of two hosts can differ in it.
 import re
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import torch.distributed as dist
 
+from shardcore.adapters.job.store_keys import absent
 from shardcore.domain.job import Job
 
 if TYPE_CHECKING:  # a torch without torch.distributed has no stores
     from torch.distributed.distributed_c10d import Store
 
+# The seconds between two looks for names: the later, the longer.
 _SLEEP_SECONDS = 0.01
+_MOST_SLEEP_SECONDS = 0.5
 
 
 def agree(store: "Store", job: Job, limit: timedelta) -> str:
     """Returns a name that all ranks of this start have, and no earlier start had.
 
     Each rank asks under a new name, which no ended rank used. Rank 0 answers all that ask,
-    also those of an earlier start, until each rank of this one has its answer.
+    also those of an earlier start, until each rank of this one has its answer. Its requests to
+    the store do not depend on the number of ranks, as those of the others do not.
 
     Raises:
         DistError: If the ranks do not all come within `limit`.
@@ -41,15 +45,35 @@ def agree(store: "Store", job: Job, limit: timedelta) -> str:
 
 
 def _answer(store: "Store", name: str, others: range, limit: timedelta) -> None:
-    deadline = time.monotonic() + limit.total_seconds()
-    while not store.check([f"{name}/{rank}" for rank in others]):
-        if time.monotonic() > deadline:
-            late = [rank for rank in others if not store.check([f"{name}/{rank}"])]
-            raise dist.DistStoreError(f"ranks {late} did not come")
-        for rank in others:
-            if store.check([f"asks/{rank}"]):
-                store.set(f"answer/{_name(store.get(f'asks/{rank}'))}", name)
-        time.sleep(_SLEEP_SECONDS)
+    begun = time.monotonic()
+    asks = [f"asks/{rank}" for rank in others]
+    have_answer = [f"{name}/{rank}" for rank in others]
+    answered: set[str] = set()
+    while not store.check(have_answer):
+        waited = time.monotonic() - begun
+        if waited > limit.total_seconds():
+            late = list(absent(store, asks)) or list(absent(store, have_answer))
+            raise dist.DistStoreError(f"ranks {[others[each] for each in late]} did not come")
+        if store.check(asks):
+            new = set(map(_name, _read(store, asks))) - answered
+            _write(store, [f"answer/{each}" for each in new], name)
+            answered |= new
+        time.sleep(min(_MOST_SLEEP_SECONDS, max(_SLEEP_SECONDS, waited / 10)))
+
+
+def _read(store: Any, keys: list[str]) -> list[bytes]:
+    """Returns the values of keys: in one request, where the store can do that."""
+    extended = store.has_extended_api()  # the stubs of torch lack it
+    return store.multi_get(keys) if extended else [store.get(each) for each in keys]
+
+
+def _write(store: Any, keys: list[str], value: str) -> None:
+    """Writes one value under all keys, in one request likewise."""
+    if keys and store.has_extended_api():
+        store.multi_set(keys, [value] * len(keys))
+        return
+    for each in keys:
+        store.set(each, value)
 
 
 def _name(found: bytes) -> str:
