@@ -37,6 +37,7 @@ ALLOWED = {
     "ports/measurement/trace_context.py: reduction_scope": "likewise",
     "ports/measurement/trace_context.py: gradients_apart_scope": "likewise",
     "adapters/job/signed_store.py: _SECRETS": "of a process group, which outlives uninstall()",
+    "adapters/failure/store_host.py: _RANKS": "likewise",
     "adapters/capture/recorder.py: _recording": "likewise",
     "adapters/capture/functions.py: cache of seeded_by_tensor": "of functions of Keras",
     "adapters/capture/recorder.py: cache of _is_value": "of classes",

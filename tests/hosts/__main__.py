@@ -104,7 +104,10 @@ def _ended_without(job: Job, lost: Host) -> float:
     # It waits in an exchange of values, or in a collective of tensors.
     named = rf"rank ({ranks}), which (did not come within {TIMEOUT} seconds|does not answer)"
     if lost.number == 0:
-        named = "rank 0 failed first: the store .* has not answered|the rank that holds the store"
+        numbers = ", ".join(str(each) for each in range(RANKS))
+        named = (
+            rf"the store at \S+, on the host of ranks {numbers}, (has not|which does not) answer"
+        )
     for host in others:
         said = job.said(host.number)
         assert re.search(named, said), f"{host.name} does not name them:\n{said[-4000:]}"

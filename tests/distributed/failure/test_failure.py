@@ -36,7 +36,9 @@ def fail():
     open(f"{folder}/failed", "w").write(str(time.time()))
     try:
         if how == "raise":
-            raise ValueError("the cause")
+            error = ValueError("the cause")
+            error.add_note("a note, which is no cause")
+            raise error
         if how == "interrupt":
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.raise_signal(signal.SIGINT)

@@ -88,24 +88,90 @@ def test_a_rank_that_computes_for_long_is_said_to_compute(monkeypatch, capfd):
     assert re.search(computes, capfd.readouterr().err)
 
 
-def test_a_rank_whose_store_does_not_answer_ends_though_it_waits_in_no_collective(
+def test_ranks_whose_store_does_not_answer_end_though_they_wait_in_no_collective(
     monkeypatch, capfd
 ):
     """Its host may have ended, so that no connection breaks. The wait in C++ ends by no signal."""
-    monkeypatch.setenv("SHARDCORE_TIMEOUT", "1")
+    monkeypatch.setenv("SHARDCORE_TIMEOUT", "2")
+    monkeypatch.setattr(exchange, "REPORT_SECONDS", 1.0)
     monkeypatch.setattr(watch, "_NO_ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(watch, "_FINALLY_SECONDS", 0.5)
 
     def program(rank):
-        distribute((1, 2))
+        distribute((1, 3))
         if rank == 0:  # which holds the store
             stop()
         exchange.gather(None)
 
     with pytest.raises(RankFailed, match="rank 1 ended without a result, exit code 1"):
-        run_ranks(program, 2, init=False, timeout=20)
-    why = "the store that it or its host holds has not answered for 2 seconds"
-    assert f"[rank 1] ends, as rank 0 failed first: {why}" in capfd.readouterr().err
+        run_ranks(program, 3, init=False, timeout=20)
+    said = capfd.readouterr().err
+    why = r"the store at \S+:\d+, on the host of ranks 0, 1, 2, has not answered for {} seconds"
+    for rank in (1, 2):
+        ends = rf"\[rank {rank}\] ends, as rank 0 failed first: {why.format(3)}"
+        assert re.search(ends, said), said
+    assert re.findall(rf"(\[rank \d\]) {why.format(1)}", said) == ["[rank 1]"]
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_of_ranks_that_wait_in_a_collective_the_lowest_says_for_whom(late, monkeypatch, capfd):
+    monkeypatch.setattr(exchange, "REPORT_SECONDS", 2.0)
+
+    def program(rank):
+        distribute((1, 4))
+        if rank == late:
+            time.sleep(8)
+        dist.barrier()
+
+    run_ranks(program, 4, init=False, timeout=40)
+    said = re.findall(r"(\[rank \d\]) has waited .* for (rank \d)", capfd.readouterr().err)
+    assert said == [(f"[rank {0 if late else 1}]", f"rank {late}")]
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_of_ranks_that_wait_for_values_the_lowest_says_for_whom(late, monkeypatch, capfd):
+    monkeypatch.setattr(exchange, "REPORT_SECONDS", 0.5)
+
+    def program(rank):
+        distribute((1, 4))
+        if rank == late:
+            time.sleep(2)
+        exchange.gather(None)
+
+    run_ranks(program, 4, init=False, timeout=40)
+    said = re.findall(r"Rank (\d) is at .* has waited .* for rank (.*)", capfd.readouterr().err)
+    assert said == [("0" if late else "1", str(late))]
+
+
+def test_of_ranks_that_wait_for_the_work_of_another_one_says_it(monkeypatch, capfd):
+    monkeypatch.setattr(exchange, "REPORT_SECONDS", 0.5)
+
+    def program(rank):
+        distribute((1, 4))
+        return exchange.do_once(lambda: time.sleep(3), "save 'a.keras'")
+
+    run_ranks(program, 4, init=False, timeout=40)
+    said = re.findall(r"Rank \d is at save .* has waited .* for rank (.*)", capfd.readouterr().err)
+    assert said == ["0"]
+
+
+def test_a_rank_whose_connection_breaks_names_the_rank_that_did_not_come(monkeypatch):
+    """Its neighbour has waited in vain a moment before, and has closed the connection."""
+
+    def program(rank):
+        monkeypatch.setenv("SHARDCORE_TIMEOUT", "4" if rank == 1 else "60")
+        distribute((1, 3))
+        if rank == 2:
+            time.sleep(10)
+            return "", ""
+        with pytest.raises(RuntimeError) as failed:
+            dist.all_reduce(torch.ones(1))
+        return str(failed.value), heartbeats.unmatched(failed.value)
+
+    (error, why), *_ = run_ranks(program, 3, init=False, timeout=40)
+    assert "closed by peer" in error
+    line = r"test_late_ranks.py:\d+"
+    assert re.search(rf"waited in a collective \(.*\) for rank 2, which computes \({line}\)", why)
 
 
 @pytest.mark.parametrize("waits", [True, False])

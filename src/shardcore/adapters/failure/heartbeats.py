@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from attrs import asdict, frozen
 
+from shardcore.adapters.failure import store_host
 from shardcore.adapters.failure.place import Here
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.signed_store import SignedStore
@@ -23,6 +24,9 @@ _SILENT_SECONDS = 4.0
 _LOOK_SECONDS = 0.5
 # The most seconds that a store may take.
 _STORE_SECONDS = 2 * _SILENT_SECONDS
+
+# In errors of gloo: it has waited for a rank, or that has ended, also since it waited in vain.
+_IN_VAIN = ("timed out", "closed by peer", "reset by peer", "broken pipe")
 
 _T = TypeVar("_T")
 
@@ -48,33 +52,85 @@ def send(store: SignedStore, number: int, here: Here) -> None:
     store.set(f"heartbeat/{process_group.rank()}", json.dumps(asdict(beat)).encode())
 
 
-def late_ranks(store: SignedStore) -> str:
-    """Returns the ranks for which the others wait, and where they are. It takes a few seconds."""
-    others = [each for each in range(process_group.world_size()) if each != process_group.rank()]
-    between = min(_SILENT_SECONDS, _LOOK_SECONDS * max(1.0, len(others) / 100))
-    before = _last(store, others)
+@frozen
+class Seen:
+    """The heartbeats of other ranks at two moments, a few seconds apart.
+
+    Args:
+        before: The last heartbeats at first, by rank.
+        after: The last heartbeats then.
+        ended: The ranks that have ended in order.
+    """
+
+    before: dict[int, Heartbeat | None]
+    after: dict[int, Heartbeat | None]
+    ended: tuple[int, ...] = ()
+
+    def waiting(self) -> list[int]:
+        """Returns the ranks that answer, and wait in a collective."""
+        return [rank for rank, beat in self.after.items() if beat and not self._is_late(rank)]
+
+    def late(self) -> str:
+        """Returns the ranks for which the others wait, and where they are."""
+        if self.ended:
+            return _ended(self.ended)
+        late = [rank for rank in self.after if self._is_late(rank)]
+        if late:
+            return "; ".join(f"rank {rank}, {self._where(rank)}" for rank in late)
+        # Where they were seen first: one that has failed meanwhile has left the user's code.
+        places = "; ".join(
+            f"rank {rank} at {beat.line}" for rank, beat in self.before.items() if beat
+        )
+        return f"no rank: all wait, in different collectives ({places})"
+
+    def _is_late(self, rank: int) -> bool:
+        beat = self.after[rank]
+        return beat is None or beat == self.before[rank] or not beat.waits
+
+    def _where(self, rank: int) -> str:
+        beat = self.after[rank]
+        if beat is None:
+            return "which has sent no heartbeat"
+        if beat == self.before[rank]:
+            last = f"last seen at {beat.line}"
+            return f"which does not answer ({last}): stopped, or its network stalls"
+        return f"which computes ({beat.line})"
+
+
+def look(
+    store: SignedStore, ranks: Sequence[int], is_enough: Callable[[], bool] = lambda: False
+) -> Seen:
+    """Looks at the heartbeats of ranks for a few seconds, less if no more is to be seen."""
+    between = min(_SILENT_SECONDS, _LOOK_SECONDS * max(1.0, len(ranks) / 100))
+    before = _last(store, ranks)
+    places = store.find_all([f"place/{rank}" for rank in ranks])
+    told = zip(ranks, places, strict=True)
+    ended = tuple(rank for rank, place in told if place == exchange.ENDED.encode())
     after, begun = dict(before), time.monotonic()
-    while time.monotonic() < begun + _SILENT_SECONDS and any(
-        before[rank] == after[rank] for rank in others
+    while not ended and (
+        time.monotonic() < begun + _SILENT_SECONDS
+        and any(before[rank] == after[rank] for rank in ranks)
+        and not is_enough()
     ):
         time.sleep(between)
-        after = _last(store, others)
-    found = {
-        rank: _where(beat, is_silent=beat == before[rank])
-        for rank, beat in after.items()
-        if beat is None or beat == before[rank] or not beat.waits
-    }
-    if found:
-        return "; ".join(f"rank {rank}, {where}" for rank, where in found.items())
-    # Where they were seen first: one that has failed meanwhile has left the user's code.
-    places = "; ".join(f"rank {rank} at {beat.line}" for rank, beat in before.items() if beat)
-    return f"no rank: all wait, in different collectives ({places})"
+        after = _last(store, ranks)
+    return Seen(before, after, ended)
+
+
+def look_in_time(connect: Callable[[], SignedStore], ranks: Sequence[int]) -> Seen | None:
+    """Looks likewise; returns None if the store that `connect` returns does not answer."""
+    return within(_STORE_SECONDS, lambda: look(connect(), ranks))
 
 
 def awaited(connect: Callable[[], SignedStore]) -> str:
     """Returns for whom the others wait, also if the store that `connect` returns is silent."""
-    found = within(_STORE_SECONDS, lambda: late_ranks(connect()))
-    return found or "the rank that holds the store, or its host, which does not answer"
+    seen = look_in_time(connect, others())
+    return f"{store_host.described()} which does not answer" if seen is None else seen.late()
+
+
+def others() -> list[int]:
+    """Returns all ranks but this one."""
+    return [each for each in range(process_group.world_size()) if each != process_group.rank()]
 
 
 def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
@@ -94,21 +150,29 @@ def waited_in_vain(collective: str) -> RankMismatchError:
     )
 
 
-def unmatched(error: BaseException, ended: Sequence[int] = ()) -> str:
+def unmatched(
+    error: BaseException,
+    ended: Sequence[int] = (),
+    is_enough: Callable[[], bool] = lambda: False,
+) -> str:
     """Returns for whom this rank waited in vain in a collective, as a predicate; or nothing.
 
     Args:
         error: An error; of any but gloo's, and those of shardcore, it is known what happened.
         ended: The ranks that are known to have ended in order.
+        is_enough: Returns whether the answer is of no use any more.
     """
     text = str(error).lower()
     if isinstance(error, ShardcoreError) or not isinstance(error, RuntimeError):
         return ""
     if "gloo" not in text or process_group.is_simulated():
         return ""
-    where = ", ".join(f"rank {each}, which has ended" for each in ended)
-    if not where and "timed out" in text:
-        where = within(_STORE_SECONDS, lambda: late_ranks(exchange.store_for_thread())) or ""
+    where = _ended(ended)
+    if not where and any(each in text for each in _IN_VAIN):
+        seen = within(
+            _STORE_SECONDS, lambda: look(exchange.store_for_thread(), others(), is_enough)
+        )
+        where = seen.late() if seen else ""
     if not where:
         return ""
     return (
@@ -124,19 +188,39 @@ def within(seconds: float, call: Callable[[], _T]) -> _T | None:
         >>> within(1.0, lambda: 3), within(0.01, lambda: time.sleep(0.1))
         (3, None)
     """
-    found: SimpleQueue[_T | None] = SimpleQueue()
+    return Asked.of(call).answer(seconds)
 
-    def run() -> None:
+
+@frozen
+class Asked(Generic[_T]):
+    """A call on another thread, which may never return."""
+
+    _found: "SimpleQueue[_T | None]"
+
+    @classmethod
+    def of(cls, call: Callable[[], _T]) -> "Asked[_T]":
+        """Starts the call."""
+        found: SimpleQueue[_T | None] = SimpleQueue()
+
+        def run() -> None:
+            try:
+                found.put(call())
+            except RuntimeError:  # torch's for a lost store
+                found.put(None)
+
+        threading.Thread(target=run, name="shardcore-store", daemon=True).start()
+        return cls(found)
+
+    def answer(self, seconds: float) -> _T | None:
+        """Returns what the call returns; None if it fails, or has not returned after `seconds`."""
         try:
-            found.put(call())
-        except RuntimeError:  # torch's for a lost store
-            found.put(None)
+            return self._found.get(timeout=seconds)
+        except Empty:
+            return None
 
-    threading.Thread(target=run, name="shardcore-store", daemon=True).start()
-    try:
-        return found.get(timeout=seconds)
-    except Empty:
-        return None
+
+def _ended(ranks: Sequence[int]) -> str:
+    return ", ".join(f"rank {each}, which has ended" for each in ranks)
 
 
 def _last(store: SignedStore, ranks: Sequence[int]) -> dict[int, Heartbeat | None]:
@@ -144,11 +228,3 @@ def _last(store: SignedStore, ranks: Sequence[int]) -> dict[int, Heartbeat | Non
     found = store.find_all([f"heartbeat/{rank}" for rank in ranks])
     beats = (None if each is None else Heartbeat(**json.loads(each)) for each in found)
     return dict(zip(ranks, beats, strict=True))
-
-
-def _where(beat: Heartbeat | None, *, is_silent: bool) -> str:
-    if beat is None:
-        return "which has sent no heartbeat"
-    if is_silent:
-        return f"which does not answer (last seen at {beat.line}): stopped, or its network stalls"
-    return f"which computes ({beat.line})"

@@ -15,8 +15,9 @@ class HostProcess:
         pid: The number of the process.
 
     Example:
-        >>> HostProcess.own().is_gone()
-        False
+        >>> own = HostProcess.own()
+        >>> own.is_gone(), own.is_running()
+        (False, True)
     """
 
     host: str
@@ -34,8 +35,16 @@ class HostProcess:
 
     def is_gone(self) -> bool:
         """Returns whether the process has ended; it is of this host."""
+        return self._state() in "ZX"
+
+    def is_running(self) -> bool:
+        """Returns whether the process has neither ended nor is stopped; it is of this host."""
+        return self._state() not in "ZXTt"
+
+    def _state(self) -> str:
+        """Returns the letter of its state in /proc; "X", dead, if there is no such process."""
         try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            text = Path(f"/proc/{self.pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
-            return True
-        return state in "ZX"
+            return "X"
+        return text.rpartition(")")[2].split()[0]

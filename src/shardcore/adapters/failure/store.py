@@ -7,6 +7,7 @@ import json
 
 from attrs import asdict, field, frozen, validators
 
+from shardcore.adapters.failure import store_host
 from shardcore.adapters.job.signed_store import SignedStore
 
 
@@ -24,10 +25,10 @@ def silent(rank: int) -> Failure:
 
 
 def no_answer(seconds: float) -> Failure:
-    """Returns the failure of rank 0, or of its host, whose store does not answer."""
+    """Returns the failure of the store's host, or of what holds the store there: no answer."""
     text = (
-        f"the store that it or its host holds has not answered for {seconds:.0f} seconds: the host "
-        "has ended, the process is stopped, or the network stalls"
+        f"{store_host.described()} has not answered for {seconds:.0f} seconds: the host has "
+        "ended, the process that holds the store is stopped, or the network stalls"
     )
     return Failure(0, text)
 

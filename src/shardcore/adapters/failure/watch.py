@@ -22,12 +22,11 @@ from collections.abc import Iterator
 from itertools import count
 from types import TracebackType
 from typing import NoReturn
-from uuid import uuid4
 
-from shardcore.adapters.failure import heartbeats
-from shardcore.adapters.failure.host_process import HostProcess
+from shardcore.adapters.failure import heartbeats, late_report
 from shardcore.adapters.failure.interrupt import Interrupt
-from shardcore.adapters.failure.place import Here, Place
+from shardcore.adapters.failure.neighbours import Neighbours
+from shardcore.adapters.failure.place import Place
 from shardcore.adapters.failure.store import Failure, FailureStore, no_answer, silent
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.signed_store import SignedStore
@@ -56,9 +55,7 @@ class FailureWatch:
         True
     """
 
-    def __init__(
-        self, name: str, rank: int, world_size: int, neighbours: dict[int, HostProcess]
-    ) -> None:
+    def __init__(self, name: str, rank: int, world_size: int, neighbours: Neighbours) -> None:
         key = f"shardcore/failure/{name}"
         self._rank = rank
         self._world_size = world_size
@@ -101,14 +98,9 @@ class FailureWatch:
         exchange.share_secret()
         exchange.tell_place(exchange.store(), "")
         heartbeats.send(exchange.store(), 0, Place().look())
-        # An earlier watch of the same job has left its keys in the store.
-        names, processes = zip(*exchange.gather((uuid4().hex, HostProcess.own())), strict=True)
-        here = {
-            each: process
-            for each, process in enumerate(processes)
-            if each != rank and process.host == processes[rank].host != ""
-        }
-        return cls(names[0], rank, world_size, here)
+        neighbours, name = Neighbours.meet(rank)
+        # An earlier watch of the same job has left its keys in the store, under another name.
+        return cls(name, rank, world_size, neighbours)
 
     def stop(self) -> None:
         """Ends this rank's part in the job in order. Does nothing the second time.
@@ -172,23 +164,23 @@ class FailureWatch:
                     exchange.tell_place(store_for_place, published := str(here))
                 is_late = here.waits and here.seconds >= exchange.REPORT_SECONDS
                 if is_late and not reported:
-                    self._report(here, store_for_place)
+                    late_report.start(here, self._neighbours)
                 reported = is_late
 
     def _look_in_time(self, store: FailureStore) -> Failure | None:
         """Looks; a store whose host has ended without a word does not answer, for ever."""
         limit = process_group.seconds(None) + _NO_ANSWER_SECONDS
-        found = heartbeats.within(limit, lambda: (self._look(store),))
+        until_report = min(limit, exchange.REPORT_SECONDS)
+        asked = heartbeats.Asked.of(lambda: (self._look(store),))
+        found = asked.answer(until_report)
+        if found is None and limit > until_report:
+            if self._neighbours.is_first():
+                say(f"[rank {self._rank}] {no_answer(until_report).headline}\n")
+            found = asked.answer(limit - until_report)
         if found is not None:
             return found[0]
         self._released.set()  # it is not asked again
         return no_answer(limit)
-
-    def _report(self, here: Here, store: SignedStore) -> None:
-        """Says for whom this rank waits."""
-        late = heartbeats.awaited(lambda: store)
-        waited = f"has waited {here.seconds:.0f} seconds in a collective"
-        say(f"[rank {self._rank}] {waited} ({here.line}) for {late}\n")
 
     def _interrupt_main(self, failure: Failure, store: FailureStore) -> None:
         """Lets the main thread end; ends this process if it does not."""
@@ -206,7 +198,7 @@ class FailureWatch:
     def _look(self, store: FailureStore) -> Failure | None:
         """Returns the first failure of the others, if there is one."""
         # Before the store is read, which then has all that an ended process has published.
-        gone = [rank for rank, process in self._neighbours.items() if process.is_gone()]
+        gone = self._neighbours.gone()
         if 0 in gone:
             # Rank 0 waits for this rank at an orderly end. Its store may be closed.
             return silent(0)
@@ -224,7 +216,7 @@ class FailureWatch:
         for rank in gone:
             if not store.has_ended(rank):
                 return store.claim(silent(rank))
-            del self._neighbours[rank]
+            self._neighbours.forget(rank)
         return None
 
     def _on_uncaught(
@@ -243,8 +235,9 @@ class FailureWatch:
     def _tell(self, kind: type[BaseException], error: BaseException) -> None:
         """Publishes and shows this rank's failure, after another's if that came first."""
         strip_own_frames(error)
-        headline = traceback.format_exception_only(kind, error)[-1].strip()
-        why = heartbeats.unmatched(error)  # now: the others end once they know the failure
+        headline = _headline(kind, error)
+        # Now: the others end once they know the failure.
+        why = heartbeats.unmatched(error, is_enough=lambda: self._failure is not None)
         first, ended = self._publish(Failure(self._rank, why or headline))
         if first.rank != self._rank:
             self._end_after(first)
@@ -286,6 +279,13 @@ class FailureWatch:
                 self._release(self._store)
         time.sleep(_YIELD_SECONDS)
         _exit(1)
+
+
+def _headline(kind: type[BaseException], error: BaseException) -> str:
+    """Returns the last line of the error without its notes."""
+    written = traceback.TracebackException(kind, error, None)
+    written.__notes__ = []
+    return list(written.format_exception_only())[-1].strip()
 
 
 def _store_may_be_gone() -> contextlib.suppress:

@@ -132,7 +132,11 @@ def do_once(work: Callable[[], _T], what: str) -> _T:
         shared.set(key, pickle.dumps(result))
         return result
     said = _Said(what, user_line(inspect.currentframe()), None)
-    _wait(lambda: shared.store.check([key]), lambda: iter([first]), said, shared)
+
+    def reports() -> bool:
+        return shared.claim(f"{name}/reports", str(own).encode()) == str(own).encode()
+
+    _wait(lambda: shared.store.check([key]), lambda: iter([first]), reports, said, shared)
     found: _T = pickle.loads(shared.get([key])[0])
     return found
 
@@ -205,7 +209,7 @@ def _come(said: _Said, value: bytes, shared: SignedStore) -> Round:
         yield first
         yield from ranks
 
-    _wait(here.is_complete, missing, said, shared)
+    _wait(here.is_complete, missing, lambda: here.first() == here.rank, said, shared)
     if here.number > 1:
         evolve(here, number=here.number - 1).forget()
     return here
@@ -214,10 +218,19 @@ def _come(said: _Said, value: bytes, shared: SignedStore) -> Round:
 def _wait(
     is_done: Callable[[], bool],
     missing: Callable[[], Iterator[int]],
+    reports: Callable[[], bool],
     said: _Said,
     shared: SignedStore,
 ) -> None:
-    """Waits until `is_done`, unless a rank that is missing does not come."""
+    """Waits until `is_done`, unless a rank that is missing does not come.
+
+    Args:
+        is_done: Returns whether all have come.
+        missing: Returns the ranks that have not.
+        reports: Returns whether this is the one of the ranks that wait which says for whom.
+        said: Where this rank is.
+        shared: The store.
+    """
     most = process_group.seconds(None)
     between = min(_MOST_ASK_SECONDS, _ASK_SECONDS * max(1.0, process_group.world_size() / 100))
     begun, next_ask, next_report = time.monotonic(), between, REPORT_SECONDS
@@ -228,8 +241,9 @@ def _wait(
             _check_missing(missing, waited, most, said, shared)
             if waited >= next_report:
                 next_report = most
-                ranks = ", ".join(map(str, missing()))
-                say(f"{_at(said)}, and has waited {waited:.0f} seconds for rank {ranks}\n")
+                if reports():
+                    ranks = ", ".join(map(str, missing()))
+                    say(f"{_at(said)}, and has waited {waited:.0f} seconds for rank {ranks}\n")
         time.sleep(min(_SLEEP_SECONDS, waited / 10))
 
 

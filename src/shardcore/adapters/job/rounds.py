@@ -70,6 +70,11 @@ class Round:
         """Yields the ranks that have not come, by requests for halves of the ranks."""
         yield from absent(self.shared.store, list(map(self._key, range(self.ranks))))
 
+    def first(self) -> int:
+        """Returns the lowest rank that has come; this one has."""
+        missing = self.missing()
+        return next(rank for rank in range(self.ranks) if rank != next(missing, None))
+
     def values(self) -> list[bytes]:
         """Returns the values of all ranks, once the round is complete."""
         distinct, runs = pickle.loads(self.shared.get([self._joined])[0])

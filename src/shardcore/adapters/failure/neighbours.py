@@ -1,0 +1,59 @@
+"""The neighbours of a rank: the other ranks of its host, of which it sees the processes."""
+
+from uuid import uuid4
+
+import attrs
+
+from shardcore.adapters.failure import store_host
+from shardcore.adapters.failure.host_process import HostProcess
+from shardcore.adapters.job import exchange
+
+
+@attrs.define
+class Neighbours:
+    """The other ranks of this host.
+
+    Args:
+        rank: This rank.
+        processes: The processes of the others, by rank.
+    """
+
+    rank: int
+    processes: dict[int, HostProcess]
+
+    @classmethod
+    def meet(cls, rank: int) -> tuple["Neighbours", str]:
+        """Returns the neighbours, and a new name that all ranks get. All ranks call it together.
+
+        Ranks of a host bring equal values, but for rank 0: a rank reads one for each host. The
+        ranks on the host of the store are noted.
+        """
+        own, shared = HostProcess.own(), exchange.store()
+        shared.set(f"pid/{rank}", str(own.pid).encode())
+        name = uuid4().hex if rank == 0 else ""
+        everyone = exchange.gather((name, own.host, store_host.is_here()))
+        store_host.remember([each for each, (_, _, has_store) in enumerate(everyone) if has_store])
+        near = [
+            each
+            for each, (_, host, _) in enumerate(everyone)
+            if each != rank and host == own.host != ""
+        ]
+        pids = shared.get([f"pid/{each}" for each in near])
+        processes = (HostProcess(own.host, int(pid)) for pid in pids)
+        return cls(rank, dict(zip(near, processes, strict=True))), everyone[0][0]
+
+    def gone(self) -> list[int]:
+        """Returns the ranks whose processes have ended."""
+        return [rank for rank, process in self.processes.items() if process.is_gone()]
+
+    def forget(self, rank: int) -> None:
+        """Leaves out a rank that has ended in order."""
+        del self.processes[rank]
+
+    def lower(self) -> list[int]:
+        """Returns the ranks below this one."""
+        return [each for each in list(self.processes) if each < self.rank]
+
+    def is_first(self) -> bool:
+        """Returns whether this is the lowest rank of its host that runs."""
+        return not any(self.processes[each].is_running() for each in self.lower())
