@@ -43,34 +43,3 @@ def test_the_script_prints_what_the_readme_shows(run):
     line, other = launched.splitlines()
     assert line == other
     assert run(*TORCHRUN).count(line) == 2  # the ranks' line ends may interleave
-
-
-def test_the_readme_is_short():
-    assert len(README.splitlines()) <= 90
-
-
-def test_every_make_command_is_in_the_makefile():
-    commands = set(re.findall(r"`make (\w+)`", README))
-    targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert commands == {"demo", "test"}
-    assert commands <= targets
-
-
-PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
-
-
-def test_every_link_leads_to_a_file():
-    for file in (*PAGES, *(ROOT / "docs").glob("**/*.md")):
-        links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", file.read_text())
-        missing = [link for link in links if not (file.parent / link).exists()]
-        assert missing == [], f"{file} links to {missing}"
-
-
-def test_contributing_names_files_and_targets_that_exist():
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    paths = re.findall(r"`((?:src|tests|docs|examples)/[\w./-]+)`", text)
-    assert [path for path in paths if not (ROOT / path).exists()] == []
-    makefile = (ROOT / "Makefile").read_text()
-    assert [
-        name for name in re.findall(r"`make ([\w-]+)`", text) if f"\n{name}:" not in makefile
-    ] == []

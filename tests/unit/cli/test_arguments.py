@@ -235,3 +235,13 @@ def test_an_explanation_that_is_asked_for_wrongly(capsys, tmp_path, words, code,
     found, error = exits(capsys, "explain", f"{tmp_path}/model.py", *words)
     assert found == code
     assert message in error
+
+
+@pytest.mark.parametrize(
+    "command", ["", "status", "plan", "explain", "verify", "measure", "checkpoint"]
+)
+def test_the_help_fits_80_columns(command, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main([*command.split(), "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

@@ -1,0 +1,121 @@
+"""What the pages list is all there is, and what they name is there."""
+
+import re
+
+import attrs
+import pytest
+
+import shardcore
+from shardcore.cli import arguments
+from shardcore.ports import hookspecs
+from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
+from tests.checks.tree import ROOT
+
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "src" / "shardcore"
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
+ERROR = r"^class (\w+)\((?:Exception|\w*Error)(?:, \w+)?\):"
+VARIABLE = r"\b((?:SHARDCORE|KERAS_DISTRIBUTION)_[A-Z_]*[A-Z])\b"
+
+
+def text(name):
+    return (DOCS / name).read_text()
+
+
+def test_plugins_names_every_hook_method_and_field():
+    hooks = [name for name in vars(hookspecs) if name.startswith("shardcore_")]
+    methods = [name for name in dir(Strategy) if not name.startswith("_")]
+    fields = [field.name for kind in (StrategyEntry, NewVariable) for field in attrs.fields(kind)]
+    assert hooks
+    assert "scope" in methods
+    page = text("how-to/plugins.md")
+    missing = [name for name in hooks if f"`{name}`" not in page]
+    missing += [name for name in methods if f"| `{name}(" not in page]
+    missing += [name for name in fields if f"| `{name}` |" not in page]
+    assert missing == []
+
+
+def test_install_names_every_function():
+    page = text("how-to/install.md")
+    assert [name for name in shardcore.__all__ if f"{name}(" not in page] == []
+
+
+def test_every_environment_variable_has_a_row():
+    folders = [folder.rglob("*.py") for folder in (PACKAGE, ROOT / "tests", ROOT / "benchmarks")]
+    files = [
+        ROOT / "Makefile",
+        ROOT / ".ci" / "run",
+        *(each for found in folders for each in found),
+    ]
+    settings = {name for file in files for name in re.findall(VARIABLE, file.read_text())}
+    assert {"SHARDCORE_LOG", "SHARDCORE_COMPAT"} <= settings
+    rows = re.findall(r"^\| (`.*?`) \|", text("reference/environment.md"), re.MULTILINE)
+    assert settings == set(re.findall(VARIABLE, "".join(rows)))
+
+
+def test_every_error_has_a_row_with_its_class():
+    names = {
+        name for path in PACKAGE.rglob("*.py") for name in re.findall(ERROR, path.read_text(), re.M)
+    }
+    rows = re.findall(r"^\| `(\w+)` \|", text("reference/errors.md"), re.MULTILINE)
+    assert {"ShardcoreError", "MeshError", "RankFailed"} <= names
+    assert set(rows) == names
+
+
+def test_every_command_and_option_has_a_row():
+    page = text("reference/cli.md")
+    commands = arguments.parser()
+    (groups,) = (action for action in commands._actions if action.choices)
+    for name, command in groups.choices.items():
+        assert f"| `shardcore {name}" in page
+        options = [word for action in command._actions for word in action.option_strings]
+        assert [word for word in options if word.startswith("--") and f"`{word}" not in page] == []
+
+
+def test_the_glossary_is_short_and_sorted():
+    terms = re.findall(
+        r"^\| (?!term)([a-z][\w -]*) \|", text("reference/glossary.md"), re.MULTILINE
+    )
+    assert terms == sorted(terms)
+    assert 30 < len(terms) <= 40
+
+
+def test_the_site_shows_every_public_function():
+    page = text("reference/api.md")
+    assert [name for name in shardcore.__all__ if f".{name}\n" not in page] == ["ShardcoreError"]
+
+
+@pytest.mark.parametrize("record", sorted(path.name for path in DOCS.glob("explanation/adr/*.md")))
+def test_a_decision_has_context_choice_and_consequences(record):
+    parts = re.findall(r"^\*\*(\w+)\.\*\*", text(f"explanation/adr/{record}"), re.MULTILINE)
+    assert parts == ["Context", "Choice", "Consequences"]
+    assert text(f"explanation/adr/{record}").startswith(f"# {int(record[:4])}. ")
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 90
+
+
+def test_every_make_command_is_in_the_makefile():
+    commands = set(re.findall(r"`make (\w+)`", README))
+    targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert commands == {"demo", "test"}
+    assert commands <= targets
+
+
+def test_every_link_leads_to_a_file():
+    for file in (*PAGES, *(ROOT / "docs").glob("**/*.md")):
+        links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", file.read_text())
+        missing = [link for link in links if not (file.parent / link).exists()]
+        assert missing == [], f"{file} links to {missing}"
+
+
+def test_contributing_names_files_and_targets_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = re.findall(r"`((?:src|tests|docs|examples)/[\w./-]+)`", text)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    makefile = (ROOT / "Makefile").read_text()
+    assert [
+        name for name in re.findall(r"`make ([\w-]+)`", text) if f"\n{name}:" not in makefile
+    ] == []
