@@ -1,4 +1,4 @@
-"""What the pages list is all there is, and what they name is there."""
+"""The pages list all there is, and each thing that they name is there."""
 
 import re
 
