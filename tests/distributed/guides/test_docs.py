@@ -50,7 +50,7 @@ RUN_ELSEWHERE = {
     "how-to/install.md": "above",
     "how-to/training.md": "above",
     "how-to/plugins.md": "below",
-    "how-to/policies.md": "test_plan.py",
+    "how-to/policies.md": "test_plan_shown.py",
     "how-to/torch-modules.md": "test_torch_modules.py",
     "reference/rules.md": "tests/unit/domain/paths/test_paths.py",
     "reference/transitions.md": "tests/unit/domain/redistribution/test_redistribution.py",

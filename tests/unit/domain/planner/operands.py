@@ -9,23 +9,11 @@ from shardcore.domain.rules import layers
 from shardcore.domain.rules.rule import rule as rule_of_text
 
 ONE_GROUP = layers.Channels(1, 4, 6, transposed=False)
-
-
 CONVOLUTION = layers.convolution(ONE_GROUP, 2, bias=True)
-
-
 IMAGES, KERNEL, BIAS = (5, 4, 6, 6), (6, 4, 3, 3), (6,)
-
-
 MATMUL = rule_of_text("n k, k m -> n m")
-
-
 R, P = Replicate(), Partial()
-
-
 PAIR = Mesh((2,), ("model",))
-
-
 SQUARE = Mesh((2, 2), ("data", "model"))
 
 
