@@ -11,11 +11,11 @@ from shardcore.bootstrap import planning
 from shardcore.bootstrap.search.traces import Job, PlannedCandidate, TraceRequest, steps
 from shardcore.domain.machines.machine import Machine
 from shardcore.domain.paths.rules import PathRules
-from shardcore.domain.spec import DimSpec
+from shardcore.domain.spec import DimSpec, entry_axes, spec_of
 from shardcore.domain.steps.held_weights import PER_USE, WeightSize, size_of
 from shardcore.domain.steps.larger_mesh import RankStep
 from shardcore.domain.steps.runs import Run
-from shardcore.ports.model import LayerFacts
+from shardcore.ports.model import LayerFacts, VariableFacts
 
 logger = logging.getLogger("shardcore.plan")
 
@@ -56,17 +56,22 @@ def proven(
         PolicyError: If the model or its step fails without values.
     """
     job = _job([planned], repeats)
-    if not job.runs:
-        return repeats
-    copied, traced = steps(_copied_and_traced(job, repeats), request, machine, repeats.facts)
-    if _are_equal(copied, traced):
-        return repeats
-    logger.info("policy 'auto' traces all blocks: a copy of a block differs from the block")
-    return Repeats(repeats.facts, ())
+    while job.runs:
+        copied, traced = steps(_copied_and_traced(job, repeats), request, machine, repeats.facts)
+        if copied is not None and traced is not None:
+            if _are_equal(copied, traced):
+                return repeats
+            logger.info("policy 'auto' traces all blocks: a copy of a block differs from the block")
+            return Repeats(repeats.facts, ())
+        job = _with_more_at_the_ends(job, repeats)
+    return repeats  # this candidate has no copies: a trace of another one shows its own
 
 
 def _with_more_at_the_ends(job: Job, repeats: "Repeats") -> Job:
-    more = tuple(attrs.evolve(run, reach=2 * run.reach, last=2 * run.last) for run in job.runs)
+    more = tuple(
+        attrs.evolve(run, reach=2 * run.reach, first=2 * run.first, last=2 * run.last)
+        for run in job.runs
+    )
     return _with_runs(job, tuple(run for run in more if run.copied), repeats)
 
 
@@ -96,9 +101,7 @@ def _copied_and_traced(job: Job, repeats: "Repeats") -> tuple[Job, Job]:
     )
 
 
-def _are_equal(ones: tuple[RankStep, ...] | None, others: tuple[RankStep, ...] | None) -> bool:
-    if ones is None or others is None:
-        return False
+def _are_equal(ones: tuple[RankStep, ...], others: tuple[RankStep, ...]) -> bool:
     (one,), (other,) = ones, others
     same = set(one.work) == set(other.work) and set(one.moved) == set(other.moved)
     return same and one.memory == other.memory
@@ -154,8 +157,8 @@ class Repeats:
         for blocks in self.runs:
             one, *others = (each for each in blocks if each.path in Run(_paths(blocks)).traced)
             if all(specs_in(each, rules) == specs_in(one, rules) for each in others):
-                span = _span(one, self.facts, rules)
-                run = Run(_paths(blocks), reach=span, last=span)
+                span = _span(one, self.facts, planned)
+                run = Run(_paths(blocks), reach=span, first=span, last=span)
                 found += [run] if run.copied else []
         return tuple(found)
 
@@ -195,9 +198,9 @@ def specs_in(layer: LayerFacts, rules: Rules) -> list[tuple[DimSpec, ...] | None
     return [None if match is None else match.value for match in map(rules.match, paths)]
 
 
-def _span(block: LayerFacts, facts: LayerFacts, rules: Rules) -> int:
+def _span(block: LayerFacts, facts: LayerFacts, planned: PlannedCandidate) -> int:
     """Returns the number of blocks whose all-gathered weights the engine holds at a time."""
-    in_all, in_block = _held(facts, rules), _held(block, rules)
+    in_all, in_block = _held(facts, planned), _held(block, planned)
     return max(
         (
             ceil(size.total / in_block[size])
@@ -208,16 +211,26 @@ def _span(block: LayerFacts, facts: LayerFacts, rules: Rules) -> int:
     )
 
 
-def _held(layer: LayerFacts, rules: Rules) -> Counter[WeightSize]:
-    """Returns the bytes of the sharded variables of each size that the engine holds."""
+def _held(layer: LayerFacts, planned: PlannedCandidate) -> Counter[WeightSize]:
+    """Returns the bytes of the all-gathered weights of each size that the engine holds."""
     found: Counter[WeightSize] = Counter()
-    for each in layer.all_variables():
-        size = size_of(each.bytes)
-        if size is not None and _is_sharded(each.path, rules):
-            found[size] += each.bytes
+    for variable in layer.all_variables():
+        gathered = _gathered(variable, planned)
+        size = size_of(gathered)
+        if gathered and size is not None:
+            found[size] += gathered
     return found
 
 
-def _is_sharded(path: str, rules: Rules) -> bool:
-    match = rules.match(path)
-    return match is not None and any(match.value)
+def _gathered(variable: VariableFacts, planned: PlannedCandidate) -> int:
+    """Returns the bytes of a weight that is all-gathered over the axes of the batch; else 0.
+
+    It stays sharded over the other axes.
+    """
+    match, candidate = planned.plan.by_path.match(variable.path), planned.candidate
+    spec = () if match is None else match.value
+    over = [entry_axes(entry) for entry in spec]
+    if not any(axis in candidate.batch_axes for axes in over for axis in axes):
+        return 0
+    rest = (tuple(axis for axis in axes if axis not in candidate.batch_axes) for axes in over)
+    return variable.bytes_here(spec_of(tuple(rest)), candidate.mesh)

@@ -19,7 +19,8 @@ class Run:
     Args:
         paths: The paths of all blocks, in order.
         reach: The number of blocks after which the memory of a block is free at the latest.
-        last: The number of blocks at the end that may differ from the inner ones.
+        first: The number of blocks at the beginning that may differ from the inner ones.
+        last: The number of blocks at the end that may.
 
     Example:
         >>> run = Run(tuple("abcdefgh"))
@@ -29,21 +30,22 @@ class Run:
 
     paths: tuple[str, ...]
     reach: int = 1
+    first: int = 1
     last: int = 1
 
     @property
     def before(self) -> int:
-        """The number of traced blocks before the copies: the first, and inner ones."""
-        return self.reach + 1
+        """The number of traced blocks before the copies: the first ones, and inner ones."""
+        return self.first + self.reach
 
     @property
     def inner(self) -> range:
         """The places of the inner blocks among the traced ones, from 1: they must be equal."""
-        return range(2, 2 * self.reach + 2)
+        return range(self.first + 1, self.first + 2 * self.reach + 1)
 
     @property
     def after(self) -> int:
-        """The number of traced blocks after the copies: inner ones, and the last."""
+        """The number of traced blocks after the copies: inner ones, and the last ones."""
         return self.reach + self.last
 
     @property

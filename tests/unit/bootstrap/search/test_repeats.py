@@ -25,7 +25,10 @@ def repeats(count, *sizes):
         LayerFacts(
             name,
             ("Block",),
-            variables=tuple(VariableFacts(f"{name}/{at}", (n,)) for at, n in enumerate(sizes)),
+            variables=tuple(
+                VariableFacts(f"{name}/{at}", n if isinstance(n, tuple) else (n,))
+                for at, n in enumerate(sizes)
+            ),
             path=name,
         )
         for name in names
@@ -49,13 +52,30 @@ def test_as_many_blocks_are_traced_however_many_there_are(count):
     small = (*[48 * KIB] * 8, 192 * KIB)
     assert traced(count, *[600 * MIB] * 6, *small) == [4]  # the shape of GPT-3
     assert traced(count, *[4 * MIB] * 12, *[4 * KIB] * 9) == [4]
-    assert traced(count, 10 * MIB, *small) == [10]  # those of three blocks are held
+    assert traced(count, 10 * MIB, *small) == [12]  # those of three blocks are held
 
 
 def test_all_blocks_are_traced_if_the_engine_holds_the_weights_of_most():
     assert traced(24, 600 * KIB) == [4]  # all are held
     assert traced(96, 600 * KIB) == []  # those of 43
     assert traced(300, 512 * KIB) == []  # those of 200
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (("data", None), [4]),  # 32 MiB: none is held
+        (("data", "model"), [16]),  # 8 MiB: those of four blocks
+        (("model", "data"), [16]),
+        ((("data", "model"), None), [16]),
+        (("model", None), [4]),  # it is not all-gathered
+    ],
+)
+def test_weights_that_are_sharded_over_the_model_axis_too_are_held_by_their_shards(spec, expected):
+    mesh = Mesh((2, 4), ("data", "model"))
+    rules = Planned((Rule(".*", spec, "any"),), ("data",))
+    candidate = PlannedCandidate(Candidate("any", mesh), rules)
+    assert [len(run.traced) for run in repeats(24, (2048, 4096)).under(candidate)] == expected
 
 
 REQUEST, MACHINE = TraceRequest(lambda: None, None, 2), known_machines()["a100"]
@@ -71,8 +91,22 @@ def test_more_blocks_at_the_ends_are_traced_if_the_inner_ones_of_few_differ(monk
     monkeypatch.setattr("shardcore.bootstrap.search.repeats.steps", steps)
     blocks = repeats(16, 600 * MIB)
     ((step,),) = priced_steps([[planned("fully_sharded")]], REQUEST, MACHINE, blocks)
-    assert asked == [[4], [7]]
+    assert asked == [[4], [8]]
     assert step.memory == {"variables": 1}
+
+
+def test_a_candidate_whose_few_inner_blocks_differ_is_proven_by_more(monkeypatch):
+    asked = []
+
+    def steps(jobs, _request, _machine, _facts):
+        asked.append([len(job.runs[0].traced) for job in jobs])
+        step = (RankStep(MESH, (), (), {"variables": 1}),)
+        return [None if len(asked) < 2 else step, step]
+
+    monkeypatch.setattr("shardcore.bootstrap.search.repeats.steps", steps)
+    found = proven(repeats(16, 600 * MIB), planned("fully_sharded"), REQUEST, MACHINE)
+    assert asked == [[4, 5], [8, 9]]
+    assert len(found.runs) == 1
 
 
 @pytest.mark.parametrize(("copy", "runs"), [(100, 1), (200, 0)])
