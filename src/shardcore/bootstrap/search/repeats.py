@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 
 import attrs
@@ -48,23 +48,32 @@ def priced_steps(
 
 
 def proven(
-    repeats: "Repeats", planned: PlannedCandidate, request: TraceRequest, machine: Machine
+    repeats: "Repeats",
+    candidates: Iterable[PlannedCandidate],
+    request: TraceRequest,
+    machine: Machine,
 ) -> "Repeats":
     """Returns the blocks that repeat; none if a copy of one is not the step that one more takes.
+
+    The first of `candidates` whose trace has copies shows it.
 
     Raises:
         PolicyError: If the model or its step fails without values.
     """
-    job = _job([planned], repeats)
-    while job.runs:
-        copied, traced = steps(_copied_and_traced(job, repeats), request, machine, repeats.facts)
-        if copied is not None and traced is not None:
-            if _are_equal(copied, traced):
-                return repeats
-            logger.info("policy 'auto' traces all blocks: a copy of a block differs from the block")
-            return Repeats(repeats.facts, ())
-        job = _with_more_at_the_ends(job, repeats)
-    return repeats  # this candidate has no copies: a trace of another one shows its own
+    for planned in candidates:
+        job = _job([planned], repeats)
+        while job.runs:
+            pair = _copied_and_traced(job, repeats)
+            copied, traced = steps(pair, request, machine, repeats.facts)
+            if copied is not None and traced is not None:
+                return repeats if _are_equal(copied, traced) else _none(repeats)
+            job = _with_more_at_the_ends(job, repeats)
+    return repeats
+
+
+def _none(repeats: "Repeats") -> "Repeats":
+    logger.info("policy 'auto' traces all blocks: a copy of a block differs from the block")
+    return Repeats(repeats.facts, ())
 
 
 def _with_more_at_the_ends(job: Job, repeats: "Repeats") -> Job:

@@ -43,8 +43,7 @@ def search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFa
             alike.setdefault((candidate.small, candidate.batch_parts, rules), []).append(found)
     priced: list[Priced] = []
     groups = list(alike.values())
-    if groups:
-        repeats = proven(repeats, groups[-1][0], request, machine)
+    repeats = proven(repeats, (group[0] for group in reversed(groups)), request, machine)
     steps = priced_steps(groups, request, machine, repeats)
     for group, of_group in zip(groups, steps, strict=True):
         for each, step in zip(group, of_group, strict=True):

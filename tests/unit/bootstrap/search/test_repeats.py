@@ -1,5 +1,6 @@
 """The number of equal blocks that a trace has, and when more of them are traced."""
 
+import attrs
 import pytest
 
 from shardcore.bootstrap.search.repeats import Repeats, priced_steps, proven
@@ -104,9 +105,23 @@ def test_a_candidate_whose_few_inner_blocks_differ_is_proven_by_more(monkeypatch
         return [None if len(asked) < 2 else step, step]
 
     monkeypatch.setattr("shardcore.bootstrap.search.repeats.steps", steps)
-    found = proven(repeats(16, 600 * MIB), planned("fully_sharded"), REQUEST, MACHINE)
+    found = proven(repeats(16, 600 * MIB), [planned("fully_sharded")], REQUEST, MACHINE)
     assert asked == [[4, 5], [8, 9]]
     assert len(found.runs) == 1
+
+
+def test_a_candidate_without_copies_leaves_the_proof_to_the_next(monkeypatch):
+    asked = []
+
+    def steps(jobs, _request, _machine, _facts):
+        asked.append([(job.planned, len(job.runs[0].traced)) for job in jobs])
+        return [(RankStep(MESH, (), (), {"variables": 1}),)] * 2
+
+    monkeypatch.setattr("shardcore.bootstrap.search.repeats.steps", steps)
+    replicated = attrs.evolve(planned("data_parallel"), plan=Planned((), ("data",)))
+    both = [planned("fully_sharded"), replicated]
+    assert len(proven(repeats(96, 600 * KIB), both, REQUEST, MACHINE).runs) == 1
+    assert [[count for _, count in pair] for pair in asked] == [[4, 5]]
 
 
 @pytest.mark.parametrize(("copy", "runs"), [(100, 1), (200, 0)])
@@ -116,5 +131,5 @@ def test_no_block_is_a_copy_if_one_more_takes_another_step_than_a_copy(copy, run
         return [(RankStep(MESH, (), (), {"variables": size}),) for size in (copy, 100)]
 
     monkeypatch.setattr("shardcore.bootstrap.search.repeats.steps", steps)
-    found = proven(repeats(16, 600 * MIB), planned("fully_sharded"), REQUEST, MACHINE)
+    found = proven(repeats(16, 600 * MIB), [planned("fully_sharded")], REQUEST, MACHINE)
     assert len(found.runs) == runs
