@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture import cuda_graphs
+from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.torch_private import collectives
 
 

@@ -5,9 +5,9 @@ from itertools import accumulate
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.recorder import Recorder
-from shardcore.adapters.capture.tape import Value
+from shardcore.adapters.capture.recording.recorder import Recorder
+from shardcore.adapters.capture.running.generated import function_of
+from shardcore.adapters.capture.tape.tape import Value
 from shardcore.adapters.torch_private import tree_leaves
 
 

@@ -19,8 +19,6 @@ MOST_LINES_OF_A_TEST = 510
 
 # Folders of more files, and files of another length, each with the reason.
 REASONS = {
-    "adapters/capture": "one subject, the recording of a step and its run; passes have folders",
-    "adapters/capture/recorder.py": "one class, the dispatch mode that records",
     "binding/keras_private/table.py": "one table: Keras names, and why each is replaced",
     "__main__.py": "`python -m shardcore`",
     "adapters/switches.py": "read by `job` and `capture`, which do not import each other",

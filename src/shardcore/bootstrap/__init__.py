@@ -86,7 +86,7 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
         loaded = load_plugins()
         entry, passed_over = plugins.choose(strategy, loaded.strategies)
         entry = plugins.with_options(entry, options)
-        from shardcore.adapters.capture.program import TapeCapture
+        from shardcore.adapters.capture.running.program import TapeCapture
         from shardcore.adapters.processes import TorchProcesses
 
         with environment.keras_imported():

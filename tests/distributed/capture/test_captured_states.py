@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardcore.adapters.capture.program import RecordedProgram, TapeCapture
+from shardcore.adapters.capture.running.program import RecordedProgram, TapeCapture
 from shardcore.binding.captured.cache import CacheEntry
 from shardcore.domain.steps.capture import TRANSITIONS, Event, RecordingsDiffer, State
 from shardcore.testing import run_ranks

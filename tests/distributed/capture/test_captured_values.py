@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.capture import checks
-from shardcore.adapters.capture.checks import with_checks
+from shardcore.adapters.capture.passes import checks
+from shardcore.adapters.capture.passes.checks import with_checks
 from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
 from shardcore.adapters.torch_private import collectives
 from shardcore.binding.captured import cache

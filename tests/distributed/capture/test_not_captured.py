@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from shardcore.adapters.capture import program as capture_program
-from shardcore.adapters.capture.program import started
+from shardcore.adapters.capture.running import program as capture_program
+from shardcore.adapters.capture.running.program import started
 from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.capture.steps import (
     Spy,

@@ -9,11 +9,11 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.generated import graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
 from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
 from shardcore.adapters.capture.passes.inductor import with_reshapes
-from shardcore.adapters.capture.recorder import Recorder
+from shardcore.adapters.capture.recording.recorder import Recorder
+from shardcore.adapters.capture.running.generated import graph_of
 from shardcore.adapters.torch_private import inductor
 from shardcore.testing import run_ranks
 from tests.distributed.models import RNG

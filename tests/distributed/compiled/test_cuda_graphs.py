@@ -16,7 +16,7 @@ import torch
 from keras import layers
 
 import shardcore
-from shardcore.adapters.capture import cuda_graphs
+from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.testing import RankFailed, run_ranks
 from tests import cuda_graph
 from tests.distributed.programs import DEVICE, HAS_NCCL, IS_ON_GPU

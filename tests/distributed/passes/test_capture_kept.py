@@ -5,11 +5,11 @@ import gc
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
 from shardcore.adapters.capture.passes.communication.sums import Memories, in_buckets
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
-from shardcore.adapters.capture.recorder import Recorder
+from shardcore.adapters.capture.recording.recorder import Recorder
+from shardcore.adapters.capture.running.generated import function_of
 from shardcore.adapters.torch_private import collectives
 from shardcore.testing import run_ranks
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.capture.analyses import FAR, live_bytes
 from shardcore.adapters.capture.passes import improved
 from shardcore.adapters.capture.passes.communication.overlap import (
     with_early_starts,
@@ -14,7 +13,8 @@ from shardcore.adapters.capture.passes.communication.overlap import (
 from shardcore.adapters.capture.passes.communication.regather import with_regathers
 from shardcore.adapters.capture.passes.communication.sums import Memories, in_buckets
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
-from shardcore.adapters.capture.tape import Call
+from shardcore.adapters.capture.tape.analyses import FAR, live_bytes
+from shardcore.adapters.capture.tape.tape import Call
 from shardcore.adapters.torch_private import collectives
 from shardcore.ports.capture import RecordedSum
 from shardcore.testing import run_ranks

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.recorder import Recorder, recording
+from shardcore.adapters.capture.recording.recorder import Recorder, recording
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves import steps
 from shardcore.adapters.engine.moves.redistribution import in_layout
@@ -70,12 +70,12 @@ class Buckets:
         del self._bytes[alike]
         recorded = [self._take_recorded(each) for each in parameters]
         recorder = recording() if any(recorded) else None
-        unheard = nullcontext if recorder is None else recorder.unheard
-        with reduction_scope(parameters), unheard():
+        paused = nullcontext if recorder is None else recorder.paused
+        with reduction_scope(parameters), paused():
             wait = _start([each.grad for each in parameters])
 
         def receive() -> None:
-            with reduction_scope(parameters), unheard():
+            with reduction_scope(parameters), paused():
                 for parameter, gradient, each in zip(parameters, wait(), recorded, strict=True):
                     parameter.grad = gradient if each is None else each.result_of(gradient)
 
@@ -122,7 +122,7 @@ class _RecordedSum:
         """Records the all-reduce of `gradient`."""
         part = gradient.part
         ((axis, _),) = gradient.form.layout.partial
-        with recorder.unheard():
+        with recorder.paused():
             result = part.new_empty(part.shape)
         operands = (part, "sum", gradient.engine.groups[axis].group_name)
         recorder.append(collectives.all_reduce_out_of_place(), operands, result)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._inductor.decomposition import decompositions
 
-from shardcore.adapters.capture.recorder import Recorder
+from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.torch_private import pooling
 from tests.tapes import names
 

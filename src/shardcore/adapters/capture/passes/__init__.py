@@ -25,7 +25,7 @@ from shardcore.adapters.capture.passes.inductor import (
 from shardcore.adapters.capture.passes.memory.donation import with_donated_inputs
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.passes.pipeline import Fact, Pass, Pipeline
-from shardcore.adapters.capture.tape import Tape
+from shardcore.adapters.capture.tape.tape import Tape
 from shardcore.ports.capture import RecordedSum
 
 # Inductor does these by itself, or cannot take their results.

@@ -6,10 +6,10 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.analyses import is_view
-from shardcore.adapters.capture.checks import check
-from shardcore.adapters.capture.rewriting import rewritten
-from shardcore.adapters.capture.tape import Call, Tape, Value, values
+from shardcore.adapters.capture.passes.checks import check
+from shardcore.adapters.capture.tape.analyses import is_view
+from shardcore.adapters.capture.tape.rewriting import rewritten
+from shardcore.adapters.capture.tape.tape import Call, Tape, Value, values
 
 VIEW = torch.ops.aten.view.default
 _RESHAPE = torch.ops.aten.reshape.default

@@ -6,8 +6,8 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.rewriting import rewritten
-from shardcore.adapters.capture.tape import Call, Form, Number, Tape, values
+from shardcore.adapters.capture.tape.rewriting import rewritten
+from shardcore.adapters.capture.tape.tape import Call, Form, Number, Tape, values
 
 
 def with_sizes(tape: Tape) -> Tape:

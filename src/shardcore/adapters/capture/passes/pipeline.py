@@ -7,7 +7,7 @@ from functools import reduce
 
 import attrs
 
-from shardcore.adapters.capture.tape import Tape, values
+from shardcore.adapters.capture.tape.tape import Tape, values
 from shardcore.domain.steps.capture import NotCaptured
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.capture.places import place
+from shardcore.adapters.capture.recording.places import place
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.failure import heartbeats
 from shardcore.adapters.torch_private import collectives

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.generated import graph_of
 from shardcore.adapters.capture.passes.inductor import with_onednn_products
-from shardcore.adapters.capture.recorder import Recorder
+from shardcore.adapters.capture.recording.recorder import Recorder
+from shardcore.adapters.capture.running.generated import graph_of
 
 
 def matrix(rows, columns, dtype=torch.float32):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from shardcore.adapters.capture import passes
-from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.communication.sums import Memories
-from shardcore.adapters.capture.recorder import Recorder
+from shardcore.adapters.capture.recording.recorder import Recorder
+from shardcore.adapters.capture.running.generated import function_of
 
 STEPS, LENGTH = 12, 30
 SHAPE = (4, 6, 5, 3)

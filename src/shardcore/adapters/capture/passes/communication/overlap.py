@@ -3,7 +3,8 @@
 import attrs
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.analyses import (
+from shardcore.adapters.capture.passes.checks import check
+from shardcore.adapters.capture.tape.analyses import (
     FAR,
     gathering_ranks,
     gathers,
@@ -14,8 +15,7 @@ from shardcore.adapters.capture.analyses import (
     sent_bytes,
     with_needs,
 )
-from shardcore.adapters.capture.checks import check
-from shardcore.adapters.capture.tape import Call, Tape
+from shardcore.adapters.capture.tape.tape import Call, Tape
 
 
 def with_early_starts(tape: Tape, far: int = FAR) -> Tape:

@@ -6,9 +6,9 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.analyses import gathers, makers_of, with_needs
-from shardcore.adapters.capture.rewriting import renamed, repeated
-from shardcore.adapters.capture.tape import Call, Tape, Value
+from shardcore.adapters.capture.tape.analyses import gathers, makers_of, with_needs
+from shardcore.adapters.capture.tape.rewriting import renamed, repeated
+from shardcore.adapters.capture.tape.tape import Call, Tape, Value
 
 
 def with_regathers(tape: Tape) -> Tape:

@@ -11,9 +11,9 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.analyses import FAR, makers_of, needs_of
-from shardcore.adapters.capture.checks import check
-from shardcore.adapters.capture.tape import Call, Form, Tape, Value, values
+from shardcore.adapters.capture.passes.checks import check
+from shardcore.adapters.capture.tape.analyses import FAR, makers_of, needs_of
+from shardcore.adapters.capture.tape.tape import Call, Form, Tape, Value, values
 from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
 from shardcore.ports.capture import RecordedSum
 

@@ -12,9 +12,9 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.analyses import is_view, makers_of
-from shardcore.adapters.capture.rewriting import rewritten
-from shardcore.adapters.capture.tape import Call, Form, Number, Tape, Value, values
+from shardcore.adapters.capture.tape.analyses import is_view, makers_of
+from shardcore.adapters.capture.tape.rewriting import rewritten
+from shardcore.adapters.capture.tape.tape import Call, Form, Number, Tape, Value, values
 from shardcore.domain.errors import ShardcoreError
 
 _SELECT = torch.ops.aten.select.int

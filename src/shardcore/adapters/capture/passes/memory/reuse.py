@@ -6,9 +6,9 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.analyses import last_uses
-from shardcore.adapters.capture.rewriting import rewritten
-from shardcore.adapters.capture.tape import Call, Tape, Value
+from shardcore.adapters.capture.tape.analyses import last_uses
+from shardcore.adapters.capture.tape.rewriting import rewritten
+from shardcore.adapters.capture.tape.tape import Call, Tape, Value
 
 
 def with_operands_reused(tape: Tape) -> Tape:

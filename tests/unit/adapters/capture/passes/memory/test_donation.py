@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes import improved
 from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.passes.memory.donation import with_donated_inputs
-from shardcore.adapters.capture.recorder import Recorder
+from shardcore.adapters.capture.recording.recorder import Recorder
+from shardcore.adapters.capture.running.generated import function_of
 from tests.tapes import eagerly, names, recorded
 
 ROWS, LAYERS, LENGTH, WIDTH = 3, 2, 4, 6

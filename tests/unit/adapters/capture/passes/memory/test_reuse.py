@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from shardcore.adapters.capture.generated import function_of
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
-from shardcore.adapters.capture.recorder import Recorder
+from shardcore.adapters.capture.recording.recorder import Recorder
+from shardcore.adapters.capture.running.generated import function_of
 from tests.tapes import highest
 
 ROWS, CLASSES = 64, 512

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.capture.generated import function_of
+from shardcore.adapters.capture.running.generated import function_of
 from tests.tapes import names, recorded
 
 X = torch.arange(6.0).reshape(2, 3)

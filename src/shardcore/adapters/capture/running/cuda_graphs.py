@@ -17,8 +17,8 @@ import torch
 
 from shardcore.adapters import switches, torch_private
 from shardcore.adapters.capture.passes.inductor import with_factors_apart
-from shardcore.adapters.capture.replay_watch import ReplayWatch
-from shardcore.adapters.capture.tape import (
+from shardcore.adapters.capture.running.replay_watch import ReplayWatch
+from shardcore.adapters.capture.tape.tape import (
     Call,
     Form,
     Literals,

@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable
 from itertools import accumulate
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape import Call, Tape, Value, numbered, values
+from shardcore.adapters.capture.tape.tape import Call, Tape, Value, numbered, values
 
 # A call moves over no more calls than a layer has: its operands are kept for a little longer.
 FAR = 64

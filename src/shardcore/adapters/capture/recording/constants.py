@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape import Tape, numbered, values
+from shardcore.adapters.capture.tape.tape import Tape, numbered, values
 from shardcore.domain.steps.capture import NotCaptured, RecordingsDiffer
 
 

@@ -9,7 +9,7 @@ from shardcore.adapters import torch_private
 from shardcore.ports.measurement.trace_context import layer_scope
 
 # The folders of torch and shardcore.
-_PACKAGES = str(Path(torch.__file__).parent), str(Path(__file__).parents[2])
+_PACKAGES = str(Path(torch.__file__).parent), str(Path(__file__).parents[3])
 
 
 def place() -> str:

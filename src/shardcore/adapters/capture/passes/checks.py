@@ -11,10 +11,10 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.constants import varying_memories
-from shardcore.adapters.capture.functions import generator_states, set_generator_states
-from shardcore.adapters.capture.rewriting import repeated
-from shardcore.adapters.capture.tape import Call, Literals, Read, Tape, Value, numbered
+from shardcore.adapters.capture.recording.constants import varying_memories
+from shardcore.adapters.capture.recording.functions import generator_states, set_generator_states
+from shardcore.adapters.capture.tape.rewriting import repeated
+from shardcore.adapters.capture.tape.tape import Call, Literals, Read, Tape, Value, numbered
 from shardcore.domain.steps.capture import GuardFailed, NotCaptured
 
 # The most bytes that a run may write before its last check: they are copied at each run.

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture import cuda_graphs
-from shardcore.adapters.capture.cuda_graphs import is_on_gpu, reason_against, replayable
-from shardcore.adapters.capture.executors import parted
-from shardcore.adapters.capture.tape import Call, Number, Tape
+from shardcore.adapters.capture.running import cuda_graphs
+from shardcore.adapters.capture.running.cuda_graphs import is_on_gpu, reason_against, replayable
+from shardcore.adapters.capture.running.executors import parted
+from shardcore.adapters.capture.tape.tape import Call, Number, Tape
 from shardcore.domain.errors import EnvironmentProblem
 from tests.tapes import recorded
 

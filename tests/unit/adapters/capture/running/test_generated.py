@@ -5,11 +5,11 @@ import weakref
 import pytest
 import torch
 
-from shardcore.adapters.capture.checks import check
-from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.program import TapeCapture
-from shardcore.adapters.capture.recorder import Recorder
-from shardcore.adapters.capture.tape import Call, numbered
+from shardcore.adapters.capture.passes.checks import check
+from shardcore.adapters.capture.recording.recorder import Recorder
+from shardcore.adapters.capture.running.generated import function_of
+from shardcore.adapters.capture.running.program import TapeCapture
+from shardcore.adapters.capture.tape.tape import Call, numbered
 from shardcore.domain.steps.capture import GuardFailed
 from tests.tapes import highest
 

@@ -7,8 +7,8 @@ import torch
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.passes.pipeline import Fact, Pass, Pipeline
-from shardcore.adapters.capture.recorder import Recorder
-from shardcore.adapters.capture.tape import Call
+from shardcore.adapters.capture.recording.recorder import Recorder
+from shardcore.adapters.capture.tape.tape import Call
 from shardcore.domain.steps.capture import NotCaptured
 
 

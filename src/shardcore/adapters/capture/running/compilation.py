@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.generated import graph_of
 from shardcore.adapters.capture.passes import improved_for_compiler
-from shardcore.adapters.capture.tape import Literals, Tape
+from shardcore.adapters.capture.running.generated import graph_of
+from shardcore.adapters.capture.tape.tape import Literals, Tape
 from shardcore.adapters.failure import heartbeats
 
 logger = logging.getLogger("shardcore.capture")

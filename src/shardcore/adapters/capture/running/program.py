@@ -7,13 +7,15 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture import constants, cuda_graphs, passes, recomputation
-from shardcore.adapters.capture.checks import Rollback, rollback_of, with_checks
-from shardcore.adapters.capture.executors import Executors
-from shardcore.adapters.capture.functions import seeded_by_tensor, seeded_generator
+from shardcore.adapters.capture import passes
+from shardcore.adapters.capture.passes.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.passes.communication.sums import Memories
-from shardcore.adapters.capture.recorder import Recorder, recording
-from shardcore.adapters.capture.tape import Tape, Value, difference, numbered, values
+from shardcore.adapters.capture.recording import constants, recomputation
+from shardcore.adapters.capture.recording.functions import seeded_by_tensor, seeded_generator
+from shardcore.adapters.capture.recording.recorder import Recorder, recording
+from shardcore.adapters.capture.running import cuda_graphs
+from shardcore.adapters.capture.running.executors import Executors
+from shardcore.adapters.capture.tape.tape import Tape, Value, difference, numbered, values
 from shardcore.domain.steps.capture import NotCaptured, RecordingsDiffer
 from shardcore.ports.capture import (
     Observer,
@@ -152,14 +154,14 @@ class TapeCapture:
         recorder = recording()
         if recorder is None:
             return seeded_generator(seed)
-        generator: torch.Generator = recorder.at_once(seeded_generator, (seed,), {})
+        generator: torch.Generator = recorder.as_one_call(seeded_generator, (seed,), {})
         return generator
 
     def drawn(self, draw: Callable[..., Any], seed: torch.Tensor, operands: dict[str, Any]) -> Any:
         """Returns the result of `draw` for the number in `seed`: one call of the recording."""
         recorder = recording()
         assert recorder is not None, "no step is being recorded"
-        return recorder.at_once(seeded_by_tensor(draw), (seed,), operands)
+        return recorder.as_one_call(seeded_by_tensor(draw), (seed,), operands)
 
     def recomputation(self) -> recomputation.Contexts:
         """Returns the contexts of a forward pass that begins now, and of its recomputations."""

@@ -54,8 +54,8 @@ class FunctionListener(TorchFunctionMode):
     Args:
         read: Called with a tensor whose values are read on the host, and how.
         numbers: Entered while torch reads a number from a tensor that is a named operand.
-        at_once: Replaces a function that reads values only to check them; called with it and its
-            operands.
+        as_one_call: Replaces a function that reads values only to check them; called with it and
+            its operands.
         unobserved: Entered while a function runs that calls none of the user's.
     """
 
@@ -63,11 +63,11 @@ class FunctionListener(TorchFunctionMode):
         self,
         read: Callable[[Any, str], None],
         numbers: Callable[[], AbstractContextManager[None]],
-        at_once: Callable[[Any, Args, Kwargs], Any],
+        as_one_call: Callable[[Any, Args, Kwargs], Any],
         unobserved: Unobserved,
     ) -> None:
         super().__init__()
-        self._read, self._numbers, self._at_once = read, numbers, at_once
+        self._read, self._numbers, self._as_one_call = read, numbers, as_one_call
         self._unobserved = unobserved
 
     def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
@@ -75,7 +75,7 @@ class FunctionListener(TorchFunctionMode):
         if func in _READS:
             self._read(args[0], f"Tensor.{func.__name__}()")
         if func is torch.nn.functional.one_hot and _is_checked(*args, **kwargs):
-            return self._at_once(func, args, kwargs)
+            return self._as_one_call(func, args, kwargs)
         if kwargs and any(isinstance(kwargs.get(name), torch.Tensor) for name in NUMBERS):
             with self._numbers():
                 return func(*args, **kwargs)

@@ -5,8 +5,8 @@ from typing import Any
 
 import attrs
 
-from shardcore.adapters.capture.functions import generator_states, set_generator_states
-from shardcore.adapters.capture.recorder import Recorder
+from shardcore.adapters.capture.recording.functions import generator_states, set_generator_states
+from shardcore.adapters.capture.recording.recorder import Recorder
 
 Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
 
@@ -16,7 +16,7 @@ def contexts(recorder: Recorder) -> Contexts:
 
     That torch's generators are read and set is recorded, as `torch.utils.checkpoint` does unseen.
     """
-    return nullcontext(), _Recomputation(recorder, recorder.at_once(generator_states, (), {}))
+    return nullcontext(), _Recomputation(recorder, recorder.as_one_call(generator_states, (), {}))
 
 
 @attrs.define(eq=False)
@@ -28,8 +28,8 @@ class _Recomputation(AbstractContextManager[None]):
     _before: Any = attrs.field(default=None, init=False)
 
     def __enter__(self) -> None:
-        self._before = self.recorder.at_once(generator_states, (), {})
-        self.recorder.at_once(set_generator_states, (self.begin,), {})
+        self._before = self.recorder.as_one_call(generator_states, (), {})
+        self.recorder.as_one_call(set_generator_states, (self.begin,), {})
 
     def __exit__(self, *error: object) -> None:
-        self.recorder.at_once(set_generator_states, (self._before,), {})
+        self.recorder.as_one_call(set_generator_states, (self._before,), {})

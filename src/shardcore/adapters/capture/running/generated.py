@@ -8,7 +8,15 @@ import torch
 from torch import fx
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape import Call, Literals, Number, Tape, Value, numbered, values
+from shardcore.adapters.capture.tape.tape import (
+    Call,
+    Literals,
+    Number,
+    Tape,
+    Value,
+    numbered,
+    values,
+)
 from shardcore.adapters.failure import heartbeats
 from shardcore.domain.steps.capture import GuardFailed
 from shardcore.reporting.errors import CAPTURED

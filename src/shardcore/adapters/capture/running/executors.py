@@ -7,11 +7,11 @@ from typing import Any
 import attrs
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture import compilation, cuda_graphs
-from shardcore.adapters.capture.analyses import needs_of, with_needs
-from shardcore.adapters.capture.cuda_graphs import Function
-from shardcore.adapters.capture.generated import function_of
-from shardcore.adapters.capture.tape import Call, Literals, Tape, numbered, values
+from shardcore.adapters.capture.running import compilation, cuda_graphs
+from shardcore.adapters.capture.running.cuda_graphs import Function
+from shardcore.adapters.capture.running.generated import function_of
+from shardcore.adapters.capture.tape.analyses import needs_of, with_needs
+from shardcore.adapters.capture.tape.tape import Call, Literals, Tape, numbered, values
 from shardcore.domain.steps.capture import NotCaptured
 
 

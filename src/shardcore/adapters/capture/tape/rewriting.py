@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape import Call, Number, Tape, Value, numbered
+from shardcore.adapters.capture.tape.tape import Call, Number, Tape, Value, numbered
 
 
 def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:

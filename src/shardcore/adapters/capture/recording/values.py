@@ -1,0 +1,148 @@
+"""The values of a tape: which value a tensor or a generator is, and which memory it has."""
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters import torch_private
+from shardcore.adapters.capture.tape.tape import Form, Tape, Value, numbered
+from shardcore.adapters.torch_private import Args, Kwargs
+
+# A larger tensor from outside is not copied: it is a constant only if no call writes into it.
+_MOST_ELEMENTS = 65536
+
+
+@attrs.define(eq=False)
+class RecordedValues:
+    """The values of a tape that is being recorded, by the things that they stand for.
+
+    Args:
+        tape: The tape, which gets the form and the memory of each value.
+        refuse: Notes why no program can be made of the step, and what to do.
+        paused: Opens a context in which nothing is recorded.
+    """
+
+    tape: Tape
+    refuse: Callable[[str, str], None]
+    paused: Callable[[], AbstractContextManager[None]]
+    _values: dict[int, tuple[Any, Value]] = attrs.field(factory=dict, init=False)
+    _generators: dict[int, tuple[Value, torch.Generator]] = attrs.field(factory=dict, init=False)
+    _kept_memories: dict[int | None, int] = attrs.field(factory=dict, init=False)
+    # By number, the identity of the memory of a value.
+    _identities: list[int | None] = attrs.field(factory=list, init=False)
+    # The operands of the operator that runs.
+    _met: list[Value] = attrs.field(factory=list, init=False)
+
+    def operands(self, args: Args, kwargs: Kwargs) -> tuple[Any, Any]:
+        """Returns operands as values of the tape, and notes these for the results."""
+        self._met.clear()
+        return self.referred(args), self.referred(kwargs) if kwargs else {}
+
+    def referred(self, nest: Any) -> Any:
+        """Returns a nest with its tensors and generators as values of the tape."""
+        return torch_private.tree_map(self._reference, nest)
+
+    def _reference(self, leaf: Any) -> Any:
+        if not _is_value(leaf.__class__):
+            return leaf
+        value = self.value(leaf)
+        self._met.append(value)
+        return value
+
+    def value(self, thing: Any) -> Value:
+        """Returns the value of a tensor or generator; an unknown one is from outside the step."""
+        if found := self._values.get(id(thing)):  # most are: a call less for each operand
+            return found[1]
+        known = self.known(thing)
+        if known is None:
+            known = self.from_outside(thing)
+            self.tape.outside[known.number] = thing
+            if torch.is_tensor(thing) and thing.numel() <= _MOST_ELEMENTS and not self.tape.refusal:
+                with self.paused(), torch.no_grad():
+                    self.tape.found[known.number] = thing.detach().clone()
+        return known
+
+    def known(self, thing: Any) -> Value | None:
+        """Returns the value of a tensor or generator; None if the tape has none yet."""
+        found = self._values.get(id(thing))
+        if found is not None:
+            return found[1]
+        if type(thing) is torch.Generator:
+            return self._generators.get(torch_private.identity_of(thing), (None,))[0]
+        return None
+
+    def made(self, leaf: Any) -> Any:
+        """Returns the value of a result; its memory is new, or that of an operand or a variable."""
+        if not _is_value(leaf.__class__):
+            return leaf
+        known = self.known(leaf)
+        memory = self._memory_of(leaf)
+        if known is not None:
+            self.tape.reshapes |= self.tape.forms[known.number] != Form.of(leaf)
+            self._identities[known.number] = memory
+            return known
+        for each in self._met:
+            if memory is not None and self._identities[each.number] == memory:
+                return self._new(leaf, memory, self.tape.memory[each.number])
+        return self._new(leaf, memory, self._kept_memories.get(memory))
+
+    def from_outside(self, thing: Any) -> Value:
+        """Returns a new value for a tensor from outside, of which others may be views."""
+        memory = self._memory_of(thing)
+        value = self._new(thing, memory, self._kept_memories.get(memory))
+        if memory is not None:
+            self._kept_memories.setdefault(memory, value.number)
+        return value
+
+    def _memory_of(self, thing: Any) -> int | None:
+        """Returns the identity of the memory of a tensor; None of a generator."""
+        if type(thing) is torch.Generator:
+            return None
+        if thing.layout is not torch.strided:
+            self.refuse("it computes with a sparse tensor", "make it dense: tensor.to_dense()")
+            return None
+        return torch_private.memory_of(thing)
+
+    def _new(self, thing: Any, memory: int | None, owner: int | None) -> Value:
+        value = numbered(len(self.tape.memory))
+        self._identities.append(memory)
+        self.tape.memory.append(value.number if owner is None else owner)
+        self.tape.forms.append(Form.of(thing))
+        if torch.is_tensor(thing):
+            self.name(thing, value)
+        else:
+            self._generators[torch_private.identity_of(thing)] = value, thing
+        return value
+
+    def name(self, tensor: torch.Tensor, value: Value) -> None:
+        """Notes the value of a tensor by its identity, which a new tensor may get after it."""
+        key = id(tensor)
+        self._values[key] = weakref.ref(tensor, lambda _: self._values.pop(key, None)), value
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Drops the value of a tensor: the tensor is another one from now on."""
+        self._values.pop(id(tensor), None)
+
+    def tensor_in(self, memory: int) -> torch.Tensor | None:
+        """Returns a tensor of the tape in this memory; None if there is none."""
+        met = [reference() for reference, _ in self._values.values()]
+        return next((each for each in met if _has_memory(each, memory)), None)
+
+
+@cache
+def _is_value(kind: type) -> bool:
+    """Returns whether objects of this class are values of a tape.
+
+    By class: in torch 2.13 `isinstance` of a generator runs Python code.
+    """
+    return issubclass(kind, torch.Tensor | torch.Generator)
+
+
+def _has_memory(thing: Any, memory: int) -> bool:
+    is_dense = torch.is_tensor(thing) and thing.layout is torch.strided
+    return is_dense and torch_private.memory_of(thing) == memory
