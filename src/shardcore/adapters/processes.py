@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ class TorchProcesses:
 
     _has_joined: bool = attrs.field(default=False, init=False)
     _watch: FailureWatch | None = attrs.field(default=None, init=False)
+    _hosts: tuple[str, ...] = attrs.field(default=(), init=False)
 
     def initialize(
         self,
@@ -61,7 +63,7 @@ class TorchProcesses:
         # After the watch has stopped: it is registered later.
         atexit.register(process_group.stop, ours)
         self._watch = FailureWatch.start()
-        cores.divide()
+        self._hosts = cores.divide()
         return True
 
     def take_device(self) -> None:
@@ -90,6 +92,11 @@ class TorchProcesses:
     def world_size(self) -> int:
         """The number of processes."""
         return process_group.world_size()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The name of the host of each process, in rank order."""
+        return self._hosts or (socket.gethostname(),) * self.world_size
 
     @property
     def launched(self) -> int:

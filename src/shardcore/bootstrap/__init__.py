@@ -143,6 +143,7 @@ def status() -> Status:
         rank=_installed.processes.rank,
         world_size=_installed.processes.world_size,
         versions=versions,
+        hosts=_installed.processes.hosts,
     )
 
 

@@ -74,6 +74,10 @@ class Processes(Protocol):
         """The number of processes, 1 without a launcher."""
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """The name of the host of each process, in rank order."""
+
+    @property
     def launched(self) -> int:
         """The number of processes that the launcher started, also before they join the job."""
 

@@ -1,8 +1,11 @@
 """The result of `shardcore.status()`."""
 
+from collections.abc import Sequence
+
 import attrs
 from rich.table import Table
 
+from shardcore.domain.machines.hosts import ranks_by_host
 from shardcore.reporting.tables import Shown
 
 
@@ -20,6 +23,7 @@ class Status(Shown):
         rank: The rank of this process.
         world_size: The number of processes.
         versions: The versions of Python, shardcore, Keras and torch.
+        hosts: The name of the host of each rank.
 
     Example:
         >>> axes = ("data", "model")
@@ -37,6 +41,7 @@ class Status(Shown):
     rank: int
     world_size: int
     versions: dict[str, str | None]
+    hosts: tuple[str, ...] = ()
 
     def table(self, width: int | None = None) -> Table:
         """Returns a table of two columns, whose cells wrap."""
@@ -47,6 +52,8 @@ class Status(Shown):
         table.add_row("mesh", self._mesh())
         table.add_row("devices", ", ".join(self.devices))
         table.add_row("rank", f"{self.rank} of {self.world_size}")
+        for host, ranks in ranks_by_host(self.hosts).items():
+            table.add_row(f"host {host}", _runs(ranks))
         for package, version in self.versions.items():
             table.add_row(package, version or "not installed")
         return table
@@ -56,3 +63,15 @@ class Status(Shown):
             return "none: no distribution is set"
         axes = zip(self.axis_names, self.mesh_shape, strict=True)
         return ", ".join(f"{name}={size}" for name, size in axes)
+
+
+def _runs(ranks: Sequence[int]) -> str:
+    """Returns ranks for people, those in a row by the first and the last: "ranks 0 to 3, 8"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(texts)}"

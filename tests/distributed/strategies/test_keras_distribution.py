@@ -1,6 +1,8 @@
 """`keras.distribution`, name by name, on real ranks."""
 
+import logging
 import os
+import socket
 
 import keras
 import numpy as np
@@ -435,3 +437,28 @@ def test_a_rule_with_a_wrong_axis_is_named_and_not_kept():
         return len(rules)
 
     assert run_ranks(program, 1, init=False) == [0]
+
+
+def on_two_hosts(rank, shape, axis_names):
+    """What is logged where a distribution is set, and the hosts in the status."""
+    socket.gethostname = lambda: f"host-{rank // 2}"
+    messages, logger = [], logging.getLogger("shardcore.session")
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logger.addHandler(handler)
+    shardcore.install("dtensor")
+    mesh = kd.DeviceMesh(shape, axis_names)
+    for _ in range(2):
+        distribution = kd.ModelParallel(layout_map=kd.LayoutMap(mesh), batch_dim_name="data")
+        kd.set_distribution(distribution)
+        keras.layers.Dense(2).build((4, 4))
+    return messages, shardcore.status().hosts
+
+
+def test_a_model_axis_that_crosses_hosts_has_one_warning():
+    for messages, hosts in run_ranks(on_two_hosts, 4, (2, 2), ("model", "data")):
+        assert hosts == ("host-0", "host-0", "host-1", "host-1")
+        (message,) = messages
+        assert "Mesh axis 'model' crosses hosts: its ranks 0, 2 are on host-0, host-1" in message
+    for messages, _ in run_ranks(on_two_hosts, 4, (2, 2), ("data", "model")):
+        assert messages == []

@@ -44,3 +44,10 @@ def test_an_installation_with_mesh_devices_and_reasons():
     first = next(number for number, row in enumerate(found) if row[0] == "not single")
     assert found[first][1].startswith("it is for one device, and the job has more")
     assert found[first + 1][0] == ""  # the reason wraps
+
+
+def test_ranks_are_shown_by_host():
+    found = rows(attrs.evolve(IN_USE, hosts=tuple("aaabbbba")))
+    assert ["host a", "ranks 0 to 2, 7"] in found
+    assert ["host b", "ranks 3 to 6"] in found
+    assert ["host a", "rank 0"] in rows(attrs.evolve(NOTHING, hosts=("a",)))

@@ -14,23 +14,26 @@ logger = logging.getLogger("shardcore.install")
 _VARIABLE = "OMP_NUM_THREADS"
 
 
-def divide() -> None:
+def divide() -> tuple[str, ...]:
     """Gives each rank its share of the cores, unless the user has set a number of threads.
+
+    Returns the name of the host of each rank; nothing for a process without others.
 
     All ranks get the smallest share: with other numbers of threads they would round differently.
     All ranks call it together.
     """
     if not process_group.has_others():
-        return
+        return ()
     host, cores = socket.gethostname(), available()
     most = _most_threads(cores, os.getppid()) if devices.device_type() == "cpu" else 0
     everyone = exchange.gather((host, cores, most))
-    hosts = [each for each, _, _ in everyone]
+    hosts = tuple(each for each, _, _ in everyone)
     share = min(min(most, max(1, each // hosts.count(name))) for name, each, most in everyone)
     if share:
         torch.set_num_threads(share)
         here = f"{cores} cores for {hosts.count(host)} ranks of this host"
         logger.debug("%d threads for each rank: %s; %s changes it", share, here, _VARIABLE)
+    return hosts
 
 
 def available() -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.job import devices, interfaces, start_name, start_problem
+from shardcore.adapters.job import devices, interfaces, own_store, start_name, start_problem
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
 
@@ -191,8 +191,10 @@ def _met(job: Job, limit: timedelta, init_method: str) -> "Store":
 
     def meet() -> None:
         try:
-            given = next(rendezvous(init_method, job.rank, job.world_size, timeout=limit))
-            found.put(given[0])
+            store = own_store.opened(job, limit) if init_method == _meeting(job) else None
+            if store is None:
+                store = next(rendezvous(init_method, job.rank, job.world_size, timeout=limit))[0]
+            found.put(store)
         except Exception as error:  # noqa: BLE001 - raised again on the main thread
             found.put(error)
 

@@ -18,6 +18,7 @@ from shardcore.binding.metric_sums import MetricSums, TrainerRun
 from shardcore.binding.types import Distribution, TorchStrategy
 from shardcore.domain.errors import MeshError, StrategyError
 from shardcore.domain.layout import Layout
+from shardcore.domain.machines.hosts import crossing
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import Match
 from shardcore.domain.spec import entry_axes
@@ -111,6 +112,7 @@ class Sessions:
         runs: The running fits, evaluates, predicts and steps, the innermost last.
         is_closed: Whether shardcore was uninstalled.
         has_warned: Whether a step has warned that the ranks of this job have no distribution.
+        crossings: The warnings that were given about mesh axes that cross hosts.
         sums: The deferred sums of metrics.
         edges: The edges of torch modules.
         shared_work: The collective work that runs now, None without any.
@@ -124,6 +126,7 @@ class Sessions:
     runs: list[TrainerRun] = attrs.field(factory=list, init=False)
     is_closed: bool = attrs.field(default=False, init=False)
     has_warned: bool = attrs.field(default=False, init=False)
+    crossings: set[str] = attrs.field(factory=set, init=False)
     sums: MetricSums = attrs.field(factory=MetricSums, init=False)
     edges: "weakref.WeakKeyDictionary[Any, Any]" = attrs.field(
         factory=weakref.WeakKeyDictionary, init=False
@@ -163,6 +166,7 @@ class Sessions:
             logger.debug(
                 "distribution set: %s over mesh %s", type(distribution).__name__, world.mesh
             )
+            self._warn_of_hosts(session)
         return session
 
     def are_served(self) -> bool:
@@ -179,6 +183,15 @@ class Sessions:
                 "keras.distribution.DataParallel()).",
                 self.processes.launched,
             )
+
+    def _warn_of_hosts(self, session: Session) -> None:
+        """Warns once of each mesh axis of the model that crosses hosts."""
+        world, hosts = session.world, self.processes.hosts
+        for axis in set(world.mesh.axis_names) - set(session.batch_axes):
+            warning = crossing(world.mesh, axis, world.processes, hosts)
+            if warning and warning not in self.crossings:
+                self.crossings.add(warning)
+                logger.warning(warning)
 
     def strategy(self, world: World) -> TorchStrategy:
         """Returns the strategy on `world`, opened at the first call."""
