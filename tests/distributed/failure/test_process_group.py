@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.job import devices, exchange, process_group, start_problem
+from shardcore.adapters.job import devices, exchange, process_group
 from shardcore.adapters.job.forked_ranks import free_port
+from shardcore.adapters.job.start import start_problem
 from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job, resolve_job

@@ -440,7 +440,7 @@ def test_a_rule_with_a_wrong_axis_is_named_and_not_kept():
 
 
 def on_two_hosts(rank, shape, axis_names):
-    """What is logged where a distribution is set, and the hosts in the status."""
+    """Returns what is logged where a distribution is set, and the hosts in the status."""
     socket.gethostname = lambda: f"host-{rank // 2}"
     messages, logger = [], logging.getLogger("shardcore.session")
     handler = logging.Handler()

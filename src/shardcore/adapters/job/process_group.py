@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.job import devices, interfaces, own_store, start_name, start_problem
+from shardcore.adapters.job import devices
+from shardcore.adapters.job.start import interfaces, own_store, start_name, start_problem
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
 

@@ -13,12 +13,12 @@ import torch
 from keras import Variable
 
 from shardcore.binding import keras_private
+from shardcore.binding.context.host_warnings import warn_of_hosts
 from shardcore.binding.layout_map import rules_of
 from shardcore.binding.metric_sums import MetricSums, TrainerRun
 from shardcore.binding.types import Distribution, TorchStrategy
 from shardcore.domain.errors import MeshError, StrategyError
 from shardcore.domain.layout import Layout
-from shardcore.domain.machines.hosts import crossing
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import Match
 from shardcore.domain.spec import entry_axes
@@ -166,7 +166,7 @@ class Sessions:
             logger.debug(
                 "distribution set: %s over mesh %s", type(distribution).__name__, world.mesh
             )
-            self._warn_of_hosts(session)
+            warn_of_hosts(world, session.batch_axes, self.processes.hosts, self.crossings)
         return session
 
     def are_served(self) -> bool:
@@ -183,15 +183,6 @@ class Sessions:
                 "keras.distribution.DataParallel()).",
                 self.processes.launched,
             )
-
-    def _warn_of_hosts(self, session: Session) -> None:
-        """Warns once of each mesh axis of the model that crosses hosts."""
-        world, hosts = session.world, self.processes.hosts
-        for axis in set(world.mesh.axis_names) - set(session.batch_axes):
-            warning = crossing(world.mesh, axis, world.processes, hosts)
-            if warning and warning not in self.crossings:
-                self.crossings.add(warning)
-                logger.warning(warning)
 
     def strategy(self, world: World) -> TorchStrategy:
         """Returns the strategy on `world`, opened at the first call."""

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from shardcore.adapters.job import own_store
 from shardcore.adapters.job.forked_ranks import free_port
+from shardcore.adapters.job.start import own_store
 from shardcore.domain.job import resolve_job
 
 LIMIT = timedelta(seconds=20)

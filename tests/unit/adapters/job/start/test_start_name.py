@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 import torch.distributed as dist
 
-from shardcore.adapters.job.start_name import agree
+from shardcore.adapters.job.start.start_name import agree
 from shardcore.domain.job import Job
 from tests.unit.adapters.job.counting_store import CountingStore
 

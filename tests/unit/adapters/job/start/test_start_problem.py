@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from shardcore.adapters.job.start_problem import shared
+from shardcore.adapters.job.start.start_problem import shared
 from shardcore.domain.job import Job
 
 LIMIT = timedelta(seconds=10)

@@ -1,0 +1,27 @@
+"""Warnings about mesh axes of the model that cross hosts, each given once."""
+
+import logging
+from collections.abc import Collection, Sequence
+
+from shardcore.domain.machines.hosts import crossing
+from shardcore.ports.world import World
+
+logger = logging.getLogger("shardcore.session")
+
+
+def warn_of_hosts(
+    world: World, batch_axes: Collection[str], hosts: Sequence[str], given: set[str]
+) -> None:
+    """Warns of each axis that does not shard the batch and crosses hosts.
+
+    Args:
+        world: The mesh and its processes.
+        batch_axes: The axes that shard the batch: gradients alone cross hosts along them.
+        hosts: The host of each process.
+        given: The warnings that were given, to which this adds.
+    """
+    for axis in world.mesh.axis_names:
+        warning = crossing(world.mesh, axis, world.processes, hosts)
+        if warning and axis not in batch_axes and warning not in given:
+            given.add(warning)
+            logger.warning(warning)
