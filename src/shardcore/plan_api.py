@@ -47,8 +47,9 @@ def plan(
             "hybrid_sharded" takes `shard`, the axis of shards, in place of `axis`.
             "sequence_parallel" also takes `batch`, the axis of the batch; so does
             "context_parallel", and `shard`, the axis over which variables are sharded, which
-            "expert_parallel" takes too. "per_layer" takes `layers`, a policy by the path of a
-            layer, and `otherwise`, that of the others.
+            "expert_parallel" takes too, or `tensor`, the axis of its pairs and heads.
+            "per_layer" takes `layers`, a policy by the path of a layer, and `otherwise`, that of
+            the others.
             "auto" takes others: `batch`, a batch or a function that returns one; `rows`, the rows
             of the global batch, by default those of `batch`; `machine`, a `Machine`, its name or
             its file, by default "h100"; `memory`, the bytes of a device as a number or as text

@@ -7,6 +7,8 @@ import attrs
 
 from shardcore.domain.mesh import Mesh
 
+_SEQUENCE_AND_MODEL = {"axis": "seq", "tensor": "model"}
+
 
 @attrs.frozen
 class Candidate:
@@ -50,8 +52,8 @@ class Candidate:
 def candidates(devices: int, host: int) -> tuple[Candidate, ...]:
     """Returns all meshes of `devices`, `host` of which are in a host, with the policies for them.
 
-    The axis of the model, of sequences or of experts is the innermost, and stays in a host. Experts
-    are also split over all devices.
+    The axes of the model and of sequences, or that of experts, are the innermost, and stay in a
+    host. Experts are also split over all devices.
 
     Example:
         >>> for each in candidates(4, host=2):
@@ -80,6 +82,10 @@ def _all(devices: int, host: int) -> Iterator[Candidate]:
         yield Candidate("tensor_parallel", mesh)
         yield Candidate("sequence_parallel", mesh)
         yield Candidate("context_parallel", Mesh(mesh.shape, ("data", "seq")))
+        for seq in _divisors(host // model)[1:]:
+            if devices % (model * seq) == 0:
+                both = Mesh((devices // model // seq, seq, model), ("data", "seq", "model"))
+                yield Candidate("context_parallel", both, options=_SEQUENCE_AND_MODEL)
         if model < devices:  # else it is the same as on one axis
             yield Candidate("expert_parallel", Mesh(mesh.shape, ("data", "expert")), 2)
     for model in (1, *models):

@@ -2,7 +2,8 @@
 
 Inputs and norms name the split, and all layers between them keep it: a layer that computes tokens
 separately needs nothing else, and attention passes keys and values on around a ring
-(`domain.planner.ring`). Each rank holds all variables, or parts of them along another choice.
+(`domain.planner.ring`). Each rank holds all variables, or parts of them: over `shard` as with
+`fully_sharded`, or over `tensor` as with `tensor_parallel`, where each ring has some of the heads.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import attrs
 
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
-from shardcore.policies import fully_sharded
+from shardcore.policies import fully_sharded, tensor_parallel
 from shardcore.policies.layers.tokens import Roles
 from shardcore.policies.splits import SMALL, all_replicated, batch_axis, model_axis
 from shardcore.ports.model import LayerFacts
@@ -25,6 +26,7 @@ def plan(
     axis: str | None = None,
     batch: str | None = None,
     shard: str | None = None,
+    tensor: str | None = None,
     small: int = SMALL,
 ) -> dict[str, Choice]:
     """Splits sequences over an axis: inputs, the outputs of embeddings and of norms.
@@ -35,11 +37,13 @@ def plan(
         axis: The axis that splits sequences, by default the last.
         batch: The axis that shards the batch, by default the first.
         shard: The axis that splits large variables, as `fully_sharded` does; by default none.
-        small: A variable is split over `shard` if that saves every rank this many bytes.
+        tensor: The axis that splits pairs and heads, as `tensor_parallel` does; by default none.
+        small: A variable is split over `shard` if that saves every rank this many bytes, and a part
+            of the model over `tensor` if it has as many.
 
     Raises:
-        PolicyError: If one axis would split both the batch and the sequence, or the model has no
-            sequence.
+        PolicyError: If one axis would split two of batch, sequence and heads, both `shard` and
+            `tensor` are given, or the model has no sequence.
     """
     name = model_axis(mesh, axis, "context_parallel", "seq")
     rows = batch_axis(mesh, batch)
@@ -48,12 +52,14 @@ def plan(
             f"Policy 'context_parallel' shards the sequence over {name!r}, which shards the batch "
             "too: give the axes, axis=... and batch=..., or add one to the mesh."
         )
-    reason = f"gradients are summed over {rows!r} and {name!r}"
-    chosen = (
-        all_replicated(model.all_variables(), reason)
-        if shard is None
-        else fully_sharded.plan(model, mesh, axis=shard, small=small)
-    )
+    if tensor is not None:
+        _check_tensor(tensor, shard, (rows, name))
+        chosen = tensor_parallel.plan(model, mesh, axis=tensor, small=small)
+    elif shard is not None:
+        chosen = fully_sharded.plan(model, mesh, axis=shard, small=small)
+    else:
+        reason = f"gradients are summed over {rows!r} and {name!r}"
+        chosen = all_replicated(model.all_variables(), reason)
     if mesh.axis_size(name) == 1:
         return chosen
     found = dict(_Sequences(Roles(chosen, name), rows, name).choices(model))
@@ -63,6 +69,15 @@ def plan(
             "embedding of tokens and no norm of (batch, tokens, channels). Take another policy."
         )
     return chosen | found
+
+
+def _check_tensor(tensor: str, shard: str | None, others: tuple[str, ...]) -> None:
+    if tensor in others or shard is not None:
+        raise PolicyError(
+            f"Policy 'context_parallel' got tensor={tensor!r} and shard={shard!r} beside the axes "
+            f"{list(others)} of the batch and the sequence: give `tensor` an axis that shards none "
+            "of them, and leave `shard` out."
+        )
 
 
 @attrs.frozen

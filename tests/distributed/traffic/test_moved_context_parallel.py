@@ -12,8 +12,9 @@ import pytest
 from keras import layers
 from torch.autograd.graph import saved_tensors_hooks
 
+import shardcore
 from shardcore.testing import count_collectives, run_ranks
-from tests.distributed.programs import IS_ON_GPU
+from tests.distributed.programs import IS_ON_GPU, STRATEGY
 from tests.distributed.traffic.moved import (
     BATCH,
     LENGTH,
@@ -146,3 +147,29 @@ def test_activations_fall_with_the_axis():
             # CUDA's attention pads what one device keeps, and a ring keeps no padding.
             assert kept <= whole // ranks if IS_ON_GPU else kept == whole // ranks
             assert masks_of_rank == masks
+
+
+def of_heads_too(rank, mesh=None):
+    """The numbers after four steps, the last captured; what the last one moves."""
+    build, _ = BUILDS["heads"]
+    if mesh:
+        shardcore.install(STRATEGY)
+        device_mesh = keras.distribution.DeviceMesh(mesh, ["data", "seq", "model"])
+        options = {"axis": "seq", "tensor": "model", "small": 0}
+        shardcore.plan(build, device_mesh, "context_parallel", **options).distribute()
+    model = compiled(build, classes=True)
+    for _ in range(3):
+        model.train_on_batch(TOKENS, TOKENS)
+    with count_collectives() as traffic:
+        logs = model.train_on_batch(TOKENS, TOKENS, return_dict=True)
+    return numbers(model, logs), dict(traffic.calls), dict(traffic.operand_bytes)
+
+
+def test_a_ring_has_the_heads_of_its_ranks_beside_tensor_parallelism():
+    ((expected, *_),) = run_ranks(of_heads_too, 1)
+    keys = 4 * BATCH * (LENGTH // 2) * WIDTH // 2  # of half the tokens, and half the heads
+    for found, calls, moved in run_ranks(of_heads_too, 4, (1, 2, 2), timeout=200):
+        assert_same(found, expected, "sequences and heads")
+        assert calls["all_to_all"] == 3 * BLOCKS
+        assert moved["all_to_all"] == 2 * 3 * BLOCKS * keys
+        assert calls.keys() == {"all_to_all", "all_reduce"}

@@ -5,7 +5,7 @@ import pytest
 
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
-from shardcore.policies import context_parallel, data_parallel, fully_sharded
+from shardcore.policies import context_parallel, data_parallel, fully_sharded, tensor_parallel
 from tests.unit.policies.facts import attention, chain, dense, layer, norm, on_tokens, plain
 
 MESH = Mesh((2, 4), ("data", "seq"))
@@ -84,3 +84,21 @@ def test_the_sequence_and_the_batch_need_separate_axes():
         context_parallel.plan(DECODER, Mesh((8,), ("data",)))
     with pytest.raises(PolicyError, match="which shards the batch too"):
         context_parallel.plan(DECODER, MESH, axis="data")
+
+
+def test_pairs_and_heads_are_split_over_an_axis_of_their_own():
+    mesh = Mesh((1, 2, 2), ("data", "seq", "model"))
+    chosen = context_parallel.plan(DECODER, mesh, axis="seq", tensor="model", small=0)
+    expected = tensor_parallel.plan(DECODER, mesh, axis="model", small=0)
+    assert {path: chosen[path].spec for path in expected} == {
+        path: each.spec for path, each in expected.items()
+    }
+    assert any("model" in each.spec for each in expected.values())
+    assert chosen["n1/output"].spec == ("data", "seq", None)
+
+
+@pytest.mark.parametrize("options", [{"tensor": "data"}, {"tensor": "seq"}, {"shard": "seq"}])
+def test_an_axis_that_splits_two_things_is_refused(options):
+    mesh = Mesh((1, 2, 2), ("data", "seq", "model"))
+    with pytest.raises(PolicyError, match="give `tensor` an axis that shards none of them"):
+        context_parallel.plan(DECODER, mesh, axis="seq", **{"tensor": "model"} | options)
