@@ -110,6 +110,7 @@ def on_cpu() -> Iterator[None]:
         patch.object(cuda_graphs, "_free_bytes", lambda: 10**10),
         patch.object(torch.cuda, "graph_pool_handle", Pool),
         patch.object(torch.cuda, "current_device", lambda: 0),
+        patch.object(torch.cuda, "set_device", lambda device: None),
         patch.object(torch.cuda, "default_generators", (Generator(),)),
         patch.object(torch.cuda, "CUDAGraph", Graph),
         patch.object(torch.cuda, "Event", Event),

@@ -45,9 +45,10 @@ def plan(
         **options: Options of the policy: `axis`, the mesh axis to shard over; `small`, the bytes
             below which a variable is replicated. "data_parallel" takes `axis` only,
             "hybrid_sharded" takes `shard`, the axis of shards, in place of `axis`.
-            "sequence_parallel" also takes `batch`, the axis of the batch; so does
-            "context_parallel", and `shard`, the axis over which variables are sharded, which
-            "expert_parallel" takes too, or `tensor`, the axis of its pairs and heads.
+            "sequence_parallel" and "context_parallel" also take `batch`, the axis of the batch;
+            "context_parallel" and "expert_parallel" take `shard`, the axis over which variables
+            are sharded; "context_parallel" takes `tensor` in its place, the axis over which pairs
+            and heads are sharded.
             "per_layer" takes `layers`, a policy by the path of a layer, and `otherwise`, that of
             the others.
             "auto" takes others: `batch`, a batch or a function that returns one; `rows`, the rows

@@ -95,8 +95,9 @@ class TorchProcesses:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The name of the host of each process, in rank order."""
-        return self._hosts or (socket.gethostname(),) * self.world_size
+        """The name of the host of each process, in rank order; empty before it has joined."""
+        alone = (socket.gethostname(),) * self.world_size
+        return self._hosts if process_group.has_others() else alone
 
     @property
     def launched(self) -> int:

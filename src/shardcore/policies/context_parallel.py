@@ -34,17 +34,19 @@ def plan(
     Args:
         model: The model.
         mesh: The mesh.
-        axis: The axis that splits sequences, by default the last.
+        axis: The axis that shards sequences, by default the last but `tensor`.
         batch: The axis that shards the batch, by default the first.
-        shard: The axis that splits large variables, as `fully_sharded` does; by default none.
-        tensor: The axis that splits pairs and heads, as `tensor_parallel` does; by default none.
-        small: A variable is split over `shard` if that saves every rank this many bytes, and a part
+        shard: The axis that shards large variables, as `fully_sharded` does; by default none.
+        tensor: The axis that shards pairs and heads, as `tensor_parallel` does; by default none.
+        small: A variable is sharded over `shard` if that saves every rank this many bytes; a part
             of the model over `tensor` if it has as many.
 
     Raises:
-        PolicyError: If one axis would split two of batch, sequence and heads, both `shard` and
+        PolicyError: If one axis would shard two of batch, sequence and heads, both `shard` and
             `tensor` are given, or the model has no sequence.
     """
+    if axis is None and tensor is not None:
+        axis = next((each for each in reversed(mesh.axis_names) if each != tensor), None)
     name = model_axis(mesh, axis, "context_parallel", "seq")
     rows = batch_axis(mesh, batch)
     if name == rows:

@@ -75,7 +75,7 @@ class Processes(Protocol):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The name of the host of each process, in rank order."""
+        """The name of the host of each process, in rank order; empty before it has joined."""
 
     @property
     def launched(self) -> int:

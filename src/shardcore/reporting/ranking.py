@@ -40,7 +40,7 @@ class Priced:
     policy: str
     mesh: Mesh
     cost: StepCost
-    options: Mapping[str, Any] = attrs.field(factory=dict)
+    options: Mapping[str, Any]
 
     @property
     def by_layer(self) -> str:

@@ -356,6 +356,13 @@ def test_as_many_layers_are_sharded_as_the_memory_asks_for():
         assert found == [(wanted, *moved_in(step))]
 
 
+def test_a_layout_of_the_table_has_the_options_with_which_it_was_priced():
+    options = {"batch": BATCHES[decoder], "machine": "a100", "memory": "1GB"}
+    ranking = shardcore.plan(decoder, devices=4, policy="auto", **options).ranking
+    (both,) = (each for each in ranking.priced if each.mesh.axis_names == ("data", "seq", "model"))
+    assert both.options == {"axis": "seq", "tensor": "model"}
+
+
 def test_all_layouts_of_a_search_share_one_built_model():
     built = multiprocessing.get_context("fork").Value("i", 0)
 

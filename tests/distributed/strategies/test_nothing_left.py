@@ -85,7 +85,10 @@ def run(ranks, *arguments, folder):
 
 
 # torch joins a job once: the process group stays, and is ended with the interpreter.
-OF_A_JOB = "functions at exit,shardcore.adapters.job.signed_store._SECRETS"
+OF_A_JOB = (
+    "functions at exit,shardcore.adapters.failure.store_host._RANKS,"
+    "shardcore.adapters.job.signed_store._SECRETS"
+)
 # Nothing is loaded before: torch registers operators and functions as it is imported.
 OF_IMPORTS = "operators,functions at exit"
 

@@ -88,7 +88,7 @@ def test_the_sequence_and_the_batch_need_separate_axes():
 
 def test_pairs_and_heads_are_split_over_an_axis_of_their_own():
     mesh = Mesh((1, 2, 2), ("data", "seq", "model"))
-    chosen = context_parallel.plan(DECODER, mesh, axis="seq", tensor="model", small=0)
+    chosen = context_parallel.plan(DECODER, mesh, tensor="model", small=0)
     expected = tensor_parallel.plan(DECODER, mesh, axis="model", small=0)
     assert {path: chosen[path].spec for path in expected} == {
         path: each.spec for path, each in expected.items()

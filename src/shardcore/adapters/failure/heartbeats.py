@@ -68,6 +68,9 @@ class Seen:
 
     def waiting(self) -> list[int]:
         """Returns the ranks that answer, and wait in a collective."""
+        if self.ended:  # it is not known which ranks answer
+            waits = (rank for rank, beat in self.after.items() if beat and beat.waits)
+            return [rank for rank in waits if rank not in self.ended]
         return [rank for rank, beat in self.after.items() if beat and not self._is_late(rank)]
 
     def late(self) -> str:
@@ -77,11 +80,13 @@ class Seen:
         late = [rank for rank in self.after if self._is_late(rank)]
         if late:
             return "; ".join(f"rank {rank}, {self._where(rank)}" for rank in late)
-        # Where they were seen first: one that has failed meanwhile has left the user's code.
-        places = "; ".join(
+        return f"no rank: all wait, in different collectives ({self.places()})"
+
+    def places(self) -> str:
+        """Returns where the ranks were at first: one that has failed since has left its place."""
+        return "; ".join(
             f"rank {rank} at {beat.line}" for rank, beat in self.before.items() if beat
         )
-        return f"no rank: all wait, in different collectives ({places})"
 
     def _is_late(self, rank: int) -> bool:
         beat = self.after[rank]
@@ -113,7 +118,8 @@ def look(
         and not is_enough()
     ):
         time.sleep(between)
-        after = _last(store, ranks)
+        if not is_enough():  # then the store may be gone
+            after = _last(store, ranks)
     return Seen(before, after, ended)
 
 
@@ -147,6 +153,21 @@ def waited_in_vain(collective: str) -> RankMismatchError:
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
         f"{collective} for {awaited(exchange.store_for_thread)}. "
         f"If it computes for so long, set {process_group.TIMEOUT_VARIABLE} to more seconds."
+    )
+
+
+def waited_in_graph() -> RankMismatchError:
+    """Returns the error of this rank, whose CUDA graph has waited for others until the timeout.
+
+    Ranks that wait for a GPU are in no collective of torch, so it is not known who is late.
+    """
+    seen = look_in_time(exchange.store_for_thread, others())
+    places = seen.places() if seen else f"{store_host.described()} does not answer"
+    return RankMismatchError(
+        f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in a CUDA "
+        f"graph with collectives, in which not all ranks took part ({places}). All ranks run the "
+        f"same steps. If one computes for so long, set {process_group.TIMEOUT_VARIABLE} to more "
+        "seconds."
     )
 
 

@@ -44,11 +44,12 @@ class Neighbours:
 
     def gone(self) -> list[int]:
         """Returns the ranks whose processes have ended."""
-        return [rank for rank, process in self.processes.items() if process.is_gone()]
+        # A copy: a thread that publishes a failure may forget ranks meanwhile.
+        return [rank for rank, process in list(self.processes.items()) if process.is_gone()]
 
     def forget(self, rank: int) -> None:
         """Leaves out a rank that has ended in order."""
-        del self.processes[rank]
+        self.processes.pop(rank, None)
 
     def lower(self) -> list[int]:
         """Returns the ranks below this one."""
@@ -56,4 +57,5 @@ class Neighbours:
 
     def is_first(self) -> bool:
         """Returns whether this is the lowest rank of its host that runs."""
-        return not any(self.processes[each].is_running() for each in self.lower())
+        others = list(self.processes.items())
+        return not any(each.is_running() for rank, each in others if rank < self.rank)

@@ -33,6 +33,11 @@ def no_answer(seconds: float) -> Failure:
     return Failure(0, text)
 
 
+def lost() -> Failure:
+    """Returns the failure of the store's host, whose connection has ended."""
+    return Failure(0, f"the connection to {store_host.described()} has ended")
+
+
 @frozen
 class FailureStore:
     """The store for one thread of one rank. Every method may raise if the store is closed."""

@@ -27,7 +27,7 @@ from shardcore.adapters.failure import heartbeats, late_report
 from shardcore.adapters.failure.interrupt import Interrupt
 from shardcore.adapters.failure.neighbours import Neighbours
 from shardcore.adapters.failure.place import Place
-from shardcore.adapters.failure.store import Failure, FailureStore, no_answer, silent
+from shardcore.adapters.failure.store import Failure, FailureStore, lost, no_answer, silent
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.reporting.errors import say, strip_own_frames
@@ -184,7 +184,7 @@ class FailureWatch:
 
     def _interrupt_main(self, failure: Failure, store: FailureStore) -> None:
         """Lets the main thread end; ends this process if it does not."""
-        if failure.rank == self._rank:
+        if failure.rank == self._rank and self._ending.locked():
             return  # it is ending
         self._failure = failure
         if failure != silent(0) and not self._released.is_set():
@@ -209,7 +209,7 @@ class FailureWatch:
             elif failure is None:
                 failure = self._first_silent(gone, store)
         except RuntimeError:
-            return None if self._released.is_set() else silent(0)
+            failure = None if self._released.is_set() else silent(0) if self._rank else lost()
         return failure
 
     def _first_silent(self, gone: list[int], store: FailureStore) -> Failure | None:

@@ -1,8 +1,8 @@
 """The process group of `torch.distributed`: one process per device, joined once.
 
-gloo on CPU; on CUDA NCCL for tensors and gloo for small host objects, unless ranks share a device,
-which NCCL refuses. Launch and rendezvous are
-those of torch: this module only calls `init_process_group`. It gives torch no `device_id`: a group
+gloo on CPU. On CUDA NCCL moves tensors, and gloo small host objects; ranks that share a device use
+gloo alone, unless the user lets NCCL share it. Launch and rendezvous are those of torch; rank 0
+opens the socket of its store (`start.own_store`). This module gives torch no `device_id`: a group
 that is bound to a device has subgroups only if all ranks create each of them.
 """
 

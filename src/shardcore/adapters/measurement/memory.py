@@ -32,8 +32,9 @@ class StepMemory:
     def tracing(self) -> Iterator[None]:
         """Opens a context in which the results of operators are noted.
 
-        Garbage is collected at each operator. Python does so after some number of new objects:
-        equal parts of a step would free what is in reference cycles at different times.
+        New garbage is collected at each operator; a cycle that outlives one counts until the end.
+        Python collects after some number of new objects: equal parts of a step would free what is
+        in reference cycles at different times.
         """
 
         def saw(*operator: Any) -> None:

@@ -89,7 +89,7 @@ def hooks_of(module: torch.nn.Module) -> list[Any]:
     in a dict, under a name that ends with the kind.
     """
     kept = (hooks for name, hooks in vars(module).items() if name.endswith(_HOOKS))
-    return [each for hooks in kept for each in hooks.values()]
+    return [each for hooks in kept if isinstance(hooks, dict) for each in hooks.values()]
 
 
 def identity_of(generator: torch.Generator) -> int:

@@ -10,6 +10,8 @@ from shardcore.binding.context.session import Session
 from shardcore.domain.steps.capture import Event
 from shardcore.ports.capture import Program, RecordedSum, RecordedSums, Recording
 
+_OTHERS = "the ranks start other collectives, or some of them alone in a CUDA graph"
+
 
 @attrs.frozen
 class Outcome:
@@ -54,7 +56,7 @@ def agreed(
     for name, digest in (pair for _, _, digests in everyone for pair in digests.items()):
         found.setdefault(name, set()).add(digest)
     if any(len(each) > 1 for each in found.values()):
-        return Outcome(Event.REFUSED, reason="the ranks start other collectives")
+        return Outcome(Event.REFUSED, reason=_OTHERS)
     return outcome
 
 

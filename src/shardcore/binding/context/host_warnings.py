@@ -16,11 +16,12 @@ def warn_of_hosts(
 
     Args:
         world: The mesh and its processes.
-        batch_axes: The axes that shard the batch: gradients alone cross hosts along them.
-        hosts: The host of each process.
+        batch_axes: The axes that shard the batch. They may cross hosts: what moves along them can
+            be sent beside the computation.
+        hosts: The host of each process; empty if it is not known.
         given: The warnings that were given, to which this adds.
     """
-    for axis in world.mesh.axis_names:
+    for axis in world.mesh.axis_names if hosts else ():
         warning = crossing(world.mesh, axis, world.processes, hosts)
         if warning and axis not in batch_axes and warning not in given:
             given.add(warning)

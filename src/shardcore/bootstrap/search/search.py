@@ -52,7 +52,7 @@ def search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFa
             if cost.peak > machine.memory:
                 passed_over.append(PassedOver(policy, mesh, MEMORY, cost.peak))
             else:
-                priced.append(Priced(policy, mesh, cost))
+                priced.append(Priced(policy, mesh, cost, each.candidate.options))
     priced += priced_by_layer(priced, request, machine, repeats)
     priced.sort(key=lambda each: each.cost.seconds)
     return Ranking(request.rows, machine, tuple(priced), tuple(passed_over))

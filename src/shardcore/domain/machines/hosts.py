@@ -1,5 +1,6 @@
 """The hosts of the ranks of a job, and mesh axes that cross them."""
 
+import math
 from collections.abc import Sequence
 
 from shardcore.domain.machines.collective_cost import BETWEEN_HOSTS, WITHIN_A_HOST, bytes_sent
@@ -43,11 +44,16 @@ def crossing(mesh: Mesh, axis: str, processes: Sequence[int], hosts: Sequence[st
         if len(names) > 1:
             sent = bytes_sent("all_reduce", len(group), _EXAMPLE_BYTES)
             between, within = (link.seconds(sent) * 1e3 for link in (BETWEEN_HOSTS, WITHIN_A_HOST))
-            most = min(map(len, ranks_by_host(hosts).values()))
+            together = math.gcd(*map(len, ranks_by_host(hosts).values()))
+            advice = (
+                f"Make it the last axis of the mesh, with a size that divides {together}, the "
+                "ranks of a host."
+                if together > 1
+                else "Shard the batch over it instead: no axis fits into each host here."
+            )
             return (
                 f"Mesh axis {axis!r} crosses hosts: its ranks {', '.join(map(str, group))} are on "
                 f"{', '.join(names)}. By the links that shardcore assumes, an all-reduce of 16 MiB "
-                f"along it takes {between:.1f} ms, and {within:.1f} ms within a host. Make it the "
-                f"last axis of the mesh, with a size that divides the {most} ranks of a host."
+                f"along it takes {between:.1f} ms, and {within:.1f} ms within a host. {advice}"
             )
     return ""

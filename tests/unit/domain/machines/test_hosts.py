@@ -20,7 +20,14 @@ def test_an_axis_that_crosses_hosts_is_named_with_its_ranks_and_the_cost():
     assert "'model' crosses hosts: its ranks 0, 1, 2, 3 are on a, b." in found
     # An all-reduce sends 3/2 of 16 MiB: at 5 and 13 GB/s, after 25 and 10 microseconds.
     assert "takes 5.1 ms, and 1.9 ms within a host" in found
-    assert "divides the 2 ranks of a host" in found
+    assert "divides 2, the ranks of a host" in found
+
+
+def test_the_advice_fits_hosts_of_one_rank_and_of_different_sizes():
+    mesh = Mesh((2,), ("model",))
+    assert "Shard the batch over it instead" in crossing(mesh, "model", range(2), "ab")
+    mesh = Mesh((10,), ("model",))
+    assert "divides 2, the ranks" in crossing(mesh, "model", range(10), "aaaabbbbbb")
 
 
 def test_the_processes_of_a_mesh_may_stand_in_any_order():

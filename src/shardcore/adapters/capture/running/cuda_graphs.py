@@ -60,7 +60,8 @@ class Pool:
     failures: int = attrs.field(default=0, init=False)
     watch: ReplayWatch = attrs.field(factory=ReplayWatch, init=False)
     _handle: Any = attrs.field(default=None, init=False)
-    _graphs: WeakSet[Any] = attrs.field(factory=WeakSet, init=False)
+    _graphs: WeakSet[Any] = attrs.field(factory=WeakSet, init=False)  # of the present handle
+    _all: WeakSet[Any] = attrs.field(factory=WeakSet, init=False)
 
     def handle(self) -> Any:
         """Returns torch's handle of it: a new one if it has no graph, as torch takes no old one."""
@@ -70,16 +71,18 @@ class Pool:
 
     def add(self, graph: Any) -> None:
         """Notes a graph that has its memory here."""
-        if not self._graphs:
+        if not self._all:
             atexit.register(self.close)
         self._graphs.add(graph)
+        self._all.add(graph)
 
     def close(self) -> None:
         """Drops all graphs, none of which is replayed any more: NCCL waits for them at its end."""
         atexit.unregister(self.close)
         self.watch.stop()
-        for graph in self._graphs:
+        for graph in self._all:
             graph.reset()
+        self._all.clear()
         self._graphs.clear()
 
     def recover(self) -> None:
@@ -132,6 +135,8 @@ class Replayed:
         kept = [each.data_ptr() for each in operands[self.inputs :] if torch.is_tensor(each)]
         is_recorded = (kept, self.pool.failures) == (self._kept, self._failures)
         if self._runs > 1 and not self._failed and (self._graph is None or not is_recorded):
+            if self.has_collectives and self._graph is not None:
+                raise EnvironmentProblem(_recorded_alone(has_moved=kept != self._kept))
             self._kept, self._failures = kept, self.pool.failures
             self._record(operands)
         if self._graph is None:
@@ -145,12 +150,6 @@ class Replayed:
 
     def _record(self, operands: Sequence[torch.Tensor]) -> None:
         """Records the graph; nothing is computed yet."""
-        if self.has_collectives and self._graph is not None:
-            raise EnvironmentProblem(
-                "Expected the variables of a captured step to stay in their memory, as all ranks "
-                "record a CUDA graph with collectives together, but on this rank one has moved. "
-                f"Assign to a variable in place (variable.assign). {_INSTEAD}"
-            )
         began = time.perf_counter()
         self._graph = None
         graph = torch.cuda.CUDAGraph()
@@ -177,6 +176,19 @@ class Replayed:
         self.pool.add(graph)
         seconds = time.perf_counter() - began
         logger.debug("A captured step is replayed as a CUDA graph, recorded in %.2f s", seconds)
+
+
+def _recorded_alone(*, has_moved: bool) -> str:
+    """Returns why this rank alone would record its graph again."""
+    why = (
+        "a variable has moved to other memory. Assign to a variable in place (variable.assign)."
+        if has_moved
+        else "another step could not be recorded, after which all graphs are recorded again."
+    )
+    return (
+        "Expected this rank to keep its CUDA graph with collectives, which all ranks record "
+        f"together, but {why} {_INSTEAD}"
+    )
 
 
 def is_on_gpu(tape: Tape, literals: Literals) -> bool:

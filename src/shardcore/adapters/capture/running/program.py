@@ -87,7 +87,7 @@ class TapeCapture:
         cuda_graphs.wanted()  # a wrong variable is an error of install(), not of a step
 
     def close(self) -> None:
-        """Removes our operators from torch; existing programs run no more."""
+        """Removes our operators from torch, and drops all CUDA graphs: no program runs any more."""
         self._executors.close()
 
     def record(

@@ -29,6 +29,7 @@ class ReplayWatch:
     """
 
     _pending: deque[Any] = attrs.field(factory=deque, init=False)
+    _device: int = attrs.field(default=0, init=False)
     _thread: threading.Thread | None = attrs.field(default=None, init=False)
     _stopped: threading.Event = attrs.field(factory=threading.Event, init=False)
 
@@ -38,6 +39,7 @@ class ReplayWatch:
         finished.record()
         self._pending.append(finished)
         if self._thread is None:
+            self._device = torch.cuda.current_device()
             self._thread = threading.Thread(
                 target=self._look, name="shardcore-replay-watch", daemon=True
             )
@@ -48,11 +50,15 @@ class ReplayWatch:
         self._stopped.set()
 
     def _look(self) -> None:
+        torch.cuda.set_device(self._device)  # a thread begins with the first one
         limit = process_group.seconds(None)
         oldest, since = None, 0.0
         while not self._stopped.wait(_POLL_SECONDS):
-            while self._pending and self._pending[0].query():
-                self._pending.popleft()
+            try:
+                while self._pending and self._pending[0].query():
+                    self._pending.popleft()
+            except RuntimeError:  # an error of the GPU, which the main thread gets too
+                return
             first = self._pending[0] if self._pending else None
             if first is not oldest:
                 oldest, since = first, time.monotonic()
@@ -62,6 +68,6 @@ class ReplayWatch:
 
 def _fail() -> None:
     """Ends this process: its main thread waits for the GPU, where no exception reaches it."""
-    error = heartbeats.waited_in_vain("a CUDA graph with collectives")
+    error = heartbeats.waited_in_graph()
     sys.excepthook(type(error), error, None)  # the failure watch tells the other ranks, and exits
     os._exit(1)

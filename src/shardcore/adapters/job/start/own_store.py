@@ -17,6 +17,7 @@ from shardcore.domain.job import Job
 if TYPE_CHECKING:  # a torch without torch.distributed has no stores
     from torch.distributed.distributed_c10d import Store
 
+_BACKLOG = 2048  # ranks that connect at once
 # torchrun sets it to "True" where its agent holds the store.
 _AGENT_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 
@@ -26,17 +27,17 @@ def opened(job: Job, limit: timedelta) -> "Store | None":
 
     Returns:
         None on other ranks, under torchrun, and where torch has to listen on all addresses: for a
-        name that stands for several, or for the loopback on this host alone, and for an address of
-        another machine, such as a load balancer.
+        name, which other hosts may take for another address, and for an address that is not of
+        this host, such as that of a load balancer.
     """
     if job.rank != 0 or os.environ.get(_AGENT_VARIABLE) == "True":
         return None
-    address = _address(job.master_address, job.master_port)
+    address = _address(job.master_address)
     if not address:
         return None
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        server = socket.create_server((address, job.master_port), family=family)
+        server = socket.create_server((address, job.master_port), family=family, backlog=_BACKLOG)
     except OSError:  # it is not of this host; or the port is taken, which torch says better
         return None
     distributed: Any = dist  # the stubs of torch lack the class
@@ -51,14 +52,10 @@ def opened(job: Job, limit: timedelta) -> "Store | None":
     return store
 
 
-def _address(name: str, port: int) -> str:
-    """Returns the one address by which all ranks reach this host; empty if there may be others."""
+def _address(given: str) -> str:
+    """Returns the address that is given as a number, or is this host's own; empty for a name."""
+    if given == "localhost":
+        return "127.0.0.1"
     with suppress(ValueError):
-        return str(ipaddress.ip_address(name))
-    with suppress(OSError):
-        found = {each[4][0] for each in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)}
-        if name == "localhost" and "127.0.0.1" in found:
-            return "127.0.0.1"
-        if len(found) == 1 and not ipaddress.ip_address(address := str(found.pop())).is_loopback:
-            return address
+        return str(ipaddress.ip_address(given))
     return ""

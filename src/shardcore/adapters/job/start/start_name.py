@@ -27,8 +27,8 @@ def agree(store: "Store", job: Job, limit: timedelta) -> str:
     """Returns a name that all ranks of this start have, and no earlier start had.
 
     Each rank asks under a new name, which no ended rank used. Rank 0 answers all that ask,
-    also those of an earlier start, until each rank of this one has its answer. Its requests to
-    the store do not depend on the number of ranks, as those of the others do not.
+    also those of an earlier start, until each rank of this one has its answer. Each of its
+    looks is one request for all ranks; the other ranks send a fixed number of requests.
 
     Raises:
         DistError: If the ranks do not all come within `limit`.

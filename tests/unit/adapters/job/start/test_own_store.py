@@ -42,19 +42,9 @@ def test_it_listens_on_an_address_of_the_host_that_is_not_the_first(monkeypatch)
     assert not answers("127.0.0.1", port)
 
 
-@pytest.mark.parametrize(
-    ("address", "found"),
-    [
-        ("192.0.2.1", None),  # of no host: a load balancer
-        ("name.invalid", None),
-        ("two", ["198.51.100.1", "198.51.100.2"]),
-        ("debian", ["127.0.1.1"]),
-    ],
-)
-def test_torch_listens_where_ranks_may_look_elsewhere(monkeypatch, address, found):
-    if found:
-        answer = [(socket.AF_INET, 1, 6, "", (each, 0)) for each in found]
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: answer)
+@pytest.mark.parametrize("address", ["192.0.2.1", "name.invalid", socket.gethostname()])
+def test_torch_listens_where_ranks_may_look_elsewhere(monkeypatch, address):
+    """For an address of no host, as that of a load balancer has, and for names."""
     assert opened(monkeypatch, address)[0] is None
 
 
