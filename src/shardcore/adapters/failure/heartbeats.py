@@ -109,8 +109,8 @@ def look(
     between = min(_SILENT_SECONDS, _LOOK_SECONDS * max(1.0, len(ranks) / 100))
     before = _last(store, ranks)
     places = store.find_all([f"place/{rank}" for rank in ranks])
-    told = zip(ranks, places, strict=True)
-    ended = tuple(rank for rank, place in told if place == exchange.ENDED.encode())
+    by_rank = zip(ranks, places, strict=True)
+    ended = tuple(rank for rank, place in by_rank if place == exchange.ENDED.encode())
     after, begun = dict(before), time.monotonic()
     while not ended and (
         time.monotonic() < begun + _SILENT_SECONDS
@@ -144,11 +144,6 @@ def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
     text = str(error).lower()
     if "gloo" not in text or "timed out" not in text or process_group.is_simulated():
         return None
-    return waited_in_vain(collective)
-
-
-def waited_in_vain(collective: str) -> RankMismatchError:
-    """Returns the error of this rank, which has waited in `collective` until the timeout."""
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
         f"{collective} for {awaited(exchange.store_for_thread)}. "
