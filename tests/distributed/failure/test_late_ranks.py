@@ -1,9 +1,11 @@
 """A rank that does not come to a collective: the others say which rank, collective and layer."""
 
+import multiprocessing
 import os
 import re
 import signal
 import time
+from datetime import timedelta
 
 import keras
 import numpy as np
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from shardcore.adapters import torch_private
 from shardcore.adapters.failure import heartbeats, watch
 from shardcore.adapters.job import exchange
+from shardcore.adapters.job.forked_ranks import free_port
 from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.programs import distribute
 
@@ -111,6 +114,40 @@ def test_ranks_whose_store_does_not_answer_end_though_they_wait_in_no_collective
         ends = rf"\[rank {rank}\] ends, as rank 0 failed first: {why.format(3)}"
         assert re.search(ends, said), said
     assert re.findall(rf"(\[rank \d\]) {why.format(1)}", said) == ["[rank 1]"]
+
+
+def hold_store(port):
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store.wait(["never"], timedelta(seconds=60))
+
+
+def test_rank_0_ends_too_if_another_process_holds_the_store_and_is_stopped(monkeypatch, capfd):
+    """As the agent of torchrun, on a host that is lost."""
+    port = free_port()
+    holder = multiprocessing.get_context("fork").Process(target=hold_store, args=(port,))
+    holder.start()
+    monkeypatch.setenv("SHARDCORE_TIMEOUT", "2")
+    monkeypatch.setattr(watch, "_NO_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(watch, "_FINALLY_SECONDS", 0.5)
+
+    def program(rank):
+        agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+        os.environ.update(agent | {"MASTER_PORT": str(port)})
+        distribute((1, 2))
+        exchange.gather(None)
+        if rank == 0:
+            os.kill(holder.pid, signal.SIGSTOP)
+        exchange.gather(None)
+
+    try:
+        with pytest.raises(RankFailed, match="ended without a result, exit code 1"):
+            run_ranks(program, 2, init=False, timeout=20)
+    finally:
+        holder.kill()
+    said = capfd.readouterr().err
+    for rank in (0, 1):
+        ends = rf"\[rank {rank}\] ends, .*: the store at 127.0.0.1:{port}, .* has not answered"
+        assert re.search(ends, said), said
 
 
 @pytest.mark.parametrize("late", [0, 2])
