@@ -22,7 +22,7 @@ from shardcore.domain.machines.collective_cost import Costs
 from shardcore.domain.planner.call import Call, Placed, Shapes
 from shardcore.domain.planner.costs import SplitCosts
 from shardcore.domain.planner.cuts import Cut
-from shardcore.domain.rules.rule import OperatorRule, Result
+from shardcore.domain.rules.rule import OperatorRule, Result, Shape, letters
 
 
 @attrs.frozen
@@ -36,6 +36,12 @@ class Split:
     # work.
     gathers: bool
     replicates: bool = False  # whether each rank does all of the work because that costs less
+
+    @classmethod
+    def of(cls, operands: Iterable[Layout], results: Iterable[Layout], shape: Shape) -> "Split":
+        """Returns the split of an operator whose tensors, all of `shape`, have these layouts."""
+        extents = dict(zip(letters(len(shape)), shape, strict=True))
+        return cls(tuple(operands), tuple(results), extents, gathers=False)
 
     def global_shape(self, result: Result, local: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the global shape of `result`, whose local shard has shape `local`."""

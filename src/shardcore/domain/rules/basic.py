@@ -27,6 +27,31 @@ def elementwise(shapes: Sequence[Shape], results: int = 1) -> OperatorRule:
     return rule_of(operands, [letters(ndim)] * results)
 
 
+def product(operands: str, result: str, *shapes: Shape) -> tuple[OperatorRule, Shape]:
+    """Returns the rule of a product of two tensors, and the shape of its result.
+
+    `shapes` has the shapes of tensors that are added to the product and broadcast, then of both.
+
+    Example:
+        >>> found, shape = product("n k, k m", "n m", (6,), (4, 5), (5, 6))
+        >>> str(found), shape
+        ('+ m, n k, k m -> n m', (4, 6))
+    """
+    *added, left, right = shapes
+    sizes = dict(zip(operands.replace(",", " ").split(), (*left, *right), strict=True))
+    dims = result.split()
+    shape = tuple(sizes[dim] for dim in dims)
+    terms = [f"+ {_broadcast(each, dims, shape)}, " for each in added]
+    return rule(f"{''.join(terms)}{operands} -> {result or '()'}"), shape
+
+
+def _broadcast(added: Shape, dims: list[str], shape: Shape) -> str:
+    """Returns the dims of a tensor that is added to one of `shape`, "-" where it is broadcast."""
+    new = len(shape) - len(added)
+    meets = zip(dims[new:], added, shape[new:], strict=True)
+    return " ".join(dim if size == full else "-" for dim, size, full in meets) or "()"
+
+
 def along(ndim: int, mixed: frozenset[int], operands: int = 1, results: int = 1) -> OperatorRule:
     """Returns the rule of an operator that mixes elements along the dims in `mixed` only: a pad.
 

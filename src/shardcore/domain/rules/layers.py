@@ -3,11 +3,13 @@
 Adapters name the operators that a rule is for; docs/reference/operators.md lists the rules.
 """
 
+from collections.abc import Sequence
 from itertools import compress
+from typing import Self
 
 import attrs
 
-from shardcore.domain.rules.rule import OperatorRule, letters, rule, rule_of
+from shardcore.domain.rules.rule import OperatorRule, Shape, letters, rule, rule_of
 
 
 @attrs.frozen
@@ -18,6 +20,19 @@ class Channels:
     per_input: int  # the input channels of a group
     per_output: int  # the output channels of a group
     transposed: bool  # whether the kernel's dims are (input, output) channels, not the other way
+
+    @classmethod
+    def of(cls, kernel: Shape, groups: int, transposed: bool) -> Self:
+        """Returns the channels of a convolution with a kernel of this shape.
+
+        Example:
+            >>> Channels.of((12, 1, 3, 3), groups=4, transposed=False)
+            Channels(groups=4, per_input=1, per_output=3, transposed=False)
+        """
+        first, second = kernel[:2]
+        if transposed:
+            return cls(groups, first // groups, second, transposed=True)
+        return cls(groups, second, first // groups, transposed=False)
 
     @property
     def input(self) -> str:
@@ -66,6 +81,37 @@ def convolution_backward(channels: Channels, spatial: int) -> OperatorRule:
         of=((0, 2), (0, 1), (0,)),
         like=(1, 2),
     )
+
+
+def windows(
+    plane: Shape,
+    window: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+) -> tuple[int | None, ...]:
+    """Returns per dim of a plane the size of the window of a pool.
+
+    It is None where windows overlap, leave gaps, or do not fill the dim. The operands have the
+    names and defaults of torch.
+
+    Example:
+        >>> windows((8, 9), 2), windows((8, 9), [2, 3], stride=[2, 3])
+        ((2, None), (2, 3))
+        >>> windows((8, 9), 2, stride=1)
+        (None, None)
+    """
+    size, step = (_of_dims(each, len(plane)) for each in (window, stride))
+    moved = bool(step) and step != size
+    plain = not moved and not any(_of_dims(padding, 1)) and set(_of_dims(dilation, 1)) == {1}
+    pairs = zip(size, plane, strict=True)
+    return tuple(each if plain and full % each == 0 else None for each, full in pairs)
+
+
+def _of_dims(number: int | Sequence[int], ndim: int) -> list[int]:
+    """Returns a number for each dim of a plane; no number if none is given."""
+    given = [number] if isinstance(number, int) else list(number)
+    return given * ndim if len(given) == 1 else given
 
 
 def pool(

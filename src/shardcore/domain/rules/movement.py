@@ -7,6 +7,7 @@ from math import gcd, prod
 import attrs
 
 from shardcore.domain.placements import Segments
+from shardcore.domain.rules.basic import along
 from shardcore.domain.rules.rule import Dim, OperatorRule, Shape, letters, rule_of
 
 
@@ -44,6 +45,35 @@ def segmented(ndim: int, dim: int, operands: Sequence[int], results: Sequence[in
         return names
 
     return rule_of(map(dims, operands), map(dims, results))
+
+
+def cut(ndim: int, dim: int, sizes: Sequence[int]) -> OperatorRule:
+    """Returns the rule of `split`, which cuts `dim` into pieces of these sizes.
+
+    Example:
+        >>> str(cut(2, dim=1, sizes=(2, 6))), str(cut(2, dim=1, sizes=(2, 0)))
+        ('a 4*b -> a b, a 3*b', 'a - -> a -, a -')
+    """
+    if 0 in sizes:
+        return along(ndim, frozenset({dim}), results=len(sizes))
+    return segmented(ndim, dim, (sum(sizes) // gcd(*sizes),), _segments(sizes))
+
+
+def joined(ndim: int, dim: int, sizes: Sequence[int]) -> OperatorRule:
+    """Returns the rule of `cat`, which joins pieces of these sizes along `dim`.
+
+    Example:
+        >>> str(joined(2, dim=0, sizes=(3, 6)))
+        'a b, 2*a b -> 3*a b'
+    """
+    if 0 in sizes:
+        return along(ndim, frozenset({dim}), operands=len(sizes))
+    return segmented(ndim, dim, _segments(sizes), (sum(sizes) // gcd(*sizes),))
+
+
+def _segments(sizes: Sequence[int]) -> list[int]:
+    """Returns the number of segments, as large as possible, in pieces of these sizes."""
+    return [each // gcd(*sizes) for each in sizes]
 
 
 def repeat(ndim: int, repeats: Sequence[int]) -> OperatorRule:

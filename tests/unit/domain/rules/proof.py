@@ -41,7 +41,9 @@ def names_of_rules(module):
     return {
         name
         for name, each in found.items()
-        if each.__module__ == module.__name__ and not name.startswith("_")
+        if each.__module__ == module.__name__
+        and not name.startswith("_")
+        and "OperatorRule" in str(each.__annotations__["return"])
     }
 
 

@@ -1,4 +1,4 @@
-"""The rules of elementwise operators, reductions and layer norms, over all ranks."""
+"""The rules of elementwise operators, products, reductions and layer norms, over all ranks."""
 
 import numpy as np
 import pytest
@@ -25,6 +25,19 @@ def sums_of_broadcast(draw):
     other = other[draw(st.integers(0, len(other))) :]
     rule = basic.elementwise((shape, other))
     return Call(rule, [shape, other], lambda parts: [parts[0] * parts[1]])
+
+
+@st.composite
+def products(draw):
+    n, k, m = draw(sizes), draw(sizes), draw(sizes)
+    shapes = [*draw(st.sampled_from([[], [(m,)], [(1, m)], [(n, m)]])), (n, k), (k, m)]
+    rule, _ = basic.product("n k, k m", "n m", *shapes)
+
+    def run(parts):
+        *added, left, right = parts
+        return [left @ right + sum(added)]
+
+    return Call(rule, shapes, run)
 
 
 @st.composite
@@ -109,6 +122,7 @@ CALLS = {
     "elementwise": (sums_of_broadcast(), "abc"),
     "layer_norm": (layer_norms(), "ab"),
     "layer_norm_backward": (layer_norms_backward(), "ab"),
+    "product": (products(), "nkm"),
     "reduction": (reductions(), "abc"),
 }
 

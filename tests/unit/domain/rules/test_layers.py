@@ -1,4 +1,4 @@
-"""The rules of layers, over all ranks; and that of a product, from its text."""
+"""The rules of layers, over all ranks."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardcore.domain.rules import layers
-from shardcore.domain.rules.rule import rule as rule_of_text
 from tests.unit.domain.rules import numpy_operators as reference
 from tests.unit.domain.rules.proof import (
     Call,
@@ -14,21 +13,6 @@ from tests.unit.domain.rules.proof import (
     prove,
     sizes,
 )
-
-
-@st.composite
-def products(draw):
-    n, k, m = draw(sizes), draw(sizes), draw(sizes)
-    bias = draw(st.sampled_from([None, "m", "n m"]))
-    plus = "" if bias is None else f", + {bias}"
-    rule = rule_of_text(f"n k, k m{plus} -> n m")
-    added = [] if bias is None else [(m,) if bias == "m" else (n, m)]
-
-    def run(parts):
-        left, right, *rest = parts
-        return [left @ right + sum(rest)]
-
-    return Call(rule, [(n, k), (k, m), *added], run)
 
 
 @st.composite
@@ -210,14 +194,13 @@ CALLS = {
     "convolution_backward": (convolutions_backward(), "ncog"),
     "im2col": (im2cols(), "nc"),
     "pool": (pools(), "abc"),
-    "product": (products(), "nkm"),
     "recurrent": (recurrences(), "n"),
     "recurrent_backward": (recurrences_backward(), "n"),
 }
 
 
 def test_every_rule_is_proved():
-    assert {name.partition(",")[0] for name in CALLS} == names_of_rules(layers) | {"product"}
+    assert {name.partition(",")[0] for name in CALLS} == names_of_rules(layers)
 
 
 @pytest.mark.parametrize(("name", "factor"), [(n, f) for n in CALLS for f in CALLS[n][1]])

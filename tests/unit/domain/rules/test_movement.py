@@ -87,6 +87,28 @@ def of_pieces(draw):
 
 
 @st.composite
+def cuts(draw):
+    shape, dim, counts = _cut_in_pieces(draw)
+    sizes = [count * shape[dim] for count in counts]
+    shape[dim] = sum(sizes)
+
+    def run(parts):
+        ends = np.cumsum(sizes)[:-1] * parts[0].shape[dim] // sum(sizes)
+        return np.split(parts[0], ends, dim)
+
+    return Call(movement.cut(len(shape), dim, sizes), [tuple(shape)], run)
+
+
+@st.composite
+def joins(draw):
+    shape, dim, counts = _cut_in_pieces(draw)
+    sizes = [count * shape[dim] for count in counts]
+    rule = movement.joined(len(shape), dim, sizes)
+    given = [(*shape[:dim], size, *shape[dim + 1 :]) for size in sizes]
+    return Call(rule, given, lambda parts: [np.concatenate(parts, dim)])
+
+
+@st.composite
 def repeats(draw):
     shape = draw(shapes)
     times = tuple(draw(st.integers(1, 3)) for _ in shape)
@@ -111,6 +133,8 @@ CALLS = {
     "permute, stacked": (stacks(), "abc"),
     "segmented, joined": (of_pieces(), "abc"),
     "segmented, cut": (pieces(), "abc"),
+    "cut": (cuts(), "abc"),
+    "joined": (joins(), "abc"),
     "repeat": (repeats(), "abc"),
     "reshape": (reshapes(), "abc"),
 }

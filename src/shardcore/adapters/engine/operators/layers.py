@@ -23,7 +23,7 @@ def _convolution(
 ) -> Task:
     """Plans a convolution by stride, padding, dilation, transposed, output_padding, groups."""
     *how, groups = numbers
-    channels = _channels(kernel, groups, transposed=how[3])
+    channels = layers.Channels.of(kernel.shape, groups, how[3])
     rule = layers.convolution(channels, inputs.ndim - 2, bias is not None)
 
     def call(parts: Parts) -> Sequence[torch.Tensor]:
@@ -47,7 +47,7 @@ def _convolution_backward(
 ) -> Task:
     """Plans the gradient of a convolution; `numbers` are its numbers, and the mask of gradients."""
     *how, groups, mask = numbers
-    channels = _channels(kernel, groups, transposed=how[3])
+    channels = layers.Channels.of(kernel.shape, groups, how[3])
 
     def call(parts: Parts) -> Sequence[torch.Tensor | None]:
         grad, x, weight = parts
@@ -65,13 +65,6 @@ def _convolution_backward(
     sums = tuple(shape if wanted else (0,) for shape, wanted in zip(shapes, mask, strict=True))
     rule = layers.convolution_backward(channels, inputs.ndim - 2)
     return Task(rule, (gradient, inputs, kernel), call, sums, orders=[order_of(inputs)])
-
-
-def _channels(kernel: Operand, groups: int, *, transposed: bool) -> layers.Channels:
-    first, second = kernel.shape[:2]
-    if transposed:
-        return layers.Channels(groups, first // groups, second, transposed=True)
-    return layers.Channels(groups, second, first // groups, transposed=False)
 
 
 def _groups(channels: layers.Channels, part: torch.Tensor) -> int:

@@ -22,7 +22,6 @@ from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import Args
 from shardcore.domain.planner.choice import Split
 from shardcore.domain.rules import basic
-from shardcore.domain.rules.rule import letters
 
 aten = torch.ops.aten
 
@@ -112,8 +111,7 @@ def _alike(operands: Sequence[Operand], results: int) -> Split | None:
     if layout.partial and len(sized) < len(operands):
         return None
     given = (each.form.layout.reduced for each in operands)
-    extents = dict(zip(letters(len(shape)), shape, strict=True))
-    return Split(tuple(given), (layout.reduced,) * results, extents, gathers=False)
+    return Split.of(given, [layout.reduced] * results, shape)
 
 
 def _converted(
@@ -132,8 +130,7 @@ def _like(operator: Operator, tensor: Operand, *_value: object, **kwargs: object
     """Plans `zeros_like(x)` and similar, which read no values of `x`."""
     layout = tensor.form.layout
     rule = basic.elementwise((tensor.shape,))
-    extents = dict(zip(letters(tensor.ndim), tensor.shape, strict=True))
-    split = Split((layout,), (layout.reduced,), extents, gathers=False)
+    split = Split.of([layout], [layout.reduced], tensor.shape)
     return Task(rule, [tensor], orders=_orders(operator, [tensor], **kwargs), layouts=split)
 
 

@@ -38,29 +38,8 @@ def _largest(spatial: int, operator: Operator, *args: Any) -> Task | Handler:
     return _split(operator, args, (None,) * spatial, pooled)
 
 
-def _windows(
-    spatial: int,
-    image: Operand | torch.Tensor,
-    window: int | Sequence[int],
-    stride: int | Sequence[int] = (),
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-) -> tuple[int | None, ...]:
-    """Returns per dim of a plane the size of a window; None if windows overlap or leave gaps."""
-    window, stride = _of_dims(window, spatial), _of_dims(stride, spatial)
-    overlap = bool(stride) and stride != window
-    plain = not overlap and not any(_of_dims(padding, 1)) and set(_of_dims(dilation, 1)) == {1}
-    sizes = image.shape[image.ndim - spatial :]
-    return tuple(
-        each if plain and size % each == 0 else None
-        for each, size in zip(window, sizes, strict=True)
-    )
-
-
-def _of_dims(number: int | Sequence[int], spatial: int) -> list[int]:
-    """Returns a number for each dim of a plane; no number if none is given."""
-    given = [number] if isinstance(number, int) else list(number)
-    return given * spatial if len(given) == 1 else given
+def _windows(spatial: int, image: Operand | torch.Tensor, *how: Any) -> tuple[int | None, ...]:
+    return layers.windows(tuple(image.shape[image.ndim - spatial :]), *how)
 
 
 def _splits_plane(tensor: Operand, windows: Sequence[int | None]) -> bool:

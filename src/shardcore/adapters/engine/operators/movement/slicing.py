@@ -15,7 +15,7 @@ from shardcore.adapters.torch_private import Operator
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.planner.choice import Split
 from shardcore.domain.rules import basic, movement
-from shardcore.domain.rules.rule import OperatorRule, letters
+from shardcore.domain.rules.rule import OperatorRule
 
 aten = torch.ops.aten
 
@@ -23,22 +23,24 @@ aten = torch.ops.aten
 def _slice(operator: Operator, tensor: Operand, dim: int = 0, *bounds: Any) -> Task | Handler:
     """Plans a slice; `bounds` are start, end and step, as far as given."""
     dim %= tensor.ndim
-    if not _range_of(tensor.shape[dim], *bounds):
+    size = tensor.shape[dim]
+    taken = _range_of(size, *bounds)
+    if not taken:
         return _empty(tensor, dim)
-    found = _segments(tensor.shape[dim], *bounds)
-    if found is None:
+    if taken.step > 1:
         rule = basic.along(tensor.ndim, frozenset({dim}))
         return one_result(rule, tensor, lambda part: operator(part, dim, *bounds))
-    count, first, last = found
-    shift = _shift(tensor, dim, tensor.shape[dim] // count, first, last - first)
+    segment = gcd(taken.start, taken.stop, size)
+    shift = _shift(tensor, dim, segment, taken.start, len(taken))
     if shift is not None:
         return shift.slice
 
     def call(part: torch.Tensor) -> Any:
-        size = part.shape[dim] // count
-        return operator(part, dim, first * size, last * size)
+        start, end = (each * part.shape[dim] // size for each in (taken.start, taken.stop))
+        return operator(part, dim, start, end)
 
-    return one_result(movement.segmented(tensor.ndim, dim, (count,), (last - first,)), tensor, call)
+    counts = (size // segment,), (len(taken) // segment,)
+    return one_result(movement.segmented(tensor.ndim, dim, *counts), tensor, call)
 
 
 def _range_of(size: int, start: int | None = None, end: int | None = None, step: int = 1) -> range:
@@ -50,60 +52,48 @@ def _empty(tensor: Operand, dim: int) -> Task:
     """Returns a slice without elements along `dim`, for which no collective is needed."""
     layout = tensor.form.layout
     found = layout.without(*layout.dim_axes(dim)).reduced
-    extents = dict(zip(letters(tensor.ndim), tensor.shape, strict=True))
     return Task(
         basic.along(tensor.ndim, frozenset({dim})),
         [tensor],
         lambda parts: (parts[0].narrow(dim, 0, 0),),
-        layouts=Split((layout,), (found,), extents, gathers=False),
+        layouts=Split.of([layout], [found], tensor.shape),
     )
 
 
-def _segments(
-    size: int, start: int | None = None, end: int | None = None, step: int = 1
-) -> tuple[int, int, int] | None:
-    """Returns the segments of one size of which a slice takes some: their number, first and end.
-
-    None if the slice has a step, or no elements.
-    """
-    first, last, _ = slice(start, end).indices(size)
-    if step != 1 or last <= first:
-        return None
-    each = gcd(first, last, size)
-    return size // each, first // each, last // each
-
-
-def _shift(tensor: Operand, dim: int, steps: int, first: int, count: int) -> Shift | None:
-    """Returns the shift for segments of `steps`, None if each segment can be split.
+def _shift(tensor: Operand, dim: int, segment: int, start: int, size: int) -> Shift | None:
+    """Returns the shift to `size` elements from `start`, None if each segment can be split.
 
     A tensor is redistributed into segments once, for all slices of it.
     """
-    shift = Shift.of(tensor, dim, first * steps, count * steps)
-    return shift if shift is not None and steps < len(shift.pads) else None
+    shift = Shift.of(tensor, dim, start, size)
+    return shift if shift is not None and segment < len(shift.pads) else None
 
 
 def _slice_backward(
     operator: Operator, gradient: Operand, sizes: Sequence[int], dim: int, *bounds: Any
 ) -> Task | Handler:
     dim %= len(sizes)
-    found = _segments(sizes[dim], *bounds)
-    if found is None:
+    size = sizes[dim]
+    taken = _range_of(size, *bounds)
+    if taken.step > 1 or not taken:
         rule = basic.along(gradient.ndim, frozenset({dim}))
     else:
-        count, first, last = found
-        shift = _shift(gradient, dim, sizes[dim] // count, -first, count)
+        segment = gcd(taken.start, taken.stop, size)
+        shift = _shift(gradient, dim, segment, -taken.start, size)
         if shift is not None:
             return shift.run
-        rule = movement.segmented(gradient.ndim, dim, (last - first,), (count,))
+        counts = (len(taken) // segment,), (size // segment,)
+        rule = movement.segmented(gradient.ndim, dim, *counts)
 
     def call(part: torch.Tensor) -> Any:
         local = list(part.shape)
-        if found is None:
-            local[dim] = sizes[dim]
+        if taken.step > 1 or not taken:
+            local[dim] = size
             return operator(part, local, dim, *bounds)
-        size = part.shape[dim] // (last - first)
-        local[dim] = count * size
-        return operator(part, local, dim, first * size, last * size, 1)
+        local[dim], start, end = (
+            each * part.shape[dim] // len(taken) for each in (size, taken.start, taken.stop)
+        )
+        return operator(part, local, dim, start, end, 1)
 
     return one_result(rule, gradient, call)
 
@@ -168,15 +158,10 @@ def _concatenated(operator: Operator, tensors: list[Operand], dim: int = 0) -> T
         tensors = [each for each in tensors if each.shape != (0,)] or list(tensors)
     ndim = tensors[0].ndim
     dim %= ndim + new
-    sizes = [] if new else [each.shape[dim] for each in tensors]
     if new:
         rule = movement.permute(ndim, [*range(dim), None, *range(dim, ndim)], operands=len(tensors))
-    elif 0 in sizes:
-        rule = basic.along(ndim, frozenset({dim}), len(tensors))
     else:
-        size = gcd(*sizes)
-        counts = tuple(each // size for each in sizes)
-        rule = movement.segmented(ndim, dim, counts, (sum(counts),))
+        rule = movement.joined(ndim, dim, [each.shape[dim] for each in tensors])
     are_pending = all(each.form.layout.partial for each in tensors)
     adds = range(len(tensors)) if are_pending else ()
     return Task(rule, tensors, lambda parts: (operator(list(parts), dim),), adds=adds)
@@ -188,19 +173,12 @@ def _pieces(_operator: Operator, tensor: Operand, sizes: int | list[int], dim: i
     length = tensor.shape[dim]
     if not isinstance(sizes, list | tuple):
         sizes = [min(sizes, length - at) for at in range(0, length, sizes)] if length else [0]
-    if 0 in sizes:
-        rule = basic.along(tensor.ndim, frozenset({dim}), results=len(sizes))
-        return several_results(rule, tensor, lambda part: torch.split(part, sizes, dim))
-    size = gcd(*sizes)
-    counts = tuple(each // size for each in sizes)
 
     def call(part: torch.Tensor) -> Sequence[torch.Tensor]:
-        local = part.shape[dim] // sum(counts)
-        return torch.split(part, [local * each for each in counts], dim)
+        local = part.shape[dim]
+        return torch.split(part, [each * local // max(length, 1) for each in sizes], dim)
 
-    return several_results(
-        movement.segmented(tensor.ndim, dim, (sum(counts),), counts), tensor, call
-    )
+    return several_results(movement.cut(tensor.ndim, dim, sizes), tensor, call)
 
 
 def _repeat(_operator: Operator, tensor: Operand, repeats: Sequence[int]) -> Task | None:
