@@ -76,11 +76,11 @@ def share(shapes: dict[str, tuple[int, ...]], layout: str, ranks: int) -> int:
     sizes = {path: 4 * math.prod(shape) for path, shape in shapes.items()}
     value_and_moments = 3
     return value_and_moments * sum(
-        size // ranks if _is_split(path, layout) else size for path, size in sizes.items()
+        size // ranks if _is_sharded(path, layout) else size for path, size in sizes.items()
     )
 
 
-def _is_split(path: str, layout: str) -> bool:
+def _is_sharded(path: str, layout: str) -> bool:
     if layout == "megatron":
         return any(re.fullmatch(rule, path) for rule in MEGATRON)
     return layout == "fully sharded"

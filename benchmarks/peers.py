@@ -21,7 +21,7 @@ from benchmarks.training import Training
 
 COLUMNS = ("query", "key", "value", "expand", "up")
 ROWS = ("attention_output", "contract", "down")
-ROWS_ARE_SPLIT = ("data parallel", "fully sharded")
+ROWS_ARE_SHARDED = ("data parallel", "fully sharded")
 
 
 def train(case: Case, layout: str, device: str) -> "PeerTraining":
@@ -108,7 +108,7 @@ class PeerTraining(Training):
 
     def _read(self, loss: torch.Tensor) -> float:
         """The loss of the global batch."""
-        if self.layout in ROWS_ARE_SPLIT:
+        if self.layout in ROWS_ARE_SHARDED:
             dist.all_reduce(loss)
             loss /= dist.get_world_size()
         return float(loss)
@@ -122,6 +122,6 @@ class PeerTraining(Training):
     def _rows(self, batch: torch.Tensor) -> torch.Tensor:
         return (
             batch.chunk(dist.get_world_size())[dist.get_rank()]
-            if self.layout in ROWS_ARE_SPLIT
+            if self.layout in ROWS_ARE_SHARDED
             else batch
         )

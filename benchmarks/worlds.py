@@ -73,11 +73,11 @@ def formula(case: Case, layout: str, ranks: int, shapes: dict[str, tuple[int, ..
         calls = 4 * case.sizes["blocks"]
         return Moved(calls, calls * activation)
     sizes = [4 * math.prod(shape) for shape in shapes.values()]
-    split = [size for size in sizes if layout == "fully sharded" and _pays(size, ranks)]
-    whole = sum(sizes) - sum(split)
+    sharded = [size for size in sizes if layout == "fully sharded" and _pays(size, ranks)]
+    whole = sum(sizes) - sum(sharded)
     # A gather forward, another backward, and the gradient reduce-scattered.
-    gathered = sum(2 * size // ranks + size for size in split)
-    return Moved(3 * len(split) + _buckets(whole), gathered + whole + LOSS)
+    gathered = sum(2 * size // ranks + size for size in sharded)
+    return Moved(3 * len(sharded) + _buckets(whole), gathered + whole + LOSS)
 
 
 def _pays(size: int, ranks: int) -> bool:
@@ -90,7 +90,7 @@ def _buckets(size: int) -> int:
 
 
 def _case(layout: str, ranks: int) -> Case:
-    """A decoder that can be split so far, and beside whose bytes those of the loss are nothing."""
+    """A decoder that so many ranks can shard, and that moves far more bytes than the loss."""
     case = cases.tiny_decoder(BLOCKS)
     if layout == "megatron":
         sizes = {"heads": ranks, "width": max(64, ranks), "length": 64}

@@ -17,7 +17,7 @@ from text import windows
 
 import shardcore
 
-# Megatron's rules: attention heads and hidden units are split over the axis "model".
+# Megatron's rules: attention heads and hidden units are sharded over the axis "model".
 RULES = {
     ".*/(query|key|value)/kernel": (None, "model", None),
     ".*/(query|key|value)/bias": ("model", None),

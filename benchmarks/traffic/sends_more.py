@@ -42,7 +42,7 @@ REASONS = (
     Reason(
         "2x1",
         ("MixUp",),
-        "its batch is put in another order, for which the images are split by their channels and "
+        "its batch is put in another order, for which the images are sharded by their channels and "
         "then by the batch again; XLA's figure leaves out the turns of a loop",
     ),
     Reason(

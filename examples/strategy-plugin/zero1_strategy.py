@@ -26,9 +26,9 @@ class Zero1(ShardedStrategy[Tensor]):
         taken = any(axis in layout.dim_axes(dim) for dim in range(layout.ndim))
         if not variable.of_optimizer or taken or not full:
             return layout
-        split = max(full, key=lambda dim: variable.shape[dim])
+        chosen = max(full, key=lambda dim: variable.shape[dim])
         spec = [
-            variable.batch_axes[-1] if d == split else layout.spec[d] for d in range(layout.ndim)
+            variable.batch_axes[-1] if d == chosen else layout.spec[d] for d in range(layout.ndim)
         ]
         return Layout(layout.mesh, tuple(spec))
 
@@ -40,5 +40,5 @@ def _open(world: World) -> Strategy[Tensor]:
 @hookimpl
 def shardcore_strategies() -> Iterable[StrategyEntry]:
     """Offers `zero1`."""
-    summary = "As dtensor; optimizer variables are split over the batch axis (ZeRO-1)."
+    summary = "As dtensor; optimizer variables are sharded over the batch axis (ZeRO-1)."
     return [StrategyEntry("zero1", summary, _open, why_no_dtensor)]

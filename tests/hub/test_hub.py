@@ -50,7 +50,7 @@ def test_a_model_has_the_numbers_and_the_tokens_of_one_device(name, layout, uses
         assert not outcome.eager, f"{use}: {outcome}"
 
 
-def test_a_plan_splits_all_large_variables_and_no_less_than_the_own_layout_map_of_a_model():
+def test_a_plan_shards_all_large_variables_and_no_less_than_the_own_layout_map_of_a_model():
     wide = {"intermediate_dim": 64}  # with half of it, the hidden layers of Gemma are square
 
     def bytes_of_rank(variable, layout):

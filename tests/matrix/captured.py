@@ -106,7 +106,7 @@ def beside_eager(
     Args:
         cases: by name.
         mesh: None for one device, under the strategy `single`.
-        shapes: of the variables that the mesh may split, by case and path.
+        shapes: of the variables that the mesh may shard, by case and path.
         steps: what is done with the model of a case.
         jit_compile: what captures its steps: "auto", or True for Inductor.
     """

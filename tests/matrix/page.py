@@ -20,12 +20,12 @@ layers, were trained on meshes of real ranks: three steps with batches of 5, 4 a
 prediction of 5. A step of 4 rows has an even batch, any other an uneven one: what fell back is
 counted for both apart. Losses, weights, optimizer state and predictions were compared with
 one device's, within 1e-4 (3e-2 in half precision, 5e-2 for a GRU in it). Every public function of
-`keras.ops` was called with its operands replicated, split on each dim and as partial sums; values
+`keras.ops` was called with its operands replicated, sharded on each dim and as partial sums; values
 and gradients were compared. A class or a function is found by introspection: a new one without a
 case fails the suite.
 
 - **ok**: the numbers of one device, computed on local shards, or by every rank where the planner
-  finds that this costs less than to split another dim
+  finds that this costs less than to shard another dim
   ([ADR 26](../explanation/adr/0026-costs-in-seconds.md));
 - **fell back**: the numbers of one device; an operator ran on full operands, as there is no
   sharding rule for it with these operands;
@@ -35,16 +35,16 @@ case fails the suite.
 The last column names the operators that ran on full operands ([operators](operators.md)), with the
 number of runs in which they did.
 
-A mesh is named after its shape, data axis first, and after how kernels and vectors are split:
+A mesh is named after its shape, data axis first, and after how kernels and vectors are sharded:
 `1x2, last dim over model` has one row of two ranks, each of which has half of the last dim of every
 kernel; where a dim does not divide, the parts are uneven. `2x2, last dim over data+model` cuts it
 into four.
 
     python -m tests.matrix run --only Conv2D --mesh 1x2    # one class on some meshes: seconds
 
-A view of a split dim (`row = x[0]`) is a copy below. Writing into it, into `x` or into another view
-brings all of them up to date, with communication. What is written past the sharded tensor, into
-`x.to_local()` for instance, reaches none of them.
+A view of a sharded dim (`row = x[0]`) is a copy below. Writing into it, into `x` or into another
+view brings all of them up to date, with communication. What is written past the sharded tensor,
+into `x.to_local()` for instance, reaches none of them.
 """
 CAPTURED_HEAD = """## Captured steps, beside eager ones
 

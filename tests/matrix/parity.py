@@ -42,9 +42,9 @@ class Mesh:
 
     Args:
         shape: the shape of the mesh, data axis first; one number is `DataParallel`.
-        kernels: the dim of the kernels that is split over the model axis: "last" (of vectors too),
-            "first", or None.
-        axes: the mesh axes that split it.
+        kernels: the dim of the kernels that is sharded over the model axis: "last" (of vectors
+            too), "first", or None.
+        axes: the mesh axes that shard it.
     """
 
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class Numbers:
 
     Args:
         values: arrays by name: logs, predictions and weights.
-        shapes: of the variables that a layout map may split, by path.
+        shapes: of the variables that a layout map may shard, by path.
     """
 
     values: dict[str, np.ndarray]
@@ -133,7 +133,7 @@ def _compared(case: Case, mesh: Mesh, reference: Numbers) -> Outcome:
 
 
 def distribute(mesh: Mesh, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Set the distribution: kernels of at least as many elements as parts are split."""
+    """Set the distribution: kernels of at least as many elements as parts are sharded."""
     if mesh.kernels is None:
         keras.distribution.set_distribution(keras.distribution.DataParallel())
         return
@@ -147,7 +147,7 @@ def distribute(mesh: Mesh, shapes: dict[str, tuple[int, ...]]) -> None:
 
 
 def specs(mesh: Mesh, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[Any, ...]]:
-    """The layout of every variable that the mesh splits."""
+    """The layout of every variable that the mesh shards."""
     dim = {"last": -1, "first": 0}.get(mesh.kernels or "")
     if dim is None:
         return {}
@@ -198,16 +198,16 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _check_spans(variables: Sequence[Any], mesh: Mesh) -> None:
-    """Every variable is on the whole mesh, and a split one is stored in shards."""
+    """Every variable is on the whole mesh, and a sharded one is stored in shards."""
     if mesh.ranks == 1:  # there variables are those of plain Keras
         return
-    split = specs(mesh, {v.path: tuple(v.shape) for v in variables if "seed" not in v.path})
+    sharded = specs(mesh, {v.path: tuple(v.shape) for v in variables if "seed" not in v.path})
     for variable in variables:
         tensor = variable._value
         assert strategies.is_sharded(tensor), f"{variable.path} is plain"
         assert strategies.mesh_size(tensor) == mesh.ranks
         layout = getattr(variable, "_shardcore_layout", None)
-        if variable.path in split and layout is not None and mesh.shape[-1] > 1:
+        if variable.path in sharded and layout is not None and mesh.shape[-1] > 1:
             parts = strategies.local(tensor).numel() < tensor.numel()
             assert parts or layout.is_replicated, f"{variable.path} is whole"
 

@@ -11,14 +11,14 @@ from shardcore.ports.strategy import ShardedTensors
 from shardcore.ports.world import World
 
 MESHES = {"(2,)": Mesh((2,), ("data",)), "(2, 2)": Mesh((2, 2), ("data", "model"))}
-PENDING = -1  # in a choice of dims: no dim is split, the value is a partial sum
+PENDING = -1  # in a choice of dims: no dim is sharded, the value is a partial sum
 
 
 def layouts(mesh: Mesh, value: np.ndarray) -> Iterator[Layout]:
     """The layouts in which `value` is tried, without the replicated one.
 
-    On one axis each dim is split, and the sum pending. On two, what one axis alone does not show:
-    a dim split by both, two dims split, and a partial sum beside a split dim or another sum.
+    On one axis each dim is sharded, and the sum pending. On two, what one axis alone does not show:
+    a dim sharded by both, two dims sharded, and a partial sum beside a sharded dim or another sum.
     """
     dims = range(value.ndim)
     pending = [PENDING] if value.dtype != bool else []
@@ -32,7 +32,7 @@ def layouts(mesh: Mesh, value: np.ndarray) -> Iterator[Layout]:
 
 
 def layout(mesh: Mesh, choice: Sequence[int | None], ndim: int) -> Layout:
-    """Each axis splits the dim chosen for it, leaves a sum pending, or does nothing (None)."""
+    """Each axis shards the dim chosen for it, leaves a sum pending, or does nothing (None)."""
     spec = tuple(
         tuple(axis for axis, at in zip(mesh.axis_names, choice, strict=True) if at == dim)
         for dim in range(ndim)

@@ -35,18 +35,18 @@ ALL = (
     BY_BOTH,
 )
 # For what is done to weights alone: who has which rows of the batch shows nothing more.
-SPLIT = (
+SHARDED = (
     Mesh((1, 2), "last"),
     Mesh((1, 2), "first"),
     Mesh((2, 2), "last"),
     BY_BOTH,
 )
-# For what sees no kernel: another split of them shows nothing more.
+# For what sees no kernel: another sharding of them shows nothing more.
 FEW = (Mesh((2,)), Mesh((1, 2), "last"), Mesh((2, 2), "last"))
 # For captured steps: one device, and a mesh for each way in which collectives come into a step.
 ONE_DEVICE = "one device"
 CAPTURED_ON = (Mesh((2, 1), "last"), Mesh((1, 2), "last"), Mesh((2, 2), "last"))
-# CI runs a few cases of each table on the mesh that splits most; on two ranks what is done to
+# CI runs a few cases of each table on the mesh that shards most; on two ranks what is done to
 # weights or rows alone, and draws.
 FAST_MESH = "2x2, last dim over model"
 OVER_WEIGHTS, OVER_ROWS = "1x2, last dim over model", "2, DataParallel"
@@ -236,15 +236,15 @@ CLASSES = {
          "LossScaleOptimizer/overflowing"),
         newer=frozenset({"MultiOptimizer", "ScheduleFreeAdamW"}),
         helpers=frozenset({"OptimizerMap"}),
-        on=SPLIT,
+        on=SHARDED,
     ),
     "schedules": Classes(SCHEDULES, keras.optimizers.schedules, ("CosineDecay",), on=FEW),
     "regularizers": Classes(
-        REGULARIZERS, keras.regularizers, ("L2", "OrthogonalRegularizer/rows"), on=SPLIT
+        REGULARIZERS, keras.regularizers, ("L2", "OrthogonalRegularizer/rows"), on=SHARDED
     ),
-    "constraints": Classes(CONSTRAINTS, keras.constraints, ("UnitNorm",), on=SPLIT),
+    "constraints": Classes(CONSTRAINTS, keras.constraints, ("UnitNorm",), on=SHARDED),
     "initializers": Classes(
-        INITIALIZERS, keras.initializers, ("GlorotUniform", "Orthogonal"), on=SPLIT
+        INITIALIZERS, keras.initializers, ("GlorotUniform", "Orthogonal"), on=SHARDED
     ),
     "random": Classes(
         RANDOM,
@@ -281,7 +281,7 @@ DOCUMENTED_ERRORS: dict[str, str] = {}
 
 def fast_mesh(table: str) -> str:
     """Returns the mesh on which CI runs a few cases of the table of that name."""
-    if CLASSES[table].on == SPLIT:
+    if CLASSES[table].on == SHARDED:
         return OVER_WEIGHTS
     return ON_TWO_RANKS.get(table, FAST_MESH)
 

@@ -26,9 +26,9 @@ def forget_to_reduce(monkeypatch, operator):
     def wrong(*call):
         task = right(*call)
         (tensor,) = task.operands
-        split = choose(task.rule, (Placed(tensor.shape, tensor.form.layout),))
-        results = tuple(each.reduced for each in split.results)
-        return attrs.evolve(task, layouts=attrs.evolve(split, results=results))
+        sharding = choose(task.rule, (Placed(tensor.shape, tensor.form.layout),))
+        results = tuple(each.reduced for each in sharding.results)
+        return attrs.evolve(task, layouts=attrs.evolve(sharding, results=results))
 
     monkeypatch.setitem(PLANNERS, operator, wrong)
 

@@ -139,7 +139,7 @@ def test_a_tolerance_is_of_the_largest_value():
     assert "other values" in compare({}, one, 1e-4)
 
 
-def test_specs_split_the_dim_that_the_mesh_names():
+def test_specs_shard_the_dim_that_the_mesh_names():
     shapes = {"kernel": (4, 6), "bias": (6,), "one": (4, 1)}
     assert parity.specs(MESH, shapes) == {"kernel": (None, "model"), "bias": ("model",)}
     first = evolve(MESH, kernels="first")

@@ -98,7 +98,7 @@ class Functions:
         return self.distribute_tensor(value, (None,) * value.ndim if layout is None else layout)
 
     def ensure_dtensor_input(self, data: object) -> Any:
-        """Splits a batch as `fit` does."""
+        """Shards a batch as `fit` does."""
         return batches.distribute(data, self.sessions.required())
 
     def mesh_info(self) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def add_rule(original: Original, layout_map: LayoutMap, key: str, layout: Layout
 
 
 def validate_axes(_original: Original, tensor_layout: TensorLayout) -> None:
-    """Replaces `TensorLayout._validate_axes`: several axes may split one dim, each axis once."""
+    """Replaces `TensorLayout._validate_axes`: several axes may shard one dim, each axis once."""
     device_mesh = tensor_layout.device_mesh
     if device_mesh is None:
         return

@@ -13,7 +13,7 @@ from shardcore.domain.placements import Blocks, Segments, blocks_of, segments_of
 def chunk_sizes(size: int, ranks: tuple[int, ...], block: int) -> tuple[int, ...]:
     """Returns the sizes of all chunks of a dim of `size` elements, in order.
 
-    `ranks` has the number of ranks along each axis that splits it, the major first. It is split
+    `ranks` has the number of ranks along each axis that shards it, the major first. It is sharded
     between blocks of `block` elements.
 
     Example:
@@ -31,7 +31,7 @@ def chunk_at(
 ) -> tuple[int, int]:
     """Returns the start and the size of one chunk of a dim, without the other chunks.
 
-    `place` has the coordinate of its rank along each axis that splits the dim. The start of an
+    `place` has the coordinate of its rank along each axis that shards the dim. The start of an
     empty chunk is the end of the dim.
 
     Example:
@@ -52,7 +52,7 @@ def _cut(size: int, count: int, block: int) -> Iterator[int]:
 
 @lru_cache(maxsize=4096)
 def block_of(size: int, ranks: tuple[int, ...], chunks: tuple[int, ...]) -> int | None:
-    """Returns the block by which `size` elements are split into `chunks`, None if there is none.
+    """Returns the block by which `size` elements are cut into `chunks`, None if there is none.
 
     It is the smallest one that divides `size`, else the smallest. Any such block divides the first
     chunk.
@@ -68,12 +68,12 @@ def block_of(size: int, ranks: tuple[int, ...], chunks: tuple[int, ...]) -> int 
     return min(fitting, key=lambda each: (size % each != 0, each), default=None)
 
 
-# What is split: its size, the number of ranks along each axis that splits it, and the block.
+# What is sharded: its size, the number of ranks along each axis that shards it, and the block.
 Level: TypeAlias = tuple[int, tuple[int, ...], int]
 
 
 def levels(size: int, ranks: tuple[int, ...], blocks: Blocks) -> tuple[Level, Level]:
-    """Returns how the segments of a dim of `size` elements are split, and how each of them is.
+    """Returns how the segments of a dim of `size` elements are sharded, and how each of them is.
 
     Example:
         >>> levels(24, (2, 3), Segments(4, outer=1)), levels(24, (2, 3), 2)
@@ -156,7 +156,7 @@ def in_segments(size: int, ranks: tuple[int, ...], blocks: Blocks, count: int) -
 
 
 def along(size: int, blocks: Blocks, place: int) -> Blocks:
-    """Returns the blocks of a dim that only the axis at `place`, of those that split it, splits.
+    """Returns the blocks of a dim that only the axis at `place`, of those that shard it, shards.
 
     Example:
         >>> [along(24, Segments(4, 2, outer=1), place) for place in (0, 1)]

@@ -1,9 +1,9 @@
-"""Layouts: the mesh axes that split each dim of a tensor, and the part that each rank holds.
+"""Layouts: the mesh axes that shard each dim of a tensor, and the part that each rank holds.
 
-If several axes split a dim, the first one (the major) splits it, and the next one splits each
-chunk. Every split is that of `torch.chunk`: the size is rounded up, so that later chunks are
-smaller or empty. A dim in blocks is split between blocks only: its chunks are chunks of blocks.
-A dim of several segments is split within each of them, or between them and then within.
+If several axes shard a dim, the first one (the major) shards it, and the next one shards each
+chunk. Every axis shards as `torch.chunk`: the size is rounded up, so that later chunks are
+smaller or empty. A dim in blocks is sharded between blocks only: its chunks are chunks of blocks.
+A dim of several segments is sharded within each of them, or between them and then within.
 """
 
 from collections.abc import Iterable, Mapping
@@ -47,14 +47,14 @@ def _blocks(value: Iterable[Blocks]) -> tuple[Blocks, ...]:
 
 @attrs.frozen(cache_hash=True)
 class Layout:
-    """A mesh and, per tensor dim, the axes that split it.
+    """A mesh and, per tensor dim, the axes that shard it.
 
     Args:
         mesh: The mesh that the axes belong to.
         spec: Per tensor dim None, an axis name, or a tuple of axis names, the major first.
         partial: Axes along which the values still have to be reduced, with the reduction.
         blocks: Per tensor dim the elements of a block, or `Segments`; all 1 by default. A dim that
-            no axis splits has blocks of 1.
+            no axis shards has blocks of 1.
 
     Raises:
         LayoutError: If an axis is unknown or used twice, an entry is not a name, a reduction
@@ -99,7 +99,7 @@ class Layout:
     def from_placements(cls, mesh: Mesh, placements: Iterable[Placement], ndim: int) -> "Layout":
         """Returns the layout with one placement per mesh axis: the inverse of `placements`.
 
-        A dim that several axes split is split in the order of the mesh axes, as in DTensor.
+        A dim that several axes shard is sharded in the order of the mesh axes, as in DTensor.
 
         Args:
             mesh: The mesh that the placements belong to.
@@ -153,7 +153,7 @@ class Layout:
         return self
 
     def dim_axes(self, dim: int) -> tuple[str, ...]:
-        """Returns the axes that split tensor dim `dim`, the major first."""
+        """Returns the axes that shard tensor dim `dim`, the major first."""
         return entry_axes(self.spec[dim])
 
     def placement(self, axis: str) -> Placement:
@@ -179,19 +179,19 @@ class Layout:
     def placements(self) -> tuple[Placement, ...]:
         """The placement along each mesh axis, in the order of the axes.
 
-        Placements do not contain the order of the axes that split one dim: see `in_mesh_order`.
+        Placements do not contain the order of the axes that shard one dim: see `in_mesh_order`.
         """
         return tuple(self._by_axis.values())
 
     @property
     def in_mesh_order(self) -> bool:
-        """Whether axes that split one dim do so in the order of the mesh."""
+        """Whether axes that shard one dim do so in the order of the mesh."""
         orders = map(list, map(entry_axes, self.spec))
         return all(order == sorted(order, key=self.mesh.axis_index) for order in orders)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - layouts are few, and a step asks for each gradient
     def without(self, *axes: str) -> "Layout":
-        """Returns this layout with `axes` splitting no dim.
+        """Returns this layout with `axes` sharding no dim.
 
         The compute layout is the storage layout without the batch axis.
 
@@ -215,7 +215,7 @@ class Layout:
         return Layout(self.mesh, self.spec, (), self.blocks) if self.partial else self
 
     def normalized(self, shape: Iterable[int]) -> "Layout":
-        """Returns this layout without blocks that split a tensor of `shape` as blocks of 1 do.
+        """Returns this layout without blocks that shard a tensor of `shape` as blocks of 1 do.
 
         Two normalized layouts with one spec are equal if they give every rank the same elements.
 
@@ -232,7 +232,7 @@ class Layout:
         return Layout(self.mesh, self.spec, self.partial, tuple(blocks))
 
     def ranks(self, dim: int) -> tuple[int, ...]:
-        """Returns the number of ranks along each axis that splits `dim`, the major first."""
+        """Returns the number of ranks along each axis that shards `dim`, the major first."""
         return tuple(self.mesh.axis_size(axis) for axis in self.dim_axes(dim))
 
     def chunk_sizes(self, dim: int, size: int) -> tuple[int, ...]:
@@ -264,7 +264,7 @@ class Layout:
         An empty part begins at the end of its dim, as in torch.
 
         Raises:
-            LayoutError: If `shape` has another number of dims than the spec, or a dim is split
+            LayoutError: If `shape` has another number of dims than the spec, or a dim is sharded
                 within segments, so that the local shard is not one piece.
             MeshError: If the mesh has no such rank.
         """

@@ -19,17 +19,17 @@ def _dim(value: int) -> int:
 
 @attrs.frozen(cache_hash=True)
 class Segments:
-    """A dim that consists of consecutive segments of one size, each of which is split alike.
+    """A dim that consists of consecutive segments of one size, each of which is sharded alike.
 
-    4 steps of 6 rows each, flattened to 24 elements, are 4 segments. If the rows are split over
+    4 steps of 6 rows each, flattened to 24 elements, are 4 segments. If the rows are sharded over
     two ranks, each rank has 3 elements of every segment. torch calls this a strided shard. If the
-    steps are split too, by another axis, each rank has 3 elements of each of its 2 segments.
+    steps are sharded too, by another axis, each rank has 3 elements of each of its 2 segments.
 
     Args:
         count: The number of segments, 2 or more.
-        block: The elements of a block. A segment is split between blocks only.
-        outer: The number of axes, the first ones that split the dim, among whose ranks the segments
-            are distributed. The other axes split within each segment.
+        block: The elements of a block. A segment is sharded between blocks only.
+        outer: The number of axes, the first ones that shard the dim, among whose ranks the segments
+            are distributed. The other axes shard within each segment.
         outer_block: The segments that stay together.
     """
 
@@ -80,9 +80,9 @@ class Shard:
     """The ranks along the axis hold consecutive chunks of tensor dim `dim`.
 
     Args:
-        dim: The tensor dim that is split. A negative one counts from the end.
-        block: The elements of a block, or `Segments`. The dim is split between blocks only: 5 rows
-            of 4 steps, flattened to 20 elements, are split into 12 and 8, in blocks of 4.
+        dim: The tensor dim that is sharded. A negative one counts from the end.
+        block: The elements of a block, or `Segments`. The dim is sharded between blocks only: 5
+            rows of 4 steps, flattened to 20 elements, are sharded into 12 and 8, in blocks of 4.
 
     Raises:
         LayoutError: If `dim` is not an integer, or `block` is less than 1.

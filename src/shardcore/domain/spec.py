@@ -1,4 +1,4 @@
-"""Specs: per tensor dim, the mesh axes that split it."""
+"""Specs: per tensor dim, the mesh axes that shard it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -36,16 +36,16 @@ def spec_of_placements(
 ) -> tuple[tuple[DimSpec, ...], tuple[Blocks, ...]]:
     """Returns the spec and the blocks of a tensor with `ndim` dims, by its placement on each axis.
 
-    A dim that several axes split is split in the order of `placements`.
+    A dim that several axes shard is sharded in the order of `placements`.
 
     Raises:
-        LayoutError: If a dim is out of range, or axes that split one dim have blocks of two sizes.
+        LayoutError: If a dim is out of range, or axes that shard one dim have blocks of two sizes.
 
     Example:
         >>> spec_of_placements({"data": Shard(-1), "model": Shard(1)}, ndim=2)
         ((None, ('data', 'model')), (1, 1))
     """
-    split: list[tuple[str, ...]] = [()] * ndim
+    sharded: list[tuple[str, ...]] = [()] * ndim
     blocks: list[Blocks] = [1] * ndim
     for axis, placement in placements.items():
         if not isinstance(placement, Shard):
@@ -55,13 +55,13 @@ def spec_of_placements(
                 f"Axis {axis!r} shards dim {placement.dim}, but the tensor has {ndim} dims."
             )
         dim = placement.dim % ndim
-        if split[dim] and blocks[dim] != placement.block:
+        if sharded[dim] and blocks[dim] != placement.block:
             raise LayoutError(
                 f"Dim {dim} is sharded in blocks of {blocks[dim]} and of {placement.block}: "
-                "all axes that split one dim have blocks of one size."
+                "all axes that shard one dim have blocks of one size."
             )
-        split[dim], blocks[dim] = (*split[dim], axis), placement.block
-    return spec_of(split), tuple(blocks)
+        sharded[dim], blocks[dim] = (*sharded[dim], axis), placement.block
+    return spec_of(sharded), tuple(blocks)
 
 
 def entry_axes(entry: DimSpec) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ def check_spec(
 
 
 def without_axes(spec: Iterable[DimSpec], *axes: str) -> tuple[DimSpec, ...]:
-    """Returns `spec` with `axes` splitting no dim.
+    """Returns `spec` with `axes` sharding no dim.
 
     Example:
         >>> without_axes((("data", "model"), "data"), "data")
@@ -128,7 +128,7 @@ def without_axes(spec: Iterable[DimSpec], *axes: str) -> tuple[DimSpec, ...]:
 def blocks_without(
     spec: Iterable[DimSpec], blocks: Iterable[Blocks], *axes: str
 ) -> tuple[Blocks, ...]:
-    """Returns the blocks of a layout of `spec` once `axes` split no dim.
+    """Returns the blocks of a layout of `spec` once `axes` shard no dim.
 
     Example:
         >>> from shardcore.domain.placements import Segments

@@ -17,7 +17,7 @@ class Candidate:
     Args:
         policy: The name of the policy.
         mesh: The mesh.
-        batch_ndim: The number of axes, from the first, that split the batch.
+        batch_ndim: The number of axes, from the first, that shard the batch.
         options: The options of the policy.
     """
 
@@ -28,12 +28,12 @@ class Candidate:
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
-        """The axes that split the batch."""
+        """The axes that shard the batch."""
         return self.mesh.axis_names[: self.batch_ndim]
 
     @property
     def batch_parts(self) -> int:
-        """The number of parts into which the batch is split."""
+        """The number of parts of the batch."""
         return self.mesh.size_along(self.batch_axes)
 
     @property
@@ -53,7 +53,7 @@ def candidates(devices: int, host: int) -> tuple[Candidate, ...]:
     """Returns all meshes of `devices`, `host` of which are in a host, with the policies for them.
 
     The axes of the model and of sequences, or that of experts, are the innermost, and stay in a
-    host. Experts are also split over all devices.
+    host. Experts are also sharded over all devices.
 
     Example:
         >>> for each in candidates(4, host=2):

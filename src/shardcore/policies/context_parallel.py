@@ -1,7 +1,7 @@
 """Policy `context_parallel`: every rank computes its part of each sequence.
 
-Inputs and norms name the split, and all layers between them keep it: a layer that computes tokens
-separately needs nothing else, and attention passes keys and values on around a ring
+Inputs and norms name the sharding, and all layers between them keep it: a layer that computes
+tokens separately needs nothing else, and attention passes keys and values on around a ring
 (`domain.planner.ring`). Each rank holds all variables, or parts of them: over `shard` as with
 `fully_sharded`, or over `tensor` as with `tensor_parallel`, where each ring has some of the heads.
 """
@@ -14,7 +14,7 @@ from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.policies import fully_sharded, tensor_parallel
 from shardcore.policies.layers.tokens import Roles
-from shardcore.policies.splits import SMALL, all_replicated, batch_axis, model_axis
+from shardcore.policies.specs import SMALL, all_replicated, batch_axis, model_axis
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
@@ -29,7 +29,7 @@ def plan(
     tensor: str | None = None,
     small: int = SMALL,
 ) -> dict[str, Choice]:
-    """Splits sequences over an axis: inputs, the outputs of embeddings and of norms.
+    """Shards sequences over an axis: inputs, the outputs of embeddings and of norms.
 
     Args:
         model: The model.
@@ -98,12 +98,12 @@ class _Sequences:
             shape, role = layer.input_shape or (), self.roles.of(layer)
             if layer.is_a("InputLayer"):
                 if len(shape) == 3 or shape in tokens:
-                    yield self._split(layer, len(shape), "a rank takes its tokens of the input")
+                    yield self._sharded(layer, len(shape), "a rank takes its tokens of the input")
             elif role == "tokens":
-                yield self._split(layer, 3, "a rank looks up its tokens")
+                yield self._sharded(layer, 3, "a rank looks up its tokens")
             elif role == "norm" and len(shape) == 3:
-                yield self._split(layer, 3, "a rank normalizes its tokens")
+                yield self._sharded(layer, 3, "a rank normalizes its tokens")
 
-    def _split(self, layer: LayerFacts, ndim: int, why: str) -> tuple[str, Choice]:
+    def _sharded(self, layer: LayerFacts, ndim: int, why: str) -> tuple[str, Choice]:
         spec = (self.batch, self.axis, *[None] * (ndim - 2))
         return layer.output_path, Choice(spec, f"parts of the sequence: {why}")

@@ -1,7 +1,7 @@
 """Policy `data_parallel`: every rank holds every variable, and computes on its own rows."""
 
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.splits import all_replicated, batch_axis
+from shardcore.policies.specs import all_replicated, batch_axis
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 

@@ -1,20 +1,20 @@
 """Policy `expert_parallel`: every rank holds some experts, and tokens are sent to them.
 
 The axis that shards experts shards the batch too, so that all other layers compute as in data
-parallelism. Where tokens that are split by groups meet experts, the planner exchanges the tokens by
-an all-to-all, and back behind them (`domain.planner.call.Call.separate`). A gradient of an expert
-is complete on its rank, and is summed over the other axes of the batch only.
+parallelism. Where tokens that are sharded by groups meet experts, the planner exchanges the tokens
+by an all-to-all, and back behind them (`domain.planner.call.Call.separate`). A gradient of an
+expert is complete on its rank, and is summed over the other axes of the batch only.
 """
 
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.policies import fully_sharded
 from shardcore.policies.layers.experts import Bank, bank_of, einsum_bank
-from shardcore.policies.splits import SMALL, all_replicated, split
+from shardcore.policies.specs import SMALL, all_replicated, sharded
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
-# The number of axes, from the first, that split the batch.
+# The number of axes, from the first, that shard the batch.
 BATCH_NDIM = 2
 
 
@@ -30,13 +30,13 @@ def plan(
 
     Args:
         model: The model.
-        mesh: The mesh. Its first two axes split the batch.
-        axis: The axis that splits experts: by default the last axis of the batch that has several
+        mesh: The mesh. Its first two axes shard the batch.
+        axis: The axis that shards experts: by default the last axis of the batch that has several
             ranks.
-        shard: The axis that splits the other large variables, as `fully_sharded` does; by default
+        shard: The axis that shards the other large variables, as `fully_sharded` does; by default
             none.
         small: A bank of experts of fewer bytes than this is replicated, as is a variable whose
-            split over `shard` saves fewer.
+            sharded over `shard` saves fewer.
 
     Raises:
         PolicyError: If the axis does not shard the batch, or the model has no experts.
@@ -86,4 +86,4 @@ def _experts(bank: Bank, mesh: Mesh, axis: str, small: int) -> dict[str, Choice]
         return all_replicated(bank.variables, why)
     uneven = ", unevenly" if experts % parts else ""
     reason = f"experts{uneven}: a rank computes its own, tokens are exchanged over {axis!r}"
-    return {each.path: Choice(split(each, 0, axis), reason) for each in bank.variables}
+    return {each.path: Choice(sharded(each, 0, axis), reason) for each in bank.variables}

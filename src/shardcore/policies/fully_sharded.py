@@ -4,7 +4,7 @@ A variable is all-gathered for each use, and its gradient is reduce-scattered.
 """
 
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.splits import SMALL, batch_axis, replicated
+from shardcore.policies.specs import SMALL, batch_axis, replicated
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice, Spec
 
@@ -12,23 +12,23 @@ from shardcore.ports.policy import Choice, Spec
 def plan(
     model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int = SMALL
 ) -> dict[str, Choice]:
-    """Splits every large variable over the batch axis.
+    """Shards every large variable over the batch axis.
 
     Args:
         model: The model.
         mesh: The mesh.
         axis: The axis that shards the batch, by default the first.
-        small: A variable is split if that saves every rank this many bytes.
+        small: A variable is sharded if that saves every rank this many bytes.
     """
     name = batch_axis(mesh, axis)
     return {
-        each.path: split_further(each, replicated(each), mesh, name, small)
+        each.path: shard_further(each, replicated(each), mesh, name, small)
         for each in model.all_variables()
     }
 
 
-def split_further(variable: VariableFacts, spec: Spec, mesh: Mesh, axis: str, small: int) -> Choice:
-    """Returns `spec` with one more dim of the variable split over `axis`, if that pays."""
+def shard_further(variable: VariableFacts, spec: Spec, mesh: Mesh, axis: str, small: int) -> Choice:
+    """Returns `spec` with one more dim of the variable sharded over `axis`, if that pays."""
 
     def unchanged(why: str) -> Choice:
         return Choice(

@@ -2,14 +2,14 @@
 
 The mesh is `(replica, shard, model)`, or `(replica, shard)`: a group of ranks that are near each
 other, such as those of a host, holds a model in shards. A gradient is reduce-scattered inside the
-group, and its shards are all-reduced across groups. With a model axis `tensor_parallel` splits
-kernels over it first. The batch is split over `("replica", "shard")`.
+group, and its shards are all-reduced across groups. With a model axis `tensor_parallel` shards
+kernels over it first. The batch is sharded over `("replica", "shard")`.
 """
 
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.policies import fully_sharded, tensor_parallel
-from shardcore.policies.splits import SMALL, all_replicated
+from shardcore.policies.specs import SMALL, all_replicated
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice
 
@@ -17,14 +17,14 @@ from shardcore.ports.policy import Choice
 def plan(
     model: LayerFacts, mesh: Mesh, *, shard: str | None = None, small: int = SMALL
 ) -> dict[str, Choice]:
-    """Splits kernels over an axis behind `shard`, then every large variable over `shard`.
+    """Shards kernels over an axis behind `shard`, then every large variable over `shard`.
 
     Args:
         model: The model.
         mesh: The mesh.
-        shard: The axis that splits variables, by default the second.
-        small: A variable is split over `shard` if that saves every rank this many bytes, and a part
-            of the model over the last axis if it has as many.
+        shard: The axis that shards variables, by default the second.
+        small: A variable is sharded over `shard` if that saves every rank this many bytes, and a
+            part of the model over the last axis if it has as many.
 
     Raises:
         PolicyError: If the mesh has fewer than two axes, or the axis is the first.
@@ -47,6 +47,6 @@ def plan(
 
 
 def _further(variable: VariableFacts, before: Choice, mesh: Mesh, axis: str, small: int) -> Choice:
-    """Returns the choice of `tensor_parallel` with one more dim split; its reason comes first."""
-    choice = fully_sharded.split_further(variable, before.spec, mesh, axis, small)
+    """Returns the choice of `tensor_parallel` with one more dim sharded; its reason comes first."""
+    choice = fully_sharded.shard_further(variable, before.spec, mesh, axis, small)
     return Choice(choice.spec, f"{before.reason}; {choice.reason}") if any(before.spec) else choice

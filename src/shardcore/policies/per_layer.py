@@ -1,8 +1,8 @@
 """Policy `per_layer`: for each layer one of four policies.
 
 The mesh is that of `hybrid_sharded`. Under each of the four, what goes from layer to layer has its
-rows split over `("replica", "shard")`, and nothing else: the choice for one layer moves nothing at
-another one.
+rows sharded over `("replica", "shard")`, and nothing else: the choice for one layer moves nothing
+at another one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,12 +12,12 @@ from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import PathRules
 from shardcore.policies import fully_sharded, hybrid_sharded, tensor_parallel
-from shardcore.policies.splits import SMALL, all_replicated
+from shardcore.policies.specs import SMALL, all_replicated
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
 NAME = "per_layer"
-# The number of axes, from the first, that split the batch.
+# The number of axes, from the first, that shard the batch.
 BATCH_NDIM = 2
 DATA_PARALLEL = "data_parallel"
 

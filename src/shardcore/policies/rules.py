@@ -15,7 +15,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.key import METACHARACTERS
 from shardcore.domain.paths.rules import PathRules
-from shardcore.policies.splits import replicated
+from shardcore.policies.specs import replicated
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice, Spec
 
@@ -36,7 +36,7 @@ class Planned:
     """The choices of a policy for a model and a mesh."""
 
     rules: tuple[Rule, ...]
-    batch_axes: tuple[str, ...]  # the axes that split the batch, the major first
+    batch_axes: tuple[str, ...]  # the axes that shard the batch, the major first
 
     @property
     def by_path(self) -> PathRules[Spec]:
@@ -93,8 +93,8 @@ def rules(choices: Mapping[str, Choice], others: Iterable[str] = ()) -> tuple[Ru
     `others` are paths that no rule may match.
 
     Example:
-        >>> split, plain = Choice((None, "model"), "columns"), Choice((None,), "norm")
-        >>> chosen = {"block_0/up/kernel": split, "block_1/up/kernel": split, "norm/beta": plain}
+        >>> up, norm = Choice((None, "model"), "columns"), Choice((None,), "norm")
+        >>> chosen = {"block_0/up/kernel": up, "block_1/up/kernel": up, "norm/beta": norm}
         >>> for rule in rules(chosen):
         ...     print(rule.key, rule.spec)
         block_\d+/up/kernel (None, 'model')

@@ -1,8 +1,8 @@
-"""Policy `sequence_parallel`: `tensor_parallel`, and the sequence is split between its regions.
+"""Policy `sequence_parallel`: `tensor_parallel`, and the sequence is sharded between its regions.
 
 The sum of a region is reduce-scattered over the tokens instead of all-reduced. Norms and residual
 connections compute each rank's tokens. The sequence is all-gathered once before the next region.
-The bytes stay the same; the activations between regions are split (Korthikanti et al. 2022, 4.2.2).
+The bytes stay the same; activations between regions are sharded (Korthikanti et al. 2022, 4.2.2).
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.policies import tensor_parallel
 from shardcore.policies.layers.tokens import Flow, Roles
-from shardcore.policies.splits import SMALL, batch_axis, model_axis
+from shardcore.policies.specs import SMALL, batch_axis, model_axis
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
@@ -31,12 +31,12 @@ def plan(
     Args:
         model: The model.
         mesh: The mesh.
-        axis: The axis that splits variables and sequences, by default the last.
+        axis: The axis that shards variables and sequences, by default the last.
         batch: The axis that shards the batch, by default the first.
         small: A pair, an attention or an embedding of fewer bytes than this is replicated.
 
     Raises:
-        PolicyError: If one axis would split both the batch and the sequence.
+        PolicyError: If one axis would shard both the batch and the sequence.
     """
     name, rows = model_axis(mesh, axis), batch_axis(mesh, batch)
     if name == rows:
@@ -73,12 +73,12 @@ class _Edges:
 
     def _in_graph(self, model: LayerFacts) -> Iterator[tuple[str, Choice]]:
         flow = Flow.of(model, self.roles)
-        for name in flow.split():
+        for name in flow.sharded():
             layer, role = flow.graph.nodes[name], flow.roles[name]
             if role == "block":
                 yield from self._block(layer)
             elif role in ("tokens", "rows", "region"):
-                yield from map(self._split, self.roles.ends(layer))
+                yield from map(self._sharded, self.roles.ends(layer))
             if flow.is_gathered(name):
                 users = ", ".join(flow.graph.users[name])
                 yield self._gathered(layer, users)
@@ -92,16 +92,16 @@ class _Edges:
             if roles[child.name] == "block":
                 yield from self._block(child)
             elif roles[child.name] == "tokens":
-                yield from map(self._split, self.roles.ends(child))
+                yield from map(self._sharded, self.roles.ends(child))
             elif roles[child.name] == "norm":
                 yield self._gathered(child, "what follows")
 
     def _block(self, block: LayerFacts) -> Iterator[tuple[str, Choice]]:
-        yield from map(self._split, self.roles.ends(block))
+        yield from map(self._sharded, self.roles.ends(block))
         for norm in self.roles.entries(block):
             yield self._gathered(norm, "what follows")
 
-    def _split(self, layer: LayerFacts) -> tuple[str, Choice]:
+    def _sharded(self, layer: LayerFacts) -> tuple[str, Choice]:
         reason = "parts of the sequence: " + (
             "a rank looks up all tokens and keeps its own"
             if layer.is_a("Embedding")

@@ -1,7 +1,7 @@
-"""Policy `tensor_parallel`: consecutive layers are split in pairs, with one reduction per pair.
+"""Policy `tensor_parallel`: consecutive layers are sharded in pairs, with one reduction per pair.
 
-A variable outside pairs, attentions, experts, embeddings and heads is replicated: its split would
-save memory, but move activations. To split it, edit the plan.
+A variable outside pairs, attentions, experts, embeddings and heads is replicated: to shard it would
+save memory, but move activations. To do so, edit the plan.
 """
 
 import attrs
@@ -11,7 +11,7 @@ from shardcore.policies.layers.attention import attentions
 from shardcore.policies.layers.experts import Bank, bank_of
 from shardcore.policies.layers.linear import Linear
 from shardcore.policies.layers.regions import Region, block_regions, graph_heads, graph_regions
-from shardcore.policies.splits import SMALL, all_replicated, model_axis, saves, split
+from shardcore.policies.specs import SMALL, all_replicated, model_axis, saves, sharded
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice
 
@@ -19,7 +19,7 @@ Choices = dict[str, Choice]
 
 
 def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int = SMALL) -> Choices:
-    """Splits pairs, attention heads, experts, embeddings and output layers over the model axis.
+    """Shards pairs, attention heads, experts, embeddings and output layers over the model axis.
 
     Args:
         model: The model.
@@ -30,16 +30,16 @@ def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int =
     name = model_axis(mesh, axis)
     if mesh.axis_size(name) == 1:
         return all_replicated(model.all_variables(), f"axis {name!r} has one rank")
-    splitter = _Splitter(mesh, name, small)
+    sharder = _Sharder(mesh, name, small)
     chosen: Choices = {}
     for layer in model.layers():
-        chosen = splitter.choices(layer) | chosen  # the choice of a parent has precedence
-    chosen |= splitter.heads(model, chosen)
+        chosen = sharder.choices(layer) | chosen  # the choice of a parent has precedence
+    chosen |= sharder.heads(model, chosen)
     return {each.path: chosen[each.path] for each in model.all_variables()}
 
 
 @attrs.frozen
-class _Splitter:
+class _Sharder:
     """Chooses the layouts for a layer and the layers in it."""
 
     mesh: Mesh
@@ -89,7 +89,7 @@ class _Splitter:
             why = f"{bank.experts} experts do not divide by {self.parts}"
             return all_replicated(bank.variables, why)
         reason = "experts: a rank computes its own, the sum over all is reduced"
-        return {each.path: Choice(split(each, 0, self.axis), reason) for each in bank.variables}
+        return {each.path: Choice(sharded(each, 0, self.axis), reason) for each in bank.variables}
 
     def _embedding(self, layer: LayerFacts) -> Choices:
         """Returns the choices for the table, and for its untied reverse, which makes logits."""
@@ -102,7 +102,7 @@ class _Splitter:
     def _table(self, table: VariableFacts | None, dim: int, reason: str) -> Choices:
         if table is None or len(table.shape) != 2:
             return {}
-        spec = split(table, dim, self.axis)
+        spec = sharded(table, dim, self.axis)
         if table.bytes < self.small:
             return all_replicated([table], self._is_small("the table", table.bytes))
         if not saves(table, spec, self.mesh):
@@ -142,7 +142,7 @@ class _Splitter:
             chosen |= linear.rows(self.axis, f"rows: sums up {columns} (by {region.found_by})")
         for layer in region.between:
             for each in layer.variables:
-                chosen[each.path] = Choice(split(each, 0, self.axis), f"as {columns}")
+                chosen[each.path] = Choice(sharded(each, 0, self.axis), f"as {columns}")
         return chosen
 
     def _is_small(self, what: str, size: int) -> str:

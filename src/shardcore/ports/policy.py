@@ -43,7 +43,7 @@ class PolicyEntry:
             in, a `Choice` for each variable's path out, and for the path of each layer's output
             whose layout it changes. Variables that it leaves out are replicated. Its parameters
             after the first two are its options.
-        batch_ndim: The number of mesh axes, from the first, that split the batch.
+        batch_ndim: The number of mesh axes, from the first, that shard the batch.
         contract: The version of the contract of policies that it is written for.
         package: The package that offers it, for messages; shardcore sets it.
 

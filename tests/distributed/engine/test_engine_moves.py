@@ -73,7 +73,7 @@ def test_operators_move_what_they_must_and_no_more():
 
 
 SQUARE = Mesh((2, 2), ("data", "model"))
-SPLITS = {
+SHARDINGS = {
     "rows": Layout(SQUARE, ("model", None)),
     "columns": Layout(SQUARE, (None, "data")),
     "rows and columns": Layout(SQUARE, ("model", "data")),
@@ -93,7 +93,7 @@ def test_a_tensor_gathered_in_pieces_is_the_full_tensor():
             World(SQUARE, processes, process, "cpu"), LocalShards.over, "compute", "per_use", {}
         )
         wrong = []
-        for name, layout in SPLITS.items():
+        for name, layout in SHARDINGS.items():
             sharded = tensors.shard(value, layout)
             for at_once in (256, 8192):
                 with count_collectives() as counted:

@@ -107,7 +107,7 @@ CASES = {
     "median": lambda x: x.median(0).values,
     "prod": lambda x: x.prod(),
     "topk": lambda x: x.topk(2, 0).values,
-    # windows, as they are split and as they are not
+    # windows, as they are sharded and as they are not
     "max_pool": lambda x: pooled(F.max_pool2d, x, 2),
     "max_pool, indices": lambda x: torch.cat(
         [
@@ -124,7 +124,7 @@ CASES = {
     ),
     "avg_pool": lambda x: pooled(F.avg_pool2d, x, (3, 1)),
     "avg_pool, one left out": lambda x: pooled(F.avg_pool2d, x, 2),
-    # parts of a dim that is split, which begin elsewhere
+    # parts of a dim that is sharded, which begin elsewhere
     "rows and the next": lambda x: gradient_of(lambda y: y[1:] * y[:-1].exp(), x),
     "thirds of the rows": lambda x: gradient_of(lambda y: torch.stack(y.split(2)).prod(0), x),
     "padded": lambda x: gradient_of(lambda y: F.pad(y, (1, 0, 1, 2), value=3.0).exp(), x),
@@ -197,19 +197,19 @@ def test_operators_give_what_they_give_on_plain_tensors(ranks, kind):
 
 
 def counted(rank, weight):
-    """The fall-backs of a view that cuts a split dim into others, and its values."""
+    """The fall-backs of a view that cuts a sharded dim into others, and its values."""
     mesh = Mesh((4,), ("model",))
     world = World(mesh, (0, 1, 2, 3), rank, "cpu")
     tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
     values = torch.arange(8.0)
     part = values[2 * rank : 2 * rank + 2]
-    split = tensors.engine.sharded(part, Layout(mesh, ("model",)), (8,), weight=weight)
-    return tensors.full_tensor(split.view(2, 4) * 1).tolist(), dict(tensors.engine.fallbacks)
+    sharded = tensors.engine.sharded(part, Layout(mesh, ("model",)), (8,), weight=weight)
+    return tensors.full_tensor(sharded.view(2, 4) * 1).tolist(), dict(tensors.engine.fallbacks)
 
 
 @pytest.mark.parametrize("weight", [True, False])
 def test_a_weight_that_is_gathered_for_a_view_is_no_fall_back(weight):
-    """Ranks repeat no work for it. Four ranks cannot split two rows."""
+    """Ranks repeat no work for it. Four ranks cannot shard two rows."""
     rows = torch.arange(8.0).view(2, 4).tolist()
     falls_back = {} if weight else {"aten.view.default": 1}
     assert run_ranks(counted, 4, weight) == [(rows, falls_back)] * 4

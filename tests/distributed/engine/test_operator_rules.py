@@ -1,4 +1,4 @@
-"""Operators that are split by rules: the numbers of one device, exact counts of collectives."""
+"""Operators that are sharded by rules: the numbers of one device, exact counts of collectives."""
 
 import re
 from pathlib import Path
@@ -26,12 +26,12 @@ BATCH, CHANNELS = ("model", N, N, N), (N, "model", N, N)
 
 @attrs.frozen
 class Case:
-    """A call, how its operands are split, and what is to come of it.
+    """A call, how its operands are sharded, and what is to come of it.
 
     Args:
         function: Called with the operands, which are of `shapes`, and `named`.
         shapes: The shapes of the operands.
-        specs: How each is split; None for a plain tensor.
+        specs: How each is sharded; None for a plain tensor.
         placed: The placements of the result and of the gradients, of the axis "model".
         moved: The collectives of the call.
         moved_back: The collectives of the backward pass.
@@ -87,7 +87,7 @@ CONVOLUTIONS = {
         [N, BATCH, N], "S(1) P(sum) S(0) S(0)", shapes=(IMAGES, (5, 4, 3, 3), (5,))
     ),
     "in": convolution([N, CHANNELS, N], "P(sum) S(1) S(1) R"),
-    "in, split input": convolution([CHANNELS, CHANNELS, N], "P(sum) S(1) S(1) R"),
+    "in, sharded input": convolution([CHANNELS, CHANNELS, N], "P(sum) S(1) S(1) R"),
     "in, then out": convolution(
         [CHANNELS, BATCH, N], "S(1) P(sum) S(0) S(0)", moves=(GATHERED, {})
     ),
@@ -193,7 +193,7 @@ TRANSFORMS = {
     "transform to real numbers": one(
         lambda x: torch.fft.irfft(torch.view_as_complex(x)), (3, 5, 2), BATCH[:3], "S(0) S(0)"
     ),
-    "transform of split rows": transformed(
+    "transform of sharded rows": transformed(
         torch.fft.fft, (N, N, "model"), "S(1) S(1)", moves=(MOVED, {})
     ),
     "square of a sum": transformed(
@@ -226,7 +226,7 @@ LOSSES = {
     "loss, weighted": of_classes(
         "mean", BATCH[:2], "P(sum) S(0)", moves=SUMMED, weight=torch.tensor([1.0, 2.0, 0.5, 3.0])
     ),
-    "loss over split classes": of_classes("mean", CHANNELS[:2], "P(sum) S(1)", moves=({}, {})),
+    "loss over sharded classes": of_classes("mean", CHANNELS[:2], "P(sum) S(1)", moves=({}, {})),
     "loss of pixels": of_classes("mean", BATCH, "P(sum) S(0)", shape=(5, 4, 2, 3), moves=SUMMED),
     "loss of rows of pixels": of_classes(
         "mean", (N, N, "model", N), "P(sum) S(2)", shape=(5, 4, 2, 3), moves=SUMMED
@@ -282,8 +282,8 @@ PUTS = {
     "put, added columns": put(CHANNELS[:2], "S(1) S(1)", accumulate=True),
     "put, columns": put(CHANNELS[:2], "S(1) S(1)", accumulate=False),
 }
-SPLIT = CONVOLUTIONS | POOLS_AND_PADS | TRANSFORMS | LOSSES | PUTS
-# Along the dim that is split: another one is split in its place, or the same one in other parts.
+SHARDED = CONVOLUTIONS | POOLS_AND_PADS | TRANSFORMS | LOSSES | PUTS
+# Along the sharded dim: another one is sharded in its place, or the same one in other parts.
 OTHER_DIMS = {
     "pool along rows": one(
         functional.max_pool2d, IMAGES, (N, N, "model", N), "S(1) S(1)", 3, 2, moves=(MOVED, {})
@@ -296,8 +296,8 @@ OTHER_DIMS = {
         columns, (3, 4, 7), (N, N, "model"), "S(2) S(2)", moves=(MOVED, MOVED)
     ),
 }
-SPLIT |= OTHER_DIMS
-SPLIT["largest of split rows"] = one(largest, (5, 8), ("model", N), "S(0) S(0)", 3)
+SHARDED |= OTHER_DIMS
+SHARDED["largest of sharded rows"] = one(largest, (5, 8), ("model", N), "S(0) S(0)", 3)
 WHOLE = {
     "rows": one(functional.max_pool2d, IMAGES[1:], (N, "model", N), "R R", 3, 2),
     "a batch of one": one(functional.avg_pool2d, (1, *IMAGES[2:]), BATCH[:3], "R R", 3, 2),
@@ -328,7 +328,7 @@ def run(case, mesh):
 
 
 def as_placed(value, result):
-    """`value` split as `result` is, replicated where that is pending."""
+    """`value` sharded as `result` is, replicated where that is pending."""
     if not isinstance(result, ShardedTensor):
         return value
     return differentiable.redistribute(value, result.mesh_layout.reduced, result.engine)
@@ -361,24 +361,24 @@ def on_model(placed):
 
 @pytest.fixture(scope="module")
 def compared():
-    return compare(SPLIT | WHOLE, (1, 2))
+    return compare(SHARDED | WHOLE, (1, 2))
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("name", SHARDED)
 def test_a_sharded_operand_stays_sharded_and_moves_the_fewest_bytes(compared, name):
-    case = SPLIT[name]
+    case = SHARDED[name]
     for each in of_each_rank(compared, name):
         assert each == [on_model(case.placed), case.moved, case.moved_back, []]
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_an_operator_that_cannot_be_split_runs_on_full_operands_and_warns(compared, name):
+def test_an_operator_that_cannot_be_sharded_runs_on_full_operands_and_warns(compared, name):
     for words, _, _, fell_back in of_each_rank(compared, name):
         assert words == on_model(WHOLE[name].placed)
         assert len(fell_back) == 2, fell_back  # forward and backward
 
 
-def test_two_axes_split_two_factors():
+def test_two_axes_shard_two_factors():
     cases = {
         "two dims": convolution([("data", N, N, N), ("model", N, N, N), N], "S(0) S(1)"),
         "batch by both": convolution([(("data", "model"), N, N, N), N, N], "S(0) S(0)"),
@@ -391,7 +391,7 @@ def test_two_axes_split_two_factors():
             assert fell_back == [], name
 
 
-def test_frames_of_rows_stay_split():
+def test_frames_of_rows_stay_sharded():
     """As `torch.stft` takes them; frames that go beyond a row run on full operands."""
 
     def program(rank):
@@ -425,7 +425,7 @@ def rows(x):
 
 
 def test_a_convolutional_model_moves_no_kernel():
-    """Three kernels, all split by their last dim: activations meet them whole."""
+    """Three kernels, all sharded by their last dim: activations meet them whole."""
 
     def train(rank, mesh):
         if mesh:

@@ -1,6 +1,6 @@
-"""Products of operands with two split dims: the numbers of NumPy, and no line is moved.
+"""Products of operands with two sharded dims: the numbers of NumPy, and no line is moved.
 
-A product of (rows, heads) is one of a flattened dim, in segments that one axis splits itself.
+A product of (rows, heads) is one of a flattened dim, in segments that one axis shards itself.
 """
 
 import keras
@@ -35,7 +35,7 @@ def product(kind, equation, spec):
     return values, [str(each) for each in found.placements], dict(traffic.calls)
 
 
-# How the first and the last dim of the kernel are split, and what the product then gathers.
+# How the first and the last dim of the kernel are sharded, and what the product then gathers.
 SPECS = {
     "replicated": (None, None, {}),
     "over the rows' axis": ("data", None, {"all_gather": 1}),
@@ -45,9 +45,9 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("split", SPECS)
-def test_values_and_gradients_are_those_of_numpy(split):
-    first, last, gathered = SPECS[split]
+@pytest.mark.parametrize("sharding", SPECS)
+def test_values_and_gradients_are_those_of_numpy(sharding):
+    first, last, gathered = SPECS[sharding]
     cases = [("matmul", "abc,cd->abd"), *(("einsum", equation) for equation in KERNELS)]
 
     def program(rank):
@@ -99,7 +99,7 @@ PRODUCTS = {
     "joined with tokens": lambda q, k, v: (q * k).reshape(-1, 4).cos().view(v.shape) @ v.mT,
 }
 BATCHES = {(7, 3, 5, 4): (2, 2), (2, 4, 5, 4): (2, 2), (7, 4, 5, 4): (1, 4)}
-# The last rank has none of six heads, so that they are split otherwise.
+# The last rank has none of six heads, so that they are sharded otherwise.
 WITHOUT_HEADS = {(3, 6, 5, 4): (1, 4)}
 
 

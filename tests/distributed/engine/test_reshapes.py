@@ -1,4 +1,4 @@
-"""Reshapes that join split dims, one after the other, on a mesh of two axes."""
+"""Reshapes that join sharded dims, one after the other, on a mesh of two axes."""
 
 import numpy as np
 

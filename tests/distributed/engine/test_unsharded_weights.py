@@ -22,7 +22,7 @@ def weight(spec=("data", None)):
 
 
 def rows():
-    """The batch `X`, split by rows."""
+    """The batch `X`, sharded by rows."""
     return shardcore.distribute_tensor(X, ("data", None))
 
 

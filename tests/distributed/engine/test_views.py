@@ -1,4 +1,4 @@
-"""Views of a split dim are copies below, and views above: whoever is written, all have it."""
+"""Views of a sharded dim are copies below, and views above: whoever is written, all have it."""
 
 import keras
 import numpy as np

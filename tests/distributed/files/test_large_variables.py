@@ -26,7 +26,7 @@ MAKERS = {
 }
 
 
-def split_last_dim(strategy):
+def shard_last_dim(strategy):
     shardcore.install(strategy)
     mesh = keras.distribution.DeviceMesh((1, 2), ("data", "model"))
     rules = keras.distribution.LayoutMap(mesh)
@@ -55,7 +55,7 @@ def test_a_large_variable_begins_with_the_numbers_of_one_device(strategy):
     (expected,) = run_ranks(lambda _: values(dtype), 1)
 
     def drawn(_rank):
-        split_last_dim(strategy)
+        shard_last_dim(strategy)
         return values(dtype)
 
     for found in run_ranks(drawn, 2):
@@ -66,7 +66,7 @@ def test_a_large_variable_begins_with_the_numbers_of_one_device(strategy):
 @pytest.mark.parametrize("initializer", ["glorot_uniform", "he_normal", "zeros"])
 def test_a_rank_makes_its_shard_of_a_large_variable_and_no_full_value(initializer):
     def grown(_rank):
-        split_last_dim("dtensor")
+        shard_last_dim("dtensor")
         memory.map_large_blocks()
         keras.random.truncated_normal((10,))
         memory.begin()
@@ -104,7 +104,7 @@ def test_a_rank_reads_and_writes_one_variable_at_a_time(name, tmp_path):
         return [float(abs(each).sum()) for each in model.get_weights()]
 
     def load(_rank):
-        split_last_dim("dtensor")
+        shard_last_dim("dtensor")
         memory.map_large_blocks()
         keras.random.uniform((10,))
         memory.begin()
@@ -177,7 +177,7 @@ def test_a_compressed_archive_is_read_too(tmp_path):
             to.writestr(each, source.read(each))
 
     def load(_rank):
-        split_last_dim("dtensor")
+        shard_last_dim("dtensor")
         return keras.saving.load_model(packed).get_weights()
 
     for found in run_ranks(load, 2):

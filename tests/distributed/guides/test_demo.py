@@ -12,8 +12,8 @@ from tests import warm
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 WIDTH, VOCABULARY, LENGTH, BLOCKS = 128, 256, 64, 2
-# query, key, value and output kernels, the two kernels of the hidden layer; split biases
-SPLIT = BLOCKS * ((4 + 8) * WIDTH**2 + (3 + 4) * WIDTH)
+# query, key, value and output kernels, the two kernels of the hidden layer; sharded biases
+SHARDED = BLOCKS * ((4 + 8) * WIDTH**2 + (3 + 4) * WIDTH)
 # embeddings, two biases and two norms a block, the last norm, the head
 WHOLE = (VOCABULARY + LENGTH) * WIDTH + BLOCKS * 6 * WIDTH + 2 * WIDTH + (WIDTH + 1) * VOCABULARY
 # Adam keeps two numbers for each, an int32 of iterations and a float32 of the learning rate.
@@ -59,10 +59,10 @@ def test_the_losses_are_those_of_one_device_on_every_rank(demo):
     assert max(run["weight_difference"] for run in facts["runs"]) < 1e-3
 
 
-def test_tensor_parallel_ranks_keep_half_of_what_the_rules_split(demo):
+def test_tensor_parallel_ranks_keep_half_of_what_the_rules_shard(demo):
     _, facts = demo
     one, tensor_parallel, data_parallel = facts["runs"]
-    whole, half = 4 * (SPLIT + WHOLE), 4 * (SPLIT // 2 + WHOLE)
+    whole, half = 4 * (SHARDED + WHOLE), 4 * (SHARDED // 2 + WHOLE)
     for rank in one["ranks"] + data_parallel["ranks"]:
         assert rank["variables"] == {"here": whole, "whole": whole}
     for rank in tensor_parallel["ranks"]:

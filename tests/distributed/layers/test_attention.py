@@ -1,4 +1,4 @@
-"""Attention over a mesh: the values and gradients of one device, however it is split and masked."""
+"""Attention on a mesh: the values and gradients of one device, however it is sharded and masked."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from tests.fallbacks import fallbacks
 RNG = np.random.default_rng(0)
 BATCH, HEADS, LENGTH, SIZE = 4, 4, 6, 8
 OPERANDS = [RNG.normal(size=(BATCH, HEADS, LENGTH, SIZE)).astype("float32") for _ in range(4)]
-# How query, key and value are split, and how the output then is.
-SPLITS = {
+# How query, key and value are sharded, and how the output then is.
+SHARDINGS = {
     "batch": (("data", None, None, None), "S(0) R"),
     "heads": ((None, "model", None, None), "R S(1)"),
     "both": (("data", "model", None, None), "S(0) S(1)"),
@@ -72,21 +72,21 @@ def assert_as_on_one_device(cases):
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_every_split(causal):
-    cases = {name: (spec, None, None, causal, False) for name, (spec, _) in SPLITS.items()}
+def test_every_sharding(causal):
+    cases = {name: (spec, None, None, causal, False) for name, (spec, _) in SHARDINGS.items()}
     for places in assert_as_on_one_device(cases):
-        assert places == {name: placed for name, (_, placed) in SPLITS.items()}
+        assert places == {name: placed for name, (_, placed) in SHARDINGS.items()}
 
 
 def test_every_shape_of_a_mask_plain_and_sharded():
-    split = ("data", "model", None, None)
+    sharding = ("data", "model", None, None)
     cases = {}
     for shape in MASK_SHAPES:
-        fitting = [axis if size > 1 else None for size, axis in zip(shape, split, strict=False)]
+        fitting = [axis if size > 1 else None for size, axis in zip(shape, sharding, strict=False)]
         mask_spec = tuple(fitting) if len(shape) == 4 else ("model", None)
-        cases[f"plain {shape}"] = (split, shape, None, False, False)
-        cases[f"sharded {shape}"] = (split, shape, mask_spec, False, False)
-        cases[f"bias {shape}"] = (split, shape, mask_spec, False, True)
+        cases[f"plain {shape}"] = (sharding, shape, None, False, False)
+        cases[f"sharded {shape}"] = (sharding, shape, mask_spec, False, False)
+        cases[f"bias {shape}"] = (sharding, shape, mask_spec, False, True)
     for places in assert_as_on_one_device(cases):
         assert set(places.values()) == {"S(0) S(1)"}
 
@@ -110,7 +110,7 @@ def by_products(rank, specs):
     return values, dict(fallbacks())
 
 
-def test_attention_by_products_is_split_and_rows_without_a_key_are_zeros():
+def test_attention_by_products_is_sharded_and_rows_without_a_key_are_zeros():
     heads, size = (None, "model", None, None), (None, None, None, "model")
     ((values, _),) = run_ranks(by_products, 1, ())
     expected = values[None]
@@ -122,10 +122,10 @@ def test_attention_by_products_is_split_and_rows_without_a_key_are_zeros():
                 np.testing.assert_allclose(found, one, rtol=0, atol=1e-5, err_msg=str(spec))
 
 
-def softmax_of_parts(rank, is_split):
+def softmax_of_parts(rank, is_sharded):
     scores = torch.as_tensor(OPERANDS[0][0, 0]).masked_fill(torch.eye(LENGTH, SIZE) > 0, -torch.inf)
     scores[3] = -torch.inf
-    if is_split:
+    if is_sharded:
         distribute((1, 2))
         scores = shardcore.distribute_tensor(scores, (None, "model"))
     scores.requires_grad_()
@@ -134,7 +134,7 @@ def softmax_of_parts(rank, is_split):
     return as_arrays([found, gradient]), dict(fallbacks())
 
 
-def test_the_softmax_of_attention_along_a_split_dim():
+def test_the_softmax_of_attention_along_a_sharded_dim():
     ((expected, _),) = run_ranks(softmax_of_parts, 1, False)
     for values, fallen_back in run_ranks(softmax_of_parts, 2, True):
         assert fallen_back == {}

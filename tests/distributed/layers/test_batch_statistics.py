@@ -38,7 +38,7 @@ def test_batch_normalization_in_training_and_in_its_moving_averages():
 
 @pytest.mark.parametrize("dims", [(0,), (0, 2), None])
 @pytest.mark.parametrize("correction", [0, 1])
-def test_a_variance_over_a_split_dim(dims, correction):
+def test_a_variance_over_a_sharded_dim(dims, correction):
     def statistics(x):
         named = {} if dims is None else {"dim": dims}
         deviation = torch.std(x, correction=correction, **named)

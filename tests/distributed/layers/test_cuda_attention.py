@@ -78,7 +78,7 @@ def over_ranks(rank, mesh, spec, length):
 
 
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2)])
-def test_heads_stay_split_and_nothing_moves(mesh):
+def test_heads_stay_sharded_and_nothing_moves(mesh):
     expected, ranks = one_device(LENGTH), mesh[0] * mesh[1]
     for values, places, moved, calls in run_ranks(over_ranks, ranks, mesh, BY_HEADS, LENGTH):
         assert_close([values], expected)
@@ -89,7 +89,7 @@ def test_heads_stay_split_and_nothing_moves(mesh):
 
 
 @pytest.mark.parametrize(("ranks", "length", "others"), [(2, 7, 0), (3, 4, 3)])
-def test_a_split_sequence_runs_in_a_ring(ranks, length, others):
+def test_a_sharded_sequence_runs_in_a_ring(ranks, length, others):
     """Of 4 elements over 3 ranks the last one has none; the product behind it needs `others`."""
     expected = one_device(length)
     for values, places, moved, _ in run_ranks(over_ranks, ranks, (1, ranks), BY_LENGTH, length):

@@ -115,7 +115,7 @@ def over_ranks(rank, mesh, batch, axes):
     ("mesh", "batch", "axes"),
     [((2, 1), 3, "data"), ((2, 2), 4, "data"), ((2, 2), 5, ("model", "data"))],
 )
-def test_the_batch_stays_split_and_nothing_moves(mesh, batch, axes):
+def test_the_batch_stays_sharded_and_nothing_moves(mesh, batch, axes):
     """Uneven batches, and those of two axes, among them. Gradients of weights are sums."""
     expected, ranks = one_device(batch), run_ranks(over_ranks, mesh[0] * mesh[1], mesh, batch, axes)
     for rank, (values, places, moved, shapes, counted) in enumerate(ranks):
@@ -126,9 +126,9 @@ def test_the_batch_stays_split_and_nothing_moves(mesh, batch, axes):
             assert shapes[name] == [own, own]
             for each, where in places[name].items():
                 first = each in ("result 0", "x 0") and case.batch_first
-                split = "P(sum)" if each.startswith("weight") else "S(0)" if first else "S(1)"
-                whole = ("R",) if axes == "data" else (split,)
-                assert where.split() == [split, *whole], f"{name}: {each}"
+                sharding = "P(sum)" if each.startswith("weight") else "S(0)" if first else "S(1)"
+                whole = ("R",) if axes == "data" else (sharding,)
+                assert where.split() == [sharding, *whole], f"{name}: {each}"
         assert set(map(str, moved.values())) == {"{}"}
         assert counted == {}
 
@@ -139,7 +139,7 @@ def rows_of(mesh, batch, axes):
     return [layout.local_shape((batch,), rank)[0] for rank in range(mesh[0] * mesh[1])]
 
 
-def test_features_that_are_split_are_exchanged_for_rows_and_weights_are_gathered():
+def test_features_that_are_sharded_are_exchanged_for_rows_and_weights_are_gathered():
     """The gradient reads these copies. A tensor of all weights, made from shards, is not read."""
     name, batch = "lstm, two layers, both directions", 4
 
@@ -165,8 +165,8 @@ def test_features_that_are_split_are_exchanged_for_rows_and_weights_are_gathered
 
 
 @pytest.mark.parametrize("name", ["lstm", "lstm, steps first"])
-def test_a_gradient_is_split_as_its_call_was(name):
-    """By rows over one axis only, though features of the gradients are split over the other."""
+def test_a_gradient_is_sharded_as_its_call_was(name):
+    """By rows over one axis only, though features of the gradients are sharded over the other."""
     case, batch = CASES[name], 4
     rows = ("data", None) if case.batch_first else (None, "data")
 
@@ -188,7 +188,7 @@ def test_a_gradient_is_split_as_its_call_was(name):
 
 
 @pytest.mark.parametrize(("batch", "dropout"), [(1, 0.0), (4, 0.5)])
-def test_what_cannot_be_split_runs_on_full_operands(batch, dropout):
+def test_what_cannot_be_sharded_runs_on_full_operands(batch, dropout):
     """A batch with fewer rows than ranks; dropout, for which all ranks draw alike."""
     case = CASES["lstm, two layers, both directions"]
 

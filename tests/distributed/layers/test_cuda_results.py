@@ -86,12 +86,12 @@ def over_ranks(rank):
     return as_arrays(found), places, dict(traffic.calls), shapes, fallbacks()
 
 
-def test_rows_stay_split_and_nothing_moves():
-    split = {"logs": "S(0) R", "of logs": "S(0) R", "of x": "S(0) R", "of weight": "P(sum) R"}
+def test_rows_stay_sharded_and_nothing_moves():
+    sharding = {"logs": "S(0) R", "of logs": "S(0) R", "of x": "S(0) R", "of weight": "P(sum) R"}
     (expected,) = run_ranks(one_device, 1)
     for rank, (values, places, moved, shapes, fell_back) in enumerate(run_ranks(over_ranks, 2)):
         assert_close([values], expected)
-        assert places == split
+        assert places == sharding
         assert moved == {}
         assert IS_ON_GPU or shapes == [(4 - rank, 6)] * 3
         assert not fell_back

@@ -1,4 +1,4 @@
-"""A kernel of three dims, however two axes split it: its matrix is a view, gathered along one."""
+"""A kernel of three dims, however two axes shard it: its matrix is a view, gathered along one."""
 
 from itertools import permutations, product
 

@@ -86,7 +86,7 @@ def test_the_next_layer_gets_the_layout_that_the_rule_says(rules, seen):
     ((reference, _),) = run_ranks(lambda rank: probed(rules, mesh=None), 1)
     results = run_ranks(lambda rank: probed(rules), 4)
     assert_close([values for values, _ in results], reference)
-    if STRATEGY == "dtensor":  # else kernels are gathered, and the model axis splits no work
+    if STRATEGY == "dtensor":  # else kernels are gathered, and the model axis shards no work
         assert [found for _, found in results] == [seen] * 4
 
 

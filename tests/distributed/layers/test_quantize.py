@@ -1,4 +1,4 @@
-"""Quantizing a sharded model: the codes and scales of one device, still split by their rules."""
+"""Quantizing a sharded model: the codes and scales of one device, still sharded by their rules."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""Attention whose sequence is split: the numbers of one device, and what goes around the ring."""
+"""Attention whose sequence is sharded: the numbers of one device, and what goes around the ring."""
 
 import numpy as np
 import pytest

@@ -113,7 +113,7 @@ def state(model):
 
 
 # Output channels of a torch kernel come first; the second rule is written PyTorch's way.
-SPLIT = {
+SHARDED = {
     "pictures/body/[14]/weight": ("model", None, None, None),
     r"pictures\.body\.2\..*": ("model",),
     "text/table/weight": ("model", None),
@@ -130,7 +130,7 @@ def one_device():
     return run_ranks(lambda rank: trained(None, {})[1], 1)[0]
 
 
-@pytest.mark.parametrize(("mesh", "rules"), [((2, 1), {}), ((1, 2), SPLIT)])
+@pytest.mark.parametrize(("mesh", "rules"), [((2, 1), {}), ((1, 2), SHARDED)])
 def test_wrapped_modules_train_as_on_one_device(mesh, rules, one_device):
     def program(rank):
         model, results = trained(mesh, rules)
@@ -154,10 +154,10 @@ def test_wrapped_modules_train_as_on_one_device(mesh, rules, one_device):
     results = run_ranks(program, 2, timeout=120)
     assert_close([values for values, _ in results], one_device, atol=5e-5)
     shapes = results[0][1]
-    split = mesh == (1, 2)
-    assert shapes["text/table/weight"] == ((5, 4) if split else (10, 4))
-    assert shapes["text/lstm/weight_hh_l0"] == ((12, 6) if split else (24, 6))
-    assert shapes["pictures/body/1/weight"] == ((4, 4, 3, 3) if split else (8, 4, 3, 3))
+    sharded = mesh == (1, 2)
+    assert shapes["text/table/weight"] == ((5, 4) if sharded else (10, 4))
+    assert shapes["text/lstm/weight_hh_l0"] == ((12, 6) if sharded else (24, 6))
+    assert shapes["pictures/body/1/weight"] == ((4, 4, 3, 3) if sharded else (8, 4, 3, 3))
 
 
 def mlp():
@@ -279,7 +279,7 @@ def test_a_megatron_pair_is_one_device_with_one_reduction_each_way(inputs_are_tr
         assert calls == {"all_reduce": reductions}
 
 
-def test_rules_reach_outputs_and_a_batch_that_is_split():
+def test_rules_reach_outputs_and_a_batch_that_is_sharded():
     def program(rank):
         torch.manual_seed(1)
         one_device, _ = hand_loop(mlp(), torch.as_tensor(ROWS))

@@ -94,7 +94,7 @@ def test_it_is_one_operator_where_all_tensors_lie_plainly():
 
 
 def of_a_whole_gradient(_rank, strategy):
-    """A weight split by columns after an update by a gradient that every rank has whole."""
+    """A weight sharded by columns after an update by a gradient that every rank has whole."""
     if strategy:
         shardcore.install(strategy)
         distribute((1, 2), {".*kernel": (None, "model")})

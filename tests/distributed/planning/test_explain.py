@@ -104,22 +104,22 @@ def test_the_all_reduces_of_a_block_are_listed_at_their_layers(tmp_path):
     for found in run_ranks(explained_and_counted, 4, *args, timeout=120):
         explanation, traffic, trainable, layers = found
         assert_counted(explanation, traffic)
-        split = [each for each in explanation.collectives if each.axes == ("model",)]
-        assert {each.kind for each in split} == {"all_reduce"}
-        activations = [each for each in split if each.operand_bytes == ACTIVATION // 2]
+        over_model = [each for each in explanation.collectives if each.axes == ("model",)]
+        assert {each.kind for each in over_model} == {"all_reduce"}
+        activations = [each for each in over_model if each.operand_bytes == ACTIVATION // 2]
         assert [(each.phase, each.layer) for each in activations] == [
             ("forward", "tokens"),
             ("forward", "block_0/attention/attention_output"),
             ("forward", "block_0/contract"),
-            ("backward", "block_0"),  # the input of the head, whose columns are split
+            ("backward", "block_0"),  # the input of the head, whose columns are sharded
             ("backward", "block_0/mlp_norm"),
             ("backward", "block_0/attention_norm"),
         ]
         assert "the layer's output: a partial sum over axis 'model'" in activations[1].reason
         assert "the gradient of the output of block_0/mlp_norm" in activations[4].reason
-        others = [each for each in split if each not in activations]
+        others = [each for each in over_model if each not in activations]
         assert [each.phase for each in others] == [
-            *("loss and metrics", "loss and metrics", "backward"),  # of the loss of split logits
+            *("loss and metrics", "loss and metrics", "backward"),  # of the loss of sharded logits
             *("loss and metrics", "loss and metrics"),  # accuracy; the loss and the metrics
         ]
         assert_gradients(explanation, trainable)
@@ -156,7 +156,7 @@ def gathers(explanation, layer):
 
 
 FORCED = [
-    (  # split by columns, and by columns again: the input of the second is gathered
+    (  # sharded by columns, and by columns again: the input of the second is gathered
         {".*up/kernel": (None, "model"), ".*down/kernel": (None, "model"),
          ".*down/bias": ("model",)},
         "net/down",
@@ -196,7 +196,7 @@ def test_an_avoidable_gather_is_gone_once_its_advice_is_followed():
             assert sum(better.calls.values()) <= sum(forced.calls.values())
 
 
-def test_an_operator_that_cannot_be_split_is_named():
+def test_an_operator_that_cannot_be_sharded_is_named():
     def program(rank):
         distribute((2, 1))
         x = keras.Input((4, 4))

@@ -103,8 +103,8 @@ def compare(rank):
     return wrong
 
 
-def split_by_two_axes(rank):
-    """Views of tensors that both axes split, of which the operators take what a part is not."""
+def sharded_by_two_axes(rank):
+    """Views of tensors that both axes shard, of which the operators take what a part is not."""
     mesh = Mesh((2, 2), ("data", "model"))
     world = World(mesh, (0, 1, 2, 3), rank, "cpu")
     tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
@@ -154,7 +154,7 @@ def test_a_pending_sum_with_views_keeps_its_shape():
 
 
 def test_views_of_tensors_sharded_over_two_axes_have_the_values_of_one_device():
-    assert run_ranks(split_by_two_axes, 4) == [[True] * 5] * 4
+    assert run_ranks(sharded_by_two_axes, 4) == [[True] * 5] * 4
 
 
 def test_a_write_or_a_reduction_changes_a_tensor_and_its_views_only():

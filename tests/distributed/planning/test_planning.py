@@ -15,7 +15,7 @@ RULES = {
 
 
 def test_attention_with_dropout_is_planned_without_a_search_for_every_way():
-    """Its heads are split, and einsum reshapes them: placements that torch searches a path for."""
+    """Its heads are sharded, and einsum reshapes them: torch searches a path for the placements."""
 
     def program(rank, mesh):
         if mesh:

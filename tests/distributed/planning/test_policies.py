@@ -92,7 +92,7 @@ def test_each_policy_gives_the_numbers_of_one_device_and_the_bytes_of_its_plan(
         paths = [path for path in one_device[name] if path != "losses" and not is_seed(path)]
         whole = sum(one_device[name][path].nbytes for path in paths)
         parts = {"data_parallel": 1, "fully_sharded": mesh[0]}.get(policy, mesh[1])
-        # Almost all of each of these models is split; what is whole is small.
+        # Almost all of each of these models is sharded; what is whole is small.
         assert whole / parts <= planned < whole * (1 / parts + (parts > 1) / 4) + 1
 
 

@@ -148,7 +148,7 @@ KERNEL = 4 * 8 * 3  # the bytes of the kernel of "dense_1"
 
 @pytest.mark.parametrize("weights", ["compute", "gather"])
 @pytest.mark.parametrize("held", [None, 0])
-def test_a_variable_split_over_the_batch_axis_is_gathered_for_each_pass(weights, held):
+def test_a_variable_sharded_over_the_batch_axis_is_gathered_for_each_pass(weights, held):
     """Its own gradient is scattered.
 
     The gradient of its input needs it too, in the backward pass: it is gathered again then, and not
@@ -350,7 +350,7 @@ WRITES = [
 ]
 
 
-def test_views_of_a_split_dim_are_written_and_read_as_on_one_device():
+def test_views_of_a_sharded_dim_are_written_and_read_as_on_one_device():
     values = np.arange(12.0, dtype="float32").reshape(4, 3)
 
     def program(rank):
@@ -388,7 +388,7 @@ def test_the_gradient_of_a_parameter_that_keras_does_not_know_is_clipped_in_plac
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_a_composite_operator_is_split_in_inference_mode():
+def test_a_composite_operator_is_sharded_in_inference_mode():
     """It arrives there as it is, and not as what it is made of."""
 
     def inferred(x):

@@ -45,7 +45,7 @@ def train(mesh):
         shardcore.bootstrap.installation().binding.capture._executors.onednn.product()
         shardcore.uninstall()
 
-def sort(x):  # an operator that no rule splits
+def sort(x):  # an operator that no rule shards
     import torch
     return torch.sort(x, dim=0).values
 

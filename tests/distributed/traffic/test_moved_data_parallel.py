@@ -47,7 +47,7 @@ METRICS = {mlp: ["mae", "cosine_similarity"], decoder: ["sparse_categorical_accu
 # The channels of the batch normalization of `cnn`. Its mean and mean square are two sums of the
 # batch, each one all-reduce forward and one backward.
 CHANNELS = 8
-# Keras 3.13 takes the first output of each LSTM apart into rows, which are split; it uses no row.
+# Keras 3.13 takes the first output of each LSTM apart into rows, which are sharded; it uses no row.
 OF_BOTH_LSTMS = 4 * BATCH // 2 * (8 + 4)
 ROWS_APART = {lstm: ({"all_to_all": 2}, {"all_to_all": OF_BOTH_LSTMS})} if IS_3_13 else {}
 

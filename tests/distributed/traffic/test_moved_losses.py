@@ -1,4 +1,4 @@
-"""Softmax and losses of classes that are split: the classes stay where they are."""
+"""Softmax and losses of classes that are sharded: the classes stay where they are."""
 
 import itertools
 
@@ -17,19 +17,19 @@ SHAPES, REDUCTIONS = [(6, 5), (4, 7, 3)], ["none", "mean", "sum"]
 IGNORED = -100
 
 
-def split(value, spec):
+def sharded(value, spec):
     layout = keras.distribution.TensorLayout(spec, keras.distribution.distribution().device_mesh)
     return shardcore.distribute_tensor(value.clone(), layout).detach().requires_grad_()
 
 
 def beside_one_device(function, value, *specs):
-    """The result and the gradient of `function`, of each way to split, beside those of one."""
+    """The result and the gradient of `function`, of each way to shard, beside those of one."""
     whole = here(value).clone().requires_grad_()
     expected = function(whole)
     upstream = here(torch.rand(expected.shape, generator=torch.Generator().manual_seed(1)))
     expected.backward(upstream)
     for spec in specs:
-        own = split(value, spec)
+        own = sharded(value, spec)
         with count_collectives() as traffic:
             found = function(own)
             found.backward(upstream)
@@ -62,7 +62,7 @@ def losses(rank):
             assert calls == {"all_reduce": 3 + counted}, (shape, reduction, weighted, dtype)
 
 
-def test_losses_of_split_classes():
+def test_losses_of_sharded_classes():
     run_ranks(losses, 2)
 
 
@@ -77,12 +77,12 @@ def on_two_axes(rank):
             value,
             *specs,
         )
-        # With a split batch, the number of samples that count is summed too.
+        # With a sharded batch, the number of samples that count is summed too.
         more = reduction == "mean"
         assert list(found) == [{"all_reduce": 3 + more}, {"all_reduce": 3}]
 
 
-def test_losses_of_split_classes_and_a_split_batch():
+def test_losses_of_sharded_classes_and_a_sharded_batch():
     run_ranks(on_two_axes, 4)
 
 
@@ -97,7 +97,7 @@ def softmaxes(rank):
         assert calls == {}
 
 
-def test_softmax_along_a_split_dim():
+def test_softmax_along_a_sharded_dim():
     run_ranks(softmaxes, 2)
 
 
@@ -105,7 +105,7 @@ def no_class(rank):
     distribute((1, 2))
     value = torch.zeros((2, 4))
     found = functional.cross_entropy(
-        split(value, (None, "model")), here(torch.tensor([1, 4])), reduction="none"
+        sharded(value, (None, "model")), here(torch.tensor([1, 4])), reduction="none"
     )
     return found.full_tensor().tolist()
 
@@ -130,7 +130,7 @@ ROWS = torch.tensor(
 )
 
 
-# Ways to split rows of classes on a mesh (2, 2), and the all-reduces of their largest.
+# Ways to shard rows of classes on a mesh (2, 2), and the all-reduces of their largest.
 SPECS = {
     (None, "model"): 1,
     ("data", "model"): 1,
@@ -145,18 +145,18 @@ def largest(rank):
         rows = here(ROWS).to(dtype)
         values = (rows, rows.flip(1), torch.stack([rows, rows.flip(0)], -1))
         for spec, value, keep in itertools.product(SPECS, values, (False, True)):
-            own = split(value, spec if value.ndim == 2 else (*spec, None))
+            own = sharded(value, spec if value.ndim == 2 else (*spec, None))
             with count_collectives() as traffic:
                 places = own.argmax(1, keep)
             torch.testing.assert_close(places.full_tensor(), value.argmax(1, keep))
             reductions = {"all_reduce": SPECS[spec]} if SPECS[spec] else {}
             assert traffic.calls == reductions, (spec, value.shape, keep)
     few = torch.tensor([[2.0], [1.0]])  # all with the first rank
-    assert split(few, (None, "model")).argmax(-1).full_tensor().tolist() == [0, 0]
+    assert sharded(few, (None, "model")).argmax(-1).full_tensor().tolist() == [0, 0]
     doubles = here(ROWS).double()  # whole: they are larger than the limit
-    found = split(doubles, (None, "model")).argmax(1).full_tensor()
+    found = sharded(doubles, (None, "model")).argmax(1).full_tensor()
     torch.testing.assert_close(found, doubles.argmax(1))
 
 
-def test_the_largest_of_split_classes():
+def test_the_largest_of_sharded_classes():
     run_ranks(largest, 4)

@@ -1,4 +1,4 @@
-"""Megatron's rules on kernels alone: four all-reduces a block, and those of a split vocabulary.
+"""Megatron's rules on kernels alone: four all-reduces a block, and those of a sharded vocabulary.
 
 With policy `sequence_parallel` an all-gather and a reduce-scatter each in their place.
 """
@@ -41,7 +41,7 @@ OF_VOCABULARY = {
 }
 # Keras 3.13 multiplies one-hot targets, which are replicated: so is the gradient of the logits.
 OF_LOSS = 2 if IS_3_13 else 3
-# Blocks, kind of attention, rate of dropout, whether the vocabulary is split.
+# Blocks, kind of attention, rate of dropout, whether the vocabulary is sharded.
 ONE_AXIS = {
     2: [
         (1, "heads", 0.1, False),
@@ -87,14 +87,14 @@ def expected_of(case, mesh, rows=BATCH, place=0):
 
 
 def parameters_of_a_rank(case, parts):
-    """Counted by hand: kernels and biases that are split, and what is whole."""
+    """Counted by hand: kernels and biases that are sharded, and what is whole."""
     blocks, attention, _, vocabulary = case
     d = WIDTH
     assert attention == "heads"
-    split = 3 * (d * d + d) + d * d + (d * 64 + 64) + 64 * d
+    sharded = 3 * (d * d + d) + d * d + (d * 64 + 64) + 64 * d
     whole = d + d + 4 * d  # the biases behind the sums, two norms
     of_vocabulary = VOCABULARY * d + d * VOCABULARY + VOCABULARY
-    found = blocks * (split // parts + whole) + 2 * d
+    found = blocks * (sharded // parts + whole) + 2 * d
     return found + (of_vocabulary // parts if vocabulary else of_vocabulary)
 
 
@@ -154,7 +154,7 @@ def test_a_pair_reduces_its_sum_before_its_activation():
         assert (calls, found) == ({"all_reduce": 3}, {"all_reduce": moved})
 
 
-# --- the sequence split between the regions -------------------------------------------------------
+# --- the sequence sharded between the regions -----------------------------------------------------
 
 SEQUENCES = partial(transformer, 1)
 
@@ -188,7 +188,7 @@ def expected_of_sequences(mesh, blocks=1):
     # In each block two of each forward and two backward. The rows of the embedding are scattered
     # too, and the input of the head is gathered; and the gradient of each the other way.
     gathers = scatters = 4 * blocks + 2
-    # The gradients of the norms, of which each rank has the part of its tokens; and of the split
+    # The gradients of the norms, of which each rank has the part of its tokens; and of the sharded
     # logits as in `expected_of`.
     calls, moved = 1 + OF_LOSS, norms + OF_LOSS * 4 * tokens
     for _ in range(1 + (data > 1)):  # the loss, over each axis that it is pending on

@@ -67,7 +67,7 @@ def test_each_rank_s_rows_are_its_own(auto):
     assert_close(run_ranks(program, 2), expected)
 
 
-def test_a_sampler_that_splits_otherwise_than_the_batch_axis_is_refused():
+def test_a_sampler_that_shards_otherwise_than_the_batch_axis_is_refused():
     def program(rank):
         shardcore.install()
         mesh = keras.distribution.DeviceMesh((1, 2), ("data", "model"))

@@ -67,16 +67,16 @@ def test_tensors_are_laid_out_and_read_back():
     def program(rank):
         distribution = distribute((2, 2))
         by_layout = keras.distribution.TensorLayout(("data", None), distribution.device_mesh)
-        split = shardcore.distribute_tensor(WHOLE, ("data", "model"))
+        sharded = shardcore.distribute_tensor(WHOLE, ("data", "model"))
         plain = keras.ops.convert_to_tensor(WHOLE)
         tensors = [
-            split,
-            shardcore.distribute_tensor(split, by_layout),
+            sharded,
+            shardcore.distribute_tensor(sharded, by_layout),
             shardcore.distribute_tensor(plain, (("model", "data"), None)),
             shardcore.ensure_dtensor(plain),
             shardcore.ensure_dtensor(plain, (None, "model")),
-            shardcore.ensure_dtensor(split),
-            shardcore.ensure_dtensor(split, (None, None)),
+            shardcore.ensure_dtensor(sharded),
+            shardcore.ensure_dtensor(sharded, (None, None)),
             shardcore.ensure_dtensor(keras.Variable(WHOLE)),
         ]
         parts = [tensor.to_local().detach().cpu().numpy() for tensor in tensors]
@@ -101,13 +101,13 @@ def test_tensors_are_laid_out_and_read_back():
             np.testing.assert_array_equal(part, value, err_msg=f"tensor {number}")
 
 
-def test_a_batch_is_split_as_fit_splits_it():
+def test_a_batch_is_sharded_as_fit_shards_it():
     def program(rank):
         distribute((2, 2))
         batch = {"x": WHOLE, "more": (WHOLE[:, 0], np.float32(3)), "none": None}
-        split = shardcore.ensure_dtensor_input(batch)
-        parts = as_arrays([split["x"].to_local(), split["more"][0].to_local()])
-        return *parts, placements(split["x"]), float(split["more"][1]), split["none"]
+        sharded = shardcore.ensure_dtensor_input(batch)
+        parts = as_arrays([sharded["x"].to_local(), sharded["more"][0].to_local()])
+        return *parts, placements(sharded["x"]), float(sharded["more"][1]), sharded["none"]
 
     for rank, (x, column, placed, number, none) in enumerate(run_ranks(program, 4)):
         rows = slice(0, 2) if rank < 2 else slice(2, 4)
@@ -159,7 +159,7 @@ def test_wrong_arguments_are_refused_by_name_before_any_communication():
         distribute((2, 1))
         if rank:  # no rank waits for this one
             return
-        split = shardcore.distribute_tensor(WHOLE, ("data", None))
+        sharded = shardcore.distribute_tensor(WHOLE, ("data", None))
         with pytest.raises(MeshError, match="nowhere"):
             shardcore.all_reduce(WHOLE, "sum", "nowhere")
         with pytest.raises(MeshError, match="nowhere"):
@@ -169,7 +169,7 @@ def test_wrong_arguments_are_refused_by_name_before_any_communication():
         with pytest.raises(LayoutError, match=r"dim 2, but the tensor has shape \(4, 6\)"):
             shardcore.all_gather(WHOLE, 2)
         with pytest.raises(LayoutError, match="all_reduce takes a plain tensor"):
-            shardcore.all_reduce(split)
+            shardcore.all_reduce(sharded)
         with pytest.raises(LayoutError, match=r"shape \(4, 6\), but its layout .* 1 dims"):
             shardcore.distribute_tensor(WHOLE, ("data",))
         with pytest.raises(LayoutError, match="'nowhere'"):

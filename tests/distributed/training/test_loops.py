@@ -31,11 +31,11 @@ def model():
     return keras.Model(x, keras.layers.Dense(4, name="second")(h))
 
 
-def batches(split):
+def batches(sharded):
     """Every process has the whole batch, plain; or takes its rows of it, as `fit` does."""
     for step in STEPS:
         batch = X[step], Y[step]
-        yield shardcore.ensure_dtensor_input(batch) if split else batch
+        yield shardcore.ensure_dtensor_input(batch) if sharded else batch
 
 
 def results(trained, losses, **more):
@@ -46,10 +46,10 @@ def results(trained, losses, **more):
     return as_arrays({"losses": [float(loss.detach()) for loss in losses], **weights, **more})
 
 
-def keras_optimizer(split, optimizer, by_backward):
+def keras_optimizer(sharded, optimizer, by_backward):
     trained, losses = model(), []
     parameters = [v.value for v in trained.trainable_variables]
-    for x, y in batches(split):
+    for x, y in batches(sharded):
         losses.append(LOSS(y, trained(x, training=True)))
         if by_backward:
             trained.zero_grad()
@@ -63,14 +63,14 @@ def keras_optimizer(split, optimizer, by_backward):
     return results(trained, losses, **slots)
 
 
-def torch_optimizer(split, make, clip=None, own=False):
+def torch_optimizer(sharded, make, clip=None, own=False):
     """A loop of torch's own, over Keras parameters and, if `own`, one that Keras does not know."""
     trained, losses, norms = model(), [], []
     device = trained.trainable_variables[0].value.device
     scale = torch.nn.Parameter(torch.full((4,), 0.5, device=device))
     parameters = [p for p in trained.parameters() if p.requires_grad] + [scale] * own
     optimizer = make(parameters)
-    for x, y in batches(split):
+    for x, y in batches(sharded):
         outputs = trained(x, training=True)
         losses.append(LOSS(y, outputs * scale + torch.arange(4, device=device) if own else outputs))
         optimizer.zero_grad()
@@ -82,25 +82,25 @@ def torch_optimizer(split, make, clip=None, own=False):
 
 
 LOOPS = {
-    "Keras Adam": lambda split: keras_optimizer(
-        split, keras.optimizers.Adam(0.01, epsilon=1e-3, global_clipnorm=0.5), True
+    "Keras Adam": lambda sharded: keras_optimizer(
+        sharded, keras.optimizers.Adam(0.01, epsilon=1e-3, global_clipnorm=0.5), True
     ),
-    "autograd.grad": lambda split: keras_optimizer(
-        split, keras.optimizers.SGD(0.1, momentum=0.9), False
+    "autograd.grad": lambda sharded: keras_optimizer(
+        sharded, keras.optimizers.SGD(0.1, momentum=0.9), False
     ),
-    "torch SGD": lambda split: torch_optimizer(
-        split, lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True, foreach=True), clip=True
+    "torch SGD": lambda sharded: torch_optimizer(
+        sharded, lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True, foreach=True), clip=True
     ),
-    "torch Adam": lambda split: torch_optimizer(
-        split, lambda p: torch.optim.Adam(p, 0.01, eps=1e-3, weight_decay=0.1, foreach=False)
+    "torch Adam": lambda sharded: torch_optimizer(
+        sharded, lambda p: torch.optim.Adam(p, 0.01, eps=1e-3, weight_decay=0.1, foreach=False)
     ),
-    "a custom parameter": lambda split: torch_optimizer(
-        split, lambda p: torch.optim.AdamW(p, 0.01, eps=1e-3), clip=False, own=True
+    "a custom parameter": lambda sharded: torch_optimizer(
+        sharded, lambda p: torch.optim.AdamW(p, 0.01, eps=1e-3), clip=False, own=True
     ),
 }
 
 
-def stateless(split):
+def stateless(sharded):
     """Training as on JAX: state in, state out. The model is not changed.
 
     Its values are copied, as the optimizers of Keras on torch write into what they are given.
@@ -114,7 +114,7 @@ def stateless(split):
         metric.variables,
     )]  # fmt: skip
     weights, others, slots, counts = state
-    for x, y in batches(split):
+    for x, y in batches(sharded):
         weights = [weight.detach().clone().requires_grad_() for weight in weights]
         outputs, others = trained.stateless_call(weights, others, x, training=True)
         losses.append(LOSS(y, outputs))
@@ -130,12 +130,12 @@ def stateless(split):
     return results(trained, losses, now=weights, slots=slots, others=others, auc=auc)
 
 
-def stateless_layer(split):
+def stateless_layer(sharded):
     """The state may be given whole: it counts as replicated."""
     layer = keras.layers.Dense(16, name="first")
     keras.utils.set_random_seed(1)
     layer.build((None, 12))
-    x, _ = next(batches(split))
+    x, _ = next(batches(sharded))
     whole = [torch.as_tensor(v.numpy()) for v in layer.trainable_variables]
     return as_arrays({"outputs": layer.stateless_call(whole, [], x)[0]})
 
@@ -143,12 +143,12 @@ def stateless_layer(split):
 PROGRAMS = LOOPS | {"stateless": stateless, "stateless layer": stateless_layer}
 
 
-def run(rank, mesh, split):
+def run(rank, mesh, sharded):
     if mesh:
         distribute(mesh, RULES)
     found = {}
     for name, program in PROGRAMS.items():
-        values = program(split)
+        values = program(sharded)
         leaves = keras.tree.flatten_with_path(values)
         found |= {f"{name}: {path}": leaf for path, leaf in leaves}
     return found
@@ -159,7 +159,7 @@ def one_device():
     return run_ranks(run, 1, None, False)[0]
 
 
-@pytest.mark.parametrize(("mesh", "split"), [((2, 1), True), ((1, 2), False)])
-def test_a_loop_gives_the_numbers_of_one_device(mesh, split):
-    results = run_ranks(run, mesh[0] * mesh[1], mesh, split)
+@pytest.mark.parametrize(("mesh", "sharded"), [((2, 1), True), ((1, 2), False)])
+def test_a_loop_gives_the_numbers_of_one_device(mesh, sharded):
+    results = run_ranks(run, mesh[0] * mesh[1], mesh, sharded)
     assert_close(results, one_device(), atol=2e-5)

@@ -120,8 +120,8 @@ def one_device(build, optimizer):
     return values
 
 
-# By model: its optimizer, and of some variables that the mesh splits the whole shape.
-SPLIT = {
+# By model: its optimizer, and of some variables that the mesh shards the whole shape.
+SHARDED = {
     mlp: ("sgd", {"first/kernel": (12, 16), "first/bias": (16,), "second/kernel": (16, 12)}),
     cnn: ("sgd", {"head/kernel": (16, 4), "sgd/head_kernel_momentum": (16, 4)}),
     decoder: (
@@ -144,13 +144,13 @@ CASES = [
     ("build", "mesh"), CASES, ids=[f"{build.__name__}-{d}x{m}" for build, (d, m) in CASES]
 )
 def test_the_numbers_are_those_of_one_device_on_every_rank(build, mesh):
-    optimizer, split = SPLIT[build]
+    optimizer, sharded = SHARDED[build]
     reference = one_device(build, optimizer)
     results = run_ranks(train, mesh[0] * mesh[1], build, optimizer, mesh, timeout=60)
     assert_close([values for values, _ in results], reference)
     for _, stored in results:
         found = {path.lower(): shape for path, shape in stored.items()}  # "SGD" in Keras 3.13
-        for path, whole in split.items():
+        for path, whole in sharded.items():
             assert math.prod(found[path]) * mesh[1] == math.prod(whole), path
 
 

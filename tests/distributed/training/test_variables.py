@@ -42,7 +42,7 @@ def test_a_rank_stores_its_part_and_nothing_else(dim):
         assert (size, placed) == (WHOLE.nbytes // 2, f"R S({dim})")
 
 
-def test_a_dim_split_by_several_axes_is_split_by_the_first_one_first():
+def test_a_dim_sharded_by_several_axes_is_sharded_by_the_first_one_first():
     def program(rank):
         data_first = variable((("data", "model"), None))
         model_first = variable((("model", "data"), None))
@@ -69,7 +69,7 @@ def test_an_uneven_dim_falls_as_torch_chunk_cuts_it():
         return values
 
     for rank, ((part, whole), (small, _)) in enumerate(run_ranks(program, 4)):
-        # Split by "data", and each half again by "model": 4 = 2 + 2 and 3 = 2 + 1; 2 and 1.
+        # Sharded by "data", and each half again by "model": 4 = 2 + 2 and 3 = 2 + 1; 2 and 1.
         np.testing.assert_array_equal(part, 2 * seven[[slice(0, 2), slice(2, 4), slice(4, 6),
                                                        slice(6, 7)][rank]])  # fmt: skip
         np.testing.assert_array_equal(whole, 2 * seven)

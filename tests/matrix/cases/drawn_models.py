@@ -13,7 +13,7 @@ from tests.matrix.parity import Case
 L = keras.layers
 Draw = random.Random
 Block = Callable[[Draw, Any], Any]
-SIZES = (3, 4, 7, 8, 10)  # some are aligned in memory, some are split unevenly
+SIZES = (3, 4, 7, 8, 10)  # some are aligned in memory, some are sharded unevenly
 ACTIVATIONS = (None, "relu", "tanh", "gelu", "softmax")
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},

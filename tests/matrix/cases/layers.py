@@ -1,7 +1,7 @@
 """Every public class of `keras.layers`, in each variant that takes another code path.
 
-A case is a layer between two others: a `Dense` in front, whose split kernel gives the layer an
-input that is split over channels and whose weights show the layer's input gradient, and a `Dense`
+A case is a layer between two others: a `Dense` in front, whose sharded kernel gives the layer an
+input that is sharded over channels and whose weights show the layer's input gradient, and a `Dense`
 behind. `Plain` inputs, of images, labels and indices, have nothing in front.
 """
 

@@ -32,7 +32,7 @@ def _categories(x: Any, seed: Any) -> Any:
     return R.categorical(ops.stop_gradient(x), x.shape[-1], seed=seed)
 
 
-# Of shapes that ranks divide, and do not: the batch is split, or whole.
+# Of shapes that ranks divide, and do not: the batch is sharded, or whole.
 DRAWS: dict[str, Draw] = {
     "beta": lambda x, seed: R.beta(ops.shape(x), 2.0, 3.0, seed=seed),
     "beta/of tensors": lambda x, seed: R.beta(ops.shape(x), 1 + _odds(x), 2 + _odds(x), seed=seed),

@@ -56,7 +56,7 @@ def test_mesh_order_is_the_arithmetic_of_dtensor(case):
 @settings(max_examples=200)
 @given(layouts_and_shapes(pending=False))
 @example(REORDERED)
-def test_any_order_is_the_shard_order_of_dtensor_when_splits_are_even(case):
+def test_any_order_is_the_shard_order_of_dtensor_when_shardings_are_even(case):
     # _StridedShard, which says a shard order in placements, is another rule when they are not.
     layout, factors = case
     shape = tuple(factor * layout.mesh.size for factor in factors)
@@ -75,7 +75,7 @@ def test_any_order_is_the_shard_order_of_dtensor_when_splits_are_even(case):
 @settings(max_examples=200)
 @given(layouts_and_shapes(pending=False))
 @example(REORDERED)
-def test_any_order_is_dtensors_split_of_a_split(case):
+def test_any_order_is_dtensors_sharding_of_a_shard(case):
     layout, shape = case
     whole = torch.arange(torch.Size(shape).numel()).reshape(shape)
     for rank in range(layout.mesh.size):

@@ -19,21 +19,21 @@ partial_ops = st.sampled_from(
 
 @st.composite
 def layouts(draw, mesh: Mesh, ndim: int, pending: bool = True, blocks: bool = False) -> Layout:
-    """Any layout: each axis, in any order, splits some dim, is partial, or does nothing.
+    """Any layout: each axis, in any order, shards some dim, is partial, or does nothing.
 
-    With `blocks`, dims that are split are so in blocks of 1 to 4 elements.
+    With `blocks`, dims that are sharded are so in blocks of 1 to 4 elements.
     """
     ops = draw(partial_ops)
-    split: list[list[str]] = [[] for _ in range(ndim)]
+    axes_of_dims: list[list[str]] = [[] for _ in range(ndim)]
     partial = {}
     for axis in draw(st.permutations(mesh.axis_names)):
         where = draw(st.sampled_from(["whole", *(["partial"] if pending else []), *range(ndim)]))
         if where == "partial":
             partial[axis] = draw(st.sampled_from(ops))
         elif where != "whole":
-            split[where].append(axis)
-    sizes = [draw(block_sizes) if axes and blocks else 1 for axes in split]
-    return Layout(mesh, split, partial, sizes)
+            axes_of_dims[where].append(axis)
+    sizes = [draw(block_sizes) if axes and blocks else 1 for axes in axes_of_dims]
+    return Layout(mesh, axes_of_dims, partial, sizes)
 
 
 @st.composite

@@ -1,5 +1,5 @@
 """All ranks of a mesh at once, as NumPy arrays: an executor of plans that shares no arithmetic
-with the package. It splits with its own chunks and concatenates in axis order, as collectives do.
+with the package. It shards with its own chunks and concatenates in axis order, as collectives do.
 """
 
 from collections.abc import Callable
@@ -48,10 +48,10 @@ def scatter(layout: Layout, contributions: np.ndarray) -> dict[tuple[int, ...], 
             part = part.reshape(*part.shape[:dim], each.count, segment, *part.shape[dim + 1 :])
             for place, axis in enumerate(layout.dim_axes(dim)):
                 i = names.index(axis)
-                split, block = (
+                along, block = (
                     (dim, each.outer_block) if place < each.outer else (dim + 1, each.block)
                 )
-                part = chunks(part, layout.mesh.shape[i], split, block)[at[i]]
+                part = chunks(part, layout.mesh.shape[i], along, block)[at[i]]
             size = part.shape[dim] * part.shape[dim + 1]
             part = part.reshape(*part.shape[:dim], size, *part.shape[dim + 2 :])
         held[at] = part

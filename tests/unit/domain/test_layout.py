@@ -43,7 +43,7 @@ def test_every_element_is_held_once_per_replica(case):
     assert (holders == replicas).all()
 
 
-def test_a_dim_in_blocks_is_split_between_blocks_only():
+def test_a_dim_in_blocks_is_sharded_between_blocks_only():
     layout = Layout(LINE, ("data", None), blocks=(4, 1))
     assert [layout.local_shape((20, 3), rank) for rank in range(2)] == [(12, 3), (8, 3)]
     assert starts(layout, (20, 3)) == [(0, 0), (12, 0)]
@@ -270,7 +270,7 @@ def test_without_axes_is_the_layout_of_use():
         storage.without("batch")
 
 
-def test_without_axes_a_dim_that_is_still_split_keeps_its_blocks():
+def test_without_axes_a_dim_that_is_still_sharded_keeps_its_blocks():
     storage = Layout(MESH, (("model", "data"), None), blocks=(4, 1))
     assert storage.without("data") == Layout(MESH, ("model", None), blocks=(4, 1))
     assert storage.without("data", "model") == Layout.replicated(MESH, 2)

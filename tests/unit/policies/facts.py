@@ -77,27 +77,27 @@ def functional(children, feeds) -> LayerFacts:
 
 
 def specs(chosen: Mapping[str, Choice]) -> dict[str, tuple]:
-    """The specs that split a variable, by path."""
+    """The specs that shard a variable, by path."""
     return {path: each.spec for path, each in chosen.items() if any(each.spec)}
 
 
 def assert_flows(model: LayerFacts, chosen: Mapping[str, Choice]) -> None:
-    """No layer of a functional model meets an activation that is split where it needs it whole.
+    """No layer of a functional model meets an activation that is sharded where it needs it whole.
 
     Written against what the layers compute, not against how the policy finds it.
     """
     graph = Graph.of(model)
-    is_split: dict[str, bool] = {}
+    is_sharded: dict[str, bool] = {}
     for node in model.children:
-        given = {is_split[name] for name in graph.producers[node.name]}
-        assert len(given) < 2, f"{node.name} meets a split and a whole activation"
-        is_split[node.name] = _output_is_split(node, True in given, chosen)
-    for name in model.outputs:  # an output is split by the layer that gives it, and makes it wider
+        given = {is_sharded[name] for name in graph.producers[node.name]}
+        assert len(given) < 2, f"{node.name} meets a sharded and a full activation"
+        is_sharded[node.name] = _output_is_sharded(node, True in given, chosen)
+    for name in model.outputs:  # a sharded output is of the layer that gives it, and makes it wider
         linear = as_linear(graph.nodes[name])
-        assert not is_split[name] or (linear and linear.width_out > linear.width_in)
+        assert not is_sharded[name] or (linear and linear.width_out > linear.width_in)
 
 
-def _output_is_split(node: LayerFacts, given: bool, chosen: Mapping[str, Choice]) -> bool:
+def _output_is_sharded(node: LayerFacts, given: bool, chosen: Mapping[str, Choice]) -> bool:
     if node.kind in CHANNELWISE:
         for each in node.variables:
             assert any(chosen[each.path].spec) == given, f"{each.path} is not as its input"
@@ -107,8 +107,8 @@ def _output_is_split(node: LayerFacts, given: bool, chosen: Mapping[str, Choice]
         assert not given, f"{node.name} needs its input whole"
         return False
     spec = chosen[linear.path].spec
-    assert bool(spec[-2]) == given, f"{node.name}: rows are split where its input is, {spec}"
-    assert not (spec[-2] and spec[-1]), f"{node.name} is split twice"
+    assert bool(spec[-2]) == given, f"{node.name}: rows are sharded where its input is, {spec}"
+    assert not (spec[-2] and spec[-1]), f"{node.name} is sharded twice"
     if spec[-1]:
         assert node.config["activation"] != "softmax"
     assert linear.bias is None or chosen[linear.bias.path].spec == (spec[-1],)

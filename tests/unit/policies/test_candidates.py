@@ -39,7 +39,7 @@ def test_no_mesh_is_left_out():
     assert found == ways
 
 
-def test_the_small_mesh_keeps_the_axis_that_splits_no_batch():
+def test_the_small_mesh_keeps_the_axis_that_shards_no_batch():
     for each in candidates(64, host=8):
         small = each.small
         assert small.axis_names == each.mesh.axis_names

@@ -1,4 +1,4 @@
-"""Policy `context_parallel`: where the sequence is split, and how variables are stored."""
+"""Policy `context_parallel`: where the sequence is sharded, and how variables are stored."""
 
 import attrs
 import pytest
@@ -36,7 +36,7 @@ def outputs(model, **options):
     return {path.removesuffix("/output"): chosen[path].spec for path in found & chosen.keys()}
 
 
-def test_inputs_embeddings_and_norms_have_the_sequence_split():
+def test_inputs_embeddings_and_norms_have_the_sequence_sharded():
     assert outputs(DECODER) == {
         "tokens": ("data", "seq"),
         "embedding": ("data", "seq", None),
@@ -45,7 +45,7 @@ def test_inputs_embeddings_and_norms_have_the_sequence_split():
     }
 
 
-def test_only_inputs_that_have_a_sequence_are_split():
+def test_only_inputs_that_have_a_sequence_are_sharded():
     model = chain(
         given("tokens", None, 6), given("padding", None, 6), given("features", None, 9),
         given("frames", None, 6, 8), given("images", None, 6, 6, 3), embedding(None, 6),
@@ -74,7 +74,7 @@ def test_variables_are_replicated_or_sharded_over_an_axis():
     assert any("seq" in each.spec for each in expected.values())
 
 
-def test_an_axis_of_one_rank_splits_nothing():
+def test_an_axis_of_one_rank_shards_nothing():
     chosen = context_parallel.plan(DECODER, Mesh((8, 1), ("data", "seq")))
     assert not any(any(each.spec) for each in chosen.values())
 
@@ -86,7 +86,7 @@ def test_the_sequence_and_the_batch_need_separate_axes():
         context_parallel.plan(DECODER, MESH, axis="data")
 
 
-def test_pairs_and_heads_are_split_over_an_axis_of_their_own():
+def test_pairs_and_heads_are_sharded_over_an_axis_of_their_own():
     mesh = Mesh((1, 2, 2), ("data", "seq", "model"))
     chosen = context_parallel.plan(DECODER, mesh, tensor="model", small=0)
     expected = tensor_parallel.plan(DECODER, mesh, axis="model", small=0)
@@ -98,7 +98,7 @@ def test_pairs_and_heads_are_split_over_an_axis_of_their_own():
 
 
 @pytest.mark.parametrize("options", [{"tensor": "data"}, {"tensor": "seq"}, {"shard": "seq"}])
-def test_an_axis_that_splits_two_things_is_refused(options):
+def test_an_axis_that_shards_two_things_is_refused(options):
     mesh = Mesh((1, 2, 2), ("data", "seq", "model"))
     with pytest.raises(PolicyError, match="give `tensor` an axis that shards none of them"):
         context_parallel.plan(DECODER, mesh, axis="seq", **{"tensor": "model"} | options)

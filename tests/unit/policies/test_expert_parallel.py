@@ -1,4 +1,4 @@
-"""Policy `expert_parallel`: which variables are experts, and over which axis they are split."""
+"""Policy `expert_parallel`: which variables are experts, and over which axis they are sharded."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def moe(experts=4, **more):
 
 
 def specs(model, mesh, **options):
-    """The specs of what is split."""
+    """The specs of what is sharded."""
     chosen = expert_parallel.plan(model, mesh, **{"small": 0, **options})
     assert chosen.keys() == {each.path for each in model.all_variables()}
     return {path: choice.spec for path, choice in chosen.items() if any(choice.spec)}
@@ -40,7 +40,7 @@ def over(axis):
         (Mesh((2, 2, 2), ("data", "expert", "model")), {}, "expert"),
     ],
 )
-def test_experts_are_split_over_an_axis_of_the_batch_and_the_rest_is_whole(mesh, options, axis):
+def test_experts_are_sharded_over_an_axis_of_the_batch_and_the_rest_is_whole(mesh, options, axis):
     assert specs(moe(), mesh, **options) == over(axis)
     chosen = expert_parallel.plan(moe(), mesh, small=0, **options)
     assert chosen["moe/up"].reason == (
@@ -67,7 +67,7 @@ def test_other_variables_may_be_sharded():
         (4, ROWS, {"small": 9000}, "replicated: the bank has 8704 bytes, fewer than small=9000"),
     ],
 )
-def test_a_bank_that_is_not_split_evenly_says_why(experts, mesh, options, reason):
+def test_a_bank_that_is_not_sharded_evenly_says_why(experts, mesh, options, reason):
     chosen = expert_parallel.plan(moe(experts), mesh, **{"small": 0, **options})
     assert chosen["moe/up"].reason.startswith(reason)
     assert any(chosen["moe/up"].spec) == ("tokens" in reason)
@@ -78,10 +78,10 @@ def einsum(equation, shape=(4, 8, 32)):
     return block("block", layer("up", "EinsumDense", kernel, equation=equation))
 
 
-def test_an_einsum_of_each_experts_tokens_is_split():
-    split = {"up/kernel": ("data", None, None), "up/bias": ("data", None, None)}
-    assert specs(einsum("gecd,edh->gech"), ROWS) == split
-    assert specs(einsum("gech,edh->gecd"), ROWS) == split
+def test_an_einsum_of_each_experts_tokens_is_sharded():
+    sharded = {"up/kernel": ("data", None, None), "up/bias": ("data", None, None)}
+    assert specs(einsum("gecd,edh->gech"), ROWS) == sharded
+    assert specs(einsum("gech,edh->gecd"), ROWS) == sharded
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_model_without_experts_is_an_error(model):
         expert_parallel.plan(model, ROWS)
 
 
-def test_an_axis_that_splits_no_batch_is_an_error():
+def test_an_axis_that_shards_no_batch_is_an_error():
     mesh = Mesh((2, 2, 2), ("data", "expert", "model"))
     with pytest.raises(PolicyError, match=r"one of \['data', 'expert'\], got 'model'"):
         expert_parallel.plan(moe(), mesh, axis="model")

@@ -1,4 +1,4 @@
-"""Policy `fully_sharded`: what pays is split, evenly where it can be, and nothing is lost."""
+"""Policy `fully_sharded`: what pays is sharded, evenly where it can be, and nothing is lost."""
 
 from math import prod
 
@@ -10,7 +10,7 @@ from shardcore.domain.errors import MeshError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.policies import data_parallel, fully_sharded
-from shardcore.policies.splits import SMALL
+from shardcore.policies.specs import SMALL
 from shardcore.ports.model import LayerFacts, VariableFacts
 
 MESH = Mesh((4, 2), ("data", "model"))
@@ -72,7 +72,7 @@ def test_small_variables_are_replicated_by_default_with_a_reason():
     assert spec((8, 16), small=385) == (None, None)
 
 
-def test_the_reason_names_an_uneven_split():
+def test_the_reason_names_an_uneven_sharding():
     chosen = fully_sharded.plan(holding((30, 9)), MESH, small=0)
     assert chosen["v_0"].reason == "dim 0 sharded, unevenly"
 
@@ -85,7 +85,7 @@ def test_the_axis_is_the_first_or_the_one_that_is_asked_for():
 
 
 @given(st.lists(shapes, max_size=5))
-def test_data_parallel_splits_nothing(several):
+def test_data_parallel_shards_nothing(several):
     chosen = data_parallel.plan(holding(*several), MESH)
     assert [each.spec for each in chosen.values()] == [(None,) * len(shape) for shape in several]
     assert all("summed over 'data'" in each.reason for each in chosen.values())

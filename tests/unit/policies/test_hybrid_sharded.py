@@ -31,7 +31,7 @@ def specs(model, mesh, **options):
     return {k: c.spec for k, c in hybrid_sharded.plan(model, mesh, small=0, **options).items()}
 
 
-def test_kernels_are_split_over_both_axes_and_biases_over_one():
+def test_kernels_are_sharded_over_both_axes_and_biases_over_one():
     assert specs(mlp(), MESH) == {
         "up/kernel": ("shard", "model"),
         "up/bias": ("model",),  # it has one dim
@@ -48,7 +48,7 @@ def test_without_a_model_axis_it_is_fully_sharded_over_its_axis(width):
 
 
 @given(st.integers(1, 40))
-def test_the_model_axis_splits_what_tensor_parallel_splits(width):
+def test_the_model_axis_shards_what_tensor_parallel_shards(width):
     within = tensor_parallel.plan(mlp(width), MESH, axis="model", small=0)
     for path, spec in specs(mlp(width), MESH).items():
         used = [axis for entry in spec for axis in entry_axes(entry)]

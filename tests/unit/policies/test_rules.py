@@ -12,7 +12,7 @@ from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice
 
 MESH = Mesh((2, 2), ("data", "model"))
-SPLIT, WHOLE = Choice(("model",), "split"), Choice((None,), "whole")
+SHARDED, REPLICATED = Choice(("model",), "sharded"), Choice((None,), "replicated")
 
 
 def keys(**choices):
@@ -20,18 +20,21 @@ def keys(**choices):
 
 
 def test_blocks_that_are_alike_share_a_rule():
-    assert [rule.key for rule in rules({"b_0/w": SPLIT, "b_1/w": SPLIT, "c/w": SPLIT})] == [
+    assert [rule.key for rule in rules({"b_0/w": SHARDED, "b_1/w": SHARDED, "c/w": SHARDED})] == [
         r"b_\d+/w",
         "c/w",
     ]
 
 
 def test_blocks_that_differ_do_not():
-    assert {rule.key for rule in rules({"b_0/w": SPLIT, "b_1/w": WHOLE})} == {"b_0/w", "b_1/w"}
+    assert {rule.key for rule in rules({"b_0/w": SHARDED, "b_1/w": REPLICATED})} == {
+        "b_0/w",
+        "b_1/w",
+    }
 
 
 def test_a_number_that_is_the_same_in_all_stays():
-    chosen = {"m_3/b_0/w": SPLIT, "m_3/b_1/w": SPLIT}
+    chosen = {"m_3/b_0/w": SHARDED, "m_3/b_1/w": SHARDED}
     (rule,) = rules(chosen)
     assert rule.key == r"m_3/b_\d+/w"
 
@@ -47,7 +50,7 @@ names = st.tuples(
     st.sampled_from(["", "_", "_0", "_1", "_12", "_1_0", "_1_2", "2d_1"]),
 ).map("".join)
 paths = st.lists(names, min_size=1, max_size=3).map(lambda parts: "/".join([*parts, "w"]))
-chosen = st.dictionaries(paths, st.sampled_from([SPLIT, WHOLE]), max_size=12)
+chosen = st.dictionaries(paths, st.sampled_from([SHARDED, REPLICATED]), max_size=12)
 
 
 @given(chosen)
@@ -66,7 +69,7 @@ def test_every_path_gets_its_own_choice_back(choices):
 def test_a_rule_matches_no_path_without_a_choice():
     # Keras counts the layers of blocks on: each second one ends a pair.
     outputs = [f"block_{number // 2}/dense_{number}/output" for number in range(6)]
-    choices = dict.fromkeys(outputs[1::2], SPLIT)
+    choices = dict.fromkeys(outputs[1::2], SHARDED)
     matcher = PathRules({rule.key: rule.spec for rule in rules(choices, outputs)})
     assert [path for path in outputs if matcher.match(path)] == outputs[1::2]
     shared = rules(choices)  # if the others have no outputs
@@ -84,15 +87,15 @@ def model(*variables):
 
 
 def test_a_variable_that_the_policy_leaves_out_is_replicated():
-    found = complete({"b": SPLIT}, model(), MESH)
-    assert found == {"k": Choice((None, None), "replicated: left out by the policy"), "b": SPLIT}
+    found = complete({"b": SHARDED}, model(), MESH)
+    assert found == {"k": Choice((None, None), "replicated: left out by the policy"), "b": SHARDED}
 
 
 def test_a_path_of_several_shapes_gets_no_rule():
     variables = [*VARIABLES, VariableFacts("twice", (4,)), VariableFacts("twice", (4, 8))]
-    assert complete({"twice": SPLIT}, model(*variables), MESH).keys() == {"k", "b"}
+    assert complete({"twice": SHARDED}, model(*variables), MESH).keys() == {"k", "b"}
     alike = [*VARIABLES, VariableFacts("twice", (4,)), VariableFacts("twice", (4,))]
-    assert complete({"twice": SPLIT}, model(*alike), MESH)["twice"] == SPLIT
+    assert complete({"twice": SHARDED}, model(*alike), MESH)["twice"] == SHARDED
 
 
 def test_an_output_has_a_rule_where_it_is_chosen():
@@ -104,13 +107,13 @@ def test_an_output_has_a_rule_where_it_is_chosen():
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"c": SPLIT}, "for 'c', which is no variable of the model, and no layer's path with"),
-        ({"add/output": SPLIT}, "for 'add/output', which is no variable"),  # an operation's
-        ({"": SPLIT}, "for '', which is no variable"),
+        ({"c": SHARDED}, "for 'c', which is no variable of the model, and no layer's path with"),
+        ({"add/output": SHARDED}, "for 'add/output', which is no variable"),  # an operation's
+        ({"": SHARDED}, "for '', which is no variable"),
         ({"a/output": Choice(("expert", None), "")}, "its choice for 'a/output' does not fit"),
         ({"a/output": ("data", None)}, "gave ('data', None) for 'a/output', expected a Choice"),
         ({"b": ("model",)}, "gave ('model',) for 'b', expected a Choice"),
-        ({"k": SPLIT}, "its choice for 'k' of shape (4, 8) does not fit: It has shape"),
+        ({"k": SHARDED}, "its choice for 'k' of shape (4, 8) does not fit: It has shape"),
         ({"b": Choice(("expert",), "")}, "names axis 'expert', but the axes of its mesh are"),
         ({"k": Choice(("model", "model"), "")}, "uses axis 'model' twice"),
     ],

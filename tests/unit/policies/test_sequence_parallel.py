@@ -1,4 +1,4 @@
-"""Policy `sequence_parallel`: where the sequence is split, where it is gathered, and where not."""
+"""Policy `sequence_parallel`: where the sequence is sharded, where all-gathered, where neither."""
 
 from itertools import pairwise
 
@@ -101,7 +101,7 @@ def test_the_reasons_name_the_output_and_its_use():
 
 def test_a_layer_in_between_computes_its_shard_of_the_tokens():
     model = pre_norm(plain("drop", "Dropout"), token_norm("last"), plain("act", "ReLU"))
-    assert outputs(model) == {"tokens": PARTS, **INSIDE}  # the model's output may be split
+    assert outputs(model) == {"tokens": PARTS, **INSIDE}  # the model's output may be sharded
 
 
 def test_a_sum_that_no_layer_takes_in_shards_is_all_reduced():
@@ -164,7 +164,7 @@ def test_a_norm_over_the_last_dim_computes_its_shard_of_the_tokens(axis):
     assert outputs(pre_norm(last, HEAD))["last"] == GATHERED
 
 
-def test_heads_that_are_not_split_leave_the_sequence_whole_beside_them():
+def test_heads_that_are_not_sharded_leave_the_sequence_whole_beside_them():
     odd = pre_norm(token_norm("last"), HEAD)
     nodes = [heads(count=3) if each.name == "heads" else each for each in odd.children]
     # The sum behind it is met by parts of tokens, and cut.
@@ -233,7 +233,7 @@ def test_a_block_with_another_number_of_norms_is_left_alone():
     assert outputs(chain(tokens(), with_head, token_norm("last"))) == {}
 
 
-def test_a_model_of_unknown_graph_is_not_split_along_the_sequence():
+def test_a_model_of_unknown_graph_is_not_sharded_along_the_sequence():
     model = block("model", tokens(), own_block("b_0"), own_block("b_1"), token_norm("n"), HEAD)
     assert outputs(model) == {
         "tokens": PARTS, **in_block("b_0"), **in_block("b_1"), "n": GATHERED,

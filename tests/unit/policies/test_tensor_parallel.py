@@ -98,7 +98,7 @@ def test_an_activation_that_needs_all_channels():
     assert reasons(model)["up/kernel"] == "replicated: softmax needs all its channels"
 
 
-def test_a_gate_is_split_with_what_it_gates():
+def test_a_gate_is_sharded_with_what_it_gates():
     layers = [
         plain("x", "InputLayer"), dense("gate", 8, 32, "silu"), dense("up", 8, 32),
         plain("times", "Multiply"), dense("down", 32, 8),
@@ -202,7 +202,7 @@ def graphs(draw):
 
 
 @given(graphs())
-def test_in_any_graph_activations_are_split_where_they_may_be(model):
+def test_in_any_graph_activations_are_sharded_where_they_may_be(model):
     assert_flows(model, plan(model))
 
 
@@ -250,7 +250,7 @@ def test_ambiguous_shapes_are_replicated(children, why):
 # --- attention ------------------------------------------------------------------------------------
 
 
-def test_heads_are_split_as_megatron_splits_them():
+def test_heads_are_sharded_as_megatron_shards_them():
     assert specs(plan(block("block", attention("att", 16, 8, 8, 2)))) == {
         **{f"att/{name}/kernel": (None, "model", None) for name in ("query", "key", "value")},
         **{f"att/{name}/bias": ("model", None) for name in ("query", "key", "value")},
@@ -265,9 +265,9 @@ def test_a_head_is_never_cut(key_heads, groups, parts):
     chosen = plan(model, Mesh((1, parts), ("data", "model")))
     for name, count in (("query", heads), ("key", key_heads), ("value", key_heads)):
         kernel, bias = (chosen[f"att/{name}/{each}"].spec for each in ("kernel", "bias"))
-        is_split = parts > 1 and heads % parts == 0 and count % parts == 0
-        assert kernel == (None, "model" if is_split else None, None)
-        assert bias == ("model" if is_split else None, None)
+        is_sharded = parts > 1 and heads % parts == 0 and count % parts == 0
+        assert kernel == (None, "model" if is_sharded else None, None)
+        assert bias == ("model" if is_sharded else None, None)
     output = chosen["att/attention_output/kernel"].spec
     assert output == (chosen["att/query/kernel"].spec[1], None, None)
 
@@ -308,7 +308,7 @@ def test_projections_without_heads_in_their_shapes_stay_whole():
         (("attention_qkv", "attention_proj"), (48,)),
     ],
 )
-def test_heads_that_the_layer_counts_are_split_in_flat_kernels(names, widths):
+def test_heads_that_the_layer_counts_are_sharded_in_flat_kernels(names, widths):
     *inputs, output = names
     children = [dense(f"att/{n}", 16, width) for n, width in zip(inputs, widths, strict=True)]
     children += [dense(f"att/{output}", 16, 16), dense("att/other", 16, 16)]
@@ -329,7 +329,7 @@ def bank(count, **more):
     return block("block", layer("bank", "Experts", shapes), dense("router", 8, count))
 
 
-def test_experts_are_split_between_the_ranks():
+def test_experts_are_sharded_between_the_ranks():
     assert specs(plan(bank(4))) == {
         "bank/up": ("model", None, None),
         "bank/up_bias": ("model", None),
@@ -362,14 +362,14 @@ def table(rows, kind="Embedding"):
     ("rows", "small", "spec"),
     [(32, 0, ("model", None)), (33, 0, ("model", None)), (1, 0, ()), (32, 2049, ())],
 )
-def test_an_embedding_is_split_by_rows(rows, small, spec):
+def test_an_embedding_is_sharded_by_rows(rows, small, spec):
     chosen = plan(block("model", table(rows)), small=small)
     assert specs(chosen) == ({"emb/embeddings": spec} if spec else {})
     why = {1: "it has one row", 32: "the table has 2048 bytes, fewer than small=2049"}
     assert bool(spec) or chosen["emb/embeddings"].reason == f"replicated: {why[rows]}"
 
 
-def test_an_untied_head_is_split_by_columns():
+def test_an_untied_head_is_sharded_by_columns():
     shapes = {"embeddings": (32, 16), "reverse_embeddings": (16, 32)}
     model = block("model", layer("emb", "Embedding", shapes))
     assert specs(plan(model)) == {
@@ -378,7 +378,7 @@ def test_an_untied_head_is_split_by_columns():
     }
 
 
-def test_an_output_layer_that_makes_more_than_it_takes_is_split_by_columns():
+def test_an_output_layer_that_makes_more_than_it_takes_is_sharded_by_columns():
     model = chain(plain("x", "InputLayer"), norm("ln", 8), dense("head", 8, 30))
     assert specs(plan(model)) == {"head/kernel": (None, "model"), "head/bias": ("model",)}
     assert specs(plan(model, small=961)) == {}

@@ -21,7 +21,7 @@ from shardcore.reporting.picture.step import svg
 
 GATHER = Collective(
     "all_gather", "forward", "net/down", "aten.mm.default", ("model",), 2, 512, 512, (), (8, 32),
-    "S(1) -> R", "an operand: <split> by dim 1", times=1,
+    "S(1) -> R", "an operand: <sharded> by dim 1", times=1,
 )  # fmt: skip
 GRADIENT = Collective(
     "all_reduce", "backward", "net/down", "", ("data", "model"), 4, 1024, 1536,
@@ -37,7 +37,9 @@ LAYERS = (
         (8, 32), (("data", "model"), None),
     ),
 )  # fmt: skip
-ADVICE = Avoidable(GATHER, "the kernel is split", {"net/down/kernel": ("model", None)}, "it is not")
+ADVICE = Avoidable(
+    GATHER, "the kernel is sharded", {"net/down/kernel": ("model", None)}, "it is not"
+)
 
 
 def explanation(**changes):
@@ -60,8 +62,8 @@ def test_the_table_has_a_row_for_each_and_the_sums():
     text = " ".join(word for words in shown for word in words)
     assert "7 collectives (1 all_gather, 6 all_reduce) on 6.5 KiB of this rank." in text
     assert (
-        "Avoidable: the kernel is split. Instead: layout_map['net/down/kernel'] = ('model', None). "
-        "Then it is not." in text
+        "Avoidable: the kernel is sharded. "
+        "Instead: layout_map['net/down/kernel'] = ('model', None). Then it is not." in text
     )
 
 
@@ -71,7 +73,7 @@ def test_on_80_columns_the_phase_is_a_line_and_the_reason_is_below_the_layer():
     rows = [" ".join(line.replace("│", "|").split()) for line in shown.splitlines()]
     first = rows.index("| FORWARD | | | | |")
     assert rows[first + 1] == "| net/down | all_gather | model | 1 | 512 B |"
-    assert rows[first + 2].startswith("| an operand: <split> by dim")
+    assert rows[first + 2].startswith("| an operand: <sharded> by | |")
     assert rows.index("| BACKWARD | | | | |") > first
     assert "| | | | 7 | 9.5 KiB |" in rows
     assert "aten.mm.default" not in shown

@@ -203,7 +203,7 @@ def _as_if(layout: Layout, have: Layout) -> Layout:
 
 @lru_cache(maxsize=4096)
 def _cut(layout: Layout, target: Layout) -> Layout:
-    """Returns `layout` split like `target` by its replicated axes, to sum fewer bytes."""
+    """Returns `layout` sharded like `target` by its replicated axes, to sum fewer bytes."""
     pending = [axis for axis, _ in layout.partial]
     if layout.blocks != target.blocks or not layout.reduced.is_replicated:
         return layout
@@ -213,6 +213,6 @@ def _cut(layout: Layout, target: Layout) -> Layout:
 
 
 def _is_nested(entry: DimSpec, pending: Sequence[str]) -> bool:
-    """Returns whether a pending axis splits a dim that another axis splits further."""
+    """Returns whether a pending axis shards a dim that another axis shards further."""
     last = [axis in pending for axis in entry_axes(entry)]
     return last != sorted(last)

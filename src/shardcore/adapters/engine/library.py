@@ -181,7 +181,7 @@ def _reduces_gradient(layout: Layout) -> bool:
 
 
 def _beside(layout: Layout, gradient: torch.Tensor) -> Any:
-    """Returns the gradient of an output of `layout`, reduced and split as the output."""
+    """Returns the gradient of an output of `layout`, reduced and sharded as the output."""
     if not isinstance(gradient, ShardedTensor):
         return gradient
     have = gradient.form.layout

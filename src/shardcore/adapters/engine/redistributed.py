@@ -29,7 +29,7 @@ class Redistributed:
 
 
 def note(tensor: ShardedTensor, found: ShardedTensor, serves: bool = False) -> None:
-    """Notes that `found` has the values of `tensor`, unless a copy that splits less is known.
+    """Notes that `found` has the values of `tensor`, unless a copy that shards less is known.
 
     `UnshardedWeights` holds weights. `serves` says whether products read `found` from now on.
     """
@@ -38,7 +38,7 @@ def note(tensor: ShardedTensor, found: ShardedTensor, serves: bool = False) -> N
     if (
         tensor.form.weight
         or found.form.layout.partial
-        or (known is not None and splits_less(tensor, known.tensor))
+        or (known is not None and shards_less(tensor, known.tensor))
     ):
         return
     memory = tensor.memory
@@ -80,7 +80,7 @@ def _stamp(tensor: ShardedTensor, found: ShardedTensor) -> Hashable:
     )
 
 
-def splits_less(tensor: ShardedTensor, other: ShardedTensor) -> bool:
+def shards_less(tensor: ShardedTensor, other: ShardedTensor) -> bool:
     """Returns whether `other` has the layout of `tensor`, but is replicated along some axes."""
     before, after = tensor.form.layout, other.form.layout
     names = before.mesh.axis_names

@@ -71,7 +71,7 @@ class Session:
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
-        """The axes that split the batch, the major first."""
+        """The axes that shard the batch, the major first."""
         return entry_axes(self.distribution.batch_dim_name)
 
     @property
@@ -80,7 +80,7 @@ class Session:
         return self.mesh.size_along(self.batch_axes)
 
     def batch_layout(self, ndim: int) -> Layout:
-        """Returns the layout of a batch with `ndim` dims: rows split over the batch axes."""
+        """Returns the layout of a batch with `ndim` dims: rows sharded over the batch axes."""
         return Layout(self.mesh, (self.batch_axes, *(None,) * (ndim - 1)))
 
     def created(self, value: torch.Tensor, storage: Layout, variable: NewVariable) -> torch.Tensor:

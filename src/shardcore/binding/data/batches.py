@@ -1,4 +1,4 @@
-"""Global batches, split over the batch axis, from the arrays of each process.
+"""Global batches, sharded over the batch axis, from the arrays of each process.
 
 The patch here is the mask of a loss, by which Keras multiplies sample weights in place. On one
 device this changes a tensor of weights: the metrics of the step see the product. It does not change
@@ -82,7 +82,7 @@ def _take_rows(batch: object, session: Session) -> Any:
 
 
 def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:
-    """Returns the layout of rows: split over the batch axes, replicated if there are too few.
+    """Returns the layout of rows: sharded over the batch axes, replicated if there are too few.
 
     A rank without a row cannot run every operator, and a few rows cost little.
     """
@@ -232,7 +232,7 @@ def _was_array(weights: object, session: Session) -> bool:
     """Returns whether `weights` are, or are a view of, the tensor of a user's array.
 
     Keras passes that tensor, or a copy in another dtype, which may be written to. A custom loss may
-    pass a view, which has separate memory if a split dim is viewed.
+    pass a view, which has separate memory if a sharded dim is viewed.
     """
     copied = getattr(weights, "copied", None)
     tensors = (weights, getattr(copied, "base", None))

@@ -1,6 +1,6 @@
 """Patches: the data adapters, which read only this rank's rows of arrays.
 
-Keras refuses NumPy arrays, generators and loaders in several processes, and splits a
+Keras refuses NumPy arrays, generators and loaders in several processes, and shards a
 `tf.data.Dataset` itself. shardcore shards every batch at the step instead, so the adapters see no
 distribution.
 """
@@ -127,7 +127,7 @@ def _distributed_sampler(adapter: keras_private.DataAdapter) -> DistributedSampl
 
 
 def _check_sampler(sampler: DistributedSampler[object], session: Session) -> None:
-    """Refuses a sampler that splits rows otherwise than the batch axis."""
+    """Refuses a sampler that shards rows otherwise than the batch axis."""
     places = session.mesh.size_along(session.batch_axes)
     place = session.mesh.place_along(session.batch_axes, session.world.position)
     if (sampler.num_replicas, sampler.rank) != (places, place):

@@ -82,7 +82,7 @@ class LayerEdges:
 def _rows(output: torch.Tensor, session: Session) -> Layout | None:
     """Returns the layout in which a rank gets its rows of a sum over the batch axes; else None.
 
-    Experts that are split over these axes give such sums of all rows. If each rank got all rows,
+    Experts that are sharded over these axes give such sums of all rows. If each rank got all rows,
     the layers behind would compute them on each rank.
     """
     layout, axes = session.strategy.layout(output), session.batch_axes
@@ -127,20 +127,20 @@ def lay_out(tensor: torch.Tensor, layout: Layout | None, what: str, session: Ses
 
 
 def initial_states(session: Session, original: Original, layer: RNN, batch_size: int | None) -> Any:
-    """Replaces `RNN.get_initial_state`: splits plain states over the batch axis, as sequences are.
+    """Replaces `RNN.get_initial_state`: shards plain states over the batch axis, as sequences are.
 
-    The product of a replicated state and a split recurrent kernel would be split like the kernel,
-    and would be redistributed, as well as the kernel.
+    The product of a replicated state and a sharded recurrent kernel would be sharded like the
+    kernel, and would be redistributed, as well as the kernel.
     """
     states = original(layer, batch_size)
     if (
         keras_private.is_symbolic() or layer.stateful
     ):  # a stateful layer creates variables from them
         return states
-    return keras_private.map_tensors(lambda state: _split(state, session), states)
+    return keras_private.map_tensors(lambda state: _sharded(state, session), states)
 
 
-def _split(state: torch.Tensor, session: Session) -> Any:
+def _sharded(state: torch.Tensor, session: Session) -> Any:
     """Returns this rank's rows of a state; all rows if there are fewer than ranks."""
     parts = session.batch_shards
     if session.strategy.owns(state) or state.requires_grad or not 1 < parts <= len(state):
@@ -158,7 +158,7 @@ def quantized_build(
 ) -> None:
     """Replaces `EinsumDense.quantized_build`, which packs an int4 kernel into a matrix.
 
-    The kernel has many dims. The matrix is split as the rule for the kernel says.
+    The kernel has many dims. The matrix is sharded as the rule for the kernel says.
     """
     path = f"{layer.path}/kernel"
     rule = session.distribution.get_tensor_layout(path) if mode == "int4" else None

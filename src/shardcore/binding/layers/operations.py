@@ -179,7 +179,7 @@ def _can_be_rows(
 
 
 def _has_full_rows(tensor: torch.Tensor, session: Session | None) -> bool:
-    """Returns whether ranks have equal numbers of rows of `tensor`, and no other dim is split."""
+    """Returns whether ranks have equal numbers of rows of `tensor`, and no other dim is sharded."""
     layout = None if session is None else session.strategy.layout(tensor)
     if layout is None:
         return True

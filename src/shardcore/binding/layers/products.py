@@ -1,6 +1,6 @@
 """Patches: products of tokens with the kernels of all experts.
 
-torch makes one matrix of the kernels of all experts for `td,edh->eth`. If an axis splits tokens and
+torch makes one matrix of the kernels of all experts for `td,edh->eth`. If an axis shards tokens and
 experts, that matrix would be all-gathered, as any weight. A product for each expert, with equal
 tokens, lets the planner gather the tokens instead.
 """
@@ -41,7 +41,7 @@ def _makes_experts(subscripts: str) -> bool:
 def _for_each_expert(
     subscripts: str, tokens: Any, kernel: Any, session: Session
 ) -> tuple[str, Any]:
-    """Returns subscripts and tokens with a dim for experts, if an axis splits tokens and experts.
+    """Returns subscripts and tokens with a dim for experts, if an axis shards tokens and experts.
 
     The tokens of all experts are one tensor in memory.
     """

@@ -52,7 +52,7 @@ def stale_rule(variable: Variable, session: Session) -> str | None:
 
 
 def _layout(rule: Match[Any] | None) -> Layout | None:
-    """Returns the layout of a rule; None if it splits nothing, as without a rule."""
+    """Returns the layout of a rule; None if it shards nothing, as without a rule."""
     layout: Layout | None = None if rule is None else rule.value.backend_layout
     return None if layout is None or layout.is_replicated else layout
 

@@ -9,7 +9,7 @@ from shardcore.domain.spec import DimSpec, dim_spec, entry_axes, without_axes
 
 Rules = dict[str, tuple[DimSpec, ...] | None]
 
-# An all-to-all replaces an all-gather if another dim is split instead.
+# An all-to-all replaces an all-gather if another dim is sharded instead.
 _GATHERS = ("all_gather", "all_to_all")
 _PHASES = ("forward", "loss and metrics")
 
@@ -22,8 +22,8 @@ MOST_SAID = 4
 def advise(moved: Sequence[Facts], layers: Sequence[ExplainedLayer]) -> tuple[Avoidable, ...]:
     """Returns the gathers that a layout forces, each once with the rules to change.
 
-    A large weight that is gathered for use is left out, since its split saves memory. So is the
-    reduction of a partial sum, which every split kernel needs.
+    A large weight that is gathered for use is left out, since its sharding saves memory. So is the
+    reduction of a partial sum, which every sharded kernel needs.
     """
     found: list[Avoidable] = []
     ruled: set[str] = set()  # one change at a time: a changed rule changes later collectives
@@ -111,13 +111,13 @@ def _replicated_producer(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoi
     paths = [layer.path for layer in layers]
     upto = paths.index(facts.layer) if facts.layer in paths else len(layers)
     for layer in reversed(layers[:upto]):
-        split = [each for each in layer.variables if _has(each.spec, axis)]
-        if split and layer.spec is not None and _has(layer.spec, axis):
+        sharded = [each for each in layer.variables if _has(each.spec, axis)]
+        if sharded and layer.spec is not None and _has(layer.spec, axis):
             return Avoidable(
                 facts.collective(),
                 f"{facts.layer or 'the loss'} needs the full output of {layer.path}, sharded over "
                 f"{axis!r}",
-                {each.path: without_axes(each.spec, axis) for each in split},
+                {each.path: without_axes(each.spec, axis) for each in sharded},
                 f"each rank of {axis!r} computes all of {layer.path}, and nothing is all-gathered",
             )
     return None

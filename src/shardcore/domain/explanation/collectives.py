@@ -73,7 +73,7 @@ class ExplainedVariable(VariableSize):
     """A variable of a layer, with its layout.
 
     Args:
-        spec: Per tensor dim the mesh axes that split it.
+        spec: Per tensor dim the mesh axes that shard it.
     """
 
     spec: tuple[DimSpec, ...] = attrs.field(kw_only=True)
@@ -90,7 +90,7 @@ class ExplainedLayer:
         calls: The number of calls.
         variables: Its variables, without those of layers that it calls.
         shape: The global shape of its first output; None without one.
-        spec: The layout of that output: per tensor dim the mesh axes that split it.
+        spec: The layout of that output: per tensor dim the mesh axes that shard it.
         itemsize: The bytes of one element of that output.
     """
 

@@ -33,7 +33,7 @@ class Facts:
             new values are moved.
         cause: A name of the tensor, "the layer's output:", if Keras needs it, not an operator.
         rule: The key of the rule that causes it, empty if none does.
-        batch_axes: The axes that split batches.
+        batch_axes: The axes that shard batches.
     """
 
     kind: str

@@ -1,1 +1,1 @@
-"""Choice of the split of an operator over a mesh: import `choice.choose` and `call.Placed`."""
+"""Choice of the sharding of an operator over a mesh: import `choice.choose` and `call.Placed`."""

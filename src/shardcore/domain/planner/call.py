@@ -1,4 +1,4 @@
-"""One call of an operator: its rule, its operands on a mesh, and the possible splits of factors."""
+"""One call of an operator: its rule, its operands on a mesh, and how factors may be sharded."""
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -14,7 +14,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Partial, Placement, Replicate, Shard
-from shardcore.domain.planner.cuts import Cut, between_segments, cut_of, split_of
+from shardcore.domain.planner.cuts import Cut, between_segments, cut_of, sharding_of
 from shardcore.domain.rules.rule import Operand, OperatorRule, Result, Shape, Term
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
@@ -31,8 +31,8 @@ class Placed:
     other: Layout | None = None  # a second layout in which it is available
     repeats: tuple[int, ...] = ()  # the dims along which its values are equal
 
-    def is_split(self, axis: str) -> bool:
-        """Returns whether `axis` splits it."""
+    def is_sharded_over(self, axis: str) -> bool:
+        """Returns whether `axis` shards it."""
         return isinstance(self.layout.placement(axis), Shard)
 
 
@@ -116,7 +116,7 @@ class Call:
         return self.operands[0].layout.mesh
 
     def placement(self, term: Term, factor: str) -> Placement:
-        """Returns the placement of an operand or a result along an axis that splits `factor`."""
+        """Returns the placement of an operand or a result along an axis that shards `factor`."""
         if factor in term.factors:
             return Shard(term.dim_of(factor))
         if isinstance(term, Result):
@@ -126,8 +126,8 @@ class Call:
         return Partial("sum") if added and summed else Replicate()
 
     def layout(self, term: Term, cuts: Mapping[str, Cut]) -> Layout:
-        """Returns the layout of an operand or a result if `cuts` split the factors."""
-        of_dims = [split_of(dim, cuts, self.extents) for dim in term.dims]
+        """Returns the layout of an operand or a result if `cuts` shard the factors."""
+        of_dims = [sharding_of(dim, cuts, self.extents) for dim in term.dims]
         partial = {
             axis: placement.op
             for factor, cut in cuts.items()
@@ -136,11 +136,11 @@ class Call:
         }
         spec, blocks = tuple(axes for axes, _ in of_dims), tuple(each for _, each in of_dims)
         layout = Layout(self.mesh, spec, partial, blocks)
-        # A dim that no factor splits has blocks of 1, whatever its size is.
+        # A dim that no factor shards has blocks of 1, whatever its size is.
         return layout.normalized(dim.size(self.extents) for dim in term.dims)
 
     def cuts_of(self, place: int) -> dict[str, Cut]:
-        """Returns the cuts of the factors that operand `place` is split by."""
+        """Returns the cuts of the factors that operand `place` is sharded by."""
         term, operand = self.terms[place]
         cuts: dict[str, Cut] = {}
         for axis in chain(*map(operand.layout.dim_axes, range(operand.layout.ndim))):
@@ -151,13 +151,15 @@ class Call:
         return cuts
 
     def candidates(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
-        """Yields the factors that `axis` may split, each with its cut.
+        """Yields the factors that `axis` may shard, each with its cut.
 
-        These are the factors by which `axis` already splits an operand; of several operands, also
-        those by which it splits a copy. The copy of a single operand is left out, so that a view
+        These are the factors by which `axis` already shards an operand; of several operands, also
+        those by which it shards a copy. The copy of a single operand is left out, so that a view
         has the layout of its tensor; copies beside full operands, so that the result is full.
         """
-        fits_others = len(self.terms) > 1 and any(each.is_split(axis) for each in self.operands)
+        fits_others = len(self.terms) > 1 and any(
+            each.is_sharded_over(axis) for each in self.operands
+        )
         found = [
             (operand.weight, *each)
             for term, operand in self.terms
@@ -176,13 +178,13 @@ class Call:
                     yield from self._with_axis(axis, factor, joined)
 
     def other_dims(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
-        """Yields the factors of the other dims, the last first, of the activations `axis` splits.
+        """Yields the factors of the other dims, the last first, of the activations `axis` shards.
 
         Without an activation, it yields those of the weights.
         """
         only_weights = all(operand.weight for operand in self.operands)
         for term, operand in self.terms:
-            if operand.is_split(axis) and operand.weight == only_weights:
+            if operand.is_sharded_over(axis) and operand.weight == only_weights:
                 for dim in reversed(term.dims[1:]):
                     if dim.factor is not None:
                         yield from self._with_axis(axis, dim.factor, cuts.get(dim.factor, Cut()))
@@ -190,8 +192,8 @@ class Call:
     def _with_axis(self, axis: str, factor: str, cut: Cut) -> Iterator[tuple[str, Cut]]:
         """Yields `factor` with `cut` extended by `axis`, if each rank has a step then.
 
-        The axes keep the order in which they split an operand already; else `axis` is last. Those
-        that split segments are first.
+        The axes keep the order in which they shard an operand already; else `axis` is last. Those
+        that shard segments are first.
         """
         axes = (*cut.axes, axis)
         orders = [
@@ -199,7 +201,7 @@ class Call:
             for term, operand in self.terms
             if factor in term.factors
         ]
-        if cut.outer:  # no operand may be split by all of them
+        if cut.outer:  # no operand may be sharded by all of them
             longest = sorted(orders, key=len, reverse=True)
             orders += [cut.outer_first(*order, *axes) for order in longest]
         for order in (*orders, axes):
@@ -216,7 +218,7 @@ class Call:
     def _joined(self, axis: str, factor: str, held: Cut | None, cut: Cut) -> Iterator[Cut]:
         """Yields the cuts of a factor that `axis` may extend: of `held`, the cut so far, and `cut`.
 
-        Of two operands, one may be split between segments, and the other within them.
+        Of two operands, one may be sharded between segments, and the other within them.
         """
         if held is None:
             yield cut
@@ -230,7 +232,7 @@ class Call:
         yield held
 
     def _fits(self, factor: str, cut: Cut) -> bool:
-        """Returns whether all dims of `factor` can be split as `cut` says."""
+        """Returns whether all dims of `factor` can be sharded as `cut` says."""
         terms = (*self.rule.operands, *self.rule.results)
         dims = [dim for term in terms for dim in term.dims if factor in dim.factors]
         if cut.outer:
@@ -238,14 +240,14 @@ class Call:
         return cut.count == 1 or all(dim.outer != factor for dim in dims)
 
     def _meets_its_like(self, axis: str, term: Term, weight: Placed, factor: str) -> bool:
-        """Returns whether an activation scales a weight of its size, and `axis` does not split it.
+        """Returns whether an activation scales a weight of its size, and not sharded by `axis`.
 
-        A split result would be gathered later, for the same cost as the weight now.
+        A sharded result would be gathered later, for the same cost as the weight now.
         """
         return self.scales and any(
             not operand.weight
             and factor in other.factors
-            and not operand.is_split(axis)
+            and not operand.is_sharded_over(axis)
             and prod(operand.shape) <= prod(weight.shape)
             for other, operand in self.terms
             if other is not term
@@ -254,7 +256,7 @@ class Call:
     def _factor_of(
         self, term: Term, shape: Shape, layout: Layout, axis: str
     ) -> tuple[str, Cut] | None:
-        """Returns the factor by which `axis` splits an operand in a layout, with its cut."""
+        """Returns the factor by which `axis` shards an operand in a layout, with its cut."""
         placement = layout.placement(axis)
         if not isinstance(placement, Shard) or not shape[placement.dim]:
             return None

@@ -1,13 +1,13 @@
-"""Choice of the cheapest split of an operator, from its sharding rule and its operands' layouts.
+"""Choice of the cheapest sharding of an operator, by its rule and the layouts of its operands.
 
-The axes are decided one after the other. An axis splits one factor of the rule, or none. The
-candidates are the factors that it already splits in an operand. The cost is the time of the
+The axes are decided one after the other. An axis shards one factor of the rule, or none. The
+candidates are the factors that it already shards in an operand. The cost is the time of the
 collectives: they redistribute the operands, the results, and the gradients of weights. If it costs
 less, the activations are all-gathered and every rank does all of the work.
 
-A weight follows the activations. If an axis splits an activation by a factor that no weight has,
-the weight is all-gathered and the activation stays. If an axis splits an activation by no factor of
-the rule, it splits another dim instead, or the activation is all-gathered, if that costs less. The
+A weight follows the activations. If an axis shards an activation by a factor that no weight has,
+the weight is all-gathered and the activation stays. If an axis shards an activation by no factor of
+the rule, it shards another dim instead, or the activation is all-gathered, if that costs less. The
 other dim is never the first: weights would have to follow the batch. If all operands are weights,
 the same holds for them. Every rank has an element.
 """
@@ -20,26 +20,26 @@ import attrs
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
 from shardcore.domain.planner.call import Call, Placed, Shapes
-from shardcore.domain.planner.costs import SplitCosts
+from shardcore.domain.planner.costs import ShardingCosts
 from shardcore.domain.planner.cuts import Cut
 from shardcore.domain.rules.rule import OperatorRule, Result, Shape, letters
 
 
 @attrs.frozen
-class Split:
-    """The split of an operator over a mesh."""
+class Sharding:
+    """The sharding of an operator over a mesh."""
 
     operands: tuple[Layout, ...]  # per operand the layout into which it is redistributed
     results: tuple[Layout, ...]  # per result its layout
     extents: Mapping[str, int]  # the number of steps of each factor
-    # Whether an axis that splits an operand can split no factor: each of its ranks does all of the
+    # Whether an axis that shards an operand can shard no factor: each of its ranks does all of the
     # work.
     gathers: bool
     replicates: bool = False  # whether each rank does all of the work because that costs less
 
     @classmethod
-    def of(cls, operands: Iterable[Layout], results: Iterable[Layout], shape: Shape) -> "Split":
-        """Returns the split of an operator whose tensors, all of `shape`, have these layouts."""
+    def of(cls, operands: Iterable[Layout], results: Iterable[Layout], shape: Shape) -> "Sharding":
+        """Returns the sharding of an operator whose tensors, all of `shape`, have these layouts."""
         extents = dict(zip(letters(len(shape)), shape, strict=True))
         return cls(tuple(operands), tuple(results), extents, gathers=False)
 
@@ -58,13 +58,13 @@ def choose(
     result_shapes: Shapes = (),
     scales: bool = False,
     costs: Costs = Costs(),  # noqa: B008 - it is frozen
-) -> Split:
-    """Returns the cheapest split of an operator.
+) -> Sharding:
+    """Returns the cheapest sharding of an operator.
 
     `result_shapes` has the global shapes of the results. They are needed if the cost of reducing a
     result or of redistributing a gradient depends on the factor. If `scales`, it multiplies element
     by element: a weight is all-gathered if an activation of its size is replicated, and the result
-    is not split.
+    is not sharded.
 
     Raises:
         LayoutError: If the operands do not have the dims of the rule, or dims of one factor differ.
@@ -80,7 +80,7 @@ def choose(
         ("(None, 'model')", "(None, None) with sum over 'model'")
     """
     call = Call(rule, operands, result_shapes, scales, costs)
-    seconds, mesh = SplitCosts(call), call.mesh
+    seconds, mesh = ShardingCosts(call), call.mesh
     cuts: dict[str, Cut] = {}
     left, replicates = list(mesh.axis_names), False
     for candidates, of_all_work in (
@@ -97,14 +97,14 @@ def choose(
                     replicates = True
             if found or mesh.axis_size(axis) == 1:
                 left.remove(axis)
-    return _split(call, cuts, left, replicates)
+    return _sharding(call, cuts, left, replicates)
 
 
-def split_as(rule: OperatorRule, operands: tuple[Placed, ...], place: int) -> Split:
-    """Returns the split of an operator in which operand `place` stays as it is split.
+def shard_as(rule: OperatorRule, operands: tuple[Placed, ...], place: int) -> Sharding:
+    """Returns the sharding of an operator in which operand `place` stays as it is sharded.
 
     Some operators keep tensors for their gradient, which fit the rows that a rank computed. The
-    gradient is then split as a result of the operator is, and not by another choice.
+    gradient is then sharded as a result of the operator is, and not by another choice.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh
@@ -112,27 +112,27 @@ def split_as(rule: OperatorRule, operands: tuple[Placed, ...], place: int) -> Sp
         >>> mesh = Mesh((2,), ("data",))
         >>> x = Placed((4, 6), Layout(mesh, (None, "data")))
         >>> y = Placed((4, 3), Layout(mesh, ("data", None)))
-        >>> split = split_as(rule("n a, n b -> a b"), (x, y), 1)
-        >>> str(split.operands[0]), str(split.results[0])
+        >>> sharding = shard_as(rule("n a, n b -> a b"), (x, y), 1)
+        >>> str(sharding.operands[0]), str(sharding.results[0])
         ("('data', None)", "(None, None) with sum over 'data'")
     """
     call = Call(rule, operands, (), False, Costs())
     cuts = call.cuts_of(place)
     used = {axis for cut in cuts.values() for axis in cut.axes}
     sizes = zip(call.mesh.axis_names, call.mesh.shape, strict=True)
-    return _split(call, cuts, [axis for axis, size in sizes if size > 1 and axis not in used])
+    return _sharding(call, cuts, [axis for axis, size in sizes if size > 1 and axis not in used])
 
 
-def _split(
+def _sharding(
     call: Call, cuts: Mapping[str, Cut], left: Iterable[str], replicates: bool = False
-) -> Split:
-    """Returns the split of `call` by `cuts`; the axes `left` split no factor."""
-    # An axis that is left gathers the activations that it splits; without any, the weights.
+) -> Sharding:
+    """Returns the sharding of `call` by `cuts`; the axes `left` shard no factor."""
+    # An axis that is left gathers the activations that it shards; without any, the weights.
     moved = [each for each in call.operands if not each.weight] or call.operands
-    return Split(
+    return Sharding(
         tuple(call.layout(term, cuts) for term in call.rule.operands),
         tuple(call.layout(term, cuts) for term in call.rule.results),
         call.extents,
-        gathers=any(each.is_split(axis) for axis in left for each in moved),
+        gathers=any(each.is_sharded_over(axis) for axis in left for each in moved),
         replicates=replicates,
     )

@@ -1,4 +1,4 @@
-"""Costs, in seconds, of splitting a factor of an operator's rule by a mesh axis."""
+"""Costs, in seconds, of sharding a factor of an operator's rule by a mesh axis."""
 
 from math import inf, prod
 
@@ -8,14 +8,14 @@ from shardcore.domain.chunks import along
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial, Placement, Replicate, Shard
 from shardcore.domain.planner.call import Call, Placed
-from shardcore.domain.planner.cuts import Cut, split_of
+from shardcore.domain.planner.cuts import Cut, sharding_of
 from shardcore.domain.redistribution.plan import transition
 from shardcore.domain.rules.rule import Shape, Term
 
 
 @attrs.frozen
-class SplitCosts:
-    """The costs of the splits of a call, each along one mesh axis."""
+class ShardingCosts:
+    """The costs of the shardings of a call, each along one mesh axis."""
 
     call: Call
 
@@ -39,32 +39,37 @@ class SplitCosts:
         return total
 
     def of_all_work(self, axis: str) -> float:
-        """Returns the cost of all-gathering the operands that `axis` splits, and of the extra work.
+        """Returns the cost of all-gathering the operands that `axis` shards, and of the extra work.
 
         Each rank then does the work of all ranks along `axis`.
         """
         gathers = sum(self._brought(each, Replicate(), axis) for each in self.call.operands)
         ranks = self.call.mesh.axis_size(axis)
         # An upper bound of the multiplications: one per step of all factors and other dims.
-        never_split = (
+        never_sharded = (
             size
             for term, operand in self.call.terms
             for dim, size in zip(term.dims, operand.shape, strict=True)
             if dim.factor is None
         )
-        work = prod(self.call.extents.values()) * prod(never_split)
+        work = prod(self.call.extents.values()) * prod(never_sharded)
         return work * (ranks - 1) / ranks / self.call.costs.multiplications + gathers
 
     def of_chosen_work(self, axis: str) -> float:
-        """Returns `of_all_work` if it may be chosen although `axis` can split a factor; else inf.
+        """Returns `of_all_work` if it may be chosen although `axis` can shard a factor; else inf.
 
-        It may for one split activation beside a replicated weight. If `axis` splits the weight, its
-        work is meant to be split, as is a gradient's sum over rows. An operator with several
+        It may for one sharded activation beside a replicated weight. If `axis` shards the weight,
+        its work is meant to be sharded, as is a gradient's sum over rows. An operator with several
         results is left out: some may be unused, so that their costs are unknown.
         """
-        split = [each for each in self.call.operands if each.is_split(axis)]
+        sharded = [each for each in self.call.operands if each.is_sharded_over(axis)]
         with_weight = any(each.weight for each in self.call.operands)
-        if len(split) != 1 or split[0].weight or not with_weight or len(self.call.rule.results) > 1:
+        if (
+            len(sharded) != 1
+            or sharded[0].weight
+            or not with_weight
+            or len(self.call.rule.results) > 1
+        ):
             return inf
         return self.of_all_work(axis)
 
@@ -75,7 +80,7 @@ class SplitCosts:
         source, target = layout.placement(axis), self.call.placement(term, factor)
         if isinstance(target, Shard) and isinstance(source, Shard) and source.dim == target.dim:
             size, own = shape[target.dim], layout.dim_axes(target.dim)
-            axes, wanted = split_of(term.dims[target.dim], {factor: cut}, self.call.extents)
+            axes, wanted = sharding_of(term.dims[target.dim], {factor: cut}, self.call.extents)
             found = along(size, source.block, own.index(axis))
             needed = along(size, wanted, axes.index(axis))
             if found == needed:
@@ -132,6 +137,6 @@ def _bytes(operand: Placed, axis: str) -> float:
     others = prod(
         mesh.axis_size(other)
         for other in mesh.axis_names
-        if other != axis and operand.is_split(other)
+        if other != axis and operand.is_sharded_over(other)
     )
     return prod(operand.shape) * operand.itemsize / others

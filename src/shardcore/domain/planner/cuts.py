@@ -1,4 +1,4 @@
-"""Cuts of factors: the axes that split one, and where; and the blocks of dims that follow."""
+"""Cuts of factors: the axes that shard one, and where; and the blocks of dims that follow."""
 
 from collections.abc import Mapping
 
@@ -13,30 +13,32 @@ Axes = tuple[str, ...]
 
 @attrs.frozen
 class Cut:
-    """The split of a factor."""
+    """The sharding of a factor."""
 
-    axes: Axes = ()  # the mesh axes that split it, the major first
+    axes: Axes = ()  # the mesh axes that shard it, the major first
     grain: int = 1  # the number of consecutive steps that stay together
-    count: int = 1  # the number of segments of steps, each of which is split alike
-    outer: Axes = ()  # the axes that split the segments themselves, if they split the factor
+    count: int = 1  # the number of segments of steps, each of which is sharded alike
+    outer: Axes = ()  # the axes that shard the segments themselves, if they shard the factor
     outer_grain: int = 1  # the number of segments that stay together
 
     @property
     def number_of_outer(self) -> int:
-        """The number of its axes that split the segments themselves: the first ones."""
+        """The number of its axes that shard the segments themselves: the first ones."""
         return sum(axis in self.outer for axis in self.axes)
 
     def outer_first(self, *axes: str) -> Axes:
-        """Returns each of `axes` once, first those that split the segments themselves."""
+        """Returns each of `axes` once, first those that shard the segments themselves."""
         return tuple(dict.fromkeys(sorted(axes, key=lambda axis: axis not in self.outer)))
 
 
-def split_of(dim: Dim, cuts: Mapping[str, Cut], extents: Mapping[str, int]) -> tuple[Axes, Blocks]:
-    """Returns the axes that split `dim` if `cuts` split the factors, and its blocks.
+def sharding_of(
+    dim: Dim, cuts: Mapping[str, Cut], extents: Mapping[str, int]
+) -> tuple[Axes, Blocks]:
+    """Returns the axes that shard `dim` if `cuts` shard the factors, and its blocks.
 
     Example:
         >>> cuts = {"a": Cut(("data",)), "b": Cut(("model",), grain=2)}
-        >>> split_of(Dim("b", outer="a"), cuts, {"a": 4, "b": 6})
+        >>> sharding_of(Dim("b", outer="a"), cuts, {"a": 4, "b": 6})
         (('data', 'model'), Segments(count=4, block=2, outer=1, outer_block=1))
     """
     outer, cut = (cuts.get(factor or "", Cut()) for factor in (dim.outer, dim.factor))
@@ -61,9 +63,9 @@ def _blocks(cut: Cut, count: int, block: int) -> Blocks:
 def cut_of(
     dim: Dim, axis: str, axes: Axes, ranks: tuple[int, ...], blocks: Blocks, extents: dict[str, int]
 ) -> tuple[str, Cut]:
-    """Returns the factor by which `axis` splits a dim that `axes` split, and its cut, without axes.
+    """Returns the factor by which `axis` shards a dim that `axes` shard, and its cut, without axes.
 
-    A factor that is split elsewhere than between its steps has a cut of blocks of 1.
+    A factor that is sharded elsewhere than between its steps has a cut of blocks of 1.
 
     Example:
         >>> places = ("data", "model"), (2, 2), Segments(4, 2, outer=1)
@@ -112,7 +114,7 @@ def _within(
 
 
 def between_segments(plain: Cut, ranks: tuple[int, ...], extent: int, other: Cut) -> Cut | None:
-    """Returns `other`, a cut within segments, with those of its segments split as by `plain`.
+    """Returns `other`, a cut within segments, with those of its segments sharded as by `plain`.
 
     `plain` has the cut by axes of `ranks`. None if it is not between the segments of `other`.
 

@@ -1,7 +1,7 @@
-"""Splits of an operator whose ranks pass parts of some operands on, from rank to rank, in a ring.
+"""Shardings of an operator whose ranks pass shards of some operands on, in a ring.
 
 Attention is one: a rank has some queries, and meets the keys of one rank after the other. So one
-mesh axis splits two factors of its rule, the queries and the keys, and no result is a partial sum.
+mesh axis shards two factors of its rule, the queries and the keys, and no result is a partial sum.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
 from shardcore.domain.placements import Blocks, blocks_of
 from shardcore.domain.planner.call import Placed
-from shardcore.domain.planner.choice import Split, choose
+from shardcore.domain.planner.choice import Sharding, choose
 from shardcore.domain.rules.rule import OperatorRule, Term
 
 # The keys of another rank that a query meets: all, those up to the query's own number, those before
@@ -28,7 +28,7 @@ class Ring:
 
     Args:
         axis: The mesh axis.
-        factors: The factors of the rule that it splits. Nothing else splits them.
+        factors: The factors of the rule that it shards. Nothing else shards them.
         causal: Whether an element of the first meets only those of the others up to its own number.
     """
 
@@ -36,8 +36,8 @@ class Ring:
     factors: frozenset[str]
     causal: bool = False
 
-    def split(self, rule: OperatorRule, operands: Sequence[Placed], costs: Costs) -> Split:
-        """Returns the split in which `axis` splits `factors`, and other axes what is cheapest.
+    def sharding(self, rule: OperatorRule, operands: Sequence[Placed], costs: Costs) -> Sharding:
+        """Returns the sharding in which `axis` shards `factors`, and other axes what is cheapest.
 
         Example:
             >>> from shardcore.domain.mesh import Mesh
@@ -45,7 +45,7 @@ class Ring:
             >>> mesh = Mesh((2, 2), ("data", "seq"))
             >>> part = Placed((4, 8), Layout(mesh, ("data", "seq")))
             >>> ring = Ring("seq", frozenset("qk"))
-            >>> chosen = ring.split(rule("b q, b k -> b q"), (part, part), Costs())
+            >>> chosen = ring.sharding(rule("b q, b k -> b q"), (part, part), Costs())
             >>> str(chosen.operands[1]), str(chosen.results[0])
             ("('data', 'seq')", "('data', 'seq')")
         """
@@ -78,7 +78,7 @@ class Ring:
         )
 
     def _around(self, term: Term, layout: Layout, blocks: Blocks) -> Layout:
-        """Returns `layout` with the dims of the ring's factors split by its axis, in `blocks`."""
+        """Returns `layout` with the dims of the ring's factors sharded by its axis, in `blocks`."""
         spec, of_dims = list(layout.spec), list(layout.blocks)
         for dim, each in enumerate(term.dims):
             if each.factor in self.factors:

@@ -3,7 +3,7 @@
 Every step is an edge in the graph of layouts, from the table `TRANSITIONS`. `plan` takes the
 cheapest path. A step costs the seconds in which a collective starts and each rank sends its bytes,
 for even shards (`machines.collective_cost`). Only axes that must move do. An axis can leave a dim
-only as the last (minor) one that splits it, and enters a dim as the last: the pieces stay chunks of
+only as the last (minor) one that shards it, and enters a dim as the last: the pieces stay chunks of
 chunks.
 
 The bytes are those of bandwidth-optimal algorithms that forward nothing: a rank sends each other
@@ -77,12 +77,12 @@ class Step:
 
     @property
     def source_dim(self) -> int | None:
-        """The tensor dim that `axis` splits before, None if it splits none."""
+        """The tensor dim that `axis` shards before, None if it shards none."""
         return _shard_dim(self.source.placement(self.axis))
 
     @property
     def target_dim(self) -> int | None:
-        """The tensor dim that `axis` splits after, None if it splits none."""
+        """The tensor dim that `axis` shards after, None if it shards none."""
         return _shard_dim(self.target.placement(self.axis))
 
     @property

@@ -52,7 +52,7 @@ def without_segments(
 
 
 def has_segments(layout: Layout, shape: Iterable[int], counts: tuple[int, ...]) -> bool:
-    """Returns whether each dim is split within its segments, or between them.
+    """Returns whether each dim is sharded within its segments, or between them.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh
@@ -66,20 +66,20 @@ def has_segments(layout: Layout, shape: Iterable[int], counts: tuple[int, ...]) 
     )
 
 
-def split_dims(
+def sharded_dims(
     layout: Layout, shape: tuple[int, ...], target: tuple[int, ...]
 ) -> tuple[tuple[int, Segments], ...]:
-    """Returns the split dims of a tensor that becomes one of shape `target`, with their segments.
+    """Returns the sharded dims of a tensor that becomes one of shape `target`, with their segments.
 
-    A dim that several axes split in chunks of chunks is of one segment for each chunk, if these
+    A dim that several axes shard in chunks of chunks is of one segment for each chunk, if these
     become steps of a dim.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh
         >>> layout = Layout(Mesh((2, 2), ("data", "model")), (("data", "model"),))
-        >>> split_dims(layout, (8,), (2, 4))
+        >>> sharded_dims(layout, (8,), (2, 4))
         ((0, Segments(count=2, block=1, outer=1, outer_block=1)),)
-        >>> split_dims(layout, (8,), (4, 2))
+        >>> sharded_dims(layout, (8,), (4, 2))
         ((0, Segments(count=1, block=1, outer=0, outer_block=1)),)
     """
     found, before = [], 1

@@ -62,7 +62,7 @@ def stages(
 def _between_segments(source: Layout, target: Layout, shape: tuple[int, ...]) -> Exchange | None:
     """Returns the exchange between two layouts that differ in the segments of one dim.
 
-    None if they differ in more, or several axes split the dim.
+    None if they differ in more, or several axes shard the dim.
     """
     differ = [dim for dim in range(source.ndim) if source.blocks[dim] != target.blocks[dim]]
     same = source.spec == target.spec and source.partial == target.partial

@@ -68,7 +68,7 @@ def reduction(
 ) -> OperatorRule:
     """Returns the rule of a reduction along `dims`, which stay with size 1 if `keep`.
 
-    Partial results are reduced by `op`; without it, no reduced dim is split.
+    Partial results are reduced by `op`; without it, no reduced dim is sharded.
 
     Example:
         >>> str(reduction(3, frozenset({0}), keep=True, op="sum"))

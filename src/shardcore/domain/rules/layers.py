@@ -124,7 +124,7 @@ def pool(
     """Returns the rule of a pool of the last dims, or of its gradient, which cuts no window.
 
     For each of the last dims, `windows` has the size of a window that divides it, None if it is not
-    split. `pooled` says which operands are pooled; the results are if none is. If `numbered`, the
+    sharded. `pooled` says which operands are pooled; the results are if none is. If `numbered`, the
     indices of the elements of each of these dims are operands too.
 
     Example:
@@ -157,7 +157,7 @@ def col2im(batched: bool, window: int) -> OperatorRule:
 def attention(heads: str, mask: str | None) -> OperatorRule:
     """Returns the rule of attention over (batch, heads, length, size).
 
-    The lengths are those of the queries, `q`, and of the keys, `k`. Only a ring splits them, since
+    The lengths are those of the queries, `q`, and of the keys, `k`. Only a ring shards them, since
     a sum over keys is no attention (`domain.planner.ring`). The first two dims are `heads`: "b h",
     with "-" for one in which query, key and value differ. The first three of the mask are `mask`,
     with "-" for a broadcast dim.
@@ -196,7 +196,7 @@ def _mask(dims: str | None) -> str:
 def recurrent(
     batch_first: bool, weights: tuple[int, ...], cells: bool, packed: bool = False
 ) -> OperatorRule:
-    """Returns the rule of recurrent layers, of which only the batch is split.
+    """Returns the rule of recurrent layers, of which only the batch is sharded.
 
     Its operands are the input, as (batch, steps, size) with `batch_first`, else as (steps, batch,
     size); the initial state, and with `cells` that of the cells; if `packed` one tensor that has

@@ -1,7 +1,7 @@
 """Rules of operators that look elements up: indexing, embeddings, searches, losses of classes.
 
-If the classes of a loss are split, each rank looks up its own. An operand numbers the classes and
-is split as they are. The losses are partial then, and no class is moved.
+If the classes of a loss are sharded, each rank looks up its own. An operand numbers the classes and
+is sharded as they are. The losses are partial then, and no class is moved.
 docs/reference/operators.md lists the rules.
 """
 
@@ -27,7 +27,7 @@ def index(ndim: int, first: int, indexed: int, found: int) -> OperatorRule:
 def index_put(ndim: int, indexed: int, accumulates: bool) -> OperatorRule:
     """Returns the rule of `index_put`, which writes rows by an index of the first `indexed` dims.
 
-    If it accumulates, the values may be split: each rank adds its own. If it overwrites, they may
+    If it accumulates, the values may be sharded: each rank adds its own. If it overwrites, they may
     not, since the last of several values stays.
 
     Example:
@@ -55,7 +55,7 @@ def gather(dim: int, *shapes: Shape) -> OperatorRule:
 
 
 def embedding_of_rows(indices: int) -> OperatorRule:
-    """Returns the rule of an embedding with a table split by rows; an operand numbers the rows."""
+    """Returns the rule of an embedding, whose table is sharded by rows that an operand numbers."""
     dims = " ".join(letters(indices))
     return rule(f"v z, {dims}, v -> {dims} z")
 
@@ -71,48 +71,51 @@ def searchsorted(ndim: int) -> OperatorRule:
     return rule_of([letters(ndim), ["-"]], [letters(ndim)])
 
 
-def nll_loss(ndim: int, weight: bool, reduced: bool, split: bool = False) -> OperatorRule:
+def nll_loss(ndim: int, weight: bool, reduced: bool, sharded: bool = False) -> OperatorRule:
     """Returns the rule of the loss of each sample, or of their sum, and of the sum of the weights.
 
     The input has classes alone, or samples, classes and further dims. `weight` is whether each
-    class has one, `reduced` whether the losses are summed, `split` whether the classes are split.
+    class has one, `reduced` whether the losses are summed, `sharded` whether the classes are
+    sharded.
 
     Example:
         >>> str(nll_loss(2, weight=True, reduced=True))
         'a -, a, - -> (), ()'
         >>> str(nll_loss(4, weight=False, reduced=False))
         'a - c d, a c d -> a c d, ()'
-        >>> str(nll_loss(2, weight=True, reduced=True, split=True))
+        >>> str(nll_loss(2, weight=True, reduced=True, sharded=True))
         'a b, a, b, b -> (), ()'
     """
-    inputs, target, classes = _terms(ndim, weight, split)
-    counted = (1, 3 if split else 2) if weight else (1,)
+    inputs, target, classes = _terms(ndim, weight, sharded)
+    counted = (1, 3 if sharded else 2) if weight else (1,)
     loss = "()" if reduced else target
     return rule(f"{inputs}, {target}{classes} -> {loss}, ()", of=((), counted))
 
 
-def nll_loss_backward(ndim: int, weight: bool, reduced: bool, split: bool = False) -> OperatorRule:
+def nll_loss_backward(
+    ndim: int, weight: bool, reduced: bool, sharded: bool = False
+) -> OperatorRule:
     """Returns the rule of the gradient of the input.
 
     Example:
         >>> str(nll_loss_backward(2, weight=False, reduced=True))
         '(), a -, a, () -> a -'
-        >>> str(nll_loss_backward(2, weight=False, reduced=True, split=True))
+        >>> str(nll_loss_backward(2, weight=False, reduced=True, sharded=True))
         '(), a b, a, (), b -> a b'
     """
-    inputs, target, classes = _terms(ndim, weight, split)
+    inputs, target, classes = _terms(ndim, weight, sharded)
     loss = "()" if reduced else target
     return rule(f"{loss}, {inputs}, {target}, (){classes} -> {inputs}", like=(1,))
 
 
-def _terms(ndim: int, weight: bool, split: bool) -> tuple[str, str, str]:
-    """Returns the input, with "-" for classes that are not split, the target, and the rest.
+def _terms(ndim: int, weight: bool, sharded: bool) -> tuple[str, str, str]:
+    """Returns the input, with "-" for classes that are not sharded, the target, and the rest.
 
-    The rest has an element for each class: their numbers, if they are split, and weights.
+    The rest has an element for each class: their numbers, if they are sharded, and weights.
     """
     classes = 0 if ndim == 1 else 1
     dims = letters(ndim)
     rest = " ".join(dims[:classes] + dims[classes + 1 :]) or "()"
-    dims[classes] = dims[classes] if split else "-"
-    numbers = ", b" if split else ""
+    dims[classes] = dims[classes] if sharded else "-"
+    numbers = ", b" if sharded else ""
     return " ".join(dims), rest, f"{numbers}, {dims[classes]}" if weight else numbers

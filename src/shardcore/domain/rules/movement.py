@@ -89,15 +89,15 @@ def repeat(ndim: int, repeats: Sequence[int]) -> OperatorRule:
 
 
 def reshape(
-    source: Shape, target: Shape, split: tuple[tuple[int, Segments], ...] = ()
+    source: Shape, target: Shape, sharded: tuple[tuple[int, Segments], ...] = ()
 ) -> OperatorRule:
     """Returns the rule of a reshape, which flattens and unflattens groups of dims.
 
-    Two dims of a flattened group can be split. If the sizes of both sides differ, the split is in
-    blocks that hold the same elements. A dim that is split behind other dims of its group is split
-    within segments; if one of these is split too, the segments are the steps of its factor. `split`
-    has the split dims of the operand with their segments. In a group without a split dim, the first
-    one is used.
+    Two dims of a flattened group can be sharded. If the sizes of both sides differ, the sharding is
+    in blocks that hold the same elements. A dim that is sharded behind other dims of its group is
+    sharded within segments; if one of these is sharded too, the segments are the steps of its
+    factor. `sharded` has the sharded dims of the operand with their segments. In a group without a
+    sharded dim, the first one is used.
 
     Example:
         >>> str(reshape((8, 6, 5), (48, 5))), str(reshape((48, 5), (2, 24, 5)))
@@ -113,7 +113,7 @@ def reshape(
     """
     before: list[tuple[_Steps, ...]] = [()] * len(source)
     after: list[tuple[_Steps, ...]] = [()] * len(target)
-    names, of_dims = letters(2 * len(source)), dict(split)
+    names, of_dims = letters(2 * len(source)), dict(sharded)
     for dims, others in _groups(source, target):
         for dim in [each for each in dims if each in of_dims] or dims[:1]:
             each, left = of_dims.get(dim, Segments(1)), prod(source[dims[0] : dim])

@@ -1,11 +1,11 @@
-"""Sharding rules: the dims of an operator's operands and results that are split together.
+"""Sharding rules: the dims of an operator's operands and results that are sharded together.
 
 A rule reads like an einsum. In "n c - -, o c - - -> n o - -" the letters are **factors**: all dims
-of one factor are split together. "-" is a dim that is never split. A factor of the operands that a
-result lacks is summed, so that its split leaves the result partial. "3g" is a dim of three elements
-for each step of the factor `g`, and is split between these threes only. "5*g" is a dim of five
-segments, each of which has all steps of the factor. "a*g" has a segment for each step of another
-factor, which is split too.
+of one factor are sharded together. "-" is a dim that is never sharded. A factor of the operands
+that a result lacks is summed, so that its sharding leaves the result partial. "3g" is a dim of
+three elements for each step of the factor `g`, and is sharded between these threes only. "5*g" is a
+dim of five segments, each of which has all steps of the factor. "a*g" has a segment for each step
+of another factor, which is sharded too.
 """
 
 import re
@@ -31,7 +31,7 @@ _DIM = re.compile(
 class Dim:
     """One dim of an operand or a result."""
 
-    factor: str | None = None  # its factor, None for a dim that is never split
+    factor: str | None = None  # its factor, None for a dim that is never sharded
     block: int = 1  # the number of elements for each step of the factor
     count: int = 1  # the number of segments, each with all steps of the factor
     outer: str | None = None  # the factor for each step of which there are so many segments
@@ -88,7 +88,7 @@ class Term:
 
     @cached_property
     def factors(self) -> frozenset[str]:
-        """The factors that it can be split by."""
+        """The factors that it can be sharded by."""
         return frozenset(factor for dim in self.dims for factor in dim.factors)
 
     @cached_property
@@ -171,7 +171,7 @@ class OperatorRule:
         return self._factors_of(result) - result.factors
 
     def without(self, factors: frozenset[str]) -> "OperatorRule":
-        """Returns this rule with dims that are never split in the place of `factors`.
+        """Returns this rule with dims that are never sharded in the place of `factors`.
 
         Example:
             >>> str(rule("b q, b k -> b q").without(frozenset("qk")))

@@ -1,6 +1,6 @@
 """A traced step on a larger mesh.
 
-The two meshes have the same axes, each rank has as many rows of the batch, and axes that split no
+The two meshes have the same axes, each rank has as many rows of the batch, and axes that shard no
 batch have the same sizes. So operators, and collectives of activations, are the same on both. What
 differs is the size of shards of variables: it follows from their layouts.
 """

@@ -1,11 +1,11 @@
-"""Attentions: the projections into heads are split by heads, the output by the same heads."""
+"""Attentions: the projections into heads are sharded by heads, the output by the same heads."""
 
 from collections.abc import Iterator
 
 import attrs
 
 from shardcore.policies.layers.linear import Linear, as_einsum, as_linear
-from shardcore.policies.splits import all_replicated
+from shardcore.policies.specs import all_replicated
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice
 
@@ -38,12 +38,12 @@ class Attention:
         return sum(each.bytes for layer in self._layers for each in layer.all_variables())
 
     def replicated(self, why: str) -> dict[str, Choice]:
-        """Returns the choices that split nothing."""
+        """Returns the choices that shard nothing."""
         variables = (each for layer in self._layers for each in layer.all_variables())
         return all_replicated(variables, why)
 
     def choices(self, axis: str, parts: int) -> dict[str, Choice]:
-        """Returns the split by heads. If the axis does not divide the heads, they are replicated.
+        """Returns the sharding by heads; the heads are replicated if the axis does not divide them.
 
         Key and value heads that do not divide (grouped queries) are replicated alone: every rank
         computes all of them, and its query heads.

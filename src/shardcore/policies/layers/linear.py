@@ -2,7 +2,7 @@
 
 import attrs
 
-from shardcore.policies.splits import all_replicated, split
+from shardcore.policies.specs import all_replicated, sharded
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice
 
@@ -65,15 +65,15 @@ class Linear:
         return _is_elementwise(self.layer)
 
     def columns(self, axis: str, reason: str) -> dict[str, Choice]:
-        """Returns its variables split by the width of the output."""
-        found = {self.path: Choice(split(self.kernel, self.out_dim, axis), reason)}
+        """Returns its variables sharded by the width of the output."""
+        found = {self.path: Choice(sharded(self.kernel, self.out_dim, axis), reason)}
         if self.bias is not None and len(self.bias.shape) >= self.new_dims:
-            found[self.bias.path] = Choice(split(self.bias, -self.new_dims, axis), reason)
+            found[self.bias.path] = Choice(sharded(self.bias, -self.new_dims, axis), reason)
         return found
 
     def rows(self, axis: str, reason: str) -> dict[str, Choice]:
-        """Returns its variables split by the width that is contracted."""
-        found = {self.path: Choice(split(self.kernel, self.in_dim, axis), reason)}
+        """Returns its variables sharded by the width that is contracted."""
+        found = {self.path: Choice(sharded(self.kernel, self.in_dim, axis), reason)}
         return found | all_replicated([self.bias] if self.bias else [], "added to the sum")
 
 

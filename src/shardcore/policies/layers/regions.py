@@ -1,4 +1,4 @@
-"""Regions of linear layers that are split together, by columns and then by rows.
+"""Regions of linear layers that are sharded together, by columns and then by rows.
 
 The layers between them compute each channel separately, so every rank computes its own channels.
 The partial sums are reduced once, at the end (Megatron's pair).
@@ -17,9 +17,9 @@ from shardcore.ports.model import LayerFacts
 
 @attrs.frozen
 class Region:
-    """Layers that can be split together."""
+    """Layers that can be sharded together."""
 
-    columns: tuple[Linear, ...]  # the linear layers whose output has the split width
+    columns: tuple[Linear, ...]  # the linear layers whose output has the sharded width
     rows: tuple[Linear, ...]  # the linear layers that contract it
     # Layers with variables of that width, such as a batch normalization.
     between: tuple[LayerFacts, ...] = ()
@@ -27,7 +27,7 @@ class Region:
 
     @property
     def width(self) -> int:
-        """The width that is split."""
+        """The width that is sharded."""
         return self.columns[0].width_out
 
     @property
@@ -65,28 +65,28 @@ class Graph:
         return cls(nodes, producers, users, frozenset(model.outputs))
 
     def region(self, start: str) -> Region:
-        """Returns the layers that are split together with the output of the linear layer `start`.
+        """Returns the layers that are sharded together with the output of the linear layer `start`.
 
         Raises:
             NoRegionError: If a layer needs that output in full.
         """
-        split: dict[str, None] = {}
+        sharded: dict[str, None] = {}
         rows: dict[str, None] = {}
         todo = [start]
         while todo:
             name = todo.pop()
-            if name in split:
+            if name in sharded:
                 continue
-            split[name] = None
-            todo += self._split_with(name)
+            sharded[name] = None
+            todo += self._sharded_with(name)
             for user in self.users[name]:
                 if is_channelwise(self.nodes[user]):
                     todo.append(user)
                 else:
                     rows[user] = None
-        return self._checked(split, rows)
+        return self._checked(sharded, rows)
 
-    def _split_with(self, name: str) -> list[str]:
+    def _sharded_with(self, name: str) -> list[str]:
         """Returns the linear layers whose outputs must be sharded with the output of `name`."""
         node = self.nodes[name]
         if name in self.outputs:
@@ -98,23 +98,23 @@ class Graph:
             raise NoRegionError(f"{node.config.get('activation')} needs all its channels")
         return self.producers[name] if linear is None else []
 
-    def _checked(self, split: dict[str, None], rows: dict[str, None]) -> Region:
+    def _checked(self, sharded: dict[str, None], rows: dict[str, None]) -> Region:
         for name in rows:
             if as_linear(self.nodes[name]) is None:
                 raise NoRegionError(f"{name!r} ({self.nodes[name].kind}) needs its full output")
-            if not split.keys() >= set(self.producers[name]):
+            if not sharded.keys() >= set(self.producers[name]):
                 raise NoRegionError(f"{name!r}, which follows, is called on other inputs too")
         if not rows:
             raise NoRegionError("nothing follows it")
-        if not split.keys().isdisjoint(rows):
+        if not sharded.keys().isdisjoint(rows):
             raise NoRegionError("its output comes back to it")
-        columns = _linears(self.nodes[name] for name in split)
+        columns = _linears(self.nodes[name] for name in sharded)
         summing = _linears(self.nodes[name] for name in rows)
         widths = {each.width_out for each in columns} | {each.width_in for each in summing}
         if len(widths) > 1:
             raise NoRegionError(f"it meets other widths: {', '.join(map(str, sorted(widths)))}")
         # Channelwise layers with a value per channel.
-        norms = (n for name in split if (n := self.nodes[name]).is_a("BatchNormalization"))
+        norms = (n for name in sharded if (n := self.nodes[name]).is_a("BatchNormalization"))
         return Region(columns, summing, tuple(norms))
 
 
@@ -146,7 +146,8 @@ def graph_regions(model: LayerFacts) -> Found:
 def graph_heads(model: LayerFacts) -> tuple[Linear, ...]:
     """Returns the linear layers that give outputs of a model with a graph, and make them wider.
 
-    A narrow output, such as a regression's, is cheap: its split would move a gradient for nothing.
+    A narrow output, such as a regression's, is cheap: its sharding would move a gradient for
+    nothing.
     """
     if model.feeds is None:
         return ()

@@ -1,7 +1,7 @@
-"""Roles of layers for a split sequence: they split it, pass parts on, or need it in full.
+"""Roles of layers for a sharded sequence: they shard it, pass parts on, or need it in full.
 
-A role depends on the kind of the layer and on the split of its variables by `tensor_parallel`. In a
-model with a graph, the roles decide which outputs are split and which are gathered.
+A role depends on the kind of the layer and on the sharding of its variables by `tensor_parallel`.
+In a model with a graph, the roles decide which outputs are sharded and which are gathered.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,12 +43,12 @@ class Roles:
     def of(self, layer: LayerFacts) -> Role:
         """Returns the role of `layer`."""
         if output := _attention_output(layer):
-            return "region" if self._splits(output, 0) else "other"
+            return "region" if self._shards(output, 0) else "other"
         linear = as_linear(layer)
         if linear is not None:
-            if self._splits(layer, linear.out_dim):
+            if self._shards(layer, linear.out_dim):
                 return "columns"
-            is_rows = self._splits(layer, linear.in_dim) and len(layer.input_shape or ()) == 3
+            is_rows = self._shards(layer, linear.in_dim) and len(layer.input_shape or ()) == 3
             return "rows" if is_rows else "other"
         if layer.is_a("Embedding"):
             shape = layer.input_shape or ()
@@ -78,7 +78,7 @@ class Roles:
             elif self.of(child) == "block":
                 yield from self.entries(child)
 
-    def _splits(self, layer: LayerFacts, dim: int) -> bool:
+    def _shards(self, layer: LayerFacts, dim: int) -> bool:
         kernel = layer.variable("kernel")
         return kernel is not None and self.chosen[kernel.path].spec[dim] == self.axis
 
@@ -118,7 +118,7 @@ def _is_over_channels(norm: LayerFacts) -> bool:
 
 @attrs.frozen
 class Flow:
-    """The outputs of a functional model's layers: split, passed on, or gathered."""
+    """The outputs of a functional model's layers: sharded, passed on, or gathered."""
 
     graph: Graph
     roles: Mapping[str, Role]  # the roles of its layers, by name
@@ -133,7 +133,7 @@ class Flow:
         heads: dict[str, Role] = {each.layer.name: "other" for each in graph_heads(model)}
         return cls(Graph.of(model), found | heads)
 
-    def split(self) -> list[str]:
+    def sharded(self) -> list[str]:
         """Returns the layers whose outputs are computed in parts of the sequence.
 
         If the norm before a region also feeds a residual connection, the region would gather the
@@ -141,28 +141,28 @@ class Flow:
         """
         sources = {name for name, role in self.roles.items() if role in _SOURCES}
         while True:
-            split = self._reached(sources)
-            costly = [name for name in split if self._is_costly(name)]
+            sharded = self._reached(sources)
+            costly = [name for name in sharded if self._is_costly(name)]
             if not costly:
                 # If no layer computes with the parts, the sum is all-reduced instead.
                 users = self.graph.users
-                return [name for name in split if any(map(self._passes, [name, *users[name]]))]
-            sources -= self._together(costly, split)
+                return [name for name in sharded if any(map(self._passes, [name, *users[name]]))]
+            sources -= self._together(costly, sharded)
 
     def is_gathered(self, name: str) -> bool:
-        """Returns whether the split output of `name` is gathered at once, as all users need it."""
+        """Returns whether the sharded output of `name` is all-gathered at once for its users."""
         users = self.graph.users[name]
         is_layer = bool(self.graph.nodes[name].output_path)
         return is_layer and bool(users) and not any(map(self._passes, users))
 
     def _reached(self, sources: set[str]) -> list[str]:
         """Returns the sources and the layers that pass parts on, in the order of the graph."""
-        split: dict[str, None] = {}
+        sharded: dict[str, None] = {}
         for name, role in self.roles.items():
-            is_fed = not split.keys().isdisjoint(self.graph.producers[name])
+            is_fed = not sharded.keys().isdisjoint(self.graph.producers[name])
             if name in sources or (role in ("each", "norm") and is_fed):
-                split[name] = None
-        return list(split)
+                sharded[name] = None
+        return list(sharded)
 
     def _passes(self, name: str) -> bool:
         return self.roles[name] in _PASSING
@@ -171,13 +171,13 @@ class Flow:
         users = [self.roles[user] for user in self.graph.users[name]]
         return not self.is_gathered(name) and not set(_REGIONS).isdisjoint(users)
 
-    def _together(self, names: Iterable[str], split: list[str]) -> set[str]:
+    def _together(self, names: Iterable[str], sharded: list[str]) -> set[str]:
         """Returns `names` and the layers that are combined with them without a gather."""
         found: set[str] = set()
         todo = list(names)
         while todo:
             name = todo.pop()
-            if name in found or name not in split:
+            if name in found or name not in sharded:
                 continue
             found.add(name)
             todo += filter(self._passes, self.graph.users[name])

@@ -63,7 +63,7 @@ def block(
         x: Its left side.
         y: Its top.
         sides: Its width and height.
-        spec: Per tensor dim the mesh axes that split it.
+        spec: Per tensor dim the mesh axes that shard it.
         mesh: The mesh, None if nothing is distributed.
         rank: The rank whose part is coloured.
     """
@@ -87,7 +87,7 @@ def block(
 
 
 def _axes(spec: Sequence[DimSpec], mesh: Mesh) -> list[str]:
-    """Returns the axes that split a dim of `spec` and have several ranks."""
+    """Returns the axes that shard a dim of `spec` and have several ranks."""
     axes = (axis for entry in spec for axis in entry_axes(entry))
     return [axis for axis in axes if mesh.axis_size(axis) > 1]
 

@@ -12,7 +12,7 @@ from shardcore.ports.world import World
 from shardcore.testing import count_collectives
 from shardcore.testing.contract.meshes import OnMeshes, on_mesh
 
-# Specs for every mesh; an axis of one rank splits nothing.
+# Specs for every mesh; an axis of one rank shards nothing.
 SPECS = (
     (None, None),
     ("data", None),
@@ -101,7 +101,7 @@ def stores_its_part(strategy: Strategy[torch.Tensor], world: World) -> None:
 
 
 def knows_its_layout(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """Checks that `owns` and `layout` agree; a tensor that several ranks split is not plain."""
+    """Checks that `owns` and `layout` agree; a tensor that several ranks shard is not plain."""
     for case in cases(strategy, world, EVEN, *UNEVEN):
         tensor = case.stored()
         found = strategy.layout(tensor)
@@ -182,7 +182,7 @@ def moves_nothing(strategy: Strategy[torch.Tensor], world: World) -> None:
     assert not traffic.calls, f"these need no other rank, but moved {dict(traffic.calls)}"
 
 
-def splits_unevenly(strategy: Strategy[torch.Tensor], world: World) -> None:
+def shards_unevenly(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Checks that a rank may hold fewer rows than another, or none."""
     for case in cases(strategy, world, *UNEVEN):
         case.check(case.stored(), case.full)
@@ -202,7 +202,7 @@ class VariablePromises(OnMeshes):
     test_a_tensor_knows_its_layout = on_mesh((1, 2), knows_its_layout)
     test_a_variable_is_read_whole_on_every_rank = on_mesh((1, 2), is_read)
     test_a_variable_is_assigned_in_place_on_every_rank = on_mesh((1, 2), is_assigned)
-    test_uneven_dims_fall_as_the_layout_says = on_mesh((2, 1), splits_unevenly)
+    test_uneven_dims_fall_as_the_layout_says = on_mesh((2, 1), shards_unevenly)
     test_parts_are_joined_without_being_moved = on_mesh((2, 1), joins_parts)
     test_an_activation_is_brought_into_a_layout = on_mesh((2, 1), moves_activations)
     test_what_one_rank_can_do_alone_starts_no_collective = on_mesh((1, 2), moves_nothing)

@@ -163,7 +163,7 @@ def advice(known, *layers):
     return [each.rules for each in found]
 
 
-def test_a_kernel_split_by_columns_is_to_be_split_by_rows():
+def test_a_kernel_sharded_by_columns_is_to_be_sharded_by_rows():
     down = layer(
         "down",
         variable("down/kernel", (16, 16), ("data", "model")),
@@ -176,8 +176,10 @@ def test_a_kernel_split_by_columns_is_to_be_split_by_rows():
 
 def test_without_a_kernel_for_the_features_the_advice_is_to_replicate_the_last_sharded_layer():
     assert advice(facts(**COLUMNS), UP, layer("down")) == [{"up/kernel": (None, None)}]
-    split = layer("after", variable("after/kernel", (4, 16), (None, "model")), spec=("model", None))
-    assert advice(facts(**COLUMNS), layer("down"), split) == []
+    sharded = layer(
+        "after", variable("after/kernel", (4, 16), (None, "model")), spec=("model", None)
+    )
+    assert advice(facts(**COLUMNS), layer("down"), sharded) == []
 
 
 def test_a_rule_that_gathers_features_is_to_be_taken_out():
@@ -203,7 +205,7 @@ def test_the_advice_is_to_replicate_all_small_gathered_variables():
 @pytest.mark.parametrize(
     "known",
     [
-        facts("all_reduce", source=PENDING, target=WHOLE),  # what a split kernel costs
+        facts("all_reduce", source=PENDING, target=WHOLE),  # what a sharded kernel costs
         facts(**COLUMNS, phase="backward"),
         facts(**{**COLUMNS, "axes": ("data",)}, batch_axes=("data",)),
         facts(**COLUMNS, reduced=("up/kernel",)),

@@ -31,7 +31,7 @@ def local_shapes(layout, shape):
 
 
 def convolved(*placements, mesh=(2,), output=(5, 6, 6, 6)):
-    """The split of a convolution: operands and result as words, and whether one is gathered."""
+    """The sharding of a convolution: operands and result as words, and whether one is gathered."""
     mesh = Mesh(mesh, ("data", "model")[: len(mesh)])
     operands = tuple(
         Placed(shape, Layout.from_placements(mesh, each, len(shape)), weight=shape != IMAGES)

@@ -92,7 +92,7 @@ def test_chunks_of_whole_steps_by_two_axes_are_not_moved_though_a_block_is_less_
     assert local_shapes(chosen.results[0], (30, 4)) == [(6, 4), (6, 4), (3, 4)] * 2
 
 
-def test_a_dim_whose_chunks_are_no_whole_steps_is_split_between_steps():
+def test_a_dim_whose_chunks_are_no_whole_steps_is_sharded_between_steps():
     flat = placed((20,), ("model",))
     chosen = choose(movement.reshape((20,), (5, 4)), (flat,))
     assert chosen.operands == (Layout(PAIR, ("model",), blocks=(4,)),)
@@ -114,7 +114,7 @@ def test_the_cheaper_of_two_block_sizes_of_a_dim_is_kept():
         assert choose(rule, operands).results == (target,)
 
 
-def test_axes_that_split_a_dim_keep_their_order():
+def test_axes_that_shard_a_dim_keep_their_order():
     swapped = placed((8, 4), (("model", "data"), None), SQUARE)
     other = placed((8, 4), (None, None), SQUARE)
     for operands in (swapped, other), (other, swapped):
@@ -150,7 +150,7 @@ def test_the_first_operand_says_the_order_of_axes():
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_of_splits_of_equal_cost_that_of_the_first_operand_is_chosen(turned):
+def test_of_shardings_of_equal_cost_that_of_the_first_operand_is_chosen(turned):
     rows, columns = placed((8, 8), ("model", None)), placed((8, 8), (None, "model"))
     first, second = (columns, rows) if turned else (rows, columns)
     chosen = choose(basic.elementwise(((8, 8), (8, 8))), (first, second))
@@ -187,14 +187,14 @@ SENT_OF_TWO = {"all_gather": 1 / 2, "reduce_scatter": 1 / 2, "all_to_all": 1 / 4
 
 
 @given(st.data())
-def test_no_other_split_is_cheaper(data):
+def test_no_other_sharding_is_cheaper(data):
     """As `plan` brings each tensor from one layout to the other, operands and gradients."""
     rule = layers.convolution_backward(ONE_GROUP, 1)
     image, kernel = (data.draw(st.sampled_from([2, 400, 20_000])) for _ in range(2))
     shapes = (8, 6, image), (8, 4, image), (6, 4, kernel)
-    splits = [R, P, *(Shard(dim, block) for dim in (0, 1) for block in (1, 2, 3))]
+    placements = [R, P, *(Shard(dim, block) for dim in (0, 1) for block in (1, 2, 3))]
     sources = [
-        Layout.from_placements(PAIR, [data.draw(st.sampled_from(splits))], 3).normalized(shape)
+        Layout.from_placements(PAIR, [data.draw(st.sampled_from(placements))], 3).normalized(shape)
         for shape in shapes
     ]
     results = (*shapes[1:], (6,))
@@ -204,7 +204,7 @@ def test_no_other_split_is_cheaper(data):
         if isinstance(placement, Shard)
     }
 
-    def split(term, shape, factor, block):
+    def sharded(term, shape, factor, block):
         """The layout of an operand or a result that has `factor` or not."""
         placement = Shard(term.dim_of(factor), block) if factor in term.factors else R
         if isinstance(term, Result) and factor in rule.sums(term):
@@ -218,12 +218,12 @@ def test_no_other_split_is_cheaper(data):
 
     def operands_of(candidate):
         terms = zip(rule.operands, shapes, strict=True)
-        return tuple(split(term, shape, *candidate) for term, shape in terms)
+        return tuple(sharded(term, shape, *candidate) for term, shape in terms)
 
     def total(candidate):
         found = sum(map(cost, shapes, sources, operands_of(candidate)))
         for term, shape in zip(rule.results, results, strict=True):
-            layout = split(term, shape, *candidate)
+            layout = sharded(term, shape, *candidate)
             like = layout if term.like is None else sources[term.like]
             found += cost(shape, layout, like.reduced)
         return found

@@ -41,7 +41,7 @@ def test_a_sharded_operand_stays_sharded(placements, words):
     assert convolved(*placements) == (words, False)
 
 
-def test_the_factor_that_moves_fewer_bytes_is_split():
+def test_the_factor_that_moves_fewer_bytes_is_sharded():
     rule = layers.convolution(ONE_GROUP, 2, bias=False)
     by_output, by_input = ["R", "S(0)", "S(1)"], ["S(1)", "S(1)", "P(sum)"]
 
@@ -61,20 +61,20 @@ def test_the_factor_that_moves_fewer_bytes_is_split():
 
 
 def product(rows, kernel, spec, weight=True, **facts):
-    """The split of a product of rows that are split by the columns, and a kernel."""
+    """The sharding of a product of rows that are sharded by the columns, and a kernel."""
     shape = rows[0], kernel[1]
     given = Placed(rows, Layout(PAIR, (None, "model")), **facts)
     return choose(MATMUL, (given, placed(kernel, spec, weight=weight)), (shape,))
 
 
 def test_a_small_activation_is_gathered_where_that_costs_less_than_a_pending_sum():
-    small, large, not_split = (4, 8), (400_000, 8), (None, None)
-    chosen = product(small, (8, 6), not_split)
+    small, large, not_sharded = (4, 8), (400_000, 8), (None, None)
+    chosen = product(small, (8, 6), not_sharded)
     assert words(chosen) == ["R", "R", "R"]
     assert chosen.replicates
     assert not chosen.gathers
     # The gradient of the kernel has to come back, but the sum is smaller than the rows.
-    chosen = product(large, (8, 2), not_split)
+    chosen = product(large, (8, 2), not_sharded)
     assert words(chosen) == ["S(1)", "S(0)", "P(sum)"]
     assert not chosen.replicates
 
@@ -85,17 +85,17 @@ def test_the_way_back_of_a_gradient_counts_by_its_bytes():
     assert words(product((4, 60), (60, 5), (None, None))) == ["R", "R", "R"]
 
 
-def test_an_expensive_operator_is_split_and_a_cheap_one_is_not():
+def test_an_expensive_operator_is_sharded_and_a_cheap_one_is_not():
     many, few = (40960, 8192), (40960, 64)
     assert words(product(many, (8192, 8192), (None, None))) == ["S(1)", "S(0)", "P(sum)"]
     assert words(product(few, (64, 8192), (None, None))) == ["R", "R", "R"]
 
 
-def test_an_activation_is_split_for_a_sharded_weight():
+def test_an_activation_is_sharded_for_a_sharded_weight():
     assert words(product((4, 8), (8, 6), ("model", None))) == ["S(1)", "S(0)", "P(sum)"]
 
 
-def test_rows_of_a_batch_stay_split():
+def test_rows_of_a_batch_stay_sharded():
     rows, kernel = placed((4, 8), ("model", None)), placed((8, 6), (None, None), weight=True)
     assert words(choose(MATMUL, (rows, kernel), ((4, 6),))) == ["S(0)", "R", "S(0)"]
     # The gradient of a kernel: both operands have rows.
@@ -108,7 +108,7 @@ EXPERTS = rule_of_text("e n k, e k m -> e n m")
 
 
 def of_experts(given, made, *, activations=(None, "model", None), **facts):
-    """The split of a product of experts: tokens `(4, 8, given)`, split by tokens by default."""
+    """The sharding of a product of experts: tokens `(4, 8, given)`, by default sharded."""
     tokens = attrs.evolve(placed((4, 8, given), activations), **facts)
     kernel = placed((4, given, made), ("model", None, None), weight=True)
     return words(choose(EXPERTS, (tokens, kernel), ((4, 8, made),)))
@@ -121,7 +121,7 @@ def test_tokens_are_exchanged_for_experts_if_that_sends_fewer_bytes_than_the_exp
     assert of_experts(2, 3) == of_experts(3, 2) == gathered
     by_expert = ("model", None, None)
     assert of_experts(2, 3, activations=by_expert) == exchanged
-    # A copy that is split by experts is there already.
+    # A copy that is sharded by experts is there already.
     assert of_experts(2, 3, other=Layout(PAIR, by_expert)) == exchanged
 
 
@@ -148,7 +148,7 @@ def test_a_weight_that_scales_is_gathered_though_all_have_its_factor():
     assert words(choose(scale, (rows, weight), ((2, 64),), scales=True)) == ["S(0)", "R", "S(0)"]
 
 
-def test_a_sum_over_the_rows_of_a_batch_stays_pending_though_one_operand_is_not_split():
+def test_a_sum_over_the_rows_of_a_batch_stays_pending_though_one_operand_is_not_sharded():
     turned, gradient = placed((2, 4), (None, "model")), placed((4, 64), (None, None))
     assert words(choose(MATMUL, (turned, gradient), ((2, 64),))) == ["S(1)", "S(0)", "P(sum)"]
 
@@ -158,7 +158,7 @@ def test_a_view_has_the_layout_of_its_tensor_not_of_a_copy():
     assert words(choose(rule_of_text("a b -> b a"), (copied,))) == ["R", "R"]
 
 
-def test_a_product_of_full_tensors_is_full_though_a_copy_of_one_is_split():
+def test_a_product_of_full_tensors_is_full_though_a_copy_of_one_is_sharded():
     one_hot = Placed((4, 6), Layout(PAIR, (None, None)), other=Layout(PAIR, (None, "model")))
     product = rule_of_text("n, n c -> n c")
     assert words(choose(product, (placed((4,), (None,)), one_hot), ((4, 6),))) == ["R", "R", "R"]
@@ -175,12 +175,12 @@ def test_an_operand_is_taken_from_where_it_costs_least():
     assert chosen(Layout.replicated(PAIR, 2)) == ["R", "S(1)", "S(1)"]
 
 
-def test_a_dim_that_is_never_split_is_gathered():
+def test_a_dim_that_is_never_sharded_is_gathered():
     assert convolved([Shard(2)], [R], [R]) == (["R"] * 4, False)
     assert convolved([Shard(2)], [R], [R], mesh=(1,)) == (["R"] * 4, False)
 
 
-def test_another_dim_is_split_where_all_of_the_work_costs_more_than_to_bring_it_there():
+def test_another_dim_is_sharded_where_all_of_the_work_costs_more_than_to_bring_it_there():
     def chosen(channels):
         image = placed((1024, channels, 64), (None, None, "model"))
         kernel = placed((channels, channels, 3), (None, None, None), weight=True)
@@ -200,7 +200,7 @@ def test_an_operator_without_another_dim_gathers():
     assert chosen.gathers
 
 
-def test_pieces_of_a_weight_are_split_along_their_own_dim():
+def test_pieces_of_a_weight_are_sharded_along_their_own_dim():
     bias = Placed((2, 12), Layout(PAIR, ("model", None)), weight=True)
     chosen = choose(rule_of_text("2*a b -> a b, a b"), (bias,))
     assert words(chosen) == ["S(1)", "S(1)", "S(1)"]
@@ -229,7 +229,7 @@ def test_no_part_is_empty_on_one_axis_or_on_two():
         (4, 1, 3, 2, [2, 2], [6, 6]),
         (3, 1, 1, 2, [2, 1], [2, 1]),
         (3, 1, 2, 2, [2, 1], [4, 2]),
-        # As it comes, the input is split within the second group: 3 and 3 channels.
+        # As it comes, the input is sharded within the second group: 3 and 3 channels.
         (3, 2, 1, 2, [4, 2], [2, 1]),
         # Two groups are too few for four ranks.
         (2, 1, 2, 4, [2] * 4, [4] * 4),

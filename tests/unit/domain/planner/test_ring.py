@@ -49,17 +49,17 @@ def test_a_query_meets_each_key_up_to_its_own_place_once(length, blocks):
 
 
 def attention(length, *, causal, link):
-    """The split of an attention whose batch "data" splits, and whose lengths "seq" does."""
+    """The sharding of an attention whose batch "data" shards, and whose lengths "seq" does."""
     layout = Layout(MESH, ("data", None, "seq", None))
     operands = [Placed((4, 3, length, 8), layout)] * 3
     costs = Costs({"seq": link})
-    return Ring("seq", LENGTHS, causal).split(layers.attention("b h", None), operands, costs)
+    return Ring("seq", LENGTHS, causal).sharding(layers.attention("b h", None), operands, costs)
 
 
 FAST, SLOW = Link(1e-18, 1e30), Link(1.0, 1.0)
 
 
-def test_lengths_stay_split_and_nothing_is_partial():
+def test_lengths_stay_sharded_and_nothing_is_partial():
     found = attention(10, causal=False, link=FAST)
     assert {each.spec for each in found.operands} == {("data", None, "seq", None)}
     assert [str(each) for each in found.results] == [

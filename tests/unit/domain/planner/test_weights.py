@@ -12,7 +12,7 @@ from tests.unit.domain.planner.operands import MATMUL, PAIR, SQUARE, placed
 
 
 def test_a_weight_follows_the_activation():
-    # The rows of the activation are split by a factor that the weight lacks. To gather the
+    # The rows of the activation are sharded by a factor that the weight lacks. To gather the
     # activation would be cheaper by far.
     rows = placed((8, 4), ("model", None))
     for spec in (None, "model"), ("model", None):
@@ -27,7 +27,7 @@ def test_the_weight_of_a_norm_follows_the_activation():
     rule = basic.elementwise(((8, 4), (4,)))
     rows, weight = placed((8, 4), ("model", None)), placed((4,), ("model",), weight=True)
     assert choose(rule, (rows, weight)).operands == (rows.layout, Layout.replicated(PAIR, 1))
-    # Where the axis splits no activation, the weight stays.
+    # Where the axis shards no activation, the weight stays.
     whole = placed((8, 4), (None, None))
     columns = Layout(PAIR, (None, "model"))
     assert choose(rule, (whole, weight)).operands == (columns, weight.layout)
@@ -48,7 +48,7 @@ def test_of_two_weights_the_cheaper_one_moves():
     assert chosen.operands == (Layout.replicated(PAIR, 2), columns.layout)
 
 
-def test_an_activation_that_is_split_by_a_factor_of_the_weight_may_move():
+def test_an_activation_that_is_sharded_by_a_factor_of_the_weight_may_move():
     def targets(rows, inner, columns):
         activation = placed((rows, inner), (None, "model"))
         weight = placed((inner, columns), (None, "model"), weight=True)
@@ -60,7 +60,7 @@ def test_an_activation_that_is_split_by_a_factor_of_the_weight_may_move():
     assert targets(rows=60_000, inner=40, columns=2) == ["S(1)", "S(0)"]
 
 
-def test_a_weight_that_is_split_by_the_factor_of_the_activation_stays():
+def test_a_weight_that_is_sharded_by_the_factor_of_the_activation_stays():
     inner = placed((8, 4), (None, "model"))
     weight = placed((4, 6), ("model", None), weight=True)
     chosen = choose(MATMUL, (inner, weight), ((8, 6),))
@@ -76,7 +76,7 @@ def test_a_weight_follows_along_each_axis_on_its_own():
     assert chosen.results == (Layout(SQUARE, ("data", "model")),)
 
 
-def test_a_weight_that_scales_an_activation_of_its_size_that_is_not_split_is_gathered():
+def test_a_weight_that_scales_an_activation_of_its_size_that_is_not_sharded_is_gathered():
     whole = placed((8, 4), (None, None))
     pending = Placed((8, 4), Layout(PAIR, (None, None), {"model": "sum"}))
     weight = placed((8, 4), ("model", None), weight=True)
@@ -88,7 +88,7 @@ def test_a_weight_that_scales_an_activation_of_its_size_that_is_not_split_is_gat
         assert not chosen.gathers
 
 
-def test_other_weights_that_meet_an_activation_that_is_not_split_stay():
+def test_other_weights_that_meet_an_activation_that_is_not_sharded_stay():
     rule = basic.elementwise(((8, 4), (8, 4)))
     whole = placed((8, 4), (None, None))
     weight = placed((8, 4), ("model", None), weight=True)

@@ -11,8 +11,8 @@ from shardcore.domain.redistribution.segments import ranges_of
 
 
 @st.composite
-def splits(draw, size, ranks):
-    """Per rank the elements that it has of a dim, split within segments or not."""
+def held_by_ranks(draw, size, ranks):
+    """Per rank the elements that it has of a dim, sharded within segments or not."""
     count = draw(st.sampled_from([each for each in range(1, size + 1) if size % each == 0]))
     block = blocks_of(count, draw(st.integers(1, 4)))
     return ranges_of(Layout(Mesh((ranks,), ("model",)), ("model",), blocks=(block,)), 0, size)
@@ -21,9 +21,9 @@ def splits(draw, size, ranks):
 @st.composite
 def exchanges(draw):
     size, ranks = draw(st.integers(1, 24)), draw(st.integers(1, 4))
-    held = draw(splits(size, ranks))
+    held = draw(held_by_ranks(size, ranks))
     if draw(st.booleans()):
-        return Exchange("model", 0, held, draw(splits(size, ranks)))
+        return Exchange("model", 0, held, draw(held_by_ranks(size, ranks)))
     ends = [sorted(draw(st.tuples(*[st.integers(0, size)] * 2))) for _ in range(ranks)]
     return Exchange("model", 0, held, tuple((range(*each),) for each in ends))
 

@@ -64,16 +64,16 @@ def single_axis_changes(draw):
     rest = {a: op for a, op in source.partial if a != axis}
 
     def placed(where):
-        split = [
+        of_dims = [
             fixed.dim_axes(dim) + ((axis,) if dim == where else ()) for dim in range(len(shape))
         ]
-        # Blocks can be others only where no other axis splits the dim.
+        # Blocks can be others only where no other axis shards the dim.
         blocks = [
             draw(block_sizes) if dim == where and not fixed.spec[dim] else fixed.blocks[dim]
             for dim in range(len(shape))
         ]
         pending = rest | ({axis: "sum"} if where == "partial" else {})
-        return Layout(source.mesh, split, pending, blocks)
+        return Layout(source.mesh, of_dims, pending, blocks)
 
     places = ["whole", *range(len(shape))]
     before = draw(st.sampled_from([*places, "partial"]))
@@ -186,17 +186,17 @@ BLOCKS = (1, 2, 4)
 def moves_from(mesh, state, elements, itemsize):
     """The states that one step gives, and its cost.
 
-    A state is the axes of each dim with its blocks, and the pending axes; the shapes split evenly.
+    A state is the axes of each dim with its blocks, and the pending axes; shards are even.
     """
-    split, pending = state
+    of_dims, pending = state
     size = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    local = elements // np.prod([size[a] for axes, _ in split for a in axes], dtype=int)
+    local = elements // np.prod([size[a] for axes, _ in of_dims for a in axes], dtype=int)
     found = {}
     for axis, n in size.items():
-        inside = [axes for axes, _ in split if axis in axes]
+        inside = [axes for axes, _ in of_dims if axis in axes]
         if inside and inside[0][-1] != axis:
             continue
-        out = [(tuple(a for a in axes if a != axis), block) for axes, block in split]
+        out = [(tuple(a for a in axes if a != axis), block) for axes, block in of_dims]
         out = [(axes, block if axes else 1) for axes, block in out]
         targets = [(None, 1)]
         for dim, (axes, block) in enumerate(out):
@@ -239,8 +239,8 @@ def test_no_path_is_cheaper_when_both_axes_move(data, itemsize):
         return Layout(MESH, layout.spec, dict.fromkeys(dict(layout.partial), "sum"), blocks)
 
     def state(layout):
-        split = tuple((layout.dim_axes(dim), layout.blocks[dim]) for dim in range(2))
-        return split, frozenset(dict(layout.partial))
+        of_dims = tuple((layout.dim_axes(dim), layout.blocks[dim]) for dim in range(2))
+        return of_dims, frozenset(dict(layout.partial))
 
     source, target = drawn(pending=True), drawn(pending=False)
     moving = [a != b for a, b in zip(source.placements, target.placements, strict=True)]

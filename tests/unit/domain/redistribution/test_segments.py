@@ -1,4 +1,4 @@
-"""Dims in segments, which axes split among ranks, and then within: what every rank holds."""
+"""Dims in segments, which axes shard among ranks, and then within: what every rank holds."""
 
 from itertools import combinations
 from math import prod
@@ -17,7 +17,7 @@ from shardcore.domain.redistribution.exchange import Exchange
 from shardcore.domain.redistribution.segments import (
     has_segments,
     ranges_of,
-    split_dims,
+    sharded_dims,
     without_segments,
 )
 from shardcore.domain.redistribution.stages import stages
@@ -29,7 +29,7 @@ from tests.unit.domain.numpy_mesh import run, scatter
 
 @st.composite
 def in_parts(draw, mesh=None, shape=None, pending=False):
-    """A layout with dims in segments, split by any of their axes, and a shape that has these."""
+    """A layout with dims in segments, sharded by any of their axes, and a shape that has these."""
     mesh = mesh or draw(meshes)
     shape = shape or draw(st.lists(st.sampled_from([1, 2, 6, 7, 12]), min_size=1, max_size=2))
     plain = draw(layouts(mesh, len(shape), pending=pending))
@@ -80,7 +80,7 @@ def test_a_normalized_layout_gives_every_rank_the_same_elements(case):
 
 
 @given(in_parts(), st.data())
-def test_without_some_axes_the_others_split_as_if_these_had_one_rank(case, data):
+def test_without_some_axes_the_others_shard_as_if_these_had_one_rank(case, data):
     layout, shape = case
     names, sizes = layout.mesh.axis_names, layout.mesh.shape
     gone = data.draw(st.sets(st.sampled_from(names)))
@@ -166,7 +166,7 @@ def exchanged(step, held):
 
 @st.composite
 def batches(draw):
-    """Rows, split by one axis, and heads, split by the others; each rank has some of both."""
+    """Rows, sharded by one axis, and heads, sharded by the others; each rank has some of both."""
     sizes = draw(st.lists(st.integers(2, 3), min_size=2, max_size=3))
     mesh = Mesh(sizes, AXES[: len(sizes)])
     rows, heads = draw(st.integers(2, 9)), draw(st.integers(2, 9))
@@ -177,7 +177,7 @@ def batches(draw):
 
 
 def reshaped(layout, shape, target):
-    found = reshape(shape, target, split_dims(layout, shape, target))
+    found = reshape(shape, target, sharded_dims(layout, shape, target))
     chosen = choose(found, (Placed(shape, layout),), (target,))
     is_same(chosen.operands[0], layout, shape)
     parts = [
@@ -189,7 +189,7 @@ def reshaped(layout, shape, target):
 
 
 def is_same(layout, other, shape):
-    """Every rank has the same elements; axes of one rank may split a dim or not."""
+    """Every rank has the same elements; axes of one rank may shard a dim or not."""
     found = elements_of_ranks(layout, shape)
     assert found == elements_of_ranks(other, shape), f"{layout} and {other} of {shape}"
 
@@ -210,7 +210,7 @@ def test_a_product_of_rows_and_heads_moves_nothing(case):
     shape = (rows, 2, heads, 5)
     joined = reshaped(more, shape, (rows * 2 * heads * 5,))
     is_same(reshaped(joined, (rows * 2 * heads * 5,), shape), more, shape)
-    # Of two operands, each may be split by heads only, by rows only, or by both.
+    # Of two operands, each may be sharded by heads only, by rows only, or by both.
     shape, whole = (rows, heads, 3, 5), (rows * heads, 3, 5)
     of_heads, of_rows = (
         Placed(whole, reshaped(layout.without(*layout.dim_axes(dim)), shape, whole))
@@ -225,10 +225,10 @@ def test_a_product_of_rows_and_heads_moves_nothing(case):
                 assert {step.kind for stage in moved for step in stage.steps} <= {"slice"}
 
 
-def test_what_no_layout_says_is_split_otherwise():
+def test_what_no_layout_says_is_sharded_otherwise():
     layout = Layout(Mesh((2, 2), AXES[:2]), (AXES[:2],), blocks=(Segments(4, outer=1),))
     operand = Placed((8,), layout)
-    # The segments of a piece would be split between in each of two pieces.
+    # The segments of a piece would be sharded between in each of two pieces.
     joined = segmented(1, 0, (1, 1), (2,))
     chosen = choose(joined, (operand, operand), ((16,),))
     held = [scatter(each, numbered((8,))) for each in chosen.operands]

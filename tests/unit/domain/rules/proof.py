@@ -57,7 +57,7 @@ def as_indices(values, upto):
 
 @st.composite
 def placements(draw, mesh, rule, shapes, factor):
-    """Per operand: on some axis split by `factor` if it has that, else anything."""
+    """Per operand: on some axis sharded by `factor` if it has that, else anything."""
     special = draw(st.integers(0, mesh.ndim - 1))
 
     def placement(term, shape, axis):
@@ -109,30 +109,30 @@ def prove(call, factor, data):
 
 
 def in_blocks(data, mesh, shape, where):
-    """A layout of those placements: split dims in blocks of any size, by their axes in any order.
+    """A layout of those placements: sharded dims in blocks of any size, by their axes in any order.
 
     It is normalized, as the layouts of all tensors are.
     """
     layout = Layout.from_placements(mesh, where, len(shape))
-    split = [data.draw(st.permutations(layout.dim_axes(dim))) for dim in range(len(shape))]
+    axes_of_dims = [data.draw(st.permutations(layout.dim_axes(dim))) for dim in range(len(shape))]
     blocks = [
-        data.draw(st.sampled_from(ways_to_split(size, len(axes)))) if axes else 1
-        for axes, size in zip(split, shape, strict=True)
+        data.draw(st.sampled_from(ways_to_shard(size, len(axes)))) if axes else 1
+        for axes, size in zip(axes_of_dims, shape, strict=True)
     ]
-    return Layout(mesh, split, layout.partial, blocks).normalized(shape)
+    return Layout(mesh, axes_of_dims, layout.partial, blocks).normalized(shape)
 
 
-def ways_to_split(size, axes):
-    """Blocks of some sizes, and segments of them, split by some of so many axes."""
+def ways_to_shard(size, axes):
+    """Blocks of some sizes, and segments of them, sharded by some of so many axes."""
     counts = [count for count in (2, 3, 4) if not size % count]
     segments = [Segments(count, block) for count in counts[:2] for block in (1, 2)]
-    split = [
+    axes_of_dims = [
         Segments(count, block, outer, together)
         for count in counts
         for outer in range(1, axes)
         for block, together in ((1, 1), (2, 1), (1, 2))
     ]
-    return [1, 2, 3, *segments, *split]
+    return [1, 2, 3, *segments, *axes_of_dims]
 
 
 def laid_out(mesh, value, layout):

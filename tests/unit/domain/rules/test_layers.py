@@ -122,7 +122,7 @@ def masks(draw, batch, heads):
     return f"{words} q", [(*first, 3, 5)]
 
 
-# Only a ring splits them: `test_ring.py`.
+# Only a ring shards them: `test_ring.py`.
 LENGTHS = frozenset({"q", "k"})
 
 

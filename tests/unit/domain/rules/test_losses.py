@@ -9,7 +9,7 @@ from shardcore.domain.rules import lookups
 from tests.unit.domain.rules.proof import Call, as_indices, prove, sizes
 
 CLASSES, IGNORED = 5, 0
-# Of classes that are split, those that a target may name.
+# Of classes that are sharded, those that a target may name.
 NAMES = 50
 
 
@@ -86,7 +86,7 @@ def nll_losses_on_classes(draw):
         counts = of_class.sum() if weighted else np.asarray(float(target.size))
         return [loss.sum() if summed else loss, counts]
 
-    rule = lookups.nll_loss(len(tensors[0]), weighted, summed, split=True)
+    rule = lookups.nll_loss(len(tensors[0]), weighted, summed, sharded=True)
     return Call(rule, [*tensors, *of_classes], run)
 
 
@@ -99,7 +99,7 @@ def nll_losses_backward_on_classes(draw):
         each = gradient / total * np.ones(target.shape)
         return [-picked_here(target, numbers, weights) * np.expand_dims(each, 1) * np.ones(x.shape)]
 
-    rule = lookups.nll_loss_backward(len(tensors[0]), weighted, summed, split=True)
+    rule = lookups.nll_loss_backward(len(tensors[0]), weighted, summed, sharded=True)
     gradient = () if summed else tensors[1]
     return Call(rule, [gradient, *tensors, (), *of_classes], run)
 
@@ -107,14 +107,14 @@ def nll_losses_backward_on_classes(draw):
 # The calls of each rule.
 CALLS = {
     "nll_loss": nll_losses(),
-    "nll_loss of split classes": nll_losses_on_classes(),
+    "nll_loss of sharded classes": nll_losses_on_classes(),
     "nll_loss_backward": nll_losses_backward(),
-    "nll_loss_backward of split classes": nll_losses_backward_on_classes(),
+    "nll_loss_backward of sharded classes": nll_losses_backward_on_classes(),
 }
 
 
 def factors(name):
-    return "abcd" if "split" in name else "acd"
+    return "abcd" if "sharded" in name else "acd"
 
 
 @pytest.mark.parametrize(("name", "factor"), [(n, f) for n in CALLS for f in factors(n)])

@@ -43,12 +43,12 @@ def reshapes(draw):
         target = np.empty(shape).reshape(target).shape
     except ValueError:
         assume(False)
-    split = []
+    sharded = []
     for dim in draw(st.sets(st.integers(0, len(shape) - 1))):
         count = draw(st.sampled_from([n for n in (1, 2, 3, 4) if not shape[dim] % n]))
         outer = 1 if count > 1 and draw(st.booleans()) else 0
-        split.append((dim, Segments(count, outer=outer)))
-    found = movement.reshape(shape, target, tuple(split))
+        sharded.append((dim, Segments(count, outer=outer)))
+    found = movement.reshape(shape, target, tuple(sharded))
     return Call(found, [shape], lambda parts: [parts[0].reshape(target)], reshapes=True)
 
 

@@ -23,7 +23,7 @@ class Passing:
         engine: The engine.
         axis: The axis.
         form: The form of the tensors whose parts are passed on.
-        layout: The layout of these tensors, in which `axis` splits `dim`.
+        layout: The layout of these tensors, in which `axis` shards `dim`.
         dim: The dim, counted from the end: parts may have more dims in front.
     """
 

@@ -40,7 +40,7 @@ class Redistribution:
     # The dims of the tensor, outermost in memory first, if the steps apply to the tensor with its
     # dims in that order.
     order: tuple[int, ...] | None = None
-    # The dims along which the values are equal, and which get split: the steps move them once.
+    # The dims along which the values are equal, and which get sharded: the steps move them once.
     repeats: tuple[int, ...] = ()
 
     @classmethod
@@ -130,11 +130,11 @@ def _repeats(form: Form, target: Layout) -> tuple[int, ...]:
     """Returns the dims of equal values that `target` shards by axes which shard other dims now."""
     if form.weight or form.layout.partial or target.partial:
         return ()
-    split = {axis for dim in range(form.ndim) for axis in form.layout.dim_axes(dim)}
+    sharded = {axis for dim in range(form.ndim) for axis in form.layout.dim_axes(dim)}
     return tuple(
         dim
         for dim in form.repeats
-        if not form.layout.dim_axes(dim) and not split.isdisjoint(target.dim_axes(dim))
+        if not form.layout.dim_axes(dim) and not sharded.isdisjoint(target.dim_axes(dim))
     )
 
 

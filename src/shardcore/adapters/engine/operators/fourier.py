@@ -20,7 +20,7 @@ from shardcore.domain.rules import movement
 
 
 def _transform(operator: Operator, tensor: Operand, dims: Sequence[int], *_: object) -> Task:
-    """Plans a transform along `dims`, which are not split."""
+    """Plans a transform along `dims`, which are not sharded."""
     task = along(operator, [tensor], frozenset(dim % tensor.ndim for dim in dims))
     return attrs.evolve(task, linear_in=(0,))
 

@@ -1,7 +1,7 @@
 """Operators that look up elements, rows and the classes of samples; layer norms.
 
 For losses, a mean over weighted samples is no mean of the ranks' means: the sum and the total
-weight are each reduced over the ranks, then divided. If classes are split, each rank looks up its
+weight are each reduced over the ranks, then divided. If classes are sharded, each rank looks up its
 own classes, and a sample with another class adds zero. A sample with an invalid class gives nan.
 One device raises an error for it, for which a rank would have to read the values.
 """
@@ -34,8 +34,8 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 def _embedding(_operator: Operator, table: Operand, indices: Operand, *_: object) -> Task | Handler:
     """Plans `embedding`, whose further operands are for the gradient."""
     layout, axes = indices.form.layout, table.form.layout.dim_axes(0)
-    # If an axis splits both, the ranks look up different rows.
-    if table.is_split(0) and layout.without(*axes) == layout:
+    # If an axis shards both, the ranks look up different rows.
+    if table.is_sharded(0) and layout.without(*axes) == layout:
         return _own_rows
     return Task(lookups.index(2, 0, 1, indices.ndim), (table, indices))
 
@@ -43,7 +43,7 @@ def _embedding(_operator: Operator, table: Operand, indices: Operand, *_: object
 def _own_rows(
     operator: Operator, table: ShardedTensor, indices: torch.Tensor, *_rest: object
 ) -> Any:
-    """Runs an embedding with split rows: the found rows, else zeros, are a partial sum."""
+    """Runs an embedding with sharded rows: the found rows, else zeros, are a partial sum."""
     numbers = torch.arange(len(table), device=table.device)
 
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
@@ -181,18 +181,18 @@ def _nll_loss_backward(
 def _places(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns whether each of `wanted` is in the sorted `numbers`, and its index, arbitrary if not.
 
-    A rank has several pieces of a dim that is split within its segments.
+    A rank has several pieces of a dim that is sharded within its segments.
     """
     place = torch.searchsorted(numbers, wanted.to(numbers.dtype)).clamp(max=len(numbers) - 1)
     return numbers[place] == wanted, place
 
 
 def _numbers(inputs: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the numbers of the classes, split as these; nothing if they are replicated."""
+    """Returns the numbers of the classes, sharded as these; nothing if they are replicated."""
     if not isinstance(inputs, ShardedTensor) or inputs.ndim == 1:
         return []
-    is_split = inputs.form.layout.dim_axes(1)
-    return [torch.arange(inputs.shape[1], device=inputs.device)] if is_split else []
+    is_sharded = inputs.form.layout.dim_axes(1)
+    return [torch.arange(inputs.shape[1], device=inputs.device)] if is_sharded else []
 
 
 PLANNERS: dict[Any, Planner] = {

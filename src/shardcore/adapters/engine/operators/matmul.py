@@ -1,4 +1,4 @@
-"""Products of matrices: the contracted dim may be split, which leaves a partial sum."""
+"""Products of matrices: the contracted dim may be sharded, which leaves a partial sum."""
 
 from collections.abc import Sequence
 from math import prod

@@ -20,7 +20,7 @@ from shardcore.adapters.engine.plans.task import (
 )
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import Args
-from shardcore.domain.planner.choice import Split
+from shardcore.domain.planner.choice import Sharding
 from shardcore.domain.rules import basic
 
 aten = torch.ops.aten
@@ -32,22 +32,22 @@ _ADDING = by_operator({"add.Tensor sub.Tensor": (0, 1), "where.self": (1, 2)})
 
 
 def plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
-    """Plans a split of the result's dims; operands of fewer dims or of size 1 are broadcast."""
+    """Plans a sharding of the result's dims; operands of fewer dims or of size 1 are broadcast."""
     if any(isinstance(each, list) for each in args):
         return None
     operands = [each for each in (*args, *kwargs.values()) if isinstance(each, Operand)]
     results = torch_private.number_of_results(operator)
-    split = _alike(operands, results)
+    sharding = _alike(operands, results)
     return Task(
         basic.elementwise([each.shape for each in operands], results),
         operands,
         linear_in=_linear_in(operator, operands, args),
         adds=_adds(operator, operands),
         of_weights=len(operands) == 1
-        or (split is not None and all(each.ndim for each in operands)),
+        or (sharding is not None and all(each.ndim for each in operands)),
         scales=torch_private.aten_name(operator) == "mul" and not any(map(_is_expanded, operands)),
         orders=_orders(operator, operands, **kwargs),
-        layouts=split,
+        layouts=sharding,
     )
 
 
@@ -100,7 +100,7 @@ def _orders(
 _ORDERS = {torch.channels_last: (0, 2, 3, 1), torch.channels_last_3d: (0, 2, 3, 4, 1)}
 
 
-def _alike(operands: Sequence[Operand], results: int) -> Split | None:
+def _alike(operands: Sequence[Operand], results: int) -> Sharding | None:
     """Returns the common layout of all operands but numbers, which the results get."""
     sized = [each for each in operands if each.ndim or not each.form.is_replicated]
     if not sized:
@@ -111,7 +111,7 @@ def _alike(operands: Sequence[Operand], results: int) -> Split | None:
     if layout.partial and len(sized) < len(operands):
         return None
     given = (each.form.layout.reduced for each in operands)
-    return Split.of(given, [layout.reduced] * results, shape)
+    return Sharding.of(given, [layout.reduced] * results, shape)
 
 
 def _converted(
@@ -130,8 +130,8 @@ def _like(operator: Operator, tensor: Operand, *_value: object, **kwargs: object
     """Plans `zeros_like(x)` and similar, which read no values of `x`."""
     layout = tensor.form.layout
     rule = basic.elementwise((tensor.shape,))
-    split = Split.of([layout], [layout.reduced], tensor.shape)
-    return Task(rule, [tensor], orders=_orders(operator, [tensor], **kwargs), layouts=split)
+    sharding = Sharding.of([layout], [layout.reduced], tensor.shape)
+    return Task(rule, [tensor], orders=_orders(operator, [tensor], **kwargs), layouts=sharding)
 
 
 def _empty_strided(

@@ -1,4 +1,4 @@
-"""Pools of images: a plane may be split between windows that do not overlap."""
+"""Pools of images: a plane may be sharded between windows that do not overlap."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +20,7 @@ def _average(spatial: int, operator: Operator, *args: Any) -> Task:
     *gradient, image = (each for each in args if isinstance(each, Operand))
     numbers = args[len(gradient) + 1 :]
     windows = _windows(spatial, image, *numbers[:3])
-    return _split(operator, args, windows, pooled=(0,) if gradient else ())
+    return _sharded(operator, args, windows, pooled=(0,) if gradient else ())
 
 
 def _largest(spatial: int, operator: Operator, *args: Any) -> Task | Handler:
@@ -32,26 +32,28 @@ def _largest(spatial: int, operator: Operator, *args: Any) -> Task | Handler:
     is_gradient = isinstance(args[1], Operand)
     image, *numbers = args[is_gradient:]
     windows = _windows(spatial, image, *numbers[:4])
-    if any(_splits_plane(each, windows) for each in args if isinstance(each, Operand)):
-        return partial(_largest_backward_of_split if is_gradient else _largest_of_split, spatial)
+    if any(_shards_plane(each, windows) for each in args if isinstance(each, Operand)):
+        return partial(
+            _largest_backward_of_sharded if is_gradient else _largest_of_sharded, spatial
+        )
     pooled = (0, 2) if is_gradient else ()
-    return _split(operator, args, (None,) * spatial, pooled)
+    return _sharded(operator, args, (None,) * spatial, pooled)
 
 
 def _windows(spatial: int, image: Operand | torch.Tensor, *how: Any) -> tuple[int | None, ...]:
     return layers.windows(tuple(image.shape[image.ndim - spatial :]), *how)
 
 
-def _splits_plane(tensor: Operand, windows: Sequence[int | None]) -> bool:
-    """Returns whether a dim that consists of windows is split."""
+def _shards_plane(tensor: Operand, windows: Sequence[int | None]) -> bool:
+    """Returns whether a dim that consists of windows is sharded."""
     first = tensor.ndim - len(windows)
     return any(
-        window is not None and tensor.is_split(first + place)
+        window is not None and tensor.is_sharded(first + place)
         for place, window in enumerate(windows)
     )
 
 
-def _split(
+def _sharded(
     operator: Operator, args: Args, windows: tuple[int | None, ...], pooled: Sequence[int]
 ) -> Task:
     operands = [each for each in args if isinstance(each, Operand)]
@@ -61,7 +63,9 @@ def _split(
     return Task(rule, operands, orders=[order_of(operands[0])] * results)
 
 
-def _largest_of_split(spatial: int, operator: Operator, image: torch.Tensor, *numbers: Any) -> Any:
+def _largest_of_sharded(
+    spatial: int, operator: Operator, image: torch.Tensor, *numbers: Any
+) -> Any:
     """Converts indices in each rank's part of the plane to indices in the full plane."""
     windows = _windows(spatial, image, *numbers[:4])
     sizes = tuple(image.shape[-spatial:])
@@ -76,7 +80,7 @@ def _largest_of_split(spatial: int, operator: Operator, image: torch.Tensor, *nu
     return tuple(run_rule(operator, rule, (image, *_numbers(image, sizes)), compute))
 
 
-def _largest_backward_of_split(
+def _largest_backward_of_sharded(
     spatial: int, operator: Operator, gradient: torch.Tensor, image: torch.Tensor, *args: Any
 ) -> Any:
     """Converts indices in the full plane to indices in each rank's part."""
@@ -96,7 +100,7 @@ def _largest_backward_of_split(
 
 
 def _numbers(image: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Returns, for each dim of a plane, the numbers of its elements, split as the dim."""
+    """Returns, for each dim of a plane, the numbers of its elements, sharded as the dim."""
     return [torch.arange(size, device=image.device) for size in sizes]
 
 

@@ -1,7 +1,7 @@
-"""Recurrent layers by cuDNN, and their gradient: split by the batch.
+"""Recurrent layers by cuDNN, and their gradient: sharded by the batch.
 
 For its gradient cuDNN keeps a tensor that only cuDNN reads, for the rows of one call. Each rank
-gives its tensor to the gradient, which is split as the output is.
+gives its tensor to the gradient, which is sharded as the output is.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 from shardcore.adapters.engine.plans.task import Operand, Operator, Parts, Planner, Task
 from shardcore.adapters.torch_private import Args, Kwargs, arguments_of, unnamed_operators
 from shardcore.domain.planner.call import Placed
-from shardcore.domain.planner.choice import split_as
+from shardcore.domain.planner.choice import shard_as
 from shardcore.domain.rules import layers
 
 # What the layers make for their gradient: all weights in one tensor, and states of the steps.
@@ -61,8 +61,8 @@ def _backward(operator: Operator, *args: object, **kwargs: object) -> Task | Non
     placed = tuple(
         Placed(each.shape, each.form.layout, weight=each.form.weight) for each in operands
     )
-    split = split_as(rule, placed, list(named).index("output"))
-    return Task(rule, operands, compute, orders=_orders(first), layouts=split)
+    sharding = shard_as(rule, placed, list(named).index("output"))
+    return Task(rule, operands, compute, orders=_orders(first), layouts=sharding)
 
 
 def _call(operator: Operator, args: Args, kwargs: Kwargs) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.torch_private import Kwargs, is_view
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.planner.call import Placed
-from shardcore.domain.planner.choice import Split, choose
+from shardcore.domain.planner.choice import Sharding, choose
 
 # They copy what has gaps, or another order, in memory.
 _RESHAPES = {torch.ops.aten.view.default, torch.ops.aten.reshape.default}
@@ -44,7 +44,7 @@ class Plan:
     # Of each operand of the task: its number among the tensors of the call, its redistribution,
     # None if it needs none, and whether its redistributed copy is used.
     uses: tuple[tuple[int, Redistribution | None, bool], ...]
-    split: Split  # the layouts of operands and results
+    sharding: Sharding  # the layouts of operands and results
     pending: PartialAxes  # the reductions of the operand that stay pending
     _numbers: tuple[int, ...] = attrs.field(init=False)
     _stays: bool = attrs.field(init=False)
@@ -59,7 +59,7 @@ class Plan:
         # A view of an all-gathered weight repeats no work on the ranks.
         task = self.task
         moves_weights = task.of_weights and all(each.form.weight for each in task.operands)
-        self._falls_back = self.split.gathers and not moves_weights
+        self._falls_back = self.sharding.gathers and not moves_weights
 
     def run(
         self,
@@ -82,7 +82,7 @@ class Plan:
                 copy = known[number] if uses_copy else None
                 tensor = copy.tensor if copy else tensors[number]
                 parts.append(
-                    tensor.part if move is None else moved(tensor, move, self.split.replicates)
+                    tensor.part if move is None else moved(tensor, move, self.sharding.replicates)
                 )
         compute = self.task.compute
         found = compute(parts) if compute else self._call(parts, args, kwargs)
@@ -135,14 +135,14 @@ class Plan:
     def _note_view(self, view: ShardedTensor, number: int, known: Redistributed) -> None:
         """Notes a copy of `view`, result `number`: the same view of the copy of its operand."""
         other, form, task = known.tensor, known.tensor.form, self.task
-        split = choose(task.rule, (Placed(form.shape, form.layout),), task.result_shapes)
-        if split.operands[0] != form.layout:  # the view would move the copy
+        sharding = choose(task.rule, (Placed(form.shape, form.layout),), task.result_shapes)
+        if sharding.operands[0] != form.layout:  # the view would move the copy
             return
-        compute = task.over(self.engine, split) if task.over else task.compute
+        compute = task.over(self.engine, sharding) if task.over else task.compute
         assert compute is not None
         part = compute([other.part])[number]
         assert part is not None
-        layout = split.results[number]
+        layout = sharding.results[number]
         same = self.engine.wrap(part, self.engine.evolved(view.form, layout=layout), other.memory)
         redistributed.note(view, same, known.serves)
 
@@ -166,8 +166,8 @@ class Plan:
     def _result(
         self, number: int, part: torch.Tensor, strides: Sequence[tuple[int, ...]] | None
     ) -> _Result:
-        task, layout = self.task, self.split.results[number]
-        shape = self.split.global_shape(task.rule.results[number], tuple(part.shape))
+        task, layout = self.task, self.sharding.results[number]
+        shape = self.sharding.global_shape(task.rule.results[number], tuple(part.shape))
         if self.pending:
             layout = with_pending(layout, self.pending)
         weight = task.of_weights and all(each.form.weight for each in task.operands)

@@ -19,24 +19,24 @@ from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.placements import Replicate
 from shardcore.domain.planner.call import Placed, Shapes
-from shardcore.domain.planner.choice import Split, choose
+from shardcore.domain.planner.choice import Sharding, choose
 from shardcore.domain.rules.rule import OperatorRule
 
 
 def planned(operator: Operator, task: Task, engine: Engine) -> Plan:
-    """Returns the plan of an operator by its rule, with the cheapest split."""
+    """Returns the plan of an operator by its rule, with the cheapest sharding."""
     forms = _forms(task)
     pending = _pending_in_results(task, forms)
     given = [
         engine.evolved(form, layout=form.layout.reduced) if pending else form for form in forms
     ]
-    split = _split(task, given, engine)
-    if pending and any(_uses(each, pending) for each in (*split.operands, *split.results)):
+    sharding = _sharding(task, given, engine)
+    if pending and any(_uses(each, pending) for each in (*sharding.operands, *sharding.results)):
         pending, given = (), forms
-        split = _split(task, forms, engine)
+        sharding = _sharding(task, forms, engine)
     targets = [
         with_pending(layout, pending) if pending and place in task.adds else layout
-        for place, layout in enumerate(split.operands)
+        for place, layout in enumerate(sharding.operands)
     ]
     # A partial operand stays as it is; only another one becomes zeros on other ranks.
     sources = [
@@ -56,8 +56,8 @@ def planned(operator: Operator, task: Task, engine: Engine) -> Plan:
             move = _move(other, target, engine)
         uses.append((each.number, move, uses_copy))
     if task.over is not None:
-        task = attrs.evolve(task, compute=task.over(engine, split))
-    return Plan(operator, engine, task, tuple(uses), split, pending)
+        task = attrs.evolve(task, compute=task.over(engine, sharding))
+    return Plan(operator, engine, task, tuple(uses), sharding, pending)
 
 
 def run_rule(
@@ -67,7 +67,7 @@ def run_rule(
     compute: Compute,
     result_shapes: Shapes = (),
 ) -> list[Any]:
-    """Runs `compute` on the local shards of `tensors`, split by `rule`; see `Task`."""
+    """Runs `compute` on the local shards of `tensors`, sharded by `rule`; see `Task`."""
     engine: Engine = next(each.engine for each in tensors if isinstance(each, ShardedTensor))
     sharded = [engine.as_sharded(each) for each in tensors]
     operands = [Operand(each.form, number) for number, each in enumerate(sharded)]
@@ -116,7 +116,7 @@ def _uses(layout: Layout, pending: PartialAxes) -> bool:
     return any(not isinstance(layout.placement(axis), Replicate) for axis, _ in pending)
 
 
-def _split(task: Task, forms: Sequence[Form], engine: Engine) -> Split:
+def _sharding(task: Task, forms: Sequence[Form], engine: Engine) -> Sharding:
     if task.layouts is not None:
         return task.layouts
     if engine.gathers and not all(form.weight or not form.ndim for form in forms):
@@ -137,5 +137,5 @@ def _split(task: Task, forms: Sequence[Form], engine: Engine) -> Split:
         for form, operand in zip(forms, task.operands, strict=True)
     )
     if task.ring is not None:
-        return task.ring.split(task.rule, placed, engine.costs)
+        return task.ring.sharding(task.rule, placed, engine.costs)
     return choose(task.rule, placed, task.result_shapes, task.scales, engine.costs)

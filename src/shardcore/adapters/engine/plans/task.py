@@ -12,7 +12,7 @@ from shardcore.adapters.engine.tensor import Form, contiguous_strides
 from shardcore.adapters.torch_private import Operator as Operator
 from shardcore.adapters.torch_private import is_view
 from shardcore.domain.planner.call import Shapes
-from shardcore.domain.planner.choice import Split
+from shardcore.domain.planner.choice import Sharding
 from shardcore.domain.planner.ring import Ring
 from shardcore.domain.rules.rule import OperatorRule
 
@@ -48,8 +48,8 @@ class Operand:
         """The dtype."""
         return self.form.dtype
 
-    def is_split(self, dim: int) -> bool:
-        """Returns whether several ranks split `dim`."""
+    def is_sharded(self, dim: int) -> bool:
+        """Returns whether several ranks shard `dim`."""
         layout = self.form.layout
         axes = layout.dim_axes(dim % self.ndim) if self.ndim else ()
         return any(layout.mesh.axis_size(axis) > 1 for axis in axes)
@@ -71,7 +71,7 @@ def operand(operator: Operator, form: Form, number: int, known: Redistributed | 
 
 @attrs.frozen(eq=False)
 class Task:
-    """An operator to be split by a rule."""
+    """An operator to be sharded by a rule."""
 
     rule: OperatorRule  # its sharding rule
     operands: Sequence[Operand]  # its tensors, as many as the rule has
@@ -93,11 +93,11 @@ class Task:
     # whose last dim is innermost.
     orders: Sequence[Order | None] = ()
     # The layouts of operands and results, if they do not follow from the rule.
-    layouts: Split | None = None
+    layouts: Sharding | None = None
     # The axis around which ranks pass parts on, if there is one.
     ring: Ring | None = None
-    # Makes `compute` for a split, if it depends on that.
-    over: Callable[[Engine, Split], Compute] | None = None
+    # Makes `compute` for a sharding, if it depends on that.
+    over: Callable[[Engine, Sharding], Compute] | None = None
 
 
 # Takes the arguments of a handler, with an `Operand` in the place of each tensor. Returns the task

@@ -1,4 +1,4 @@
-"""Attention and its gradient: split by rows and heads, or in a ring by the sequence."""
+"""Attention and its gradient: sharded by rows and heads, or in a ring by the sequence."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,12 +21,12 @@ from shardcore.adapters.engine.plans.task import (
     order_of,
 )
 from shardcore.adapters.torch_private import unnamed_operators
-from shardcore.domain.planner.choice import Split
+from shardcore.domain.planner.choice import Sharding
 from shardcore.domain.planner.ring import Ring
 from shardcore.domain.rules import layers
 from shardcore.domain.rules.rule import OperatorRule
 
-# The factors of the lengths, which only a ring splits, and the dim that has them.
+# The factors of the lengths, which only a ring shards, and the dim that has them.
 _LENGTHS = frozenset({"q", "k"})
 _LENGTH = 2
 # These operators give results in the order (batch, length, heads, size), for any operands.
@@ -40,7 +40,7 @@ _BY_LENGTH = {
 def _forward(operator: Operator, *args: object, **kwargs: object) -> Task | Handler | None:
     """Plans an attention."""
     call = AttentionCall.of(operator, args, kwargs)
-    if not call.can_be_split:
+    if not call.can_be_sharded:
         return None
     if call.mask is not None and call.mask.ndim < 4:
         return _with_large_mask
@@ -58,7 +58,7 @@ def _forward(operator: Operator, *args: object, **kwargs: object) -> Task | Hand
 def _backward(operator: Operator, *args: object, **kwargs: object) -> Task | Handler | None:
     """Plans the gradient of an attention."""
     call = AttentionCall.of(operator, args, kwargs)
-    if not call.can_be_split:
+    if not call.can_be_sharded:
         return None
     if call.mask is not None and call.mask.ndim < 4:
         return _with_large_mask
@@ -90,9 +90,9 @@ def _task(
     if ring is None:
         return Task(rule.without(_LENGTHS), operands, compute, orders=orders)
 
-    def over(engine: Engine, split: Split) -> Compute:
+    def over(engine: Engine, sharding: Sharding) -> Compute:
         _, key, _ = call.inputs
-        layout = split.operands[operands.index(key)]
+        layout = sharding.operands[operands.index(key)]
         passing = Passing(engine, ring.axis, key.form, layout, _LENGTH - key.ndim)
         return around(RingAttention(call, passing, striped=layout.segments[_LENGTH] > 1))
 
@@ -118,10 +118,10 @@ def _dims(call: AttentionCall) -> tuple[str, str | None]:
 
 
 def _ring(call: AttentionCall) -> Ring | None:
-    """Returns the ring, if one axis alone splits the lengths of query, key and value."""
+    """Returns the ring, if one axis alone shards the lengths of query, key and value."""
     query, key, _ = call.inputs
     axes = {each.form.layout.dim_axes(_LENGTH) for each in call.inputs}
-    if len(axes) > 1 or not query.is_split(_LENGTH) or call.trains_mask:
+    if len(axes) > 1 or not query.is_sharded(_LENGTH) or call.trains_mask:
         return None
     (axis, *others), sizes = axes.pop(), {query.shape[_LENGTH], key.shape[_LENGTH]}
     if others or (call.causal and (len(sizes) > 1 or call.mask is not None)):

@@ -63,7 +63,7 @@ class AttentionCall:
         return bool(self.arguments["is_causal"])
 
     @property
-    def can_be_split(self) -> bool:
+    def can_be_sharded(self) -> bool:
         """Whether parts of it can be computed: not with dropout, or if its mask is returned."""
         dropped = self.arguments["dropout_p"] or self.arguments.get("return_debug_mask")
         return not dropped

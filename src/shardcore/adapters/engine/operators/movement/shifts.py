@@ -1,4 +1,4 @@
-"""Slices and pads along a split dim, by an exchange of elements between ranks."""
+"""Slices and pads along a sharded dim, by an exchange of elements between ranks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @attrs.frozen(eq=False)
 class Shift:
-    """Takes a range of a split dim, which may begin before the dim or end behind it."""
+    """Takes a range of a sharded dim, which may begin before the dim or end behind it."""
 
     exchange: Exchange  # the exchange of the existing elements
     size: int  # the number of elements in the range
@@ -46,7 +46,7 @@ class Shift:
         blocks = tuple(1 if each == dim else block for each, block in enumerate(layout.blocks))
         found = Layout(layout.mesh, layout.spec, (), blocks)
         chunks = [(each.start, each.stop) for (each,) in ranges_of(found, dim, size)]
-        if not tensor.is_split(dim) or min(end - begin for begin, end in chunks) < 1:
+        if not tensor.is_sharded(dim) or min(end - begin for begin, end in chunks) < 1:
             return None
         length = tensor.shape[dim]
         wanted = [range(*(min(max(start + each, 0), length) for each in chunk)) for chunk in chunks]
@@ -84,7 +84,7 @@ class Shift:
     def pad(
         self, operator: Operator, tensor: ShardedTensor, pads: Sequence[int], *_: object
     ) -> Any:
-        """Runs `constant_pad_nd(tensor, pads, value)`: the split dim first."""
+        """Runs `constant_pad_nd(tensor, pads, value)`: the sharded dim first."""
         at = 2 * (tensor.ndim - 1 - self.exchange.dim)
         others = [*pads[:at], 0, 0, *pads[at + 2 :]]
         result = self.run(operator, tensor)
@@ -92,12 +92,12 @@ class Shift:
 
 
 def of_pads(tensor: Operand, pads: Sequence[int], value: float) -> Shift | None:
-    """Returns the shift that pads a split dim, None if no split dim or several are padded."""
+    """Returns the shift that pads a sharded dim, None if no sharded dim or several are padded."""
     given = [tensor.ndim - 1 - at // 2 for at in range(0, len(pads), 2) if any(pads[at : at + 2])]
-    split = [dim for dim in given if tensor.is_split(dim)]
-    if len(split) != 1:
+    sharded = [dim for dim in given if tensor.is_sharded(dim)]
+    if len(sharded) != 1:
         return None
-    (dim,) = split
+    (dim,) = sharded
     at = 2 * (tensor.ndim - 1 - dim)
     size = tensor.shape[dim] + pads[at] + pads[at + 1]
     return Shift.of(tensor, dim, -pads[at], size, value)

@@ -13,7 +13,7 @@ from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.torch_private import Operator
 from shardcore.domain.layout import Layout, PartialAxes
-from shardcore.domain.planner.choice import Split
+from shardcore.domain.planner.choice import Sharding
 from shardcore.domain.rules import basic, movement
 from shardcore.domain.rules.rule import OperatorRule
 
@@ -56,12 +56,12 @@ def _empty(tensor: Operand, dim: int) -> Task:
         basic.along(tensor.ndim, frozenset({dim})),
         [tensor],
         lambda parts: (parts[0].narrow(dim, 0, 0),),
-        layouts=Split.of([layout], [found], tensor.shape),
+        layouts=Sharding.of([layout], [found], tensor.shape),
     )
 
 
 def _shift(tensor: Operand, dim: int, segment: int, start: int, size: int) -> Shift | None:
-    """Returns the shift to `size` elements from `start`, None if each segment can be split.
+    """Returns the shift to `size` elements from `start`, None if each segment can be sharded.
 
     A tensor is redistributed into segments once, for all slices of it.
     """
@@ -101,7 +101,7 @@ def _slice_backward(
 def _select(operator: Operator, tensor: Operand, dim: int, index: int) -> Task | Handler:
     layout, dim = tensor.form.layout, dim % tensor.ndim
     in_one_piece = layout.segments[dim] == 1 and tensor.dtype is not torch.bool
-    if tensor.is_split(dim) and in_one_piece:
+    if tensor.is_sharded(dim) and in_one_piece:
         return _of_its_rank
     return one_result(_less(tensor, dim), tensor, lambda part: operator(part, dim, index))
 

@@ -17,8 +17,8 @@ from shardcore.adapters.engine.plans.task import (
     Task,
     by_operator,
 )
-from shardcore.domain.planner.choice import Split
-from shardcore.domain.redistribution.segments import split_dims
+from shardcore.domain.planner.choice import Sharding
+from shardcore.domain.redistribution.segments import sharded_dims
 from shardcore.domain.rules import basic, movement
 from shardcore.domain.rules.rule import OperatorRule
 
@@ -85,10 +85,10 @@ def _reshaped(_operator: Operator, tensor: Operand, sizes: Sequence[int]) -> Tas
     """Plans a reshape; it copies if the local shard allows no view."""
     rest = max(prod(size for size in sizes if size != -1), 1)
     target = tuple(tensor.numel() // rest if size == -1 else size for size in sizes)
-    split = split_dims(tensor.form.layout, tensor.shape, target)
-    rule = movement.reshape(tensor.shape, target, split)
+    sharded = sharded_dims(tensor.form.layout, tensor.shape, target)
+    rule = movement.reshape(tensor.shape, target, sharded)
 
-    def over(engine: Engine, chosen: Split) -> Compute:
+    def over(engine: Engine, chosen: Sharding) -> Compute:
         local = chosen.results[0].local_shape(target, engine.world.position)
 
         def compute(parts: Parts) -> Sequence[torch.Tensor]:

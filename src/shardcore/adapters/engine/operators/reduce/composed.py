@@ -99,8 +99,8 @@ def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
     def plan(_operator: Operator, *args: object, **_kwargs: object) -> Handler | None:
         is_used = training is None or args[training]
         forms = [each.form for each in args[operands] if isinstance(each, Operand)]
-        splits = any(not each.is_replicated and each.dtype.is_floating_point for each in forms)
-        return run if is_used and splits else None
+        any_sharded = any(not each.is_replicated and each.dtype.is_floating_point for each in forms)
+        return run if is_used and any_sharded else None
 
     return plan
 
@@ -180,7 +180,7 @@ _BY_OPERATOR: dict[Any, Callable[..., Any]] = {
 
 
 def run_softmax(operator: Operator, x: torch.Tensor, *args: object) -> Any:
-    """Runs a softmax, the gradient of one, or `logsumexp`, along a split dim."""
+    """Runs a softmax, the gradient of one, or `logsumexp`, along a sharded dim."""
     return _BY_OPERATOR[operator](reduced(x), *args)
 
 

@@ -17,7 +17,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
 from shardcore.domain.rules import basic
 
-# Floats that float32 represents exactly: an argmax along a split dim sends the bits of one.
+# Floats that float32 represents exactly: an argmax along a sharded dim sends the bits of one.
 _EXACT_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST = torch.iinfo(torch.int64).min
 _HALF = 1 << 32
@@ -36,8 +36,8 @@ def _is_count(tensor: Operand, dims: frozenset[int], keep: bool) -> bool:
     """Returns whether several ranks count true values, for more than one result."""
     is_number = len(dims) == tensor.ndim and not keep
     fits = prod(tensor.shape[dim] for dim in dims) <= torch.iinfo(torch.int32).max
-    splits = any(tensor.is_split(dim) for dim in dims)
-    return tensor.dtype is torch.bool and fits and splits and not is_number
+    is_sharded = any(tensor.is_sharded(dim) for dim in dims)
+    return tensor.dtype is torch.bool and fits and is_sharded and not is_number
 
 
 def _count(_operator: Operator, *args: Any) -> Any:
@@ -106,12 +106,12 @@ def _any(operator: Operator, *args: Any) -> Task | Handler | None:
     tensor, dims, _ = _dims_of(*args)
     if len(args) > 1 and args[1] in ([], ()):
         return None
-    if any(tensor.is_split(dim) for dim in dims):
-        return _any_of_split
+    if any(tensor.is_sharded(dim) for dim in dims):
+        return _any_of_sharded
     return _reduced(operator, *args)
 
 
-def _any_of_split(operator: Operator, *args: Any) -> Any:
+def _any_of_sharded(operator: Operator, *args: Any) -> Any:
     tensor, dims, keep = _dims_of(*args)
     found = reduced(tensor).ne(0).to(torch.uint8)
     of_ranks = found.amin if torch_private.aten_name(operator) == "all" else found.amax
@@ -122,14 +122,14 @@ def _any_of_split(operator: Operator, *args: Any) -> Any:
 def _argmax(
     operator: Operator, tensor: Operand, dim: int | None = None, keep: bool = False
 ) -> Task | Handler:
-    """Plans `argmax`; along a split dim each rank sends one number a row."""
-    if dim is not None and tensor.is_split(dim) and tensor.dtype in _EXACT_IN_FLOAT32:
-        return _argmax_of_split
+    """Plans `argmax`; along a sharded dim each rank sends one number a row."""
+    if dim is not None and tensor.is_sharded(dim) and tensor.dtype in _EXACT_IN_FLOAT32:
+        return _argmax_of_sharded
     return _reduced(operator, tensor, dim, keep)
 
 
-def _argmax_of_split(_operator: Operator, x: ShardedTensor, dim: int, keep: bool = False) -> Any:
-    """Runs `argmax(x, dim, keepdim)` along a split dim, in one all-reduce."""
+def _argmax_of_sharded(_operator: Operator, x: ShardedTensor, dim: int, keep: bool = False) -> Any:
+    """Runs `argmax(x, dim, keepdim)` along a sharded dim, in one all-reduce."""
     x, dim = reduced(x), dim % x.ndim
     engine, layout = x.engine, x.form.layout
     axes = layout.dim_axes(dim)
@@ -191,7 +191,7 @@ def _topk(
 
 def _logsumexp(operator: Operator, *args: Any) -> Task | Handler:
     tensor, dims, _ = _dims_of(*args)
-    if tensor.dtype.is_floating_point and any(tensor.is_split(dim) for dim in dims):
+    if tensor.dtype.is_floating_point and any(tensor.is_sharded(dim) for dim in dims):
         return run_softmax
     return _reduced(operator, *args)
 
@@ -199,20 +199,20 @@ def _logsumexp(operator: Operator, *args: Any) -> Task | Handler:
 def _softmax(operator: Operator, *args: Any) -> Task | Handler:
     """Plans `softmax(tensor, dim, in_float)`, or its gradient: `(gradient, output, dim, dtype)`."""
     *_, tensor, dim, _ = args
-    if tensor.is_split(dim):
+    if tensor.is_sharded(dim):
         return run_softmax
     return along(operator, args, frozenset({dim % tensor.ndim} if tensor.ndim else ()))
 
 
 def _safe_softmax(operator: Operator, tensor: Operand, dim: int, *_: object) -> Task | Handler:
     """Plans the softmax of an attention by products: `(tensor, dim, dtype)`."""
-    return run_softmax if tensor.is_split(dim) else _along_one(operator, tensor, dim)
+    return run_softmax if tensor.is_sharded(dim) else _along_one(operator, tensor, dim)
 
 
 def _bincount(_operator: Operator, numbers: Operand, *_rest: object) -> Handler | None:
     """Plans `bincount`; without numbers torch's result has another dtype."""
     sizes = numbers.form.layout.chunk_sizes(0, numbers.shape[0])
-    return _count_own if numbers.is_split(0) and min(sizes) else None
+    return _count_own if numbers.is_sharded(0) and min(sizes) else None
 
 
 def _count_own(

@@ -1,4 +1,4 @@
-"""Running sums along a split dim: each rank adds the totals of the ranks before it."""
+"""Running sums along a sharded dim: each rank adds the totals of the ranks before it."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from shardcore.adapters.torch_private import Operator
 
 def _cumsum(operator: Operator, tensor: Operand, dim: int, **_kwargs: object) -> Task | Handler:
     """Plans `cumsum(tensor, dim)`; parts of a dim in segments do not follow one another."""
-    if tensor.ndim and tensor.is_split(dim) and tensor.form.layout.segments[dim] == 1:
-        return _of_split
+    if tensor.ndim and tensor.is_sharded(dim) and tensor.form.layout.segments[dim] == 1:
+        return _of_sharded
     return along(operator, [tensor], frozenset({dim % tensor.ndim} if tensor.ndim else ()))
 
 
-def _of_split(operator: Operator, x: ShardedTensor, dim: int, **kwargs: object) -> Any:
-    """Runs `cumsum` along a split dim; the ranks send one total for each of its lines."""
+def _of_sharded(operator: Operator, x: ShardedTensor, dim: int, **kwargs: object) -> Any:
+    """Runs `cumsum` along a sharded dim; the ranks send one total for each of its lines."""
     x, dim = reduced(x), dim % x.ndim
     engine, layout = x.engine, x.form.layout
     axes, shape = layout.dim_axes(dim), tuple(x.shape)

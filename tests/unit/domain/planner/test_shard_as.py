@@ -1,4 +1,4 @@
-"""A gradient is split as the results of its operator are, wherever its operands are."""
+"""A gradient is sharded as the results of its operator are, wherever its operands are."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.planner.call import Placed
-from shardcore.domain.planner.choice import split_as
+from shardcore.domain.planner.choice import shard_as
 from shardcore.domain.rules import layers
 from tests.unit.domain.rules.proof import in_blocks, meshes
 
@@ -31,24 +31,24 @@ def test_the_operand_stays_and_the_others_follow(data):
         Placed(shape, anywhere(shape, [BATCH] if at == OUTPUT else range(len(shape))))
         for at, shape in enumerate(shapes)
     )
-    split = split_as(BACKWARD, operands, OUTPUT)
+    sharding = shard_as(BACKWARD, operands, OUTPUT)
     output = operands[OUTPUT].layout
     axes = output.dim_axes(BATCH)
-    assert split.operands[OUTPUT] == output
-    followers = (*split.operands[:4], *split.results[:3])
+    assert sharding.operands[OUTPUT] == output
+    followers = (*sharding.operands[:4], *sharding.results[:3])
     for layout, dim in zip(followers, (0, 1, 0, 0, 0, 1, 1), strict=True):
         assert (layout.dim_axes(dim), layout.blocks[dim]) == (axes, output.blocks[BATCH])
-    assert all(each.is_replicated for each in split.operands[4:])
-    assert split.results[3].partial == tuple(sorted((axis, "sum") for axis in axes))
+    assert all(each.is_replicated for each in sharding.operands[4:])
+    assert sharding.results[3].partial == tuple(sorted((axis, "sum") for axis in axes))
 
 
-def test_what_another_axis_splits_is_gathered():
+def test_what_another_axis_shards_is_gathered():
     mesh = Mesh((2, 2), ("data", "model"))
     rows = Placed((4, 3, 4), Layout(mesh, ("data", None, None)))
     state = Placed((1, 4, 4), Layout(mesh, (None, "data", None)))
     kept, weight = Placed((5,), Layout(mesh, (None,))), Placed((2, 4), Layout(mesh, (None, None)))
     for spec, gathers in [("model", True), (None, False)]:
         x = Placed((4, 3, 2), Layout(mesh, ("data", None, spec)))
-        split = split_as(BACKWARD, (x, state, rows, rows, kept, weight), OUTPUT)
-        assert split.gathers == gathers
-        assert str(split.operands[0]) == "('data', None, None)"
+        sharding = shard_as(BACKWARD, (x, state, rows, rows, kept, weight), OUTPUT)
+        assert sharding.gathers == gathers
+        assert str(sharding.operands[0]) == "('data', None, None)"

@@ -1,4 +1,4 @@
-"""The mesh axes over which policies split, the specs that they give, and the bytes they save."""
+"""The mesh axes over which policies shard, the specs that they give, and the bytes they save."""
 
 from collections.abc import Iterable
 
@@ -13,25 +13,25 @@ SMALL = 64 * 1024
 
 
 def saves(variable: VariableFacts, spec: Spec, mesh: Mesh) -> int:
-    """Returns the bytes that a split saves every rank at least."""
+    """Returns the bytes that a sharding saves every rank at least."""
     return variable.bytes - variable.bytes_here(spec, mesh)
 
 
 def replicated(variable: VariableFacts) -> Spec:
-    """Returns the spec that splits nothing."""
+    """Returns the spec that shards nothing."""
     return (None,) * len(variable.shape)
 
 
 def all_replicated(variables: Iterable[VariableFacts], why: str) -> dict[str, Choice]:
-    """Returns the choices that split none of `variables`."""
+    """Returns the choices that shard none of `variables`."""
     return {each.path: Choice(replicated(each), f"replicated: {why}") for each in variables}
 
 
-def split(variable: VariableFacts, dim: int, axis: str) -> Spec:
-    """Returns the spec that splits one dim.
+def sharded(variable: VariableFacts, dim: int, axis: str) -> Spec:
+    """Returns the spec that shards one dim.
 
     Example:
-        >>> split(VariableFacts("kernel", (4, 8)), -1, "model")
+        >>> sharded(VariableFacts("kernel", (4, 8)), -1, "model")
         (None, 'model')
     """
     spec: list[str | None] = [None] * len(variable.shape)
