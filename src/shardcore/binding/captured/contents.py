@@ -1,8 +1,11 @@
 """Values that a guard compares before each step: where they are looked up, and their content."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from operator import itemgetter
 from os import environ
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import attrs
@@ -13,6 +16,8 @@ from shardcore.binding.captured.functions import is_users
 
 # A larger content takes too long to compare before each step.
 _MOST_BYTES = 2**16
+# A subclass may make a value for a key that it lacks.
+_PLAIN_DICTS = (dict, MappingProxyType)
 
 
 class Holder(Protocol):
@@ -59,6 +64,25 @@ class Referent:
             return self.read()
         except (ValueError, AttributeError):
             return None
+
+
+def reader_of(holder: Holder, keys: list[Any]) -> Callable[[], tuple[Any, ...]]:
+    """Returns a function that reads several keys of one holder: in one call if it is a plain dict.
+
+    Thousands of lookups one by one take twice as long. Its KeyError says that a key has gone.
+
+    Example:
+        >>> reader_of({"rate": 0.5, "seed": None}, ["rate", "seed"])()
+        (0.5, None)
+    """
+    if isinstance(holder, dict | MappingProxyType) and _has_plainly(holder, keys):
+        return partial(itemgetter(*keys), holder)
+    return lambda: tuple(map(holder.get, keys))
+
+
+def _has_plainly(holder: Mapping[Any, Any], keys: list[Any]) -> bool:
+    """Returns whether `itemgetter` gives a tuple of these keys, and makes no value for any."""
+    return len(keys) > 1 and type(holder) in _PLAIN_DICTS and all(key in holder for key in keys)
 
 
 def content_of(value: Any) -> Callable[[], Any] | None:

@@ -12,7 +12,12 @@ from shardcore.binding import keras_private
 from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.attributes import CONTAINERS, guarded_attributes, members
 from shardcore.binding.captured.closures import PLAIN, Closures
-from shardcore.binding.captured.contents import GuardedAttribute, content_of, why_not_comparable
+from shardcore.binding.captured.contents import (
+    GuardedAttribute,
+    content_of,
+    reader_of,
+    why_not_comparable,
+)
 from shardcore.binding.captured.functions import CalledFunctions
 from shardcore.domain.steps.capture import NotCaptured
 
@@ -24,7 +29,9 @@ class PythonGuard:
     Args:
         attributes: Where numbers, flags, names, functions, lists and tensors are held.
         values: What was held there.
-        sizes: The lists, sets and dicts among the values, each with a name and its length then.
+        readers: They read the same values, holder by holder.
+        containers: The lists, sets and dicts among the values, in the same order.
+        sizes: Their lengths then.
         members: Views of those of which each member is compared, with their members then.
         buffers: Of arrays and the like, a name, what copies their content, and the content then.
         memories: Where in memory the tensors are that are held.
@@ -33,7 +40,9 @@ class PythonGuard:
 
     attributes: list[GuardedAttribute]
     values: list[Any]
-    sizes: list[tuple[str, Any, int]]
+    readers: list[Callable[[], tuple[Any, ...]]]
+    containers: list[Any]
+    sizes: list[int]
     members: list[tuple[str, Any, tuple[Any, ...]]]
     buffers: list[tuple[str, Callable[[], Any], Any]]
     memories: frozenset[Any]
@@ -59,6 +68,10 @@ class PythonGuard:
             NotCaptured: If the step reads what cannot be compared.
         """
         attributes = guarded_attributes(trainer, called, closures)
+        groups: dict[int, list[GuardedAttribute]] = {}
+        for each in attributes:
+            groups.setdefault(id(each.holder), []).append(each)
+        attributes = list(chain.from_iterable(groups.values()))
         held = [(each, each.value) for each in attributes]
         _check_comparable(held, called.names())
         containers = [pair for pair in held if isinstance(pair[1], CONTAINERS)]
@@ -74,7 +87,9 @@ class PythonGuard:
         return cls(
             attributes=attributes,
             values=[value for _, value in held],
-            sizes=[(each.name, value, len(value)) for each, value in containers],
+            readers=[reader_of(g[0].holder, [each.key for each in g]) for g in groups.values()],
+            containers=[value for _, value in containers],
+            sizes=[len(value) for _, value in containers],
             members=contents,
             buffers=[(name, copy, copy()) for name, copy in changeable.values() if copy],
             memories=_memories((value for _, value in named), local),
@@ -113,22 +128,26 @@ class PythonGuard:
 
     def _is_identical(self) -> bool:
         # Lists, and no generators: those call Python for each element, in every step.
-        pairs = zip(self.attributes, self.values, strict=True)
+        try:
+            values = chain.from_iterable([read() for read in self.readers])
+        except KeyError:
+            return False
         now = chain.from_iterable([view for _, view, _ in self.members])
         then = chain.from_iterable([found for _, _, found in self.members])
         return (
-            False not in [each.holder.get(each.key) is value for each, value in pairs]
-            and False not in [len(container) == size for _, container, size in self.sizes]
+            all(map(is_, values, self.values))
+            and list(map(len, self.containers)) == self.sizes
             and all(map(is_, now, then))
             and False not in [copy() == content for _, copy, content in self.buffers]
         )
 
     def _changes(self) -> Iterator[str]:
         """Yields the names of changed values; a new value that equals the old one is no change."""
+        sizes = iter(self.sizes)
         for attribute, value in zip(self.attributes, self.values, strict=True):
-            if not _is_same(attribute.value, value):
+            is_resized = isinstance(value, CONTAINERS) and len(value) != next(sizes)
+            if is_resized or not _is_same(attribute.value, value):
                 yield attribute.name
-        yield from (name for name, container, size in self.sizes if len(container) != size)
         for name, view, found in self.members:
             if not all(map(_is_same, view, found)):
                 yield name
