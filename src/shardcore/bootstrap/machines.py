@@ -33,7 +33,10 @@ def find(name_or_file: str) -> Machine:
             "'shardcore measure FILE' describes the machine at hand."
         ) from None
     except (OSError, ValueError) as error:
-        raise MachineError(f"{name_or_file!r} is no file of a machine: {error}") from error
+        raise MachineError(
+            f"{name_or_file!r} is no file of a machine: {error}. "
+            "'shardcore measure FILE' writes one."
+        ) from error
     try:
         return machine_of(data)
     except MachineError as error:

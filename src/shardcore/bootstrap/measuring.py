@@ -30,7 +30,10 @@ def measure(name: str) -> Machine:
         hosts.setdefault(host, []).append(rank)
     sizes = {host: len(ranks) for host, ranks in hosts.items()}
     if len(set(sizes.values())) > 1:
-        raise MachineError(f"Hosts are alike: start as many ranks on each, got {sizes}.")
+        raise MachineError(
+            f"Expected as many ranks on each host, got {sizes} (ranks by host): start torchrun "
+            "with one --nproc_per_node on all hosts."
+        )
     here = len(hosts[socket.gethostname()])
     near = list(hosts.values())
     far = [list(ranks) for ranks in zip(*near, strict=True)]

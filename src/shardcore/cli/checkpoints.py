@@ -102,5 +102,8 @@ def _found(directory: Path) -> Path:
 
     found = folders.find(directory)
     if found is None:
-        raise CheckpointError(f"{str(directory)!r} is no complete checkpoint and has none.")
+        raise CheckpointError(
+            f"Expected a complete checkpoint or a folder of such, got {str(directory)!r}: give the "
+            "directory that shardcore.save_checkpoint() was given."
+        )
     return found

@@ -68,7 +68,9 @@ class Mesh:
                 f"{self.axis_names} has {len(self.axis_names)}: give one name per axis."
             )
         if not self.shape:
-            raise MeshError("A mesh has at least one axis, got none.")
+            raise MeshError(
+                "A mesh has at least one axis, got none: Mesh((1,), ('data',)) has one."
+            )
 
     @property
     def size(self) -> int:

@@ -52,7 +52,8 @@ def spec_of_placements(
             continue
         if not -ndim <= placement.dim < ndim:
             raise LayoutError(
-                f"Axis {axis!r} shards dim {placement.dim}, but the tensor has {ndim} dims."
+                f"Axis {axis!r} shards dim {placement.dim}, but the tensor has {ndim} dims, "
+                "numbered from 0."
             )
         dim = placement.dim % ndim
         if sharded[dim] and blocks[dim] != placement.block:

@@ -35,7 +35,7 @@ def test_all_ranks_get_one_description_with_the_link_that_they_have_measured(hos
 
 def test_hosts_with_different_numbers_of_ranks_are_an_error():
     def program(rank):
-        with pytest.raises(MachineError, match=r"Hosts are alike: start as many ranks on each"):
+        with pytest.raises(MachineError, match=r"Expected as many ranks on each host"):
             measured(rank, "aab")
 
     run_ranks(program, 3)

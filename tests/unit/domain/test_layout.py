@@ -222,7 +222,7 @@ def test_a_layout_reads_well():
         (((("data", None)),), {}, r"tuple of axis names, got \('data', None\)"),
         ("data", {}, "one entry per tensor dim, got 'data'"),
         ((None,), {"data": "mean"}, "reduction 'mean'"),
-        ((None,), {"data": "sum", "model": "max"}, "mixes reductions"),
+        ((None,), {"data": "sum", "model": "max"}, "whose results depend on the order"),
     ],
 )
 def test_a_layout_that_cannot_be_is_an_error_with_the_name(spec, partial, message):

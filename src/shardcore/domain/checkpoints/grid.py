@@ -231,7 +231,10 @@ def _offsets(shape: tuple[int, ...], part: Box, outer: int) -> Iterator[int]:
 
 def _chunks(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:
     if layout.partial:
-        raise LayoutError(f"Layout {layout} has a pending reduction: reduce before saving.")
+        raise LayoutError(
+            f"A checkpoint stores shards and full tensors, but layout {layout} is partial: "
+            "redistribute the tensor to Replicate() or Shard(dim) before saving."
+        )
     return tuple(tuple(each for each in ranges if each) for ranges in ranges_of(layout, dim, size))
 
 

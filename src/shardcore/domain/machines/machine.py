@@ -141,7 +141,10 @@ def machine_of(data: object) -> Machine:
     fields = _fields(Machine, data, "A machine")
     speeds = fields["speeds"]
     if not isinstance(speeds, Mapping):
-        raise MachineError(f"The speeds of a machine are given by dtype, got {speeds!r}.")
+        raise MachineError(
+            f"Expected the speeds of a machine as a table by dtype, such as {{'float32': "
+            f"{{...}}}}, got {speeds!r}. 'shardcore measure FILE' writes an example."
+        )
     made: dict[str, Speed] = {
         str(dtype): Speed(**_fields(Speed, each, f"The speed for {dtype!r}"))
         for dtype, each in speeds.items()
@@ -164,7 +167,10 @@ def _link(data: object, what: str) -> Link:
 def _fields(kind: type[Any], data: object, what: str) -> dict[str, Any]:
     """Returns the fields for `kind` that `data` has, after a check of their names."""
     if not isinstance(data, Mapping):
-        raise MachineError(f"{what} is given by its fields, got {data!r}.")
+        raise MachineError(
+            f"{what} is given by its fields, got {data!r}: write a table with the fields "
+            f"{', '.join(each.name for each in attrs.fields(kind))}."
+        )
     known = {each.name: each.default is attrs.NOTHING for each in attrs.fields(kind)}
     missing = [name for name, needed in known.items() if needed and name not in data]
     unknown = [name for name in data if name not in known]

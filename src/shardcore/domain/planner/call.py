@@ -93,7 +93,7 @@ class Call:
             shapes = [each.shape for each in self.operands]
             raise LayoutError(
                 f"Rule '{self.rule}' has no steps for operands of shapes {shapes} and results of "
-                f"shapes {self.result_shapes}."
+                f"shapes {self.result_shapes}: expected dims of one factor to have one size."
             )
 
     @cached_property
@@ -242,7 +242,7 @@ class Call:
     def _meets_its_like(self, axis: str, term: Term, weight: Placed, factor: str) -> bool:
         """Returns whether an activation scales a weight of its size, and not sharded by `axis`.
 
-        A sharded result would be gathered later, for the same cost as the weight now.
+        A sharded result would be all-gathered later, for the same cost as the weight now.
         """
         return self.scales and any(
             not operand.weight

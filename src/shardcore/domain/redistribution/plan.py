@@ -52,8 +52,8 @@ def transition(source: Placement, target: Placement) -> Kind | None:
     kind = TRANSITIONS.get((type(source), type(target)))
     if kind is None:
         raise LayoutError(
-            f"No step leads from {source} to {target}: only values that are already pending "
-            "with the same reduction can stay so. Ask for a layout that is reduced."
+            f"No step leads from {source} to {target}: a tensor becomes partial by an "
+            "operator only. Ask for Replicate() or Shard(dim) along this axis."
         )
     return kind
 
@@ -197,7 +197,7 @@ def _cheapest(
                 missing, least = _missing(after, target, costs)
                 estimate = (so_far + missing, len(path) + least)
                 heappush(queue, (estimate, next(entry), so_far, after, path))
-    raise AssertionError("an axis can always be gathered or reduced, then sliced")
+    raise AssertionError("an axis can always be all-gathered or reduced, then sliced")
 
 
 def _moves(layout: Layout, axis: str, target: Layout) -> Iterator[Layout]:

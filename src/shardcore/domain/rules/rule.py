@@ -151,19 +151,22 @@ class OperatorRule:
 
     def __attrs_post_init__(self) -> None:
         if not self.operands:
-            raise RuleError(f"Rule '{self}' needs an operand.")
+            raise RuleError(
+                f"Rule '{self}' needs an operand before the arrow, such as 'n c' in 'n c -> n c'."
+            )
         for result in self.results:
             new = result.factors - self._factors_of(result)
             if new:
                 raise RuleError(
                     f"Result '{result}' of rule '{self}' has {sorted(new)}, which none of the "
-                    "operands that it is a product of has."
+                    "operands that it is a product of has: write '-' for a dim that is not sharded."
                 )
             for operand in self.operands:
                 if operand.added and not operand.factors <= result.factors:
                     raise RuleError(
                         f"Operand '{operand}' of rule '{self}' is added to '{result}', which "
-                        f"lacks {sorted(operand.factors - result.factors)}."
+                        f"lacks {sorted(operand.factors - result.factors)}: an added operand has "
+                        "factors of the result only, and '-' for other dims."
                     )
 
     def sums(self, result: Result) -> frozenset[str]:

@@ -140,8 +140,13 @@ def _parts(path: Path) -> list[str]:
         if all(isinstance(name, str) and Path(name).name == name for name in names):
             return sorted(names)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{str(path)!r} has no weight map: {error!r}") from None
-    raise CheckpointError(f"{str(path)!r} names files outside of its folder.")
+        raise CheckpointError(
+            f"Expected a 'weight_map' from variables to files in {str(path)!r}, got {error!r}: "
+            "give the .weights.json that Keras or 'shardcore checkpoint convert' wrote."
+        ) from None
+    raise CheckpointError(
+        f"{str(path)!r} names files outside of its folder, which are not read: move them beside it."
+    )
 
 
 def _datasets(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -160,10 +165,15 @@ def _datasets(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _of_dataset(name: str, dataset: Any) -> Variable:
     dtype = str(dataset.attrs.get("dtype", dataset.dtype))
     if dtype not in DTYPES:
-        raise CheckpointError(f"{name!r} has dtype {dtype}, which no checkpoint has.")
+        raise CheckpointError(
+            f"{name!r} has dtype {dtype}, expected one of {', '.join(DTYPES)}: cast it first."
+        )
     nbytes = int(np.prod(dataset.shape, dtype=object)) * DTYPES[dtype][1]
     if dataset.dtype.itemsize != DTYPES[dtype][1] or dataset.id.get_storage_size() < nbytes:
-        raise CheckpointError(f"{name!r} says that it has {nbytes} bytes, but the file has less.")
+        raise CheckpointError(
+            f"Expected {nbytes} bytes of {name!r} in the file, which has fewer: it is damaged or "
+            "compressed. Save the weights again."
+        )
 
     def read() -> memoryview:
         return np.ascontiguousarray(dataset[()]).reshape(-1).view(np.uint8).data
@@ -179,4 +189,7 @@ def group_of(name: str) -> str:
 def _refuse_twice(names: list[str], path: Path) -> None:
     if len(set(names)) < len(names):
         twice = next(name for number, name in enumerate(names) if name in names[:number])
-        raise CheckpointError(f"{str(path)!r} has {twice!r} twice.")
+        raise CheckpointError(
+            f"Expected each variable once in {str(path)!r}, but {twice!r} is there twice: remove "
+            "the file that does not belong to this model."
+        )

@@ -59,12 +59,14 @@ class ShardedDTensor(ShardedTensor, GivenDTensor):
         if device_mesh not in (None, self.device_mesh):
             raise LayoutError(
                 f"A tensor on {self.device_mesh} cannot be redistributed to another mesh, "
-                f"{device_mesh}: gather it by full_tensor(), and distribute that."
+                f"{device_mesh}: all-gather it by full_tensor(), and distribute that."
             )
         layout = self._layout_of(placements)
         if layout is None or backward_dtype is not None:
             raise LayoutError(
-                "redistribute() needs placements, one per mesh axis, and takes no backward_dtype."
+                f"redistribute() needs placements, one per mesh axis, and takes no backward_dtype; "
+                f"got placements={placements}, backward_dtype={backward_dtype} on mesh "
+                f"{self.device_mesh}."
             )
         tensor = self if forward_dtype is None else self.to(forward_dtype)
         return cast(ShardedDTensor, differentiable.redistribute(tensor, layout, self.engine))
@@ -141,6 +143,6 @@ def _from_torch(placement: Placement) -> domain.Placement:
     if placement.is_replicate():
         return domain.Replicate()
     raise LayoutError(
-        f"A DTensor with placement {placement} has shards that no layout says: redistribute it to "
-        "Shard, Replicate and Partial first."
+        f"Expected a DTensor with placements Shard, Replicate and Partial, got {placement}: "
+        "redistribute it to these first."
     )
