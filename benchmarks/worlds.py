@@ -21,7 +21,7 @@ WARM_UP = 3
 LOSS = 4
 MIB = 2**20
 BUCKET = 25 * 2**20
-SMALL = 64 * 1024  # what the policy "fully_sharded" leaves whole
+SMALL = 64 * 1024  # what the policy "fully_sharded" replicates
 TIMEOUT = 200.0
 
 
@@ -74,10 +74,10 @@ def formula(case: Case, layout: str, ranks: int, shapes: dict[str, tuple[int, ..
         return Moved(calls, calls * activation)
     sizes = [4 * math.prod(shape) for shape in shapes.values()]
     sharded = [size for size in sizes if layout == "fully sharded" and _pays(size, ranks)]
-    whole = sum(sizes) - sum(sharded)
+    replicated = sum(sizes) - sum(sharded)
     # A gather forward, another backward, and the gradient reduce-scattered.
     gathered = sum(2 * size // ranks + size for size in sharded)
-    return Moved(3 * len(sharded) + _buckets(whole), gathered + whole + LOSS)
+    return Moved(3 * len(sharded) + _buckets(replicated), gathered + replicated + LOSS)
 
 
 def _pays(size: int, ranks: int) -> bool:

@@ -10,7 +10,7 @@ from shardcore.testing import count_collectives
 
 
 def report(model, history, x, y, folder):
-    """Write this rank's facts and the whole weights. All ranks call it together."""
+    """Write this rank's facts and the full weights. All ranks call it together."""
     rank = os.environ.get("RANK", "0")
     np.savez(Path(folder, f"weights-{rank}.npz"), *model.get_weights())
     facts = {

@@ -17,7 +17,7 @@ class TestZero1(StrategyContract):
 
 
 def train(rank: int, strategy: str | None) -> Any:
-    """Returns the numbers after five steps, the bytes stored, and the bytes that a step gathers."""
+    """Returns the numbers after five steps, the bytes stored, and those that a step all-gathers."""
     if strategy is not None:
         shardcore.install(strategy)
         keras.distribution.set_distribution(keras.distribution.DataParallel())

@@ -54,7 +54,7 @@ def distribute_model(model: KerasModelT) -> KerasModelT:
 
     A model that was made before the distribution needs no call: it is laid out at its first use.
     This moves one that was laid out under another distribution. All ranks call it; the full value
-    of one variable at a time is gathered.
+    of one variable at a time is all-gathered.
 
     Args:
         model: The Keras model. Its variables are changed in place.

@@ -33,7 +33,16 @@ REMEDIES = {
     r"its kind": "the name of what it is like",
     r"(is|are) through": "has finished",
     r"of (its|one's|their) own": "its own ..., or nothing",
+    r"(is|are|be|been|stays?|not|never) split": "sharded",
+    r"(axis|axes|ranks?|policy|policies|strategy)( that)? splits?": "shards",
+    r"split (over|across|along|evenly|unevenly|dims?|(by|in) (rows|columns|heads))": "sharded",
+    r"whole (tensor|operand|weight|kernel|gradient|activation|variable)s?": "full ...",
+    r"whole batch(es)?": "global batch",
+    r"(?<!-)gather(s|ed|ing)? (weight|tensor|shard|kernel|activation|gradient)s?": "all-gather",
 }
+# A word of names: `aten.split` is of torch, and is not defined here.
+NAMES = re.compile(r"(^|_)split(s|ting|ter)?(_|$)|Split")
+NAMES_REMEDY = "shard, sharded or sharding"
 # The first words that make a docstring a riddle.
 RIDDLES = r"(What|Where|How|Who|Whose|That|Those|Which)\b"
 RIDDLE_REMEDY = "begin with a verb (Returns ...) or, for a class or a module, with a noun"
@@ -80,6 +89,18 @@ def riddles(tree: ast.Module) -> Iterator[str]:
             yield f"{line}: '{text.splitlines()[0]}': {RIDDLE_REMEDY}"
 
 
+def names(tree: ast.Module) -> Iterator[Passage]:
+    """Yields the names that a module defines, each with its line number."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.lineno, node.name
+            case ast.arg():
+                yield node.lineno, node.arg
+            case ast.Name(ctx=ast.Store()):
+                yield node.lineno, node.id
+
+
 def prose(markdown: str) -> str:
     """Returns the text without code; its lines keep their numbers."""
     fence = r"^([ \t]*)(`{3,}|~{3,}).*?^[ \t]*\2[ \t]*$"
@@ -116,6 +137,9 @@ def findings(path: Path) -> Iterator[str]:
         tree = ast.parse(text)
         passages = [*comments(text), *literals(tree)]
         yield from riddles(tree)
+        for line, name in names(tree):
+            if NAMES.search(name):
+                yield f"{line}: '{name}': write {NAMES_REMEDY}"
     for start, passage in passages:
         for pattern, remedy in _BANNED.items():
             for found in pattern.finditer(passage):
@@ -159,6 +183,8 @@ def test_a_long_sentence_is_found() -> None:
         ("a.py", "x = 1\n# It is\n# through now.\n", "2: 'is through': write has finished"),
         ("a.py", "y = 2\nx = f'{y} is made anew'\n", "2: 'anew': write again"),
         ("a.py", 'def f():\n    """What f does."""\n', f"2: 'What f does.': {RIDDLE_REMEDY}"),
+        ("a.md", "An axis\nthat splits it.\n", "1: 'axis that splits': write shards"),
+        ("a.py", "def f(x, is_split): ...\n", "1: 'is_split': write shard"),
         ("a.md", "```\ntold\n```\nIt `lies`\nthere. Nobody knows.\n", "5: 'Nobody': write the"),
     ],
 )
@@ -169,6 +195,8 @@ def test_a_planted_sentence_is_found(tmp_path: Path, name: str, text: str, repor
 
 
 def test_names_and_code_may_use_any_word(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text('"""Sums. It believes what earlies say."""\nlies = told = 1\n')
+    (tmp_path / "a.py").write_text(
+        '"""Sums. It believes what earlies say."""\nlies = told = x.split()\n'
+    )
     (tmp_path / "a.md").write_text("~~~python\nlies = 1\n~~~\nSet `told` here.\n")
     assert not [*findings(tmp_path / "a.py"), *findings(tmp_path / "a.md")]

@@ -30,9 +30,9 @@ Losses and outputs are within 1e-4 of one device's, relative to the largest valu
 - `lora`: LoRA weights are trained, written, and read into another model.
 - `preset`: a preset is written into a folder, and read.
 
-`export_to_transformers(path)` gathers shards, so every rank calls it. One rank writes the files, a
-variable at a time. `generate()` of a Gemma 3 without a preprocessor fails in keras-hub, on one
-device too: the table calls `make_generate_function()`.
+`export_to_transformers(path)` all-gathers shards, so every rank calls it. One rank writes the
+files, a variable at a time. `generate()` of a Gemma 3 without a preprocessor fails in keras-hub, on
+one device too: the table calls `make_generate_function()`.
 
 **ok**: the numbers of one device, and each step was captured. **ok, eager**: the numbers of one
 device, but a step was not captured. **one device fails**: keras-hub raises an error without

@@ -165,7 +165,7 @@ def _loss(results: list[Any]) -> torch.Tensor | None:
 
 
 def whole(leaf: Any) -> Any:
-    """The whole value; what is no tensor stays."""
+    """The full tensor; what is no tensor stays."""
     if strategies.is_sharded(leaf):
         leaf = strategies.whole(leaf)
     if not isinstance(leaf, torch.Tensor):

@@ -14,7 +14,7 @@ class Outcome:
     Args:
         status: one of `ORDER`.
         detail: what differs, what was raised, or why a step was not captured.
-        fell_back: the operators that ran on whole operands.
+        fell_back: the operators that ran on full operands.
         even: "ok" or "fell back" in the steps with an even batch, "" if there was none.
         uneven: the same in all other steps.
     """

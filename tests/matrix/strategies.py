@@ -42,6 +42,6 @@ def mesh_size(tensor: Any) -> int:
 
 
 def whole(tensor: Any) -> torch.Tensor:
-    """The whole value of a sharded tensor."""
+    """The full tensor of a sharded tensor."""
     full: torch.Tensor = tensor.detach().full_tensor()
     return full

@@ -56,8 +56,8 @@ def _best_dim(shape: tuple[int, ...], spec: Spec, parts: int) -> int | None:
     dim that `spec` shards.
 
     Example:
-        >>> whole = (None, None)
-        >>> _best_dim((30, 8), whole, 4), _best_dim((30, 9), whole, 4), _best_dim((3, 3), whole, 4)
+        >>> full = (None, None)
+        >>> _best_dim((30, 8), full, 4), _best_dim((30, 9), full, 4), _best_dim((3, 3), full, 4)
         (1, 0, None)
         >>> _best_dim((30, 8), (None, "model"), 4)
         0

@@ -16,7 +16,7 @@ KINDS: dict[Kind, str] = {
     "batch": "this rank's rows",
     "gradients": "those of the variables, after they are reduced",
     "activations": "all other results of operators, and gradients before they are reduced",
-    "collectives": "what collectives give: gathered weights, reduced sums",
+    "collectives": "what collectives give: all-gathered weights, reduced sums",
 }
 
 

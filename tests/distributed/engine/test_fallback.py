@@ -1,4 +1,4 @@
-"""The warning of an operator that runs on whole operands."""
+"""The warning of an operator that runs on full operands."""
 
 import keras
 import numpy as np

@@ -95,7 +95,7 @@ def test_a_redistributed_tensor_is_reused_until_it_is_written():
 
 
 def written_elsewhere(rank):
-    """A product after the gathered tensor was written, and one after the end of a step."""
+    """A product after the all-gathered tensor was written, and one after the end of a step."""
     world = World(MESH, (0, 1), rank, "cpu")
     tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
     x = tensors.join(VALUES[COLUMNS.slices((6, 4), rank)], COLUMNS, (6, 4))

@@ -61,7 +61,7 @@ SMALL, LARGE = 6 * 8 * 4, 6 * 16 * 4  # bytes
 
 
 def uses_of(columns):
-    """Returns a function that gathers weights of some columns, and returns how many it gathered."""
+    """Returns a function that all-gathers weights of some columns, and returns their number."""
     weights = {
         name: keras.Variable(torch.ones(6, count), name="w") for name, count in columns.items()
     }

@@ -138,7 +138,7 @@ def test_a_write_reaches_the_base_and_every_view():
 
 
 def test_a_shape_that_does_not_fit_raises_the_error_of_one_device():
-    """The operator is not tried on whole operands, which would communicate."""
+    """The operator is not tried on full operands, which would communicate."""
 
     def program(rank):
         distribute((2, 1))

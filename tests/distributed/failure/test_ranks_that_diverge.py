@@ -178,7 +178,7 @@ def test_uninstall_waits_until_fit_has_returned():
 
 
 def test_a_model_outside_its_scope_is_in_the_session_that_it_was_built_in():
-    """Two distributions of one mesh: one takes the whole batch, the other a rank's own rows."""
+    """Two distributions of one mesh: one takes the global batch, the other a rank's own rows."""
 
     def program(rank):
         shardcore.install("dtensor")

@@ -80,12 +80,12 @@ def engine_of(model):
 
 
 def hold(model, held):
-    """Lets the engine of a model hold `held` bytes of gathered weights."""
+    """Lets the engine of a model hold `held` bytes of all-gathered weights."""
     engine_of(model).unsharded = UnshardedWeights((WeightSize(held, held),))
 
 
 def calls_of_a_step(rank, shape, rules, options, held=None):
-    """The collectives of a step that keeps up to `held` bytes of gathered weights.
+    """The collectives of a step that keeps up to `held` bytes of all-gathered weights.
 
     The optimizer is left out.
     """

@@ -32,7 +32,7 @@ def model():
 
 
 def batches(sharded):
-    """Every process has the whole batch, plain; or takes its rows of it, as `fit` does."""
+    """Every process has the global batch, plain; or takes its rows of it, as `fit` does."""
     for step in STEPS:
         batch = X[step], Y[step]
         yield shardcore.ensure_dtensor_input(batch) if sharded else batch

@@ -124,7 +124,7 @@ _SAME_PROGRAM = "Every process must run the same program, with the same layout m
 _REMEDIES = {
     "batch": "Give every process the same data (seed its shuffling), or its own rows with "
     "auto_shard_dataset=False.",
-    "plain": "A plain tensor is the whole batch: give every process the same one. If each process "
+    "plain": "A plain tensor is the global batch: give every process the same one. If each process "
     "gives other rows, set auto_shard_dataset=False on the distribution: the model joins them, and "
     "shardcore.ensure_dtensor_input those of the targets.",
     "steps": "Give every process as many batches as the others.",

@@ -1,4 +1,4 @@
-"""Patches: files. One rank writes; all ranks gather their shards, one variable at a time."""
+"""Patches: files. One rank writes; all ranks all-gather one variable at a time."""
 
 import io
 import os

@@ -70,7 +70,7 @@ class TransformersExport:
             original(tokenizer, path)
 
     def _open(self, original: Original, file: FilePath, mode: str = "r", **options: object) -> Any:
-        """Opens a file; ranks ask if one has failed, before they gather the values of variables."""
+        """Opens a file; ranks ask if one has failed, before they all-gather variables."""
         opened = original(os.devnull if self.writes is False else file, mode, **options)
         if self.writes is None or "b" not in mode:
             return opened

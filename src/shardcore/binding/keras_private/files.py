@@ -12,7 +12,7 @@ from shardcore.binding.keras_private.models import is_saved_in_another_form, lay
 
 
 class _NoFile(saving_lib.H5IOStore):  # type: ignore[misc]
-    """A store that gathers each value for the rank that writes, and stores none."""
+    """A store that all-gathers each value for the rank that writes, and stores none."""
 
     def __init__(self) -> None:
         self.archive = None

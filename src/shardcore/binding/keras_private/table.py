@@ -226,7 +226,7 @@ ALL = (
     *(
         Patch(
             f"keras.src.backend.torch.trainer:TorchTrainer.make_{kind}_function",
-            "A batch is sharded before the step, and its logs are gathered after it.",
+            "A batch is sharded before the step, and its logs are all-gathered after it.",
         )
         for kind in STEPS
     ),
@@ -352,11 +352,11 @@ ALL = (
     ),
     Patch(
         "keras.src.models.model:Model.export",
-        "One rank exports full values; the others gather their shards.",
+        "One rank exports full values; all ranks all-gather the shards.",
     ),
     Patch(
         "keras.src.saving.saving_lib:save_model",
-        "Every rank would write the file; one does, the others gather their shards.",
+        "Every rank would write the file; one does, all ranks all-gather the shards.",
     ),
     Patch("keras.src.saving.saving_lib:save_weights_only", "As for the whole model."),
     Patch(

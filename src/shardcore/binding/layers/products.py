@@ -2,7 +2,7 @@
 
 torch makes one matrix of the kernels of all experts for `td,edh->eth`. If an axis shards tokens and
 experts, that matrix would be all-gathered, as any weight. A product for each expert, with equal
-tokens, lets the planner gather the tokens instead.
+tokens, lets the planner all-gather the tokens instead.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Patch: the trainer. Batches are sharded before a step, and its results are gathered after it."""
+"""Patch: the trainer. Batches are sharded before a step, and its results all-gathered after it."""
 
 import weakref
 from collections.abc import Callable

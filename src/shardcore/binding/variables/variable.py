@@ -101,7 +101,7 @@ def represent(_original: Callable[..., str], variable: Variable) -> str:
 
 
 def to_numpy(sessions: Sessions, original: Original, x: object) -> Any:
-    """Replaces `convert_to_numpy`: gathers sharded tensors, alone or in a list, first."""
+    """Replaces `convert_to_numpy`: all-gathers sharded tensors, alone or in a list, first."""
     value: Any = getattr(x, "value", x)  # of a Keras variable
     if isinstance(value, list | tuple):
         return original([full_tensor(getattr(each, "value", each), sessions) for each in value])
@@ -131,7 +131,7 @@ def _array(gathered: torch.Tensor) -> Any:
 
 
 def full_tensor(tensor: Any, sessions: Sessions) -> Any:
-    """Returns the full tensor of `tensor`, gathered if it is sharded."""
+    """Returns the full tensor of `tensor`, all-gathered if it is sharded."""
     strategy = sessions.keeper(tensor) if isinstance(tensor, torch.Tensor) else None
     if strategy is None:
         return tensor

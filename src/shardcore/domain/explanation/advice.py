@@ -20,10 +20,10 @@ MOST_SAID = 4
 
 
 def advise(moved: Sequence[Facts], layers: Sequence[ExplainedLayer]) -> tuple[Avoidable, ...]:
-    """Returns the gathers that a layout forces, each once with the rules to change.
+    """Returns the all-gathers that a layout forces, each once with the rules to change.
 
-    A large weight that is gathered for use is left out, since its sharding saves memory. So is the
-    reduction of a partial sum, which every sharded kernel needs.
+    A large weight that is all-gathered for use is left out, since its sharding saves memory. So is
+    the reduction of a partial sum, which every sharded kernel needs.
     """
     found: list[Avoidable] = []
     ruled: set[str] = set()  # one change at a time: a changed rule changes later collectives
@@ -124,13 +124,13 @@ def _replicated_producer(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoi
 
 
 def _gathers_tokens(facts: Facts) -> bool:
-    """Returns whether a dim between batch and features is gathered, as in `sequence_parallel`."""
+    """Returns whether a dim between batch and features is all-gathered: the sequence."""
     inner = range(1, len(facts.shape or ()) - 1)
     return any(isinstance(each, Shard) and each.dim in inner for each in facts.before())
 
 
 def _features(facts: Facts) -> int | None:
-    """Returns the size of the last dim, if that is gathered."""
+    """Returns the size of the last dim, if that is all-gathered."""
     if facts.shape is None or facts.source is None or not facts.shape:
         return None
     last = len(facts.shape) - 1

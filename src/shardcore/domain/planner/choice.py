@@ -127,7 +127,7 @@ def _sharding(
     call: Call, cuts: Mapping[str, Cut], left: Iterable[str], replicates: bool = False
 ) -> Sharding:
     """Returns the sharding of `call` by `cuts`; the axes `left` shard no factor."""
-    # An axis that is left gathers the activations that it shards; without any, the weights.
+    # An axis that is left all-gathers the activations that it shards; without any, the weights.
     moved = [each for each in call.operands if not each.weight] or call.operands
     return Sharding(
         tuple(call.layout(term, cuts) for term in call.rule.operands),

@@ -100,7 +100,7 @@ class ShardingCosts:
         """
         if operand.weight or factor not in self.call.separate:
             return 1.0
-        if term.dim_of(factor) in operand.repeats:  # it is gathered, and the result stays
+        if term.dim_of(factor) in operand.repeats:  # it is all-gathered, and the result stays
             return 1.0
         size = max(prod(operand.shape), 1)
         return min([size, *map(prod, self.call.result_shapes)]) / size
@@ -111,14 +111,14 @@ class ShardingCosts:
         held = _bytes(operand, axis) * share
         sources = [each.placement(axis) for each in layouts]
         if isinstance(target, Shard) and target.dim in operand.repeats and target not in sources:
-            # Its values are gathered once, and each rank repeats them for its shard.
+            # Its values are all-gathered once, and each rank repeats them for its shard.
             held, target = held / operand.shape[target.dim], Replicate()
         return min(self._sent(source, target, axis, held) for source in sources)
 
     def _way_back(self, source: Placement, target: Placement, axis: str, held: float) -> float:
         """Returns the cost of redistributing the gradient of a weight to it, without the latency.
 
-        With the latency, small activations would be gathered in the forward pass instead. That
+        With the latency, small activations would be all-gathered in the forward pass instead. That
         sends more: the rows of a batch are larger than the results of a last layer.
         """
         return self._sent(source, target, axis, held) - self._sent(source, target, axis, 0)

@@ -1,7 +1,7 @@
 """Redistribution of tensors with dims in segments, as stages of steps on separate dims.
 
 A stage is on a tensor with a separate dim for the segments of each dim. If no one shape has the
-segments of both layouts as dims, the dims that differ are gathered first, or exchanged.
+segments of both layouts as dims, the dims that differ are all-gathered first, or exchanged.
 """
 
 from functools import lru_cache

@@ -27,8 +27,8 @@ class Moved:
         kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send" or "broadcast".
         axes: The mesh axes along which ranks take part.
         operand_bytes: The bytes of the operands of a rank, each time.
-        waits: Whether the step waits for it: it moves an activation. Weights may be gathered, and
-            gradients reduced, while the step computes.
+        waits: Whether the step waits for it: it moves an activation. Weights may be all-gathered,
+            and gradients reduced, while the step computes.
         times: The number of such collectives.
     """
 

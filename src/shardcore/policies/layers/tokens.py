@@ -1,7 +1,7 @@
 """Roles of layers for a sharded sequence: they shard it, pass parts on, or need it in full.
 
 A role depends on the kind of the layer and on the sharding of its variables by `tensor_parallel`.
-In a model with a graph, the roles decide which outputs are sharded and which are gathered.
+In a model with a graph, the roles decide which outputs are sharded and which are all-gathered.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -118,7 +118,7 @@ def _is_over_channels(norm: LayerFacts) -> bool:
 
 @attrs.frozen
 class Flow:
-    """The outputs of a functional model's layers: sharded, passed on, or gathered."""
+    """The outputs of a functional model's layers: sharded, passed on, or all-gathered."""
 
     graph: Graph
     roles: Mapping[str, Role]  # the roles of its layers, by name
@@ -136,8 +136,8 @@ class Flow:
     def sharded(self) -> list[str]:
         """Returns the layers whose outputs are computed in parts of the sequence.
 
-        If the norm before a region also feeds a residual connection, the region would gather the
-        parts for each of its products. The outputs that are added to them stay full then.
+        If the norm before a region also feeds a residual connection, the region would all-gather
+        the parts for each of its products. The outputs that are added to them stay full then.
         """
         sources = {name for name, role in self.roles.items() if role in _SOURCES}
         while True:
@@ -172,7 +172,7 @@ class Flow:
         return not self.is_gathered(name) and not set(_REGIONS).isdisjoint(users)
 
     def _together(self, names: Iterable[str], sharded: list[str]) -> set[str]:
-        """Returns `names` and the layers that are combined with them without a gather."""
+        """Returns `names` and the layers that are combined with them without an all-gather."""
         found: set[str] = set()
         todo = list(names)
         while todo:

@@ -113,7 +113,7 @@ def knows_its_layout(strategy: Strategy[torch.Tensor], world: World) -> None:
 
 
 def is_read(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """Checks that `full_tensor` gathers, `local` shares the memory, and plain tensors mix in."""
+    """Checks that `full_tensor` all-gathers, `local` shares memory, and plain tensors mix in."""
     for case in cases(strategy, world, EVEN):
         stored = case.stored()
         full = strategy.full_tensor(stored)

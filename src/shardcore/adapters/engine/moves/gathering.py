@@ -15,7 +15,7 @@ from shardcore.domain.redistribution.segments import without_segments
 from shardcore.ports.measurement.trace_context import Move, redistribution_scope
 from shardcore.ports.world import World
 
-# The bytes that all ranks together send at once. Smaller tensors are gathered as a whole.
+# The bytes that all ranks together send at once. Smaller tensors are all-gathered at once.
 GATHERED_BYTES = 1 * 1024 * 1024
 
 

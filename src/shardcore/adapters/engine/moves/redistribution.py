@@ -84,7 +84,7 @@ class Redistribution:
     def of_weight(cls, form: Form, target: Layout, engine: Engine) -> "Redistribution | None":
         """Returns the redistribution of a weight, with dims in the order of the variable's memory.
 
-        A kernel and its transpose, which a backward pass reads, are gathered once.
+        A kernel and its transpose, which a backward pass reads, are all-gathered once.
         """
         order = tuple(sorted(range(form.ndim), key=lambda dim: (-form.strides[dim], dim)))
         shape = tuple(form.shape[dim] for dim in order)

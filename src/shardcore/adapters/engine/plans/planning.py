@@ -87,7 +87,7 @@ def _forms(task: Task) -> list[Form]:
 def _move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
     """Returns the redistribution of a tensor; with a cache per step, a weight serves its transpose.
 
-    Else the backward pass gathers it again: the cache does not hold it from the forward pass on.
+    Else the backward pass all-gathers it again: the cache does not hold it until then.
     """
     held = form.weight and engine.unsharded.holds_steps
     return (Redistribution.of_weight if held else Redistribution.to)(form, layout, engine)

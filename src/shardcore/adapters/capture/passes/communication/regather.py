@@ -28,7 +28,7 @@ def with_regathers(tape: Tape) -> Tape:
             continue
         made, last_use, readers = _uses(place, tape)
         if not readers or bisect(places, last_use) == bisect(places, readers[0]):
-            continue  # no other weight is gathered between the two
+            continue  # no other weight is all-gathered between the two
         read = {value for each in readers for value in tape.calls[each].operands} & made
         made_by = with_needs({makers[value] for value in read}, needs)
         if _may_repeat(made_by, readers[0], tape):

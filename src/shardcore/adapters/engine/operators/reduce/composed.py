@@ -1,4 +1,4 @@
-"""Operators composed of others, which are dispatched one by one, so that nothing is gathered.
+"""Operators composed of others, which are dispatched one by one, to all-gather nothing.
 
 For variances, batch norms, and softmax along a sharded dim, ranks reduce sums and maxima.
 """
