@@ -86,9 +86,8 @@ class Layout:
         ops = {Partial(op).op for _, op in self.partial}
         if len(ops) > 1 and ops != {"sum", "avg"}:
             raise LayoutError(
-                f"Expected partial axes of one operation, or of 'sum' and 'avg', but layout {self} "
-                f"has {sorted(ops)}, whose results depend on the order: redistribute all but one "
-                "of these axes to Replicate() or Shard(dim) first."
+                f"Layout {self} is partial by {sorted(ops)}, whose results depend on the order: "
+                "redistribute all but one of these axes to Replicate() or Shard(dim) first."
             )
 
     @classmethod
