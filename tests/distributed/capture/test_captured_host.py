@@ -71,7 +71,7 @@ class Counted(keras.callbacks.Callback):
 
 def functions_called(model, only=("fit", "evaluate", "predict")):
     """By method, how many functions of Python one of its steps calls."""
-    x, y = np.ones((48, 8, 16), "float32"), np.zeros((48, 8), "int32")
+    x, y = np.ones((32, 8, 16), "float32"), np.zeros((32, 8), "int32")
     methods = {
         "fit": lambda **with_: model.fit(x, y, batch_size=8, verbose=0, **with_),
         "evaluate": lambda **with_: model.evaluate(x, y, batch_size=8, verbose=0, **with_),
@@ -135,6 +135,9 @@ def test_a_step_of_many_layers_calls_no_more_python(name):
         assert calls < eager[name]
 
 
+WIDTH = 512
+
+
 def grown(_rank):
     """The growth of the process over many captured steps of a fully sharded model, in bytes."""
     shardcore.install()
@@ -143,13 +146,13 @@ def grown(_rank):
     layouts[".*kernel"] = ("data", None)
     parallel = keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="data")
     keras.distribution.set_distribution(parallel)
-    dense = [keras.layers.Dense(1024, activation="relu") for _ in range(6)]
-    model = keras.Sequential([keras.Input((1024,)), *dense])
+    dense = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(6)]
+    model = keras.Sequential([keras.Input((WIDTH,)), *dense])
     model.compile("adam", "mse")
-    x = np.ones((256, 1024), "float32")
-    model.fit(x, x, batch_size=32, epochs=2, verbose=0)
+    x = np.ones((64, WIDTH), "float32")
+    model.fit(x, x, batch_size=8, epochs=2, verbose=0)
     before = resident()
-    model.fit(x, x, batch_size=32, epochs=5, verbose=0)
+    model.fit(x, x, batch_size=8, epochs=5, verbose=0)
     return resident() - before
 
 
@@ -158,6 +161,6 @@ def resident():
 
 
 def test_steps_leave_no_holes_in_the_heap():
-    """Records of collectives would take the place of freed tensors: forty steps lost 540 MB."""
-    weight = 4 * 1024 * 1024
+    """Records in the place of freed tensors would cost it: forty steps once lost 135 weights."""
+    weight = 4 * WIDTH**2
     assert max(run_ranks(grown, 2)) < 25 * weight

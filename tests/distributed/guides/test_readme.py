@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks.tree import python
+from tests import warm
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 
 
 def blocks(language):
@@ -18,17 +17,10 @@ def blocks(language):
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Runs the script of the README as a stranger does: no backend is chosen beforehand."""
+def script(tmp_path):
     (script,) = blocks("python")
     (tmp_path / "script.py").write_text(script)
-    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
-
-    def run(*launcher):
-        variables = {**environment, "OMP_NUM_THREADS": "1"}
-        return python(*launcher, "script.py", cwd=tmp_path, **variables)
-
-    return run
+    return tmp_path / "script.py"
 
 
 def test_the_script_has_fifteen_lines():
@@ -36,10 +28,17 @@ def test_the_script_has_fifteen_lines():
     assert len([line for line in script.splitlines() if line]) == 15
 
 
-def test_the_script_prints_what_the_readme_shows(run):
+def test_the_script_prints_what_the_readme_shows(script):
     (session,) = (block for block in blocks("console") if "script.py" in block)
     alone, launched = re.findall(r"^\$ .*\n((?:\[.*\n)+)", session, re.MULTILINE)
-    assert run() == alone
+    # As a stranger does: no backend is chosen beforehand, and ranks are new interpreters.
+    inherited = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    environment = {**inherited, "OMP_NUM_THREADS": "1"}
+    assert warm.run([script.name], environment, script.parent).stdout == alone
+    words = ["--standalone", "--nproc_per_node=2", script.name]
+    ranks = warm.run_torchrun(words, environment, script.parent, forks_workers=False)
     line, other = launched.splitlines()
     assert line == other
-    assert run(*TORCHRUN).count(line) == 2  # the ranks' line ends may interleave
+    assert ranks.stdout.count(line) == 2, ranks.stderr  # the ranks' line ends may interleave
+    assert "KERAS_BACKEND" not in ranks.stderr  # a start as usual is no news
+    assert "ignored in" not in ranks.stderr  # no scope is closed after torch is gone

@@ -4,7 +4,6 @@ The tests of gathering ask for `weights="gather"`: it is no default.
 """
 
 import gc
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
@@ -422,7 +421,7 @@ def test_out_of_another_shape_is_refused():
         np.testing.assert_allclose(difference, 1.0, atol=1e-6)
 
 
-# No code may import DTensor, not even torch and Keras.
+# No code may import DTensor, not even torch and Keras; these are imported once, for both ranks.
 BLOCKED = """
 import os, sys
 
@@ -433,27 +432,28 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 os.environ["KERAS_BACKEND"] = "torch"
-import shardcore
-status = shardcore.install("auto")
-import keras, numpy as np
-keras.distribution.set_distribution(keras.distribution.DataParallel())
-keras.utils.set_random_seed(1)
-layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-model = keras.Sequential([keras.Input((4,)), *layers])
-model.compile("adam", "mse")
-history = model.fit(np.ones((10, 4)), np.ones((10, 1)), batch_size=4, epochs=3, verbose=0)
-model.save_weights("trained.weights.h5")
-if status.strategy == "manual" and shardcore.verify(model).ok and "loss" in history.history:
-    sys.stdout.write(f"trained by {status.strategy}: {status.passed_over['dtensor']}\\n")
+import keras, numpy as np, shardcore, shardcore.testing
+
+def trained(rank):
+    status = shardcore.install("auto")
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile("adam", "mse")
+    history = model.fit(np.ones((10, 4)), np.ones((10, 1)), batch_size=4, epochs=3, verbose=0)
+    model.save_weights("trained.weights.h5")
+    assert shardcore.verify(model).ok and "loss" in history.history
+    return f"trained by {status.strategy}: {status.passed_over['dtensor']}"
+
+print(*shardcore.testing.run_ranks(trained, 2), sep="\\n")
 """
 
 
 def test_without_dtensor_auto_takes_it_and_says_why(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(BLOCKED))
-    words = ["--nproc_per_node=2", script]
-    ran = warm.run_torchrun(words, cwd=tmp_path, forks_workers=False)
-    assert ran.returncode == 0, ran.stderr
+    ran = warm.new_interpreter(["-c", BLOCKED], cwd=tmp_path)
+    printed, said = ran.communicate(timeout=180)
+    assert ran.returncode == 0, said
     reason = "DTensor is not available: torch.distributed.tensor is blocked. Install a torch"
-    assert ran.stdout.count(f"trained by manual: {reason} that has it.\n") == 2
-    assert f"strategy 'manual' chosen (not 'dtensor': {reason}" in ran.stderr
+    assert printed == f"trained by manual: {reason} that has it.\n" * 2
+    assert f"strategy 'manual' chosen (not 'dtensor': {reason}" in said
