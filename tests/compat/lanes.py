@@ -27,7 +27,7 @@ LANES: dict[str, tuple[str, ...]] = {
     "unit": ("tests/unit", "src", "--doctest-modules"),
     "contract": ("tests/distributed/strategies/test_contract.py",),
     "counts": tuple(COUNTS),
-    "keras": ("tests/distributed/strategies/test_keras_own_tests.py",),
+    "keras": ("tests/distributed/keras_distribution/test_keras_own_tests.py",),
     "matrix": ("tests/matrix",),
 }
 

@@ -19,6 +19,14 @@ import shardcore
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.testing import RankFailed, run_ranks
 from tests import cuda_graph
+from tests.distributed.compiled.graph_parts import (
+    attention,
+    convolution,
+    drawing,
+    reading,
+    reading_late,
+    recurrent,
+)
 from tests.distributed.programs import DEVICE, HAS_NCCL, IS_ON_GPU
 
 RNG = np.random.default_rng(0)
@@ -41,42 +49,6 @@ def distribute(shape=(1, 1)):
     keras.distribution.set_distribution(
         keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
     )
-
-
-def attention(x):
-    h = layers.MultiHeadAttention(4, 4)(x, x, use_causal_mask=True)
-    return layers.Dropout(0.2)(layers.LayerNormalization()(x + h))
-
-
-def convolution(x):
-    return layers.BatchNormalization()(layers.Conv1D(16, 3, padding="same")(x))
-
-
-def recurrent(x):
-    return layers.LSTM(16, return_sequences=True)(x)
-
-
-def drawing(x):
-    return layers.GaussianNoise(0.1, seed=3)(x)
-
-
-class Reads(layers.Layer):
-    """Computes by a number that it reads on the host, the same in each step."""
-
-    def call(self, x):
-        is_real = not keras.backend.is_keras_tensor(x)
-        return x * 2 if is_real and float(keras.ops.stop_gradient(0 * x).max()) == 0 else x
-
-
-def reading(x):
-    return layers.Dense(16)(layers.Dense(16)(Reads()(x)))
-
-
-def reading_late(x):
-    """Without attention, whose gradient reads states of torch's generator on the host."""
-    for _ in range(2):
-        x = layers.Dropout(0.2)(layers.LayerNormalization()(layers.Dense(16)(x)))
-    return Reads()(x)
 
 
 def built(part, optimizer="adam", jit_compile="auto"):

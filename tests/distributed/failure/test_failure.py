@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,89 +17,7 @@ from shardcore.adapters.failure.watch import FailureWatch
 from shardcore.adapters.job.forked_ranks import free_port
 from shardcore.testing import run_ranks
 from tests import warm
-
-PROGRAM = """
-import os, signal, sys, time
-import torch, torch.distributed as dist
-from shardcore.adapters.job import process_group
-from shardcore.adapters.failure.watch import FailureWatch
-from shardcore.domain.job import resolve_job
-
-failing, how, meanwhile, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
-process_group.start(resolve_job(environ=os.environ))
-FailureWatch.start()
-dist.barrier()
-
-
-def fail():
-    open(f"{folder}/failed", "w").write(str(time.time()))
-    try:
-        if how == "raise":
-            error = ValueError("the cause")
-            error.add_note("a note, which is no cause")
-            raise error
-        if how == "interrupt":
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.raise_signal(signal.SIGINT)
-        if how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if how == "terminate":
-            os.kill(os.getpid(), signal.SIGTERM)
-        if how == "exit":
-            sys.exit(3)
-    finally:
-        open(f"{folder}/cleaned", "w").close()
-
-
-if process_group.rank() == failing:
-    fail()
-elif meanwhile == "collective":
-    dist.all_reduce(torch.ones(1))
-elif meanwhile == "loop":
-    while True:
-        pass
-elif meanwhile == "sleep":
-    try:
-        time.sleep(100)
-    finally:
-        time.sleep(0.5)
-        open(f"{folder}/cleaned too", "w").close()
-elif meanwhile == "stubborn":
-    while True:
-        try:
-            time.sleep(100)
-        except Exception:
-            pass
-elif meanwhile == "swallow":
-    try:
-        dist.all_reduce(torch.ones(1))
-    except RuntimeError:
-        pass
-elif meanwhile == "rank 0 first":
-    time.sleep(2.5 * process_group.rank())
-elif meanwhile == "rank 0 last":
-    time.sleep(2.5 * (process_group.rank() == 0))
-"""
-
-
-class Outcome:
-    """Exit codes and stderr of a job by rank, or of its launcher; seconds from failure to end."""
-
-    def __init__(self, processes, folder):
-        outputs = [process.communicate(timeout=90) for process in processes]
-        self.ended = time.time()
-        self.codes = [process.returncode for process in processes]
-        self.errors = [error for _, error in outputs]
-        self.folder = folder
-
-    @property
-    def seconds(self):
-        return self.ended - float((self.folder / "failed").read_text())
-
-
-def environment(**variables):
-    inherited = {name: value for name, value in os.environ.items() if "KERAS_DIST" not in name}
-    return inherited | {"OMP_NUM_THREADS": "1", **variables}
+from tests.distributed.failure.failing_program import PROGRAM, Outcome, environment
 
 
 @pytest.fixture

@@ -20,14 +20,6 @@ from shardcore.testing import run_ranks
 from tests import warm
 
 
-def test_a_process_alone_starts_nothing():
-    ours = process_group.start(None)
-    assert (process_group.rank(), process_group.world_size()) == (0, 1)
-    assert exchange.gather("x") == ["x"]
-    process_group.stop(ours)
-    assert not dist.is_initialized()
-
-
 def test_started_from_the_environment_and_ended():
     def program(rank):
         ours = process_group.start(resolve_job(environ=os.environ), timeout=30)

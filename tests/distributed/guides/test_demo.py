@@ -96,15 +96,3 @@ def test_the_table_fits_a_terminal_of_80_columns(demo):
     rows = [line for line in shown.splitlines() if line.startswith(("│", "┃", "┏"))]
     assert len(rows) > 8
     assert max(map(len, rows)) <= 80
-
-
-def test_a_difference_is_not_tolerated(monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    from comparison import Run
-
-    one = Run("one", [{"loss": [2.0, 1.0]}], [[np.zeros(3)]])
-    assert one.agrees_with(one)
-    other_loss = Run("other", [{"loss": [2.0, 1.0]}, {"loss": [2.0, 1.1]}], one.weights)
-    assert not other_loss.agrees_with(one)
-    other_weight = Run("other", one.ranks, [[np.zeros(3)], [np.full(3, 0.1)]])
-    assert not other_weight.agrees_with(one)

@@ -23,11 +23,6 @@ def script(tmp_path):
     return tmp_path / "script.py"
 
 
-def test_the_script_has_fifteen_lines():
-    (script,) = blocks("python")
-    assert len([line for line in script.splitlines() if line]) == 15
-
-
 def test_the_script_prints_what_the_readme_shows(script):
     (session,) = (block for block in blocks("console") if "script.py" in block)
     alone, launched = re.findall(r"^\$ .*\n((?:\[.*\n)+)", session, re.MULTILINE)

@@ -13,11 +13,11 @@ import pytest
 
 from shardcore.domain.errors import RankMismatchError
 from shardcore.testing import run_ranks
+from tests.distributed.data.batches import EXTRA, RULES, X, Y, model, numbers
 from tests.distributed.files.test_export import RULES as EXPORTED_RULES
 from tests.distributed.files.test_export import X as EXPORTED_X
 from tests.distributed.files.test_export import trained
 from tests.distributed.programs import assert_close, at_place, distribute
-from tests.distributed.training.test_data import EXTRA, RULES, X, Y, model, numbers
 
 tf = pytest.importorskip("tensorflow")
 

@@ -1,94 +1,17 @@
-"""Plain torch modules, wrapped in a Keras layer or laid out by rules, against one device."""
-
-import re
-import warnings
-from pathlib import Path
+"""Plain torch modules, wrapped in a Keras layer, against one device."""
 
 import keras
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import shardcore
-from shardcore.binding.training.loops import COMPARED
-from shardcore.domain.errors import LayoutError, MeshError, RuleError, StrategyError
-from shardcore.domain.mesh import Mesh
 from shardcore.testing import count_collectives, run_ranks
+from tests.distributed.layers.torch_zoo import MEGATRON, RANDOM, ROWS, mlp, wrapped, zoo
 from tests.distributed.programs import STRATEGY, assert_close, distribute, local, placements
 
-RANDOM = np.random.default_rng(0)
 PICTURES = RANDOM.normal(size=(6, 4, 5, 5)).astype("float32")
 TOKENS = RANDOM.integers(0, 10, size=(6, 3))
 TARGETS = RANDOM.normal(size=(6, 4)).astype("float32")
-ROWS = RANDOM.normal(size=(6, 4)).astype("float32")
-
-
-class Pictures(nn.Module):
-    """Convolutions, batch statistics of three kinds, one of them without a parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.InstanceNorm2d(4, track_running_stats=True),
-            nn.Conv2d(4, 8, 3),
-            nn.BatchNorm2d(8),
-            nn.ReLU(),
-            nn.Conv2d(8, 6, 2),
-            nn.GroupNorm(2, 6),
-        )
-
-    def forward(self, x):
-        return self.body(x).flatten(1)
-
-
-class Text(nn.Module):
-    """Attention and recurrence; a tied table; state that is neither parameter nor buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(10, 4)
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.norm = nn.LayerNorm(4)
-        self.lstm = nn.LSTM(4, 6, batch_first=True)
-        self.down = nn.Linear(6, 4)
-        self.logits = nn.Linear(4, 10, bias=False)
-        self.logits.weight = self.table.weight
-        self.regularized = [self.down.weight]
-        self.scale = torch.arange(1.0, 5.0)
-        self.seen = torch.zeros(4)
-
-    def forward(self, tokens):
-        x = self.table(tokens)
-        with torch.no_grad():
-            self.seen += x.sum((0, 1))
-        x = self.norm(x + self.attention(x, x, x)[0]) * self.scale
-        hidden = self.down(self.lstm(x)[0])
-        return self.logits(hidden).mean(1) + 0.1 * self.regularized[0].sum()
-
-
-class Head(keras.layers.Layer):
-    """Keras wraps a torch module that is assigned to an attribute."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.dense = nn.Linear(16, 4)
-
-    def call(self, x):
-        return self.dense(x)
-
-
-def zoo():
-    keras.utils.set_random_seed(1)
-    pictures = keras.Input((4, 5, 5))
-    tokens = keras.Input((3,), dtype="int64")
-    wrap = keras.layers.TorchModuleWrapper
-    seen = wrap(Pictures(), name="pictures", output_shape=(None, 24))(pictures)
-    read = wrap(Text(), name="text", output_shape=(None, 10))(tokens)
-    joined = keras.layers.Concatenate()([keras.layers.Dense(6, name="seen")(seen), read])
-    head = Head(name="head")
-    head.compute_output_shape = lambda _: (None, 4)
-    return keras.Model([pictures, tokens], head(joined))
 
 
 def trained(mesh, rules):
@@ -160,20 +83,6 @@ def test_wrapped_modules_train_as_on_one_device(mesh, rules, one_device):
     assert shapes["pictures/body/1/weight"] == ((4, 4, 3, 3) if sharded else (8, 4, 3, 3))
 
 
-def mlp():
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 4))
-
-
-MEGATRON = {"0.weight": ("model", None), "0.bias": ("model",), "3.weight": (None, "model")}
-
-
-def wrapped(module):
-    layer = keras.layers.TorchModuleWrapper(module, name="mlp", output_shape=(None, 4))
-    model = keras.Sequential([keras.Input((4,)), layer])
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    return model
-
-
 def test_a_file_has_the_whole_module_for_plain_keras_and_another_mesh(tmp_path):
     file, weights = str(tmp_path / "m.keras"), str(tmp_path / "m.weights.h5")
 
@@ -231,125 +140,6 @@ def test_a_wrapped_module_of_before_the_distribution_can_be_moved():
 
     for results, one_device in run_ranks(program, 2):
         assert_close([results], one_device)
-
-
-def hand_loop(module, x):
-    """Four steps of torch's own: the losses, the state, and what the last moves, without checks."""
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.05, eps=1e-2)
-    losses = []
-    for _ in range(COMPARED + 1):
-        optimizer.zero_grad()
-        with count_collectives() as traffic:
-            loss = (module(x) ** 2).mean()
-            loss.backward()
-            optimizer.step()
-        losses.append(float(loss.detach()))
-    whole = {n: keras.ops.convert_to_numpy(t) for n, t in module.state_dict().items()}
-    return whole | {"losses": np.array(losses)}, dict(traffic.calls)
-
-
-def pair():
-    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
-
-
-@pytest.mark.parametrize(("inputs_are_trained", "reductions"), [(False, 1), (True, 2)])
-def test_a_megatron_pair_is_one_device_with_one_reduction_each_way(inputs_are_trained, reductions):
-    rules = [("0.weight", ("model", None)), ("0.bias", ("model",)), ("2.weight", (None, "model"))]
-
-    def program(rank):
-        one_device, _ = trained_by_hand(0)
-        mesh = distribute((1, 2), {}).device_mesh
-        return one_device, *trained_by_hand(
-            rank, mesh
-        )  # ranks that drew other values take rank 0's
-
-    def trained_by_hand(seed, mesh=None):
-        torch.manual_seed(seed)
-        module = pair()
-        x = torch.as_tensor(ROWS).clone().requires_grad_(inputs_are_trained)
-        if mesh:
-            shardcore.parallelize_torch_module(module, mesh, rules)
-            placed = [placements(parameter) for parameter in module.parameters()]
-            assert placed == ["R S(0)", "R S(0)", "R S(1)", "R R"]
-        results, calls = hand_loop(module, x)
-        return results | ({"gradient": x.grad.numpy()} if inputs_are_trained else {}), calls
-
-    for one_device, results, calls in run_ranks(program, 2):
-        assert_close([results], one_device)
-        assert calls == {"all_reduce": reductions}
-
-
-def test_rules_reach_outputs_and_a_batch_that_is_sharded():
-    def program(rank):
-        torch.manual_seed(1)
-        one_device, _ = hand_loop(mlp(), torch.as_tensor(ROWS))
-        rules = keras.distribution.LayoutMap(distribute((2, 2), {}).device_mesh)
-        for key, spec in {**MEGATRON, "1.output": ("data", None)}.items():
-            rules[key] = spec
-        torch.manual_seed(1)
-        mesh = Mesh((2, 2), ("data", "model"))
-        module = shardcore.parallelize_torch_module(mlp(), mesh, rules)
-        seen = []
-        module[2].register_forward_pre_hook(lambda _, args: seen.append(placements(args[0])))
-        x = shardcore.ensure_dtensor_input(ROWS)
-        results, _ = hand_loop(module, x)
-        module(x.requires_grad_() * 2).sum().backward()
-        return one_device, results, seen, placements(x.grad)
-
-    for one_device, results, seen, gradient in run_ranks(program, 4):
-        assert_close([results], one_device)
-        assert seen == ["S(0) R"] * (COMPARED + 2)
-        assert gradient == "S(0) R"  # no sum is left pending before the module either
-
-
-def test_a_module_that_cannot_be_parallelized_is_refused_by_name():
-    def program(rank):
-        parallelize = shardcore.parallelize_torch_module
-        shardcore.install(STRATEGY)
-        with pytest.raises(StrategyError, match="No distribution is set"):
-            parallelize(mlp(), Mesh((1, 2), ("data", "model")), {})
-        mesh = distribute((1, 2), {}).device_mesh
-        with pytest.raises(StrategyError, match=r"takes a torch\.nn\.Module, got function"):
-            parallelize(mlp, mesh, {})
-        with pytest.raises(MeshError, match="the distribution that is set is over"):
-            parallelize(mlp(), Mesh((2, 1), ("data", "model")), {})
-        with pytest.raises(RuleError, match=r"'0\.wight' matches no parameter.*'0\.weight'"):
-            parallelize(mlp(), mesh, {"0.wight": ("model", None)})
-        with pytest.raises(RuleError, match=r"'0\.weight' matches multiple"):
-            parallelize(mlp(), mesh, {r"0\.w.*": ("model", None), r"0\..*t": (None, "model")})
-        with pytest.raises(LayoutError, match=r"Rule '0\.bias'.*shape \(8,\)"):
-            parallelize(mlp(), mesh, {"0.bias": ("model", None)})
-        with pytest.raises(LayoutError, match=r"Rule '0\.bias': .*nowhere"):
-            parallelize(mlp(), mesh, {"0.bias": ("nowhere",)})
-        tied = Text()
-        twice = {"table.weight": ("model", None), "logits.weight": (None, None)}
-        with pytest.raises(RuleError, match=r"'table\.weight', 'logits\.weight'.*keep one"):
-            parallelize(tied, mesh, twice)
-        assert placements(tied.table.weight) == "plain"  # nothing is done by halves
-        laid_out = parallelize(mlp(), mesh, MEGATRON)
-        with pytest.raises(StrategyError, match=r"'0\.weight' is already laid out"):
-            parallelize(laid_out, mesh, MEGATRON)
-        with warnings.catch_warnings(action="ignore"):  # torch's, that TorchScript is old
-            script = torch.jit.script(mlp())
-        with pytest.raises(StrategyError, match=r"'0\.weight' of .* cannot be laid out"):
-            wrapped(script)
-        distribute((1, 2), {"mlp/0/weight": (None, "model")})
-        with pytest.raises(LayoutError, match=r"Rule 'mlp/0/weight' of the layout map"):
-            wrapped(laid_out)
-
-    run_ranks(program, 2)
-
-
-def test_the_code_of_the_document_runs():
-    text = (Path(__file__).parents[3] / "docs" / "how-to" / "torch-modules.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-    def program(rank):
-        names = {}
-        exec("\n".join(blocks), names)
-        return [placements(parameter) for parameter in names["module"].parameters()]
-
-    assert run_ranks(program, 2)[0] == ["R S(0)", "R S(0)", "R S(1)", "R R"]
 
 
 def test_one_device_keeps_the_module_as_it_is():

@@ -6,15 +6,13 @@ import json
 import os
 import re
 
-import attrs
 import keras
 import pytest
 from keras import layers
 
 import shardcore
-from shardcore import bootstrap, builtin_plugins, cli
+from shardcore import bootstrap, cli
 from shardcore.domain.errors import LayoutError
-from shardcore.ports.policy import PolicyEntry
 from shardcore.testing import run_ranks
 from tests import warm
 from tests.checks.tree import ROOT
@@ -178,10 +176,3 @@ print(plan["sequential/e/embeddings"].axes)
     assert "policy tensor_parallel, mesh (data=2, model=4)" in shown
     assert "layout_map['up/bias'] = (None,)  # edited" in shown
     assert shown.endswith("(None, 'model')\n")
-
-
-def test_the_document_names_every_policy_and_field():
-    page = (ROOT / "docs" / "how-to" / "policies.md").read_text()
-    names = [entry.name for entry in builtin_plugins.shardcore_policies()]
-    fields = [field.name for field in attrs.fields(PolicyEntry)]
-    assert [name for name in [*names, *fields] if f"\n| `{name}` |" not in page] == []

@@ -1,6 +1,8 @@
 """A small classifier and its targets: what the cases of losses, metrics and optimizers share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -68,6 +70,27 @@ LOGITS: Target = (None, labels)
 SIGNS: Target = ("tanh", signs)
 SPREAD: Target = ("softmax", distributions)
 
+# Of the classes that `keras.losses` and `keras.metrics` both have, and that take no arguments.
+_OF_BOTH = {
+    "CategoricalCrossentropy": ONE_HOT,
+    "CategoricalHinge": ONE_HOT,
+    "CosineSimilarity": REAL,
+    "Hinge": SIGNS,
+    "KLDivergence": SPREAD,
+    "MeanAbsoluteError": REAL,
+    "MeanAbsolutePercentageError": POSITIVE,
+    "MeanSquaredError": REAL,
+    "MeanSquaredLogarithmicError": POSITIVE,
+    "Poisson": POSITIVE,
+    "SparseCategoricalCrossentropy": LABELS,
+    "SquaredHinge": SIGNS,
+}
+
+
+def of_both(module: ModuleType) -> dict[str, tuple[Callable[..., Any], Target]]:
+    """Returns the classes of `keras.losses` or of `keras.metrics` that both have."""
+    return {name: (getattr(module, name), target) for name, target in _OF_BOTH.items()}
+
 
 def classifier(activation: str | None, **options: Any) -> Any:
     x = keras.Input((FEATURES,))
@@ -113,3 +136,26 @@ def trained(
         return x, y, keras.ops.convert_to_tensor(weights(rng, *shape))
 
     return Case(name, build, batch)
+
+
+WAYS = ("", "weighted", "masked", "masked weighted")
+
+
+def in_ways(
+    name: str,
+    compile_with: Callable[[str], dict[str, Any]],
+    target: Target,
+    ways: Sequence[str] = WAYS,
+) -> list[Case]:
+    """A case for each way to give the rows: with weights, with a mask, with both or none."""
+    start = f"{name} " if "/" in name else f"{name}/"
+    return [
+        trained(
+            start + way if way else name,
+            partial(compile_with, way),
+            target,
+            weighted="weighted" in way,
+            masked="masked" in way,
+        )
+        for way in ways
+    ]

@@ -1,6 +1,7 @@
 """Every public class of `keras.losses`: with row weights, masks and every reduction."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -13,16 +14,16 @@ from tests.matrix.cases.classifier import (
     LABELS,
     LOGITS,
     ONE_HOT,
-    POSITIVE,
     REAL,
-    SIGNS,
-    SPREAD,
+    WAYS,
     L,
     Make,
     Rng,
     Target,
     adam,
     binary,
+    in_ways,
+    of_both,
     one_hot,
     reals,
     trained,
@@ -30,30 +31,18 @@ from tests.matrix.cases.classifier import (
 from tests.matrix.parity import Case
 
 S = keras.losses
-LOSS_TARGETS: dict[str, tuple[Make, Target]] = {
+LOSS_TARGETS: dict[str, tuple[Make, Target]] = of_both(S) | {
     "BinaryCrossentropy": (lambda: S.BinaryCrossentropy(label_smoothing=0.1), BINARY),
     "BinaryFocalCrossentropy": (lambda: S.BinaryFocalCrossentropy(True), BINARY),
-    "CategoricalCrossentropy": (S.CategoricalCrossentropy, ONE_HOT),
     "CategoricalFocalCrossentropy": (S.CategoricalFocalCrossentropy, ONE_HOT),
     "CategoricalGeneralizedCrossEntropy": (S.CategoricalGeneralizedCrossEntropy, LABELS),
-    "CategoricalHinge": (S.CategoricalHinge, ONE_HOT),
-    "CosineSimilarity": (S.CosineSimilarity, REAL),
     "Dice": (S.Dice, BINARY),
-    "Hinge": (S.Hinge, SIGNS),
     "Huber": (lambda: S.Huber(0.5), REAL),
-    "KLDivergence": (S.KLDivergence, SPREAD),
     "LogCosh": (S.LogCosh, REAL),
-    "MeanAbsoluteError": (S.MeanAbsoluteError, REAL),
-    "MeanAbsolutePercentageError": (S.MeanAbsolutePercentageError, POSITIVE),
-    "MeanSquaredError": (S.MeanSquaredError, REAL),
-    "MeanSquaredLogarithmicError": (S.MeanSquaredLogarithmicError, POSITIVE),
-    "Poisson": (S.Poisson, POSITIVE),
-    "SparseCategoricalCrossentropy": (S.SparseCategoricalCrossentropy, LABELS),
     "SparseCategoricalFocalCrossentropy": (
         lambda: S.SparseCategoricalFocalCrossentropy(0.3),
         LABELS,
     ),
-    "SquaredHinge": (S.SquaredHinge, SIGNS),
     "Tversky": (lambda: S.Tversky(0.3, 0.7), BINARY),
 }
 
@@ -64,25 +53,16 @@ class Quartic(S.Loss):
 
 
 def _losses() -> list[Case]:
-    def with_loss(make: Make) -> Callable[[], dict[str, Any]]:
-        return lambda: {"loss": make()}
+    def with_loss(make: Make) -> Callable[..., dict[str, Any]]:
+        return lambda *_: {"loss": make()}
 
     found = []
     for name, (make, target) in LOSS_TARGETS.items():
-        found += [
-            trained(name, with_loss(make), target),
-            trained(f"{name}/weighted", with_loss(make), target, weighted=True),
-        ]
-        if name not in ("Dice", "Tversky"):  # they reduce all dims: no mask per step
-            found.append(trained(f"{name}/masked", with_loss(make), target, masked=True))
+        is_of_all = name in ("Dice", "Tversky")  # they reduce all dims: no mask per step
+        found += in_ways(name, with_loss(make), target, WAYS[: 2 if is_of_all else 3])
     for reduction in ("sum", "mean", "mean_with_sample_weight"):
-        make = lambda reduction=reduction: S.MeanSquaredError(reduction=reduction)  # noqa: E731
-        note = f"MeanSquaredError/{reduction}"
-        found += [
-            trained(note, with_loss(make), REAL),
-            trained(f"{note} weighted", with_loss(make), REAL, weighted=True),
-            trained(f"{note} masked", with_loss(make), REAL, masked=True),
-        ]
+        make = partial(S.MeanSquaredError, reduction=reduction)
+        found += in_ways(f"MeanSquaredError/{reduction}", with_loss(make), REAL, WAYS[:3])
     return [
         *found,
         trained("Loss/subclass", with_loss(Quartic), REAL, weighted=True),

@@ -11,18 +11,17 @@ from tests.matrix.cases.classifier import (
     FEATURES,
     LABELS,
     ONE_HOT,
-    POSITIVE,
     REAL,
-    SIGNS,
-    SPREAD,
+    WAYS,
     Make,
     Rng,
     Target,
     adam,
     binary,
     classifier,
+    in_ways,
+    of_both,
     reals,
-    trained,
     weights,
 )
 from tests.matrix.parity import Case
@@ -52,7 +51,7 @@ class Largest(M.Metric):
         return self.largest
 
 
-METRIC_TARGETS: dict[str, tuple[Callable[..., Any], Target]] = {
+METRIC_TARGETS: dict[str, tuple[Callable[..., Any], Target]] = of_both(M) | {
     "AUC": (lambda **k: M.AUC(20, **k), BINARY),
     "AUC/PR": (lambda **k: M.AUC(20, "PR", **k), BINARY),
     "AUC/labels": (lambda **k: M.AUC(20, multi_label=True, num_labels=CLASSES, **k), BINARY),
@@ -63,34 +62,24 @@ METRIC_TARGETS: dict[str, tuple[Callable[..., Any], Target]] = {
     "BinaryCrossentropy": (M.BinaryCrossentropy, BINARY),
     "BinaryIoU": (lambda **k: M.BinaryIoU(threshold=0.4, **k), BINARY),
     "CategoricalAccuracy": (M.CategoricalAccuracy, ONE_HOT),
-    "CategoricalCrossentropy": (M.CategoricalCrossentropy, ONE_HOT),
-    "CategoricalHinge": (M.CategoricalHinge, ONE_HOT),
     "ConcordanceCorrelation": (M.ConcordanceCorrelation, REAL),
-    "CosineSimilarity": (M.CosineSimilarity, REAL),
     "F1Score": (M.F1Score, ONE_HOT),
     "F1Score/micro": (lambda **k: M.F1Score("micro", 0.3, **k), BINARY),
     "F1Score/by support": (lambda **k: M.F1Score("weighted", **k), ONE_HOT),
     "FBetaScore": (lambda **k: M.FBetaScore("macro", 2.0, **k), ONE_HOT),
     "FalseNegatives": (M.FalseNegatives, BINARY),
     "FalsePositives": (lambda **k: M.FalsePositives([0.3, 0.6], **k), BINARY),
-    "Hinge": (M.Hinge, SIGNS),
     "IoU": (lambda **k: M.IoU(CLASSES, [0, 2], sparse_y_pred=False, **k), LABELS),
-    "KLDivergence": (M.KLDivergence, SPREAD),
     "LogCoshError": (M.LogCoshError, REAL),
-    "MeanAbsoluteError": (M.MeanAbsoluteError, REAL),
-    "MeanAbsolutePercentageError": (M.MeanAbsolutePercentageError, POSITIVE),
     "MeanIoU": (lambda **k: M.MeanIoU(CLASSES, sparse_y_pred=False, **k), LABELS),
     "MeanIoU/ignored": (lambda **k: M.MeanIoU(CLASSES, ignore_class=1, sparse_y_pred=False, **k),
                         LABELS),
     "MeanMetricWrapper": (lambda **k: M.MeanMetricWrapper(_spread, **k), REAL),
-    "MeanSquaredError": (M.MeanSquaredError, REAL),
-    "MeanSquaredLogarithmicError": (M.MeanSquaredLogarithmicError, POSITIVE),
     "Metric/subclass": (Largest, REAL),
     "OneHotIoU": (lambda **k: M.OneHotIoU(CLASSES, [0, 2], **k), ONE_HOT),
     "OneHotMeanIoU": (lambda **k: M.OneHotMeanIoU(CLASSES, **k), ONE_HOT),
     "PearsonCorrelation": (M.PearsonCorrelation, REAL),
     "PearsonCorrelation/axis": (lambda **k: M.PearsonCorrelation(axis=0, **k), REAL),
-    "Poisson": (M.Poisson, POSITIVE),
     "Precision": (M.Precision, BINARY),
     "Precision/top": (lambda **k: M.Precision(top_k=2, **k), ONE_HOT),
     "Precision/class": (lambda **k: M.Precision([0.3, 0.6], class_id=1, **k), BINARY),
@@ -103,10 +92,8 @@ METRIC_TARGETS: dict[str, tuple[Callable[..., Any], Target]] = {
     "RootMeanSquaredError": (M.RootMeanSquaredError, REAL),
     "SensitivityAtSpecificity": (lambda **k: M.SensitivityAtSpecificity(0.5, 20, **k), BINARY),
     "SparseCategoricalAccuracy": (M.SparseCategoricalAccuracy, LABELS),
-    "SparseCategoricalCrossentropy": (M.SparseCategoricalCrossentropy, LABELS),
     "SparseTopKCategoricalAccuracy": (lambda **k: M.SparseTopKCategoricalAccuracy(2, **k), LABELS),
     "SpecificityAtSensitivity": (lambda **k: M.SpecificityAtSensitivity(0.5, 20, **k), BINARY),
-    "SquaredHinge": (M.SquaredHinge, SIGNS),
     "TopKCategoricalAccuracy": (lambda **k: M.TopKCategoricalAccuracy(2, **k), ONE_HOT),
     "TrueNegatives": (M.TrueNegatives, BINARY),
     "TruePositives": (M.TruePositives, BINARY),
@@ -127,17 +114,18 @@ class Tracked(keras.Model):
 
 
 def _metrics() -> list[Case]:
+    def with_metric(make: Callable[..., Any], target: Target) -> Callable[[str], dict[str, Any]]:
+        loss = "sparse_categorical_crossentropy" if target is LABELS else "mse"
+        return lambda way: {
+            "loss": loss,
+            "weighted_metrics" if "weighted" in way else "metrics": [make(name="m")],
+        }
+
     found = []
     for name, (make, target) in METRIC_TARGETS.items():
-        loss = "sparse_categorical_crossentropy" if target is LABELS else "mse"
-        for weighted in (False, True)[: 1 if name in UNWEIGHTED else 2]:
-            key = "weighted_metrics" if weighted else "metrics"
-            options = lambda make=make, loss=loss, key=key: {"loss": loss, key: [make(name="m")]}  # noqa: E731
-            note = f"{name}{' ' if '/' in name else '/'}weighted" if weighted else name
-            found.append(trained(note, options, target, weighted=weighted))
-            if name not in UNMASKED:
-                note = f"{name}{' ' if '/' in name else '/'}masked{' weighted' if weighted else ''}"
-                found.append(trained(note, options, target, weighted=weighted, masked=True))
+        without = [*["weighted"] * (name in UNWEIGHTED), *["masked"] * (name in UNMASKED)]
+        ways = [way for way in WAYS if not any(word in way for word in without)]
+        found += in_ways(name, with_metric(make, target), target, ways)
     for name, make in {"Mean": M.Mean, "Sum": M.Sum}.items():
         found += [_tracked(name, make, False), _tracked(f"{name}/weighted", make, True)]
     return found

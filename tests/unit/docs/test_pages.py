@@ -6,8 +6,10 @@ import attrs
 import pytest
 
 import shardcore
+from shardcore import builtin_plugins
 from shardcore.cli import arguments
 from shardcore.ports import hookspecs
+from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
 from tests.checks.tree import ROOT
 
@@ -34,6 +36,13 @@ def test_plugins_names_every_hook_method_and_field():
     missing += [name for name in methods if f"| `{name}(" not in page]
     missing += [name for name in fields if f"| `{name}` |" not in page]
     assert missing == []
+
+
+def test_policies_names_every_policy_and_field():
+    page = text("how-to/policies.md")
+    names = [entry.name for entry in builtin_plugins.shardcore_policies()]
+    fields = [field.name for field in attrs.fields(PolicyEntry)]
+    assert [name for name in [*names, *fields] if f"\n| `{name}` |" not in page] == []
 
 
 def test_install_names_every_function():
@@ -95,6 +104,11 @@ def test_a_decision_has_context_choice_and_consequences(record):
 
 def test_the_readme_is_short():
     assert len(README.splitlines()) <= 90
+
+
+def test_the_script_of_the_readme_has_fifteen_lines():
+    (script,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert len([line for line in script.splitlines() if line]) == 15
 
 
 def test_every_make_command_is_in_the_makefile():

@@ -7,13 +7,21 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters.engine.engine import process_groups
-from shardcore.adapters.job import devices, process_group
+from shardcore.adapters.job import devices, exchange, process_group
 from shardcore.adapters.job.process_group import seconds
 from shardcore.adapters.processes import TorchProcesses
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
 from shardcore.domain.mesh import Mesh
 from shardcore.ports.world import World
+
+
+def test_a_process_alone_starts_nothing():
+    ours = process_group.start(None)
+    assert (process_group.rank(), process_group.world_size()) == (0, 1)
+    assert exchange.gather("x") == ["x"]
+    process_group.stop(ours)
+    assert not dist.is_initialized()
 
 
 def test_the_timeout_is_the_argument_then_the_variable_then_ten_minutes(monkeypatch):

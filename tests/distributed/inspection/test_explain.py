@@ -13,8 +13,8 @@ import torch.distributed as dist
 import shardcore
 from shardcore import bootstrap
 from shardcore.testing import count_collectives, run_ranks
+from tests.distributed.inspection.explained import X, Y, compiled, distribute_by, net
 from tests.distributed.models import CASES, decoder, mlp
-from tests.distributed.planning.explained import X, Y, compiled, distribute_by, net
 from tests.distributed.programs import AXES, distribute, local
 
 ACTIVATION = 8 * 6 * 16 * 4  # the bytes of an activation between the decoder's layers

@@ -5,7 +5,7 @@ import torch
 
 import shardcore
 from shardcore.testing import run_ranks
-from tests.distributed.planning.explained import X, Y, net
+from tests.distributed.inspection.explained import X, Y, net
 from tests.distributed.programs import distribute
 
 

@@ -11,7 +11,7 @@ import torch
 import shardcore
 from shardcore.domain.errors import StrategyError
 from shardcore.testing import run_ranks
-from tests.distributed.planning.explained import X, Y, compiled, distribute_by, net
+from tests.distributed.inspection.explained import X, Y, compiled, distribute_by, net
 from tests.distributed.programs import distribute, local
 
 

@@ -1,0 +1,39 @@
+"""Sample weights that a model changes in place."""
+
+import keras
+import numpy as np
+
+from shardcore.testing import run_ranks
+from tests.distributed.programs import distribute
+
+
+class SqueezedWeights(keras.Model):
+    """Hands its loss a view of the weights, which the mask of the loss is multiplied into."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        return super().compute_loss(x, y, y_pred, sample_weight[:, 0], training)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight):
+        weights = keras.ops.convert_to_tensor(sample_weight)
+        return {"weight": keras.ops.sum(weights)}
+
+
+def test_an_array_of_weights_is_not_changed_through_a_view():
+    def program(rank, mesh):
+        if mesh:
+            distribute(mesh)
+        keras.utils.set_random_seed(1)
+        x = keras.Input((3,))
+        h = keras.layers.Embedding(5, 4, mask_zero=True)(x)
+        model = SqueezedWeights(x, keras.layers.Dense(1)(h))
+        model.compile("sgd", "mse")
+        words = np.array([[1, 2, 0], [3, 0, 0]] * 4)
+        weights = np.linspace(0.5, 2.0, 24).reshape(8, 1, 3).astype("float32")
+        logs = model.train_on_batch(words, np.ones((8, 3, 1)), weights, return_dict=True)
+        return float(logs["weight"]), model.get_weights()
+
+    ((expected, trained),) = run_ranks(program, 1, None)
+    for found, weights in run_ranks(program, 2, (2, 1)):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        for mine, theirs in zip(weights, trained, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-6)

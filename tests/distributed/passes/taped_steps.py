@@ -1,0 +1,28 @@
+"""Steps on two ranks, of which a pass changes the tape."""
+
+import torch
+import torch.distributed as dist
+
+from shardcore.adapters.capture.passes.communication.overlap import (
+    with_late_waits,
+)
+from shardcore.adapters.torch_private import collectives
+from shardcore.testing import run_ranks
+from tests.tapes import changed
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def reduced(x, op="sum"):
+    return collectives.wait(collectives.all_reduce(x, op, dist.group.WORLD))
+
+
+def on_two_ranks(step, one_pass=lambda tape: tape):
+    """The operators of `step` as recorded, and after a pass and waits."""
+
+    def program(rank):
+        return changed(step, lambda tape: with_late_waits(one_pass(tape)), X + rank)
+
+    first, second = run_ranks(program, 2)
+    assert first == second
+    return first

@@ -1,0 +1,100 @@
+"""The search of a layout: the parts of layers, what is sharded, and how often a model is built."""
+
+import multiprocessing
+from collections import Counter
+
+import attrs
+import pytest
+
+import shardcore
+from shardcore.binding.planning.make_plan import facts_of
+from shardcore.bootstrap import machines
+from shardcore.bootstrap.search import search
+from shardcore.bootstrap.search.repeats import Repeats, priced_steps
+from shardcore.bootstrap.search.traces import TraceRequest
+from shardcore.domain.mesh import Mesh
+from shardcore.policies.candidates import Candidate
+from shardcore.policies.layers.groups import layer_groups
+from shardcore.testing import run_ranks
+from tests.distributed.planning.traced_models import (
+    BATCHES,
+    ROWS,
+    counted,
+    decoder,
+    mlp,
+    moved_in,
+    norms,
+)
+
+
+@pytest.mark.parametrize("policy", ["fully_sharded", "tensor_parallel"])
+def test_the_parts_of_the_layers_make_up_the_step(policy):
+    facts, machine = facts_of(mlp, None), machines.find("a100")
+    repeats, mesh = Repeats.of(facts), Mesh((1, 2, 2), ("replica", "shard", "model"))
+    candidate = Candidate("per_layer", mesh, 2, {"otherwise": policy})
+    planned = search.with_rules(candidate, ROWS, machine, facts)
+    groups = {path: group[0] for group in layer_groups(facts) for path in group}
+    asked = TraceRequest(mlp, BATCHES[mlp], ROWS, groups)
+    ((step,),) = priced_steps([[planned]], asked, machine, repeats)
+    without = attrs.evolve(asked, groups={})
+    ((same,),) = priced_steps([[planned]], without, machine, repeats)
+    assert (set(step.work), set(step.moved)) == (set(same.work), set(same.moved))
+    assert step.memory == same.memory
+    assert step.layers.keys() == {"pair_0", ""}
+    for name in ("flops", "bytes"):
+        total, rest, of_blocks = (
+            sum(each.times * getattr(each, name) for each in part.work)
+            for part in (step, step.layers[""], step.layers["pair_0"])
+        )
+        assert rest + of_blocks == total
+        assert rest < total / 20  # the batch, and the loss
+    moved, rest, of_blocks = (
+        moved_in(each)[1] for each in (step, step.layers[""], step.layers["pair_0"])
+    )
+    assert moved == dict(Counter(rest) + Counter(of_blocks))
+    assert not rest or max(rest.values()) < 100  # the sum of the loss
+
+
+def test_as_many_layers_are_sharded_as_the_memory_asks_for():
+    options = {"batch": BATCHES[norms], "machine": "a100"}
+    sharded = {}
+    for memory in ("17MiB", "15.5MiB"):
+        plan = shardcore.plan(norms, devices=2, policy="auto", memory=memory, **options)
+        found = {each.policy: each for each in plan.ranking.priced}
+        best, every = found["per_layer"], found["fully_sharded"]
+        assert best.cost.seconds < every.cost.seconds
+        assert "data_parallel" not in found  # which needs 18 MiB
+        assert best.options["otherwise"] == "data_parallel"
+        sharded[memory] = best.options["layers"]
+        assert "fully_sharded in first" in str(plan.ranking)
+    assert [len(each) for each in sharded.values()] == [1, 2]
+    wanted = Candidate("per_layer", best.mesh, 2, best.options)
+    planned = search.with_rules(wanted, ROWS, machines.find("a100"), facts_of(norms, None))
+    asked = TraceRequest(norms, BATCHES[norms], ROWS)
+    repeats = Repeats.of(facts_of(norms, None))
+    ((step,),) = priced_steps([[planned]], asked, machines.find("a100"), repeats)
+    for found in run_ranks(counted, 2, norms, [wanted]):
+        assert found == [(wanted, *moved_in(step))]
+
+
+def test_a_layout_of_the_table_has_the_options_with_which_it_was_priced():
+    options = {"batch": BATCHES[decoder], "machine": "a100", "memory": "1GB"}
+    ranking = shardcore.plan(decoder, devices=4, policy="auto", **options).ranking
+    (both,) = (each for each in ranking.priced if each.mesh.axis_names == ("data", "seq", "model"))
+    assert both.options == {"axis": "seq", "tensor": "model"}
+
+
+def test_all_layouts_of_a_search_share_one_built_model():
+    built = multiprocessing.get_context("fork").Value("i", 0)
+
+    def build():
+        with built.get_lock():
+            built.value += 1
+        return mlp()
+
+    options = {"batch": BATCHES[mlp], "memory": "1GB"}
+    plan = shardcore.plan(build, devices=2, policy="auto", **options)
+    assert len(plan.ranking.priced) > 3
+    # For its facts; for a copy of a block, and the block that it is compared with; for one policy
+    # for all layers; and to divide steps among layers.
+    assert built.value == 5
