@@ -49,7 +49,7 @@ into `x.to_local()` for instance, reaches none of them.
 CAPTURED_HEAD = """## Captured steps, beside eager ones
 
 The cases of these tables trained, evaluated and predicted once more, with batches of one shape:
-with `jit_compile="auto"`, until three steps of each kind had run from a recording
+with `jit_compile="auto"`, until three steps of each kind had run from a trace
 ([captured steps](../explanation/captured.md)), and as many steps with `jit_compile=False`. Logs and
 predictions of every step, weights, statistics, seeds and optimizer state were compared: on one
 device to the bit, over several ranks within 1e-5.

@@ -203,7 +203,7 @@ class CapturedStep:
         if before <= _PATIENCE < self._seconds and self.trainer.jit_compile is not True:
             logger.info(
                 "%s of model %r: its first steps are recorded, in %.1f s so far; the next ones run "
-                "from the recording. SHARDCORE_LOG=capture tells more.",
+                "from the trace. SHARDCORE_LOG=capture tells more.",
                 self.name,
                 self.trainer.name,
                 self._seconds,
