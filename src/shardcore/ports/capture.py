@@ -141,7 +141,7 @@ class StepCapture(Protocol[TensorT_contra]):
 
         Raises:
             RecordingsDiffer: If the runs differ.
-            NotCaptured: If the step cannot be run from a recording.
+            NotCaptured: If the step cannot be run from a trace.
         """
 
     def is_recording(self) -> bool:

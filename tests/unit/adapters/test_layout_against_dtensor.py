@@ -77,13 +77,13 @@ def test_any_order_is_the_shard_order_of_dtensor_when_shardings_are_even(case):
 @example(REORDERED)
 def test_any_order_is_dtensors_sharding_of_a_shard(case):
     layout, shape = case
-    whole = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    full = torch.arange(torch.Size(shape).numel()).reshape(shape)
     for rank in range(layout.mesh.size):
         at = dict(zip(layout.mesh.axis_names, layout.mesh.coordinate(rank), strict=True))
-        part = whole
+        part = full
         for dim in range(layout.ndim):
             for axis in layout.dim_axes(dim):
                 parts = layout.mesh.axis_size(axis)
                 shards, _ = dtensor.Shard(dim)._split_tensor(part, parts, with_padding=False)
                 part = shards[at[axis]]
-        torch.testing.assert_close(whole[layout.slices(shape, rank)], part, rtol=0, atol=0)
+        torch.testing.assert_close(full[layout.slices(shape, rank)], part, rtol=0, atol=0)

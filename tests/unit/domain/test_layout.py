@@ -25,10 +25,10 @@ def starts(layout, shape):
 @given(layouts_and_shapes(pending=False, blocks=True))
 def test_slices_are_the_chunks_of_chunks(case):
     layout, shape = case
-    whole = np.arange(np.prod(shape, dtype=int)).reshape(shape)
-    for rank, (at, part) in enumerate(scatter(layout, whole).items()):
+    full = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    for rank, (at, part) in enumerate(scatter(layout, full).items()):
         assert layout.mesh.coordinate(rank) == at
-        np.testing.assert_array_equal(whole[layout.slices(shape, rank)], part)
+        np.testing.assert_array_equal(full[layout.slices(shape, rank)], part)
         assert layout.local_shape(shape, rank) == part.shape
 
 
@@ -38,8 +38,8 @@ def test_every_element_is_held_once_per_replica(case):
     holders = np.zeros(shape, dtype=int)
     for rank in range(layout.mesh.size):
         holders[layout.slices(shape, rank)] += 1
-    whole_axes = [p == Replicate() for p in layout.placements]
-    replicas = np.prod(np.where(whole_axes, layout.mesh.shape, 1))
+    replicated_axes = [p == Replicate() for p in layout.placements]
+    replicas = np.prod(np.where(replicated_axes, layout.mesh.shape, 1))
     assert (holders == replicas).all()
 
 

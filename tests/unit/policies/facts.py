@@ -82,7 +82,7 @@ def specs(chosen: Mapping[str, Choice]) -> dict[str, tuple]:
 
 
 def assert_flows(model: LayerFacts, chosen: Mapping[str, Choice]) -> None:
-    """No layer of a functional model meets an activation that is sharded where it needs it whole.
+    """No layer of a functional model meets an activation that is sharded where it needs it in full.
 
     Written against what the layers compute, not against how the policy finds it.
     """
@@ -104,7 +104,7 @@ def _output_is_sharded(node: LayerFacts, given: bool, chosen: Mapping[str, Choic
         return given
     linear = as_linear(node)
     if linear is None:
-        assert not given, f"{node.name} needs its input whole"
+        assert not given, f"{node.name} needs its full input"
         return False
     spec = chosen[linear.path].spec
     assert bool(spec[-2]) == given, f"{node.name}: rows are sharded where its input is, {spec}"

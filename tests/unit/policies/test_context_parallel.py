@@ -64,8 +64,8 @@ def test_a_norm_of_other_dims_and_a_table_of_positions_stay():
 
 
 def test_variables_are_replicated_or_sharded_over_an_axis():
-    whole = context_parallel.plan(DECODER, MESH)
-    assert {path: whole[path].spec for path in data_parallel.plan(DECODER, MESH)} == {
+    replicated = context_parallel.plan(DECODER, MESH)
+    assert {path: replicated[path].spec for path in data_parallel.plan(DECODER, MESH)} == {
         path: each.spec for path, each in data_parallel.plan(DECODER, MESH).items()
     }
     sharded = context_parallel.plan(DECODER, MESH, shard="seq", small=0)

@@ -40,7 +40,9 @@ def over(axis):
         (Mesh((2, 2, 2), ("data", "expert", "model")), {}, "expert"),
     ],
 )
-def test_experts_are_sharded_over_an_axis_of_the_batch_and_the_rest_is_whole(mesh, options, axis):
+def test_experts_are_sharded_over_an_axis_of_the_batch_and_the_rest_is_replicated(
+    mesh, options, axis
+):
     assert specs(moe(), mesh, **options) == over(axis)
     chosen = expert_parallel.plan(moe(), mesh, small=0, **options)
     assert chosen["moe/up"].reason == (
@@ -51,10 +53,10 @@ def test_experts_are_sharded_over_an_axis_of_the_batch_and_the_rest_is_whole(mes
 
 
 def test_other_variables_may_be_sharded():
-    whole = fully_sharded.plan(moe(), GROUPS, axis="data", small=0)
+    by_data = fully_sharded.plan(moe(), GROUPS, axis="data", small=0)
     found = expert_parallel.plan(moe(), GROUPS, shard="data", small=0)
     for path, choice in found.items():
-        assert choice.spec == over("expert").get(path, whole[path].spec)
+        assert choice.spec == over("expert").get(path, by_data[path].spec)
     assert found["in/kernel"].spec == ("data", None)
 
 
@@ -109,7 +111,7 @@ def test_an_axis_that_shards_no_batch_is_an_error():
         expert_parallel.plan(moe(), mesh, axis="experts")
 
 
-def test_a_router_as_wide_as_its_experts_are_many_is_whole():
+def test_a_router_as_wide_as_its_experts_are_many_is_replicated():
     shapes = {"router": (4, 4), "up": (4, 4, 4), "up_bias": (4, 4), "down": (4, 4, 4)}
     model = block("block", layer("moe", "Moe", shapes))
     assert specs(model, ROWS) == {

@@ -164,7 +164,7 @@ def test_a_norm_over_the_last_dim_computes_its_shard_of_the_tokens(axis):
     assert outputs(pre_norm(last, HEAD))["last"] == GATHERED
 
 
-def test_heads_that_are_not_sharded_leave_the_sequence_whole_beside_them():
+def test_heads_that_are_not_sharded_leave_the_sequence_full_beside_them():
     odd = pre_norm(token_norm("last"), HEAD)
     nodes = [heads(count=3) if each.name == "heads" else each for each in odd.children]
     # The sum behind it is met by parts of tokens, and cut.

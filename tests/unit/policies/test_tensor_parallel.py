@@ -63,7 +63,7 @@ def test_heads_that_stand_first_in_the_kernel():
     assert set(specs(plan(model)).values()) == {("model", None, None)}
 
 
-def test_projections_without_heads_in_their_shapes_stay_whole():
+def test_projections_without_heads_in_their_shapes_stay_replicated():
     names = ("query", "key", "value", "attention_output")
     children = [dense(f"att/{name}", 16, 16) for name in names]
     model = block("block", LayerFacts("att", ("Attention",), children=tuple(children)))
@@ -109,7 +109,7 @@ def test_experts_are_sharded_between_the_ranks():
     )
 
 
-def test_other_variables_of_a_bank_are_whole():
+def test_other_variables_of_a_bank_are_replicated():
     more = {"router": (8, 4), "scale": (8,)}
     assert specs(plan(bank(4, **more))) == specs(plan(bank(4)))
 
@@ -162,13 +162,13 @@ def test_an_output_layer_that_makes_more_than_it_takes_is_sharded_by_columns():
         [dense("head", 8, 32), plain("soft", "Softmax")],
     ],
 )
-def test_other_output_layers_stay_whole(last):
+def test_other_output_layers_stay_replicated(last):
     assert specs(plan(chain(plain("x", "InputLayer"), *last))) == {}
     inner = attrs.evolve(chain(norm("ln", 8), dense("inner", 8, 32)), name="inner")
     assert specs(plan(chain(plain("x", "InputLayer"), inner, plain("soft", "Softmax")))) == {}
 
 
-def test_the_rest_stays_whole_and_says_why():
+def test_the_rest_stays_replicated_and_says_why():
     model = block("model", norm("ln", 8), layer("rnn", "GRUCell", {"kernel": (8, 24)}))
     assert reasons(model) == {
         "ln/gamma": "replicated: a norm sees all channels",

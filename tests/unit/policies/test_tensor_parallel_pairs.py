@@ -126,7 +126,7 @@ def test_a_layer_is_part_of_one_pair_and_those_that_save_most_go_first():
     )
 
 
-def test_a_width_that_does_not_divide_and_a_pair_that_is_small_stay_whole():
+def test_a_width_that_does_not_divide_and_a_pair_that_is_small_stay_replicated():
     odd = chain(dense("up", 8, 30), dense("down", 30, 8))
     assert specs(plan(odd)) == {}
     assert reasons(odd)["up/kernel"] == "replicated: width 30 does not divide by 4"

@@ -32,7 +32,7 @@ class Buckets:
     A full bucket is all-reduced while the pass goes on. The others are all-reduced at its end, and
     then all are waited for. The order is that of the pass, which is the same on all ranks.
 
-    A recording has one all-reduce for each gradient: a captured step knows all gradients, and forms
+    A trace has one all-reduce for each gradient: a captured step knows all gradients, and forms
     better buckets.
     """
 
@@ -103,7 +103,7 @@ class Buckets:
 
 @attrs.frozen(eq=False)
 class _RecordedSum:
-    """The all-reduce of one gradient, as a recording has it.
+    """The all-reduce of one gradient, as a trace has it.
 
     It runs later, in a bucket: one for each would take a recorded step several times as long.
 

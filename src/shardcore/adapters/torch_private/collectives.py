@@ -1,8 +1,8 @@
 """Collectives: the operators that start them and wait for them.
 
-torch 2.13: `torch.distributed` has operators for collectives, which a recording of a step contains
+torch 2.13: `torch.distributed` has operators for collectives, which a trace of a step contains
 like any other, but no public names for them. Its public functions keep a `Work` object, which no
-recording contains. `wait` must be called for each result.
+trace contains. `wait` must be called for each result.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Fast walks over nests of operands and results, of which a recording makes many thousands.
+"""Fast walks over nests of operands and results, of which a trace makes many thousands.
 
 A nest has tuples, lists and dicts, those of the standard library and of torch. All else is a leaf.
 """

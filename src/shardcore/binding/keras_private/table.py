@@ -236,19 +236,19 @@ ALL = (
     ),
     Patch(
         "keras.src.backend.torch.random:torch_seed_generator",
-        "Reads the seed on the host, where a recording of the step does not see it.",
+        "Reads the seed on the host, where a trace of the step does not see it.",
         everywhere=True,
     ),
     *(
         Patch(
             f"keras.src.backend.torch.random:{name}",
-            "Sets torch's own generator by a number, where a recording does not see it.",
+            "Sets torch's own generator by a number, where a trace does not see it.",
         )
         for name in DRAWS
     ),
     Patch(
         "keras.src.backend.torch.core:remat",
-        "Sets torch's own generators to recompute a layer, where a recording does not see it.",
+        "Sets torch's own generators to recompute a layer, where a trace does not see it.",
     ),
     Patch(
         f"{ADAM}:Adam._parallel_update_step",
@@ -257,7 +257,7 @@ ALL = (
     Patch(
         # Imported above, since Keras imports it only with the first Nadam.
         f"{torch_nadam.__name__}:core",
-        "Reads a product of its state on the host at each step, where a recording does not see it.",
+        "Reads a product of its state on the host at each step, where a trace does not see it.",
     ),
     Patch(
         "keras.src.backend.torch.core:scatter",
@@ -278,7 +278,7 @@ ALL = (
     ),
     Patch(
         "keras.src.backend.torch.core:slice",
-        "Reads where a slice begins on the host: a recording would have one place only.",
+        "Reads where a slice begins on the host: a trace would have one place only.",
     ),
     Patch(
         "keras.src.backend.torch.core:slice_update",

@@ -257,7 +257,7 @@ def _corrected_rate(
 
 @attrs.frozen
 class NumbersOfNadam:
-    """Replaces Keras' module `core` for Nadam: in a recording a number stays a tensor."""
+    """Replaces Keras' module `core` for Nadam: in a trace a number stays a tensor."""
 
     core: Any
     capture: StepCapture[torch.Tensor]

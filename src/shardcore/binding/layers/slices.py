@@ -1,6 +1,6 @@
 """Patches: slices whose start is a tensor.
 
-Keras reads the start on the host, so a recording would hold for that start only. `generate()`
+Keras reads the start on the host, so a trace would hold for that start only. `generate()`
 writes each token by such a slice.
 """
 

@@ -13,7 +13,7 @@ from shardcore.domain.errors import ShardcoreError
 
 
 class NotCaptured(ShardcoreError):  # noqa: N818 - it is no error: the step runs eagerly
-    """A step cannot be run from a recording. The message says why, and where that is written."""
+    """A step cannot be run from a trace. The message says why, and where that is written."""
 
 
 class RecordingsDiffer(NotCaptured):
@@ -47,7 +47,7 @@ class Event(Enum):
     RECORDED = "recorded"
     """It was recorded; no earlier recording read the same numbers on the host."""
     DIFFERED = "differed"
-    """It was recorded; a recording with the same numbers has other operators."""
+    """It was recorded; a trace with the same numbers has other operators."""
     MATCHED = "matched"
     """Its recording equals an earlier one or that of another size: all ranks have a program."""
     RAN = "ran"
@@ -55,7 +55,7 @@ class Event(Enum):
     CHANGED = "changed"
     """Python state differs from the recorded state: its programs are dropped."""
     REFUSED = "refused"
-    """It cannot be run from a recording, on this or on another rank."""
+    """It cannot be run from a trace, on this or on another rank."""
 
 
 TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(

@@ -15,7 +15,7 @@ from shardcore.domain.mesh import Mesh
 from shardcore.domain.redistribution.plan import plan
 
 MESH = Mesh((2, 4), ("data", "model"))
-WHOLE = Layout(MESH, (None, None))
+REPLICATED = Layout(MESH, (None, None))
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_axes_of_a_group(mesh, processes, group, axes):
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (Layout(MESH, ("model", None)), WHOLE),
+        (Layout(MESH, ("model", None)), REPLICATED),
         (Layout(MESH, ("model", None)), Layout(MESH, (None, "model"))),
-        (Layout(MESH, (None, None), {"model": "sum"}), WHOLE),
+        (Layout(MESH, (None, None), {"model": "sum"}), REPLICATED),
         (Layout(MESH, (None, None), {"model": "sum"}), Layout(MESH, ("model", None))),
     ],
 )
@@ -90,7 +90,7 @@ PENDING = Layout(MESH, (None, None), {"model": "sum"})
         ),
         (facts(variable="a/bias"), "a/bias: sharded over axis 'model', all-gathered"),
         (
-            facts("all_reduce", source=PENDING, target=WHOLE, cause="the layer's output:"),
+            facts("all_reduce", source=PENDING, target=REPLICATED, cause="the layer's output:"),
             "the layer's output: a partial sum over axis 'model', reduced",
         ),
         (
@@ -111,7 +111,7 @@ PENDING = Layout(MESH, (None, None), {"model": "sum"})
             "a value that is read on the host: a partial value over axis 'model', reduced",
         ),
         (
-            facts("all_reduce", phase="backward", source=PENDING, target=WHOLE),
+            facts("all_reduce", phase="backward", source=PENDING, target=REPLICATED),
             "the gradient of the output of down: a partial sum over axis 'model', reduced",
         ),
         (
@@ -205,7 +205,7 @@ def test_the_advice_is_to_replicate_all_small_gathered_variables():
 @pytest.mark.parametrize(
     "known",
     [
-        facts("all_reduce", source=PENDING, target=WHOLE),  # what a sharded kernel costs
+        facts("all_reduce", source=PENDING, target=REPLICATED),  # what a sharded kernel costs
         facts(**COLUMNS, phase="backward"),
         facts(**{**COLUMNS, "axes": ("data",)}, batch_axes=("data",)),
         facts(**COLUMNS, reduced=("up/kernel",)),
@@ -233,8 +233,8 @@ def test_equal_collectives_are_listed_once_with_a_count():
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_an_all_gather_and_a_reduce_scatter_send_what_an_all_reduce_sends(ranks):
-    whole = 4 * 8 * 16 * 32
-    pair = sent_bytes("all_gather", whole // ranks, ranks) + sent_bytes(
-        "reduce_scatter", whole, ranks
+    full = 4 * 8 * 16 * 32
+    pair = sent_bytes("all_gather", full // ranks, ranks) + sent_bytes(
+        "reduce_scatter", full, ranks
     )
-    assert pair == sent_bytes("all_reduce", whole, ranks)
+    assert pair == sent_bytes("all_reduce", full, ranks)

@@ -28,9 +28,9 @@ def test_the_weight_of_a_norm_follows_the_activation():
     rows, weight = placed((8, 4), ("model", None)), placed((4,), ("model",), weight=True)
     assert choose(rule, (rows, weight)).operands == (rows.layout, Layout.replicated(PAIR, 1))
     # Where the axis shards no activation, the weight stays.
-    whole = placed((8, 4), (None, None))
+    full = placed((8, 4), (None, None))
     columns = Layout(PAIR, (None, "model"))
-    assert choose(rule, (whole, weight)).operands == (columns, weight.layout)
+    assert choose(rule, (full, weight)).operands == (columns, weight.layout)
 
 
 def test_an_activation_moves_if_that_is_cheaper():
@@ -77,25 +77,25 @@ def test_a_weight_follows_along_each_axis_on_its_own():
 
 
 def test_a_weight_that_scales_an_activation_of_its_size_that_is_not_sharded_is_gathered():
-    whole = placed((8, 4), (None, None))
+    full = placed((8, 4), (None, None))
     pending = Placed((8, 4), Layout(PAIR, (None, None), {"model": "sum"}))
     weight = placed((8, 4), ("model", None), weight=True)
-    both_whole = (Layout.replicated(PAIR, 2),) * 2
+    both_full = (Layout.replicated(PAIR, 2),) * 2
     rule = basic.elementwise(((8, 4), (8, 4)))
-    for operands in (whole, weight), (weight, whole), (pending, weight):
+    for operands in (full, weight), (weight, full), (pending, weight):
         chosen = choose(rule, operands, scales=True)
-        assert chosen.operands == both_whole
+        assert chosen.operands == both_full
         assert not chosen.gathers
 
 
 def test_other_weights_that_meet_an_activation_that_is_not_sharded_stay():
     rule = basic.elementwise(((8, 4), (8, 4)))
-    whole = placed((8, 4), (None, None))
+    full = placed((8, 4), (None, None))
     weight = placed((8, 4), ("model", None), weight=True)
     stay = (weight.layout, weight.layout)
-    assert choose(rule, (whole, weight)).operands == stay  # it does not scale
-    assert choose(rule, (whole, attrs.evolve(weight, weight=False)), scales=True).operands == stay
-    assert choose(rule, (attrs.evolve(whole, weight=True), weight), scales=True).operands == stay
+    assert choose(rule, (full, weight)).operands == stay  # it does not scale
+    assert choose(rule, (full, attrs.evolve(weight, weight=False)), scales=True).operands == stay
+    assert choose(rule, (attrs.evolve(full, weight=True), weight), scales=True).operands == stay
     larger = placed((2, 8, 4), (None, None, None))
     chosen = choose(basic.elementwise(((2, 8, 4), (8, 4))), (larger, weight), scales=True)
     assert chosen.operands == (Layout(PAIR, (None, "model", None)), weight.layout)

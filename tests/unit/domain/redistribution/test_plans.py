@@ -65,15 +65,15 @@ def test_one_axis_takes_one_step_and_the_fewest_bytes(case, itemsize):
 @given(redistributions())
 def test_parts_are_what_ranks_hold_before_and_after(case):
     source, target, shape = case
-    whole = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    full = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     for step in plan(source, target, shape, itemsize=1):
         before, after = owners(step.source, shape), owners(step.target, shape)
         for group in source.mesh.axis_groups(step.axis):
             for rank in group:
-                local = whole[step.source.slices(shape, rank)]
+                local = full[step.source.slices(shape, rank)]
                 for peer in group:
                     part = local[step.part(rank, peer)]
-                    np.testing.assert_array_equal(part.ravel(), whole[before[rank] & after[peer]])
+                    np.testing.assert_array_equal(part.ravel(), full[before[rank] & after[peer]])
 
 
 @given(st.data())
@@ -105,13 +105,13 @@ def test_a_pending_sum_is_scattered_rather_than_reduced_and_sliced():
 
 def test_a_large_tensor_pending_twice_is_reduced_in_parts():
     pending = Layout(MESH, (None, None), {"data": "sum", "model": "sum"})
-    whole = Layout.replicated(MESH, 2)
-    assert kinds(pending, whole, itemsize=10**6) == [
+    full = Layout.replicated(MESH, 2)
+    assert kinds(pending, full, itemsize=10**6) == [
         ("reduce_scatter", "model"),
         ("all_reduce", "data"),
         ("all_gather", "model"),
     ]
-    assert [kind for kind, _ in kinds(pending, whole)] == ["all_reduce", "all_reduce"]
+    assert [kind for kind, _ in kinds(pending, full)] == ["all_reduce", "all_reduce"]
 
 
 def test_the_minor_axis_is_gathered_first():

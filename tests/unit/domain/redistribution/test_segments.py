@@ -117,11 +117,11 @@ def test_any_layout_becomes_any_other(case, data):
     source, shape = case
     target, _ = data.draw(in_parts(source.mesh, shape))
     source, target = source.normalized(shape), target.normalized(shape)
-    whole = numbered(shape)
+    full = numbered(shape)
     sizes = [source.mesh.axis_size(axis) for axis, _ in source.partial]
     parts = np.zeros((*sizes, *shape))
-    for at in np.ndindex(*sizes):  # such that every reduction gives `whole`
-        parts[at] = whole
+    for at in np.ndindex(*sizes):  # such that every reduction gives `full`
+        parts[at] = full
     for place, (_, op) in enumerate(source.partial):
         if op == "sum":
             parts /= sizes[place]
@@ -134,7 +134,7 @@ def test_any_layout_becomes_any_other(case, data):
         held = {at: held[at].reshape(each) for at, each in zip(ranks, local, strict=True)}
         for step in stage.steps:
             held = exchanged(step, held) if isinstance(step, Exchange) else run(step, held)
-    expected = scatter(target, whole)
+    expected = scatter(target, full)
     for rank, at in enumerate(ranks):
         found = held[at].reshape(target.local_shape(shape, rank))
         np.testing.assert_allclose(found, expected[at], err_msg=f"{source} -> {target}")
@@ -211,10 +211,9 @@ def test_a_product_of_rows_and_heads_moves_nothing(case):
     joined = reshaped(more, shape, (rows * 2 * heads * 5,))
     is_same(reshaped(joined, (rows * 2 * heads * 5,), shape), more, shape)
     # Of two operands, each may be sharded by heads only, by rows only, or by both.
-    shape, whole = (rows, heads, 3, 5), (rows * heads, 3, 5)
+    shape, full = (rows, heads, 3, 5), (rows * heads, 3, 5)
     of_heads, of_rows = (
-        Placed(whole, reshaped(layout.without(*layout.dim_axes(dim)), shape, whole))
-        for dim in (0, 1)
+        Placed(full, reshaped(layout.without(*layout.dim_axes(dim)), shape, full)) for dim in (0, 1)
     )
     for both in combinations((of_heads, of_rows, operands[1]), 2):
         for pair in (both, both[::-1]):

@@ -37,13 +37,13 @@ def test_uneven_bytes_are_exact():
         (step,) = plan(Layout(LINE, *source), Layout(LINE, *target), (5, 3), itemsize=1)
         return [step.bytes_sent(rank) for rank in range(4)]
 
-    whole, rows, columns = (None, None), ("model", None), (None, "model")
+    full, rows, columns = (None, None), ("model", None), (None, "model")
     # Rows 2, 2, 1, 0; columns 1, 1, 1, 0; flat chunks 4, 4, 4, 3.
-    assert sent([rows], [whole]) == [18, 18, 9, 0]
-    assert sent([whole], [rows]) == [0, 0, 0, 0]
+    assert sent([rows], [full]) == [18, 18, 9, 0]
+    assert sent([full], [rows]) == [0, 0, 0, 0]
     assert sent([rows], [columns]) == [4, 4, 2, 0]
-    assert sent([whole, {"model": "sum"}], [rows]) == [9, 9, 12, 15]
-    assert sent([whole, {"model": "sum"}], [whole]) == [23, 23, 23, 21]
+    assert sent([full, {"model": "sum"}], [rows]) == [9, 9, 12, 15]
+    assert sent([full, {"model": "sum"}], [full]) == [23, 23, 23, 21]
 
 
 def test_only_elements_that_change_blocks_are_sent():

@@ -1,4 +1,4 @@
-"""A rule over all ranks, in NumPy: what every rank computes from its parts, beside the whole."""
+"""A rule over all ranks, in NumPy: what ranks compute from their shards, beside the full result."""
 
 from collections.abc import Callable
 
@@ -85,8 +85,8 @@ def prove(call, factor, data):
         Placed(shape, layout, 8, data.draw(st.booleans()))
         for shape, layout in zip(call.shapes, layouts, strict=True)
     )
-    whole = [np.asarray(each) for each in call.run(operands)]
-    shapes = tuple(each.shape for each in whole)
+    full = [np.asarray(each) for each in call.run(operands)]
+    shapes = tuple(each.shape for each in full)
     chosen = choose(call.rule, placed, shapes)
 
     held = [
@@ -104,7 +104,7 @@ def prove(call, factor, data):
             assert part.shape == layout.local_shape(shapes[number], rank)
             assert chosen.global_shape(term, part.shape) == shapes[number]
         np.testing.assert_allclose(
-            together(mesh, found, layout, shapes[number]), whole[number], atol=1e-9
+            together(mesh, found, layout, shapes[number]), full[number], atol=1e-9
         )
 
 
@@ -145,7 +145,7 @@ def laid_out(mesh, value, layout):
 
 
 def together(mesh, parts, layout, shape):
-    """The whole that ranks have parts of: joined along the minor axes first."""
+    """The full tensor of which ranks have shards: joined along the minor axes first."""
     nested = [axis for dim in range(layout.ndim) for axis in layout.dim_axes(dim)]
     order = [*nested, *(axis for axis in mesh.axis_names if axis not in nested)]
     places = {
@@ -173,9 +173,9 @@ def joined(group, placement, shape):
             apart = [
                 each.reshape(*each.shape[:dim], count, -1, *each.shape[dim + 1 :]) for each in group
             ]
-            whole = np.concatenate(apart, dim + 1)
-            size = whole.shape[dim] * whole.shape[dim + 1]
-            return whole.reshape(*whole.shape[:dim], size, *whole.shape[dim + 2 :])
+            full = np.concatenate(apart, dim + 1)
+            size = full.shape[dim] * full.shape[dim + 1]
+            return full.reshape(*full.shape[:dim], size, *full.shape[dim + 2 :])
         case Partial(op):
             return REDUCTIONS[op](group, axis=0)
     for each in group[1:]:
