@@ -96,9 +96,10 @@ unit-torch: $(VENV)/.installed
 
 distributed: distributed-dtensor distributed-manual
 
+# The matrices first: a test of theirs takes long, and none such is to be the last.
 distributed-dtensor: $(VENV)/.installed
 	$(call headline,distributed tests on real ranks and a part of the matrices of operators and layers)
-	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) tests/distributed tests/matrix --durations=20
+	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) tests/matrix tests/distributed --durations=20
 
 distributed-manual: $(VENV)/.installed
 	$(call headline,some distributed tests under strategy manual)

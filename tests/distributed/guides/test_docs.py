@@ -51,9 +51,9 @@ RUN_ELSEWHERE = {
     "how-to/training.md": "above",
     "how-to/plugins.md": "below",
     "how-to/policies.md": "test_plan_shown.py",
-    "how-to/torch-modules.md": "test_torch_modules.py",
-    "reference/rules.md": "tests/unit/domain/paths/test_paths.py",
-    "reference/transitions.md": "tests/unit/domain/redistribution/test_redistribution.py",
+    "how-to/torch-modules.md": "test_parallelize.py",
+    "reference/rules.md": "tests/unit/domain/paths/test_path_rules.py",
+    "reference/transitions.md": "tests/unit/domain/redistribution/test_transitions.py",
 }
 PAGES = sorted(
     name
