@@ -13,7 +13,7 @@ import torch.distributed as dist
 from shardcore.adapters.failure.watch import FailureWatch
 from shardcore.adapters.job import cores, devices, exchange, process_group
 from shardcore.domain.errors import EnvironmentProblem, RankMismatchError, ShardcoreError
-from shardcore.domain.job import resolve_job
+from shardcore.domain.job import Job, resolve_job
 
 _T = TypeVar("_T")
 
@@ -73,10 +73,9 @@ class TorchProcesses:
         """
         if process_group.is_started():  # its program has taken a device
             return
-        with suppress(EnvironmentProblem):  # which joining shows
-            job = resolve_job(environ=os.environ)
-            if job is not None:
-                devices.take_device(job)
+        job = _launched_job()
+        if job is not None:
+            devices.take_device(job)
 
     def unwatch(self) -> None:
         """Stops to watch the other processes, and to be watched."""
@@ -104,10 +103,8 @@ class TorchProcesses:
         """The number of processes that the launcher started, also before they join the job."""
         if process_group.is_started():
             return self.world_size
-        with suppress(EnvironmentProblem):  # which joining shows; a process alone needs no job
-            job = resolve_job(environ=os.environ)
-            return 1 if job is None else job.world_size
-        return 1
+        job = _launched_job()
+        return 1 if job is None else job.world_size
 
     @property
     def has_others(self) -> bool:
@@ -156,6 +153,13 @@ class TorchProcesses:
                 f"Rank {self.rank} is in {what}, and rank {', '.join(map(str, ended))} has ended. "
                 f"{exchange.TOGETHER}"
             ) from error
+
+
+def _launched_job() -> Job | None:
+    """Returns the job that the launcher's variables describe; None if they describe none."""
+    with suppress(EnvironmentProblem):  # which joining shows; a process alone needs no job
+        return resolve_job(environ=os.environ)
+    return None
 
 
 def _is_of_peers(error: RuntimeError) -> bool:

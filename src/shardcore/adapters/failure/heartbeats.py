@@ -17,6 +17,7 @@ from shardcore.adapters.failure.place import Here
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.domain.errors import RankMismatchError, ShardcoreError
+from shardcore.domain.heartbeats import Heartbeat, Seen, which_ended
 from shardcore.reporting.errors import user_line_in
 
 # A rank without a heartbeat for so many seconds does not answer; a busy machine may delay one.
@@ -31,75 +32,10 @@ _IN_VAIN = ("timed out", "closed by peer", "reset by peer", "broken pipe")
 _T = TypeVar("_T")
 
 
-@frozen
-class Heartbeat:
-    """A heartbeat of a rank.
-
-    Args:
-        number: How many came before.
-        waits: Whether its main thread waits in a collective of tensors.
-        line: The line of the user's code that it runs.
-    """
-
-    number: int
-    waits: bool
-    line: str
-
-
 def send(store: SignedStore, number: int, here: Here) -> None:
     """Sends a heartbeat of this rank."""
     beat = Heartbeat(number, here.waits, here.line)
     store.set(f"heartbeat/{process_group.rank()}", json.dumps(asdict(beat)).encode())
-
-
-@frozen
-class Seen:
-    """The heartbeats of other ranks at two moments, a few seconds apart.
-
-    Args:
-        before: The last heartbeats at first, by rank.
-        after: The last heartbeats then.
-        ended: The ranks that have ended in order.
-    """
-
-    before: dict[int, Heartbeat | None]
-    after: dict[int, Heartbeat | None]
-    ended: tuple[int, ...] = ()
-
-    def waiting(self) -> list[int]:
-        """Returns the ranks that answer, and wait in a collective."""
-        if self.ended:  # it is not known which ranks answer
-            waits = (rank for rank, beat in self.after.items() if beat and beat.waits)
-            return [rank for rank in waits if rank not in self.ended]
-        return [rank for rank, beat in self.after.items() if beat and not self._is_late(rank)]
-
-    def late(self) -> str:
-        """Returns the ranks for which the others wait, and where they are."""
-        if self.ended:
-            return _ended(self.ended)
-        late = [rank for rank in self.after if self._is_late(rank)]
-        if late:
-            return "; ".join(f"rank {rank}, {self._where(rank)}" for rank in late)
-        return f"no rank: all wait, in different collectives ({self.places()})"
-
-    def places(self) -> str:
-        """Returns where the ranks were at first: one that has failed since has left its place."""
-        return "; ".join(
-            f"rank {rank} at {beat.line}" for rank, beat in self.before.items() if beat
-        )
-
-    def _is_late(self, rank: int) -> bool:
-        beat = self.after[rank]
-        return beat is None or beat == self.before[rank] or not beat.waits
-
-    def _where(self, rank: int) -> str:
-        beat = self.after[rank]
-        if beat is None:
-            return "which has sent no heartbeat"
-        if beat == self.before[rank]:
-            last = f"last seen at {beat.line}"
-            return f"which does not answer ({last}): stopped, or its network stalls"
-        return f"which computes ({beat.line})"
 
 
 def look(
@@ -183,7 +119,7 @@ def unmatched(
         return ""
     if "gloo" not in text or process_group.is_simulated():
         return ""
-    where = _ended(ended)
+    where = which_ended(ended)
     if not where and any(each in text for each in _IN_VAIN):
         seen = within(
             _STORE_SECONDS, lambda: look(exchange.store_for_thread(), others(), is_enough)
@@ -233,10 +169,6 @@ class Asked(Generic[_T]):
             return self._found.get(timeout=seconds)
         except Empty:
             return None
-
-
-def _ended(ranks: Sequence[int]) -> str:
-    return ", ".join(f"rank {each}, which has ended" for each in ranks)
 
 
 def _last(store: SignedStore, ranks: Sequence[int]) -> dict[int, Heartbeat | None]:
