@@ -5,54 +5,20 @@ Its tests read what this module writes, and the reverse.
 """
 
 import hashlib
-import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from shardcore.domain.checkpoints.grid import Box, runs
+from shardcore.domain.checkpoints.header import PREFIX, Entry, entries_of
 from shardcore.domain.checkpoints.index import DTYPES, StoredFile
 from shardcore.domain.errors import CheckpointError
 
 _HEADER_LIMIT = 100 * 2**20  # bytes, that of the package
 _READ_AT_ONCE = 2**22  # bytes
-_NAMES = {code: name for name, (code, _) in DTYPES.items()}
-
-
-@attrs.frozen
-class Entry:
-    """A tensor in a file: its dtype, its shape, and where its bytes begin in the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of its elements."""
-        return math.prod(self.shape) * DTYPES[self.dtype][1]
-
-
-def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
-    """Returns the beginning of a file of tensors, each a key, a dtype and a shape.
-
-    Example:
-        >>> header_of([("a", "int8", (2,))])[8:]
-        b'{"a":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}}   '
-    """
-    entries, end = {}, 0
-    for key, dtype, shape in tensors:
-        code, width = DTYPES[dtype]
-        begin, end = end, end + math.prod(shape) * width
-        entries[key] = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def write(path: Path, header: bytes, contents: Iterable[memoryview]) -> StoredFile:
@@ -165,32 +131,9 @@ def opened(path: Path) -> Iterator[SafetensorsFile]:
 
 
 def _entries(descriptor: int) -> dict[str, Entry]:
-    """Returns the tensors of a file. Their bytes fill it, without gaps and overlaps."""
+    """Returns the tensors of a file."""
     size = os.fstat(descriptor).st_size
-    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-    if length > min(size - 8, _HEADER_LIMIT):
+    length = int.from_bytes(os.pread(descriptor, PREFIX, 0), "little")
+    if length > min(size - PREFIX, _HEADER_LIMIT):
         raise CheckpointError(f"it has {size} bytes, its header {length}")
-    found = json.loads(os.pread(descriptor, length, 8).decode())
-    if not isinstance(found, dict):
-        raise CheckpointError("its header is no dict")
-    found.pop("__metadata__", None)
-    entries = {key: _entry(each, 8 + length) for key, each in found.items()}
-    at = 8 + length
-    for entry in sorted(entries.values(), key=lambda entry: (entry.begin, entry.nbytes)):
-        if entry.begin != at:
-            raise CheckpointError(f"a tensor begins at byte {entry.begin}, not {at}")
-        at += entry.nbytes
-    if at != size:
-        raise CheckpointError(f"it has {size} bytes, its tensors end at {at}")
-    return entries
-
-
-def _entry(content: Any, data: int) -> Entry:
-    """Returns a tensor of a header; the bytes of tensors begin at `data` in the file."""
-    shape, (begin, end) = tuple(content["shape"]), content["data_offsets"]
-    if not all(type(each) is int and each >= 0 for each in (*shape, begin, end)):
-        raise CheckpointError("a size is no number")
-    entry = Entry(_NAMES[content["dtype"]], shape, data + begin)
-    if entry.nbytes != end - begin:
-        raise CheckpointError(f"{end - begin} bytes for {entry.dtype} of shape {shape}")
-    return entry
+    return entries_of(os.pread(descriptor, length, PREFIX), size)

@@ -7,42 +7,24 @@ from pathlib import Path
 import attrs
 
 from shardcore.adapters.checkpoints import folders, safetensors, writing
-from shardcore.adapters.checkpoints.safetensors import Entry, SafetensorsFile
+from shardcore.adapters.checkpoints.safetensors import SafetensorsFile
 from shardcore.domain.checkpoints.grid import Box, Held
+from shardcore.domain.checkpoints.header import Entry
 from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
 from shardcore.domain.errors import CheckpointError
-from shardcore.ports.checkpoints import Commit, Content, PendingSave, Reader
+from shardcore.ports.checkpoints import Reader
 
 
 @attrs.frozen
 class FolderStore:
     """Checkpoints in folders, each with one file for each rank that saved it."""
 
-    def begin(self, directory: Path, step: int) -> Path:
-        """Returns a new folder for the files of all ranks."""
-        return folders.begin(directory, step)
-
-    def write(
-        self, folder: Path, rank: int, contents: Sequence[Content], commit: Commit | None
-    ) -> PendingSave:
-        """Begins to write this rank's file on a thread."""
-        return writing.write(folder, rank, contents, commit)
-
-    def path(self, directory: Path, step: int) -> Path:
-        """Returns the folder of a complete checkpoint."""
-        return folders.path(directory, step)
-
-    def latest(self, directory: Path) -> Path | None:
-        """Returns the newest complete checkpoint, None without one."""
-        return folders.latest(directory)
-
-    def find(self, path: Path) -> Path | None:
-        """Returns `path` if it is a folder with an index, else the newest complete one in it."""
-        return folders.find(path)
-
-    def index(self, checkpoint: Path) -> Index:
-        """Returns the index of a complete checkpoint."""
-        return folders.read_index(checkpoint)
+    begin = staticmethod(folders.begin)
+    path = staticmethod(folders.path)
+    latest = staticmethod(folders.latest)
+    find = staticmethod(folders.find)
+    index = staticmethod(folders.read_index)
+    write = staticmethod(writing.write)
 
     def check(self, checkpoint: Path, files: Iterable[StoredFile]) -> None:
         """Compares the checksums of `files`."""
@@ -95,17 +77,10 @@ class FolderReader:
             for number, common in variable.grid.overlaps(part.full):
                 file, box = self._file(variable.files[number]), variable.grid.box(number)
                 entry = file.entry(variable.key(box), variable.dtype, box.shape)
-                yield file, entry, common.within(box), _moved(common, part)
+                yield file, entry, common.within(box), part.place_of(common)
 
     def _file(self, number: int) -> SafetensorsFile:
         if number not in self._files:
             path = self.checkpoint / self.index.files[number].name
             self._files[number] = self.stack.enter_context(safetensors.opened(path))
         return self._files[number]
-
-
-def _moved(common: Box, part: Held) -> Box:
-    """Returns where the elements `common` of the full tensor are in the local shard."""
-    begin = common.within(part.full).start
-    start = (at + base for at, base in zip(begin, part.local.start, strict=True))
-    return Box(tuple(start), common.shape)

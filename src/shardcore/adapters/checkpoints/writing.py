@@ -16,6 +16,7 @@ import attrs
 
 from shardcore.adapters.checkpoints import folders, safetensors
 from shardcore.adapters.job import process_group
+from shardcore.domain.checkpoints.header import header_of
 from shardcore.domain.checkpoints.index import StoredFile
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import Commit, Content
@@ -106,7 +107,7 @@ class FileSave:
 
     def _write(self) -> None:
         name = f"rank-{self.rank:05d}"
-        header = safetensors.header_of((c.key, c.dtype, c.shape) for c in self.contents)
+        header = header_of((c.key, c.dtype, c.shape) for c in self.contents)
         path = self.folder / f"{name}.safetensors"
         file = safetensors.write(path, header, (c.data for c in self.contents))
         report = self.folder / f"{name}.json"

@@ -52,6 +52,17 @@ class Held:
     full: Box
     local: Box
 
+    def place_of(self, part: Box) -> Box:
+        """Returns where a part of the full tensor, which it contains, is in the local shard.
+
+        Example:
+            >>> Held(Box((4,), (4,)), Box((0,), (4,))).place_of(Box((5,), (2,)))
+            Box(start=(1,), shape=(2,))
+        """
+        begin = part.within(self.full).start
+        start = (at + base for at, base in zip(begin, self.local.start, strict=True))
+        return Box(tuple(start), part.shape)
+
 
 @attrs.frozen
 class Grid:

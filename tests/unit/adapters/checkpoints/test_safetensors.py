@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcore.adapters.checkpoints.safetensors import header_of, opened, write
+from shardcore.adapters.checkpoints.safetensors import opened, write
 from shardcore.domain.checkpoints.grid import Box
+from shardcore.domain.checkpoints.header import header_of
 from shardcore.domain.checkpoints.index import DTYPES
 from shardcore.domain.errors import CheckpointError
 

@@ -13,6 +13,7 @@ import numpy as np
 from shardcore.adapters.checkpoints import folders, safetensors
 from shardcore.adapters.checkpoints.conversion.reading import Source, Variable
 from shardcore.domain.checkpoints.grid import Grid
+from shardcore.domain.checkpoints.header import header_of
 from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
 from shardcore.domain.errors import CheckpointError
 
@@ -147,7 +148,7 @@ def _checkpoint(folder: Path, target: Path, source: Source, _limit: int | None) 
 
 
 def _write_file(path: Path, variables: Sequence[Variable]) -> StoredFile:
-    header = safetensors.header_of((each.name, each.dtype, each.shape) for each in variables)
+    header = header_of((each.name, each.dtype, each.shape) for each in variables)
     return safetensors.write(path, header, (each.read() for each in variables))
 
 
