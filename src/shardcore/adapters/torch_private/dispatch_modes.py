@@ -1,5 +1,6 @@
 """Dispatch modes that see every operator, or every collective, that this thread runs."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
@@ -22,7 +23,26 @@ from shardcore.adapters.torch_private.trees import Args, Kwargs, tree_leaves
 PROFILER = "profiler::"
 
 
-class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
+# FakeTensor: a library infers shapes, and computes nothing.
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
+
+
+class _OfPlainTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that runs the operators on plain tensors only."""
+
+    def __torch_dispatch__(
+        self, func: Operator, types: Collection[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        if not _PLAIN.issuperset(types):
+            return NotImplemented  # sharded tensors first: their shards' operators come here
+        return self._run(func, args, kwargs or {})
+
+    @abstractmethod
+    def _run(self, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
+        """Returns the result of `operator`."""
+
+
+class OperatorListener(_OfPlainTensors):  # type: ignore[no-untyped-call]
     """Sees every operator on plain tensors that this thread runs, before and after.
 
     It does not see operators on sharded tensors, but the operators that they run on local shards.
@@ -54,27 +74,18 @@ class OperatorListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch would wrap the method below in two functions of Python
 
-    def __torch_dispatch__(
-        self, func: Operator, types: Collection[type], args: Args = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        if not _PLAIN.issuperset(types):
-            return NotImplemented  # sharded tensors first: their shards' operators come here
-        kwargs = kwargs or {}
+    def _run(self, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
         with self._context:
-            if _computes_nothing(func) or self._is_passed((args, kwargs) if kwargs else args):
-                return func(*args, **kwargs)
-            found = self._before(func, args, kwargs)
-            result = func(*args, **kwargs)
+            if _computes_nothing(operator) or self._is_passed((args, kwargs) if kwargs else args):
+                return operator(*args, **kwargs)
+            found = self._before(operator, args, kwargs)
+            result = operator(*args, **kwargs)
             if found is not None and self._after is not None and not self._is_passed(result):
-                self._after(func, args, kwargs, found, result)
+                self._after(operator, args, kwargs, found, result)
             return result
 
     def _is_passed(self, nest: object) -> bool:
         return self._values and _is_without_values(nest)
-
-
-# FakeTensor: a library infers shapes, and computes nothing.
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
 
 
 @cache
@@ -89,7 +100,7 @@ def _is_without_values(nest: object) -> bool:
     return False
 
 
-class ResultListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ResultListener(_OfPlainTensors):  # type: ignore[no-untyped-call]
     """Sees all operators on plain tensors with their results, also of those without values.
 
     Args:
@@ -100,32 +111,23 @@ class ResultListener(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._listen = listen
 
-    def __torch_dispatch__(
-        self, func: Operator, types: Collection[type], args: Args = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        if not _PLAIN.issuperset(types):
-            return NotImplemented  # sharded tensors first: their shards' operators come here
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        self._listen(func, (args, kwargs), result)
+    def _run(self, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
+        result = operator(*args, **kwargs)
+        self._listen(operator, (args, kwargs), result)
         return result
 
 
-class _WithoutUpdatesAndWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _WithoutUpdatesAndWaits(_OfPlainTensors):  # type: ignore[no-untyped-call]
     """Skips operators that take no memory, but which torch 2.13 runs on copies without values.
 
     Fused updates of optimizers write into operands and return nothing. The wait for a collective
     returns its operand.
     """
 
-    def __torch_dispatch__(
-        self, func: Operator, types: Collection[type], args: Args = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        if not _PLAIN.issuperset(types):
-            return NotImplemented  # sharded tensors first: their shards' operators come here
-        if is_wait(func):
+    def _run(self, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
+        if is_wait(operator):
             return args[0]
-        return None if is_fused(func) else func(*args, **(kwargs or {}))
+        return None if is_fused(operator) else operator(*args, **kwargs)
 
 
 def count_devices() -> None:
