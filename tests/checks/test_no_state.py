@@ -43,8 +43,6 @@ ALLOWED = {
     "adapters/capture/recording/values.py: cache of _is_value": "of classes",
     "adapters/capture/tape/tape.py: cache of numbered": "of the values of tapes, by their numbers",
     "adapters/engine/dispatch.py: cache of _route": "of operators",
-    "adapters/engine/gradients.py: cache of _as_if": "of layouts",
-    "adapters/engine/gradients.py: cache of _cut": "of layouts",
     "adapters/torch_private/collectives.py: cache of _moving": "of the names of operators",
     "adapters/torch_private/dispatch_modes.py: cache of _computes_nothing": "of operators",
     "adapters/torch_private/dtensor.py: cache of _operators": "names of operators, for torch 2.11",

@@ -53,6 +53,19 @@ class World:
         """The position of this process in the mesh: its rank in every layout."""
         return self.processes.index(self.process)
 
+    def peers(self, axis: str, position: int | None = None) -> tuple[int, ...]:
+        """Returns the positions along `axis`, in the order of their process group: by process.
+
+        They are the peers of the process at `position`, by default of this one.
+
+        Example:
+            >>> world = World(Mesh((2,), ("data",)), processes=(1, 0), process=1, device_type="cpu")
+            >>> world.peers("data")
+            (1, 0)
+        """
+        peers = self.mesh.axis_group(axis, self.position if position is None else position)
+        return tuple(sorted(peers, key=self.processes.__getitem__))
+
 
 class Processes(Protocol):
     """The processes of the job. One device is a job of one process."""

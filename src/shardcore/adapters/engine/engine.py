@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.redistributed import UnshardedWeights
-from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor, contiguous_strides
+from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor
 from shardcore.adapters.job import process_group
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
+from shardcore.domain.strides import contiguous_strides
 from shardcore.ports.world import World
 
 _PLANS = 16384
@@ -139,21 +140,20 @@ def process_groups(world: World) -> "dict[str, dist.ProcessGroup]":
     job: Any = dist.group.WORLD
     is_bound = job is not None and job.bound_device_id is not None
     groups: dict[str, dist.ProcessGroup] = {}
+
+    def along(axis: str, position: int) -> tuple[int, ...]:
+        return tuple(world.processes[peer] for peer in world.peers(axis, position))
+
     for axis in world.mesh.axis_names:
-        own = _processes_along(axis, world.position, world)
+        own = along(axis, world.position)
         if len(own) == dist.get_world_size() and job is not None:
             groups[axis] = job
             continue
         positions = range(world.mesh.size) if is_bound else [world.position]
-        for processes in sorted({_processes_along(axis, each, world) for each in positions}):
+        for processes in sorted({along(axis, each) for each in positions}):
             group = dist.new_group(
                 list(processes), timeout=timeout, use_local_synchronization=not is_bound
             )
             if processes == own:
                 groups[axis] = group
     return groups
-
-
-def _processes_along(axis: str, position: int, world: World) -> tuple[int, ...]:
-    """Returns the processes along `axis` that have `position` of the mesh among them."""
-    return tuple(sorted(world.processes[each] for each in world.mesh.axis_group(axis, position)))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -17,8 +16,8 @@ from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.layout import Layout
-from shardcore.domain.spec import DimSpec, entry_axes
 from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
+from shardcore.domain.steps.gradient_layouts import as_target, cut
 from shardcore.ports.measurement.trace_context import gradients_apart_scope, reduction_scope
 
 GRADIENTS = "all_reduce of gradients"
@@ -177,8 +176,8 @@ def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
     if not isinstance(gradient, ShardedTensor):
         return
     with torch.no_grad():
-        gradient = in_layout(gradient, _cut(gradient.form.layout, layout))
-        have = _as_if(layout, gradient.form.layout)
+        gradient = in_layout(gradient, cut(gradient.form.layout, layout))
+        have = as_target(gradient.form.layout, layout)
         if have != gradient.form.layout:
             gradient = gradient.engine.sharded(gradient.part, have, gradient.form.shape)
         parameter.grad = gradient
@@ -186,33 +185,3 @@ def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
             waiting.add(parameter, gradient)
         else:
             parameter.grad = in_layout(gradient, layout)
-
-
-@lru_cache(maxsize=4096)
-def _as_if(layout: Layout, have: Layout) -> Layout:
-    """Returns `layout` with the partial sums of `have`, or `have` if they differ in more.
-
-    Axes of one rank do not count.
-    """
-    single = [axis for axis in layout.mesh.axis_names if layout.mesh.axis_size(axis) == 1]
-    if have == layout or have.reduced.without(*single) != layout.without(*single):
-        return have
-    pending = tuple(each for each in have.partial if each[0] not in single)
-    return Layout(layout.mesh, layout.spec, pending, layout.blocks)
-
-
-@lru_cache(maxsize=4096)
-def _cut(layout: Layout, target: Layout) -> Layout:
-    """Returns `layout` sharded like `target` by its replicated axes, to sum fewer bytes."""
-    pending = [axis for axis, _ in layout.partial]
-    if layout.blocks != target.blocks or not layout.reduced.is_replicated:
-        return layout
-    if any(_is_nested(entry, pending) for entry in target.spec):
-        return layout
-    return Layout(layout.mesh, target.without(*pending).spec, layout.partial)
-
-
-def _is_nested(entry: DimSpec, pending: Sequence[str]) -> bool:
-    """Returns whether a pending axis shards a dim that another axis shards further."""
-    last = [axis in pending for axis in entry_axes(entry)]
-    return last != sorted(last)

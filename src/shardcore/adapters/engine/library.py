@@ -22,7 +22,7 @@ from shardcore.adapters.job.threads import communicating
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs, Link, links_of
-from shardcore.domain.placements import Partial, Replicate
+from shardcore.domain.steps.gradient_layouts import at_output, is_reduced_at_output
 from shardcore.domain.steps.held_weights import PER_STEP, PER_USE
 from shardcore.ports.world import World
 
@@ -123,8 +123,8 @@ class EngineTensors:
             return tensor
         layout = own.form.layout
         done = self.redistribute(tensor, layout.reduced)
-        if done.requires_grad and done.grad_fn is not None and _reduces_gradient(layout):
-            done.register_hook(partial(_beside, layout.reduced))
+        if done.requires_grad and done.grad_fn is not None and is_reduced_at_output(layout):
+            done.register_hook(partial(_at_output, layout))
         return done
 
     def full_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -170,24 +170,8 @@ class EngineTensors:
             self.engine.end_step()
 
 
-def _reduces_gradient(layout: Layout) -> bool:
-    """Returns whether the gradient of an output of `layout` is reduced at the layer's output.
-
-    An output without rows of the batch depends on variables only, whose gradients are reduced in
-    buckets. The gradient of a partial maximum cannot be a partial sum.
-    """
-    chosen = any(op != "sum" for _, op in layout.partial)
-    return chosen or not layout.reduced.is_replicated
-
-
-def _beside(layout: Layout, gradient: torch.Tensor) -> Any:
-    """Returns the gradient of an output of `layout`, reduced and sharded as the output."""
+def _at_output(output: Layout, gradient: torch.Tensor) -> Any:
+    """Returns the gradient of an output, reduced and sharded as the output."""
     if not isinstance(gradient, ShardedTensor):
         return gradient
-    have = gradient.form.layout
-    fits = all(
-        isinstance(have.placement(axis), Partial | Replicate)
-        or have.placement(axis) == layout.placement(axis)
-        for axis in layout.mesh.axis_names
-    )
-    return in_layout(gradient, layout) if fits else reduced(gradient)
+    return in_layout(gradient, at_output(gradient.form.layout, output))

@@ -5,7 +5,6 @@ sum that several operators read is reduced once. Weights: a recurrent layer uses
 time step, and the kernel is all-gathered once.
 """
 
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -14,8 +13,14 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.tensor import Memory, ShardedTensor
-from shardcore.domain.placements import Replicate
-from shardcore.domain.steps.held_weights import PER_STEP, PER_USE, WeightSize, size_of
+from shardcore.domain.derived_layouts import is_less_sharded
+from shardcore.domain.steps.held_weights import (
+    PER_STEP,
+    PER_USE,
+    LatestWeights,
+    WeightSize,
+    size_of,
+)
 
 
 @attrs.frozen(eq=False)
@@ -38,7 +43,7 @@ def note(tensor: ShardedTensor, found: ShardedTensor, serves: bool = False) -> N
     if (
         tensor.form.weight
         or found.form.layout.partial
-        or (known is not None and shards_less(tensor, known.tensor))
+        or (known is not None and is_less_sharded(tensor.form.layout, known.tensor.form.layout))
     ):
         return
     memory = tensor.memory
@@ -80,56 +85,16 @@ def _stamp(tensor: ShardedTensor, found: ShardedTensor) -> Hashable:
     )
 
 
-def shards_less(tensor: ShardedTensor, other: ShardedTensor) -> bool:
-    """Returns whether `other` has the layout of `tensor`, but is replicated along some axes."""
-    before, after = tensor.form.layout, other.form.layout
-    names = before.mesh.axis_names
-    moved = [axis for axis in names if before.placement(axis) != after.placement(axis)]
-    return bool(moved) and all(isinstance(after.placement(axis), Replicate) for axis in moved)
-
-
-@attrs.define
-class _Latest:
-    """The latest unsharded weights of a size, each with its shard."""
-
-    size: WeightSize
-    bytes: int = attrs.field(default=0, init=False)
-    # The oldest first. A shard is kept, so that no other tensor gets its address.
-    _entries: "OrderedDict[Hashable, tuple[torch.Tensor, Any]]" = attrs.field(
-        factory=OrderedDict, init=False
-    )
-
-    def find(self, key: Hashable) -> torch.Tensor | None:
-        """Returns the weight of `key`, which is the latest from now on."""
-        found = self._entries.get(key)
-        if found is None:
-            return None
-        self._entries.move_to_end(key)
-        return found[0]
-
-    def add(self, key: Hashable, weight: torch.Tensor, shard: object) -> None:
-        """Adds a weight; drops the oldest ones if they are too many bytes."""
-        self._entries[key] = weight, shard
-        self.bytes += weight.nbytes
-        while self.bytes > self.size.total:
-            _, (oldest, _) = self._entries.popitem(last=False)
-            self.bytes -= oldest.nbytes
-
-    def clear(self) -> None:
-        """Drops all weights."""
-        self._entries.clear()
-        self.bytes = 0
-
-
 @attrs.define
 class UnshardedWeights:
     """A cache of unsharded weights, each valid until it is written or the step ends."""
 
     sizes: Sequence[WeightSize] = PER_USE
-    _latest: dict[WeightSize, _Latest] = attrs.field(init=False)
+    # Each with its shard: no other tensor gets its address meanwhile.
+    _latest: dict[WeightSize, LatestWeights[tuple[torch.Tensor, object]]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._latest = {each: _Latest(each) for each in self.sizes}
+        self._latest = {each: LatestWeights(each) for each in self.sizes}
 
     def get(self, memory: Memory, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
         """Returns the local shard of a weight after `move`; `part` is its stored shard."""
@@ -141,12 +106,13 @@ class UnshardedWeights:
         for each in self._latest.values():
             found = each.find(key)
             if found is not None:
-                held: torch.Tensor = move.as_asked(found)
+                held: torch.Tensor = move.as_asked(found[0])
                 return held
         value: torch.Tensor = move.run(part, engine)
         size = size_of(value.nbytes, self.sizes)
         if size is not None:
-            self._latest[size].add(key, move.as_in_memory(value), (memory, part))
+            held = move.as_in_memory(value)
+            self._latest[size].add(key, (held, (memory, part)), held.nbytes)
         return value
 
     @property

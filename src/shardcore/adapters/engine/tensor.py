@@ -13,6 +13,7 @@ from shardcore.adapters.job import exchange
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Replicate
+from shardcore.domain.strides import contiguous_strides
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -65,20 +66,6 @@ class Form:
     def is_contiguous(self) -> bool:
         """Whether the full tensor is contiguous."""
         return self.strides == contiguous_strides(self.shape)
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the strides of a contiguous tensor.
-
-    Example:
-        >>> contiguous_strides((2, 3, 4)), contiguous_strides((2, 0, 4))
-        ((12, 4, 1), (4, 4, 1))
-    """
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 @attrs.define(eq=False)

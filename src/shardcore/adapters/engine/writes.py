@@ -14,8 +14,8 @@ from shardcore.adapters.engine.moves.redistribution import full, in_layout, loca
 from shardcore.adapters.engine.tensor import Copied, ShardedTensor
 from shardcore.adapters.torch_private import is_view, tree_leaves, tree_map_only, written_operands
 from shardcore.adapters.torch_private.operators import Operator
+from shardcore.domain.derived_layouts import beside
 from shardcore.domain.errors import StrategyError
-from shardcore.domain.layout import Layout
 
 aten = torch.ops.aten
 
@@ -86,12 +86,8 @@ def shard_beside(value: torch.Tensor, target: ShardedTensor) -> torch.Tensor:
     """Returns this rank's shard of `value`, in the layout of `target`, up to broadcasting."""
     if isinstance(value, ShardedTensor) and is_alike(value, target):
         return value.part
-    engine, layout = target.engine, target.form.layout
-    missing = target.ndim - value.ndim
-    meets = [size == target.shape[dim + missing] for dim, size in enumerate(value.shape)]
-    spec = (e if m else None for e, m in zip(layout.spec[missing:], meets, strict=True))
-    blocks = (b if m else 1 for b, m in zip(layout.blocks[missing:], meets, strict=True))
-    wanted = Layout(layout.mesh, tuple(spec), (), tuple(blocks))
+    engine = target.engine
+    wanted = beside(target.form.layout, target.form.shape, tuple(value.shape))
     sharded = engine.adopt(value)
     if sharded is None:
         return local_shard(value, wanted, engine)

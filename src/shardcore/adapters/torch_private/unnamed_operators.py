@@ -42,11 +42,10 @@ def _masked_by_products(x: torch.Tensor) -> torch.Tensor:
 
 
 CPU_ATTENTION, CPU_ATTENTION_BACKWARD = _reached(_attention, 1, 1, 1, 1)
-# By the number of averaged dims: the operator and its gradient.
-ADAPTIVE_AVERAGES = {
-    2: _reached(lambda x: functional.adaptive_avg_pool2d(x, 2), 1, 1, 4, 4),
-    3: _reached(lambda x: functional.adaptive_avg_pool3d(x, 2), 1, 1, 4, 4, 4),
-}
+ADAPTIVE_AVERAGES = (
+    *_reached(lambda x: functional.adaptive_avg_pool2d(x, 2), 1, 1, 4, 4),
+    *_reached(lambda x: functional.adaptive_avg_pool3d(x, 2), 1, 1, 4, 4, 4),
+)
 _OF_SOFTMAX = _reached(lambda x: x.softmax(0), 1)
 _OF_LOG_SOFTMAX = _reached(lambda x: x.log_softmax(0), 1)
 SOFTMAX, SOFTMAX_BACKWARD = zip(_OF_SOFTMAX, _OF_LOG_SOFTMAX, strict=True)

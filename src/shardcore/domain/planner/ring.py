@@ -4,7 +4,7 @@ Attention is one: a rank has some queries, and meets the keys of one rank after 
 mesh axis shards two factors of its rule, the queries and the keys, and no result is a partial sum.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Literal, TypeAlias
 
@@ -35,6 +35,26 @@ class Ring:
     axis: str
     factors: frozenset[str]
     causal: bool = False
+
+    @classmethod
+    def of(
+        cls, operands: Iterable[Layout], dim: int, factors: frozenset[str], *, causal: bool
+    ) -> "Ring | None":
+        """Returns the ring of the axis that alone shards `dim` of all operands; None without one.
+
+        Example:
+            >>> from shardcore.domain.mesh import Mesh
+            >>> part = Layout(Mesh((2, 2), ("data", "seq")), ("data", "seq"))
+            >>> ring = Ring.of([part, part], 1, frozenset("qk"), causal=False)
+            >>> ring.axis, Ring.of([part, part.without("seq")], 1, ring.factors, causal=False)
+            ('seq', None)
+        """
+        first, *others = operands
+        axes = first.dim_axes(dim)
+        if len(axes) != 1 or first.mesh.axis_size(axes[0]) == 1:
+            return None
+        same = all(each.dim_axes(dim) == axes for each in others)
+        return cls(axes[0], factors, causal) if same else None
 
     def sharding(self, rule: OperatorRule, operands: Sequence[Placed], costs: Costs) -> Sharding:
         """Returns the sharding in which `axis` shards `factors`, and other axes what is cheapest.

@@ -170,6 +170,24 @@ def attention(heads: str, mask: str | None) -> OperatorRule:
     return rule(f"{query}, {key}, {key}{_mask(mask)} -> {query}, {heads} q")
 
 
+def attention_dims(inputs: Sequence[Shape], mask: Shape | None) -> tuple[str, str | None]:
+    """Returns the first dims of query, key and value, and of the mask, as `attention` takes them.
+
+    Example:
+        >>> attention_dims([(2, 8, 5, 4), (2, 1, 6, 4), (2, 1, 6, 4)], mask=(1, 8, 5, 6))
+        ('b -', '- - q')
+    """
+    query, *others = inputs
+    heads = [
+        letter if all(each[dim] == query[dim] for each in others) else "-"
+        for dim, letter in enumerate("bh")
+    ]
+    if mask is None:
+        return " ".join(heads), None
+    sizes = zip([*heads, "q"], mask, query, strict=False)
+    return " ".join(heads), " ".join(each if size == of else "-" for each, size, of in sizes)
+
+
 def attention_backward(
     heads: str, mask: str | None, trains_mask: bool = False, others: tuple[int, ...] = ()
 ) -> OperatorRule:

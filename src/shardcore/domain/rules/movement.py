@@ -27,6 +27,22 @@ def permute(
     return rule_of([given] * operands, [taken] * results)
 
 
+def expanded(shape: Shape, sizes: Sequence[int]) -> list[int | None]:
+    """Returns, for each dim of a tensor that is expanded to `sizes`, that of the tensor.
+
+    It is None for a new dim and one that repeats; a size of -1 keeps a dim.
+
+    Example:
+        >>> expanded((1, 3), (2, 4, -1))
+        [None, None, 1]
+    """
+    new = len(sizes) - len(shape)
+    return [
+        dim - new if dim >= new and size in (-1, shape[dim - new]) else None
+        for dim, size in enumerate(sizes)
+    ]
+
+
 def segmented(ndim: int, dim: int, operands: Sequence[int], results: Sequence[int]) -> OperatorRule:
     """Returns the rule of `split` and `cat`, which move segments of one size along `dim`.
 

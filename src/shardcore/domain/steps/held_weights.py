@@ -1,11 +1,14 @@
 """Unsharded weights that the engine holds for further uses in a step."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import inf
+from typing import Generic, TypeVar
 
 import attrs
 
 from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
+
+_Weight = TypeVar("_Weight")
 
 
 @attrs.frozen
@@ -29,6 +32,45 @@ SMALL = WeightSize(512 * 1024, 4 * BUCKET_BYTES)
 LARGE = WeightSize(BUCKET_BYTES, BUCKET_BYTES)
 PER_USE = (SMALL, LARGE)
 PER_STEP = (WeightSize(inf, inf),)
+
+
+@attrs.define
+class LatestWeights(Generic[_Weight]):
+    """The latest weights of a size.
+
+    Example:
+        >>> latest = LatestWeights(WeightSize(most=8, total=12))
+        >>> latest.add("a", "weight a", 8)
+        >>> latest.add("b", "weight b", 8)
+        >>> latest.find("a"), latest.find("b"), latest.bytes
+        (None, 'weight b', 8)
+    """
+
+    size: WeightSize
+    bytes: int = attrs.field(default=0, init=False)
+    # Each with its bytes, the oldest first.
+    _held: dict[Hashable, tuple[_Weight, int]] = attrs.field(factory=dict, init=False)
+
+    def find(self, key: Hashable) -> _Weight | None:
+        """Returns the weight of `key`, which is the latest from now on."""
+        found = self._held.pop(key, None)
+        if found is None:
+            return None
+        self._held[key] = found
+        return found[0]
+
+    def add(self, key: Hashable, weight: _Weight, size: int) -> None:
+        """Adds a weight of so many bytes; drops the oldest ones if they are too many."""
+        self._held[key] = weight, size
+        self.bytes += size
+        while self.bytes > self.size.total:
+            _, dropped = self._held.pop(next(iter(self._held)))
+            self.bytes -= dropped
+
+    def clear(self) -> None:
+        """Drops all weights."""
+        self._held.clear()
+        self.bytes = 0
 
 
 def size_of(weight: int, sizes: Sequence[WeightSize] = PER_USE) -> WeightSize | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shardcore.adapters.engine.moves.steps import padded, peers_of, wait
+from shardcore.adapters.engine.moves.steps import padded, wait
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
@@ -51,5 +51,5 @@ def _in_gathered_order(axes: Sequence[str], world: World, rank: int) -> list[int
     """Returns the ranks whose pieces `rank` has after all-gathers along `axes`, in their order."""
     if not axes:
         return [rank]
-    peers = peers_of(axes[-1], world, rank)
+    peers = world.peers(axes[-1], rank)
     return [each for peer in peers for each in _in_gathered_order(axes[:-1], world, peer)]

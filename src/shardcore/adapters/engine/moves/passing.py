@@ -7,7 +7,7 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves.steps import peers_of, wait
+from shardcore.adapters.engine.moves.steps import wait
 from shardcore.adapters.engine.tensor import Form
 from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
@@ -70,7 +70,7 @@ class Passing:
         `part` is that of `owner(hop)`, and that of `owner(hop + 1)` comes.
         """
         check_thread()
-        places = [self._place_of(peer) for peer in peers_of(self.axis, self.engine.world)]
+        places = [self._place_of(peer) for peer in self.engine.world.peers(self.axis)]
         after, before = (self.place + 1) % self.count, (self.place - 1) % self.count
         size = prod(self._shape_of_next(part, hop))
         move = Move(part, self.form.shape, self.layout, self.layout, to_next=True)
@@ -95,5 +95,4 @@ class Passing:
         return shape
 
     def _place_of(self, rank: int) -> int:
-        mesh = self.engine.world.mesh
-        return mesh.coordinate(rank)[mesh.axis_index(self.axis)]
+        return self.engine.world.mesh.place_along([self.axis], rank)

@@ -8,19 +8,16 @@ import torch
 from shardcore.adapters.engine import redistributed
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.steps import STEPS
-from shardcore.adapters.engine.tensor import Form, ShardedTensor, contiguous_strides
+from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.job.threads import check_thread
+from shardcore.domain.derived_layouts import filled_by_first, newly_sharded, with_dims
 from shardcore.domain.layout import Layout
-from shardcore.domain.placements import Partial
 from shardcore.domain.redistribution.exchange import Exchange
 from shardcore.domain.redistribution.plan import Step
 from shardcore.domain.redistribution.segments import without_segments
 from shardcore.domain.redistribution.stages import stages
+from shardcore.domain.strides import Order, inverse, memory_order, strides_in
 from shardcore.ports.measurement.trace_context import Move, redistribution_scope
-
-# The neutral values; a mean or a maximum of equal values is that value.
-_NEUTRAL = {"sum": 0, "product": 1}
-
 
 # The shape of the local shard before steps, with a separate dim for the segments of each dim.
 _Stage = tuple[tuple[int, ...], tuple[Step | Exchange, ...]]
@@ -37,9 +34,8 @@ class Redistribution:
     stages: tuple[_Stage, ...]
     shape: tuple[int, ...]  # the shape of the local shard after
     fill: int | None  # the neutral value, if this rank is one of those others
-    # The dims of the tensor, outermost in memory first, if the steps apply to the tensor with its
-    # dims in that order.
-    order: tuple[int, ...] | None = None
+    # If the steps apply to the tensor with its dims in another order, this one.
+    order: Order | None = None
     # The dims along which the values are equal, and which get sharded: the steps move them once.
     repeats: tuple[int, ...] = ()
 
@@ -49,23 +45,13 @@ class Redistribution:
         target = target.normalized(form.shape)
         if target == form.layout:
             return None
-        repeats = _repeats(form, target)
+        repeats = () if form.weight else newly_sharded(form.repeats, form.layout, target)
         if repeats:
             return cls._of_repeated(form, target, repeats, engine)
-        have = form.layout.placement
-        new = [axis for axis, op in target.partial if have(axis) != Partial(op)]
-        kept = tuple(each for each in target.partial if each[0] not in new)
-        reduced = Layout(target.mesh, target.spec, kept, target.blocks)
-        world = engine.world
-        at = dict(zip(world.mesh.axis_names, world.mesh.coordinate(world.position), strict=True))
-        others = [op for axis, op in target.partial if axis in new and at[axis]]
-        return cls(
-            form,
-            target,
-            _stages(form, reduced, engine),
-            target.local_shape(form.shape, world.position),
-            next((_NEUTRAL[op] for op in others if op in _NEUTRAL), None),
-        )
+        rank = engine.world.position
+        values, fill = filled_by_first(form.layout, target, rank)
+        stages = _stages(form, values, engine)
+        return cls(form, target, stages, target.local_shape(form.shape, rank), fill)
 
     @classmethod
     def _of_repeated(
@@ -86,15 +72,13 @@ class Redistribution:
 
         A kernel and its transpose, which a backward pass reads, are all-gathered once.
         """
-        order = tuple(sorted(range(form.ndim), key=lambda dim: (-form.strides[dim], dim)))
-        shape = tuple(form.shape[dim] for dim in order)
-        strides = tuple(form.strides[dim] for dim in order)
-        if form.is_contiguous or strides != contiguous_strides(shape):
+        order = memory_order(form.strides)
+        if form.is_contiguous or form.strides != strides_in(order, form.shape):
             return cls.to(form, target, engine)
-        own = engine.evolved(
-            form, shape=shape, strides=strides, layout=_permuted(form.layout, order)
-        )
-        found = cls.to(own, _permuted(target, order), engine)
+        shape = tuple(form.shape[dim] for dim in order)
+        layout = with_dims(form.layout, order)
+        own = engine.evolved(form, shape=shape, strides=None, layout=layout)
+        found = cls.to(own, with_dims(target, order), engine)
         return None if found is None else attrs.evolve(found, order=order)
 
     def run(self, part: torch.Tensor, engine: Engine) -> torch.Tensor:
@@ -123,24 +107,7 @@ class Redistribution:
         """Returns `tensor`, whose dims are in the order of the steps, with its original order."""
         if self.order is None:
             return tensor
-        return tensor.permute(sorted(range(tensor.ndim), key=self.order.__getitem__))
-
-
-def _repeats(form: Form, target: Layout) -> tuple[int, ...]:
-    """Returns the dims of equal values that `target` shards by axes which shard other dims now."""
-    if form.weight or form.layout.partial or target.partial:
-        return ()
-    sharded = {axis for dim in range(form.ndim) for axis in form.layout.dim_axes(dim)}
-    return tuple(
-        dim
-        for dim in form.repeats
-        if not form.layout.dim_axes(dim) and not sharded.isdisjoint(target.dim_axes(dim))
-    )
-
-
-def _permuted(layout: Layout, order: tuple[int, ...]) -> Layout:
-    spec = tuple(layout.spec[dim] for dim in order)
-    return Layout(layout.mesh, spec, layout.partial, (layout.blocks[dim] for dim in order))
+        return tensor.permute(inverse(self.order))
 
 
 def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:

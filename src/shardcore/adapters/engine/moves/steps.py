@@ -12,7 +12,6 @@ from shardcore.adapters.failure import heartbeats
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.redistribution.exchange import Exchange, Strided
 from shardcore.domain.redistribution.plan import Step
-from shardcore.ports.world import World
 
 
 def wait(value: torch.Tensor, collective: str) -> torch.Tensor:
@@ -39,7 +38,7 @@ def _slice(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
 def _all_gather(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
     """Uneven shards are each sent in a buffer of the size of the largest."""
     assert step.source_dim is not None
-    peers = peers_of(step.axis, engine.world)
+    peers = engine.world.peers(step.axis)
     shapes = [step.source.local_shape(step.shape, peer) for peer in peers]
     sizes = [math.prod(shape) for shape in shapes]
     buffer = padded(part, max(sizes))
@@ -81,7 +80,7 @@ def _all_reduce(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
 
 
 def _all_to_all(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
-    peers, rank = peers_of(step.axis, engine.world), engine.world.position
+    peers, rank = engine.world.peers(step.axis), engine.world.position
     sent = [part[step.part(rank, peer)] for peer in peers]
     shapes = [_shape(step.part(peer, rank)) for peer in peers]
     assert step.source_dim is not None
@@ -110,8 +109,7 @@ def _swapped(
 def exchanged(part: torch.Tensor, exchange: Exchange, engine: Engine) -> torch.Tensor:
     """Returns the elements that this rank wants, from all ranks along the axis."""
     mesh, dim = engine.world.mesh, exchange.dim
-    index = mesh.axis_index(exchange.axis)
-    own = mesh.coordinate(engine.world.position)[index]
+    own = mesh.place_along([exchange.axis], engine.world.position)
 
     def part_for(place: int) -> torch.Tensor:
         even = exchange.strided(own, place)
@@ -122,7 +120,7 @@ def exchanged(part: torch.Tensor, exchange: Exchange, engine: Engine) -> torch.T
 
     if exchange.is_local:
         return part_for(own)
-    places = [mesh.coordinate(peer)[index] for peer in peers_of(exchange.axis, engine.world)]
+    places = [mesh.place_along([exchange.axis], peer) for peer in engine.world.peers(exchange.axis)]
     turn, count = exchange.turns(own)
     totals = [count * sum(size for owner, size in turn if owner == place) for place in places]
     shapes = [(*part.shape[:dim], total, *part.shape[dim + 1 :]) for total in totals]
@@ -159,7 +157,7 @@ def _reduce_scatter(part: torch.Tensor, step: Step, engine: Engine) -> torch.Ten
     """Uneven shards are each sent in a buffer of the size of the largest."""
     assert step.op is not None
     assert step.target_dim is not None
-    peers, rank = peers_of(step.axis, engine.world), engine.world.position
+    peers, rank = engine.world.peers(step.axis), engine.world.position
     places = [step.part(rank, peer) for peer in peers]
     shapes = [_shape(place) for place in places]
     sizes = [math.prod(shape) for shape in shapes]
@@ -194,12 +192,3 @@ def _sent(step: Step) -> str:
 
 def _shape(part: tuple[slice, ...]) -> tuple[int, ...]:
     return tuple(each.stop - each.start for each in part)
-
-
-def peers_of(axis: str, world: World, rank: int | None = None) -> tuple[int, ...]:
-    """Returns the mesh ranks along `axis`, in the order of their process group: by process.
-
-    They are the peers of `rank`, by default of this one.
-    """
-    peers = world.mesh.axis_group(axis, world.position if rank is None else rank)
-    return tuple(sorted(peers, key=world.processes.__getitem__))

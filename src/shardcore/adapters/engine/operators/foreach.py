@@ -18,7 +18,6 @@ from shardcore.adapters.engine.writes import (
 from shardcore.adapters.torch_private import is_fused, tree_map_only, writes_first, written_operands
 from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.errors import StrategyError
-from shardcore.domain.layout import Layout
 
 
 def on_list(operator: Operator, *args: Any, **kwargs: Any) -> Any:
@@ -46,20 +45,12 @@ def _norms(tensors: list[Any], order: float = 2, dtype: torch.dtype | None = Non
         else:
             norms[at] = torch.linalg.vector_norm(each, order, dtype=dtype)
     for places in alike.values():
-        for at, total in zip(places, _reduced([norms[at] for at in places]), strict=True):
+        totals = [norms[at] for at in places]
+        if totals[0].form.is_pending:
+            totals = reduced(torch.stack(totals)).unbind()
+        for at, total in zip(places, totals, strict=True):
             norms[at] = total.sqrt().to(dtype or tensors[at].dtype)
     return norms
-
-
-def _reduced(scalars: list[Any]) -> list[Any]:
-    """Returns tensors without dims, of one layout, with their partial sums reduced together."""
-    first = scalars[0]
-    if not first.form.is_pending:
-        return scalars
-    layout = Layout(first.form.layout.mesh, (None,), first.form.layout.partial)
-    parts = torch.stack([each.part for each in scalars])
-    joined = full(first.engine.sharded(parts, layout, (len(scalars),)))
-    return [first.engine.replicated(each) for each in joined.unbind()]
 
 
 def _made(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:

@@ -1,7 +1,6 @@
 """Operators of layers: convolutions, pads, indexing, upsampling."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -10,12 +9,19 @@ import torch
 
 from shardcore.adapters.engine.operators.movement import shifts
 from shardcore.adapters.engine.operators.movement.views import along
-from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
+from shardcore.adapters.engine.plans.task import (
+    Handler,
+    Operand,
+    Parts,
+    Planner,
+    Task,
+    by_operator,
+    dims_of_plane,
+    order_of,
+)
 from shardcore.adapters.torch_private import unnamed_operators
 from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.rules import basic, layers, lookups
-
-aten = torch.ops.aten
 
 
 def _convolution(
@@ -72,18 +78,19 @@ def _groups(channels: layers.Channels, part: torch.Tensor) -> int:
     return 1 if channels.groups == 1 else part.shape[1] // channels.per_input
 
 
-def _planes(spatial: int, operator: Operator, tensor: Operand, *rest: object) -> Task:
-    """Plans an operator on each plane of the last `spatial` dims."""
-    return _in_order(_contiguous_planes(spatial, operator, tensor, *rest))
+def _planes(operator: Operator, tensor: Operand, *rest: object) -> Task:
+    """Plans an operator on each plane of the last dims."""
+    return _in_order(_contiguous_planes(operator, tensor, *rest))
 
 
-def _contiguous_planes(spatial: int, operator: Operator, tensor: Operand, *rest: object) -> Task:
+def _contiguous_planes(operator: Operator, tensor: Operand, *rest: object) -> Task:
     """Plans an operator on planes with contiguous results, as torch returns them.
 
     The gradient of `adaptive_max_pool3d` reads the indices of the maxima in memory order: in
     another order they would belong to other windows.
     """
-    return along(operator, (tensor, *rest), frozenset(range(tensor.ndim - spatial, tensor.ndim)))
+    plane = range(tensor.ndim - dims_of_plane(operator), tensor.ndim)
+    return along(operator, (tensor, *rest), frozenset(plane))
 
 
 def _constant_pad(
@@ -151,14 +158,13 @@ def _col2im(
 
 
 def _upsample_backward(
-    spatial: int,
     operator: Operator,
     gradient: Operand,
     output_size: Sequence[int],
     input_size: Sequence[int],
     *rest: object,
 ) -> Task:
-    ndim = gradient.ndim
+    ndim, spatial = gradient.ndim, dims_of_plane(operator)
 
     def call(parts: Parts) -> Sequence[torch.Tensor]:
         (part,) = parts
@@ -169,46 +175,36 @@ def _upsample_backward(
     return Task(rule, [gradient], call, orders=[order_of(gradient)])
 
 
-# All tensors of such an operator, and of its gradient, have the same dims.
-_OF_PLANES = {
-    1: "reflection_pad1d replication_pad1d",
-    2: "reflection_pad2d replication_pad2d adaptive_max_pool2d",
-    3: "reflection_pad3d replication_pad3d",
-}
-_CONTIGUOUS = {3: "adaptive_max_pool3d"}
-_UPSAMPLES = {
-    1: "upsample_nearest1d upsample_linear1d",
-    2: "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d",
-    3: "upsample_nearest3d upsample_trilinear3d",
-}
+# All tensors of such an operator have the same dims.
+_OF_PLANES = (
+    "reflection_pad1d reflection_pad2d reflection_pad3d "
+    "replication_pad1d replication_pad2d replication_pad3d adaptive_max_pool2d"
+)
+_UPSAMPLES = (
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"
+)
 
 
-def _named(names: Mapping[int, str], planner: Callable[..., Task], end: str = "") -> dict[Any, Any]:
-    """Returns the planners of operators on planes, by the dims of a plane."""
-    return {
-        getattr(aten, name + end).default: partial(planner, spatial)
-        for spatial, listed in names.items()
-        for name in listed.split()
-    }
+def _backward(names: str) -> str:
+    """Returns the names of the gradients of operators."""
+    return " ".join(f"{name}_backward" for name in names.split())
 
 
 PLANNERS: dict[Any, Planner] = {
-    **_named(_OF_PLANES, _planes),
-    **_named(_OF_PLANES, _planes, "_backward"),
-    **_named(_CONTIGUOUS, _contiguous_planes),
-    **_named(_CONTIGUOUS, _contiguous_planes, "_backward"),
-    **_named(_UPSAMPLES, _planes),
-    **_named(_UPSAMPLES, _upsample_backward, "_backward"),
-    **{
-        each: partial(_planes, spatial)
-        for spatial, operators in unnamed_operators.ADAPTIVE_AVERAGES.items()
-        for each in operators
-    },
-    aten.convolution.default: _convolution,
-    aten.convolution_backward.default: _convolution_backward,
-    aten.constant_pad_nd.default: _constant_pad,
-    aten.index.Tensor: _index,
-    aten.index_put.default: _index_put,
-    aten.im2col.default: _im2col,
-    aten.col2im.default: _col2im,
+    **dict.fromkeys(unnamed_operators.ADAPTIVE_AVERAGES, _planes),
+    **by_operator(
+        {
+            f"{_OF_PLANES} {_backward(_OF_PLANES)} {_UPSAMPLES}": _planes,
+            _backward(_UPSAMPLES): _upsample_backward,
+            "adaptive_max_pool3d adaptive_max_pool3d_backward": _contiguous_planes,
+            "convolution": _convolution,
+            "convolution_backward": _convolution_backward,
+            "constant_pad_nd": _constant_pad,
+            "index.Tensor": _index,
+            "index_put": _index_put,
+            "im2col": _im2col,
+            "col2im": _col2im,
+        }
+    ),
 }

@@ -22,6 +22,7 @@ from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import Args
 from shardcore.domain.planner.choice import Sharding
 from shardcore.domain.rules import basic
+from shardcore.domain.strides import memory_order
 
 aten = torch.ops.aten
 
@@ -45,16 +46,11 @@ def plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
         adds=_adds(operator, operands),
         of_weights=len(operands) == 1
         or (sharding is not None and all(each.ndim for each in operands)),
-        scales=torch_private.aten_name(operator) == "mul" and not any(map(_is_expanded, operands)),
+        scales=torch_private.aten_name(operator) == "mul"
+        and not any(each.form.repeats for each in operands),
         orders=_orders(operator, operands, **kwargs),
         layouts=sharding,
     )
-
-
-def _is_expanded(operand: Operand) -> bool:
-    """Returns whether it repeats fewer elements, as the gradient of a sum does."""
-    pairs = zip(operand.shape, operand.form.strides, strict=True)
-    return any(size > 1 and not stride for size, stride in pairs)
 
 
 def _linear_in(operator: Operator, operands: Sequence[Operand], args: Args) -> Sequence[int]:
@@ -147,7 +143,7 @@ def _empty_strided(
     """
     if tuple(size) != tuple(tensor.shape):
         return _new(operator, tensor, size, strides, **kwargs)
-    order = sorted(range(tensor.ndim), key=lambda dim: (-strides[dim], dim))
+    order = memory_order(tuple(strides))
     part = torch.empty_permuted(tensor.part.shape, order, dtype=tensor.dtype, device=tensor.device)
     form = tensor.engine.evolved(tensor.form, strides=tuple(strides), weight=False)
     return tensor.engine.wrap(part, form)

@@ -8,22 +8,29 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.plans.planning import run_rule
-from shardcore.adapters.engine.plans.task import Handler, Operand, Parts, Planner, Task, order_of
+from shardcore.adapters.engine.plans.task import (
+    Handler,
+    Operand,
+    Parts,
+    Planner,
+    Task,
+    by_operator,
+    dims_of_plane,
+    order_of,
+)
 from shardcore.adapters.torch_private import Args, Operator
 from shardcore.domain.rules import layers
 
-aten = torch.ops.aten
 
-
-def _average(spatial: int, operator: Operator, *args: Any) -> Task:
+def _average(operator: Operator, *args: Any) -> Task:
     """Plans `avg_pool2d(image, window, ...)`, and its gradient, whose first operand is pooled."""
     *gradient, image = (each for each in args if isinstance(each, Operand))
     numbers = args[len(gradient) + 1 :]
-    windows = _windows(spatial, image, *numbers[:3])
+    windows = _windows(operator, image, *numbers[:3])
     return _sharded(operator, args, windows, pooled=(0,) if gradient else ())
 
 
-def _largest(spatial: int, operator: Operator, *args: Any) -> Task | Handler:
+def _largest(operator: Operator, *args: Any) -> Task | Handler:
     """Plans `max_pool2d_with_indices(image, window, stride, padding, dilation, ...)`.
 
     The gradient operator takes the gradient of the result first, then the image, and the indices
@@ -31,17 +38,17 @@ def _largest(spatial: int, operator: Operator, *args: Any) -> Task | Handler:
     """
     is_gradient = isinstance(args[1], Operand)
     image, *numbers = args[is_gradient:]
-    windows = _windows(spatial, image, *numbers[:4])
+    windows = _windows(operator, image, *numbers[:4])
     if any(_shards_plane(each, windows) for each in args if isinstance(each, Operand)):
-        return partial(
-            _largest_backward_of_sharded if is_gradient else _largest_of_sharded, spatial
-        )
+        return _largest_backward_of_sharded if is_gradient else _largest_of_sharded
     pooled = (0, 2) if is_gradient else ()
-    return _sharded(operator, args, (None,) * spatial, pooled)
+    return _sharded(operator, args, (None,) * len(windows), pooled)
 
 
-def _windows(spatial: int, image: Operand | torch.Tensor, *how: Any) -> tuple[int | None, ...]:
-    return layers.windows(tuple(image.shape[image.ndim - spatial :]), *how)
+def _windows(
+    operator: Operator, image: Operand | torch.Tensor, *how: Any
+) -> tuple[int | None, ...]:
+    return layers.windows(tuple(image.shape[image.ndim - dims_of_plane(operator) :]), *how)
 
 
 def _shards_plane(tensor: Operand, windows: Sequence[int | None]) -> bool:
@@ -63,35 +70,33 @@ def _sharded(
     return Task(rule, operands, orders=[order_of(operands[0])] * results)
 
 
-def _largest_of_sharded(
-    spatial: int, operator: Operator, image: torch.Tensor, *numbers: Any
-) -> Any:
+def _largest_of_sharded(operator: Operator, image: torch.Tensor, *numbers: Any) -> Any:
     """Converts indices in each rank's part of the plane to indices in the full plane."""
-    windows = _windows(spatial, image, *numbers[:4])
-    sizes = tuple(image.shape[-spatial:])
+    windows = _windows(operator, image, *numbers[:4])
+    sizes = tuple(image.shape[-len(windows) :])
 
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
         part, *own = parts
         found, indices = operator(part, *numbers)
         numbered = [each.__getitem__ for each in own]
-        return found, _renumbered(indices, part.shape[-spatial:], sizes, numbered)
+        return found, _renumbered(indices, part.shape[-len(sizes) :], sizes, numbered)
 
     rule = layers.pool(image.ndim, windows, (False,), results=2, numbered=True)
     return tuple(run_rule(operator, rule, (image, *_numbers(image, sizes)), compute))
 
 
 def _largest_backward_of_sharded(
-    spatial: int, operator: Operator, gradient: torch.Tensor, image: torch.Tensor, *args: Any
+    operator: Operator, gradient: torch.Tensor, image: torch.Tensor, *args: Any
 ) -> Any:
     """Converts indices in the full plane to indices in each rank's part."""
     *numbers, indices = args
-    windows = _windows(spatial, image, *numbers[:4])
-    sizes = tuple(image.shape[-spatial:])
+    windows = _windows(operator, image, *numbers[:4])
+    sizes = tuple(image.shape[-len(windows) :])
 
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
         grad, part, places, *own = parts
         found = [partial(torch.searchsorted, each) for each in own]
-        local = _renumbered(places, sizes, part.shape[-spatial:], found)
+        local = _renumbered(places, sizes, part.shape[-len(sizes) :], found)
         return (operator(grad, part, *numbers, local),)
 
     rule = layers.pool(image.ndim, windows, (True, False, True), numbered=True)
@@ -122,13 +127,10 @@ def _renumbered(
     return found
 
 
-PLANNERS: dict[Any, Planner] = {
-    getattr(aten, name.format(spatial)).default: partial(planner, spatial)
-    for spatial in (2, 3)
-    for name, planner in (
-        ("avg_pool{}d", _average),
-        ("avg_pool{}d_backward", _average),
-        ("max_pool{}d_with_indices", _largest),
-        ("max_pool{}d_with_indices_backward", _largest),
-    )
-}
+PLANNERS: dict[Any, Planner] = by_operator(
+    {
+        "avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward": _average,
+        "max_pool2d_with_indices max_pool2d_with_indices_backward "
+        "max_pool3d_with_indices max_pool3d_with_indices_backward": _largest,
+    }
+)

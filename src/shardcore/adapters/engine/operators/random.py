@@ -9,7 +9,6 @@ from shardcore.adapters.engine.plans.task import Handler, Operator, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import write
 from shardcore.adapters.torch_private import tree_map_only
-from shardcore.domain.layout import Layout
 
 aten = torch.ops.aten
 
@@ -59,8 +58,8 @@ def _multinomial(
     drawn = weights.engine.replicated(operator(full(weights), *rest, **kwargs))
     if weights.ndim != 2:
         return drawn
-    layout = weights.form.layout
-    return in_layout(drawn, Layout(layout.mesh, (layout.spec[0], None), (), (layout.blocks[0], 1)))
+    layout = weights.form.layout.reduced
+    return in_layout(drawn, layout.without(*layout.dim_axes(1)))
 
 
 _FILLS = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_"

@@ -11,14 +11,16 @@ from shardcore.adapters import fallback
 from shardcore.adapters.engine import redistributed
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.redistribution import Redistribution
-from shardcore.adapters.engine.plans.task import Compute, Order, Task, in_order, strides_in
+from shardcore.adapters.engine.plans.task import Compute, Order, Task, in_order
 from shardcore.adapters.engine.redistributed import Redistributed
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.torch_private import Kwargs, is_view
-from shardcore.domain.layout import Layout, PartialAxes
+from shardcore.domain.derived_layouts import with_pending
+from shardcore.domain.layout import PartialAxes
 from shardcore.domain.planner.call import Placed
 from shardcore.domain.planner.choice import Sharding, choose
+from shardcore.domain.strides import strides_in
 
 # They copy what has gaps, or another order, in memory.
 _RESHAPES = {torch.ops.aten.view.default, torch.ops.aten.reshape.default}
@@ -217,8 +219,3 @@ def moved(tensor: ShardedTensor, move: Redistribution, serves: bool = False) -> 
 def _one_of(compute: Compute, number: int, tensor: torch.Tensor) -> torch.Tensor:
     found: torch.Tensor = compute([tensor])[number]
     return found
-
-
-def with_pending(layout: Layout, pending: PartialAxes) -> Layout:
-    """Returns `layout` with the reductions in `pending` pending too."""
-    return Layout(layout.mesh, layout.spec, (*layout.partial, *pending), layout.blocks)

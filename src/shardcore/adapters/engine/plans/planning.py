@@ -13,51 +13,59 @@ import torch
 
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.redistribution import Redistribution
-from shardcore.adapters.engine.plans.plan import Plan, with_pending
+from shardcore.adapters.engine.plans.plan import Plan
 from shardcore.adapters.engine.plans.task import Compute, Operand, Operator, Task
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
+from shardcore.domain.derived_layouts import with_pending
 from shardcore.domain.layout import Layout, PartialAxes
-from shardcore.domain.placements import Replicate
 from shardcore.domain.planner.call import Placed, Shapes
 from shardcore.domain.planner.choice import Sharding, choose
+from shardcore.domain.planner.pending import are_free, pending_in_results
 from shardcore.domain.rules.rule import OperatorRule
 
 
 def planned(operator: Operator, task: Task, engine: Engine) -> Plan:
     """Returns the plan of an operator by its rule, with the cheapest sharding."""
     forms = _forms(task)
-    pending = _pending_in_results(task, forms)
-    given = [
-        engine.evolved(form, layout=form.layout.reduced) if pending else form for form in forms
-    ]
+    layouts = [form.layout for form in forms]
+    pending = pending_in_results(layouts, task.linear_in, task.adds)
+    given = [_reduced(form, engine) for form in forms] if pending else forms
     sharding = _sharding(task, given, engine)
-    if pending and any(_uses(each, pending) for each in (*sharding.operands, *sharding.results)):
-        pending, given = (), forms
+    if not are_free((*sharding.operands, *sharding.results), pending):
+        pending = ()
         sharding = _sharding(task, forms, engine)
-    targets = [
-        with_pending(layout, pending) if pending and place in task.adds else layout
-        for place, layout in enumerate(sharding.operands)
-    ]
-    # A partial operand stays as it is; only another one becomes zeros on other ranks.
-    sources = [
-        engine.evolved(form, layout=with_pending(form.layout, pending))
-        if pending and place in task.adds and forms[place].layout.partial
-        else form
-        for place, form in enumerate(given)
-    ]
-    uses = []
-    for each, form, source, target in zip(task.operands, forms, sources, targets, strict=True):
-        move = _move(source, target, engine)
-        other = each.other
-        # An operand that stays partial is not replaced by its reduced copy.
-        stays = target.partial or (pending and each.form.layout.partial)
-        uses_copy = other is form or not (other is None or move is None or stays)
-        if uses_copy and other is not None:
-            move = _move(other, target, engine)
-        uses.append((each.number, move, uses_copy))
+    uses = tuple(
+        _use(task, place, form, target, pending, engine)
+        for place, (form, target) in enumerate(zip(forms, sharding.operands, strict=True))
+    )
     if task.over is not None:
         task = attrs.evolve(task, compute=task.over(engine, sharding))
-    return Plan(operator, engine, task, tuple(uses), sharding, pending)
+    return Plan(operator, engine, task, uses, sharding, pending)
+
+
+def _use(
+    task: Task, place: int, form: Form, target: Layout, pending: PartialAxes, engine: Engine
+) -> tuple[int, Redistribution | None, bool]:
+    """Returns how the operand at `place` is used; see `Plan.uses`."""
+    operand, source = task.operands[place], form
+    if place in task.adds:
+        # A partial operand stays as it is; only another one becomes zeros on other ranks.
+        target = with_pending(target, pending) if pending else target
+    elif pending:
+        source = _reduced(form, engine)
+    move = _move(source, target, engine)
+    copy = operand.other
+    if copy is None:
+        return operand.number, move, False
+    # An operand that stays partial is not replaced by its reduced copy.
+    stays = target.partial or (pending and operand.form.layout.partial)
+    if copy is form or (move is not None and not stays):
+        return operand.number, _move(copy, target, engine), True
+    return operand.number, move, False
+
+
+def _reduced(form: Form, engine: Engine) -> Form:
+    return engine.evolved(form, layout=form.layout.reduced)
 
 
 def run_rule(
@@ -91,29 +99,6 @@ def _move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
     """
     held = form.weight and engine.unsharded.holds_steps
     return (Redistribution.of_weight if held else Redistribution.to)(form, layout, engine)
-
-
-def _pending_in_results(task: Task, forms: Sequence[Form]) -> PartialAxes:
-    """Returns the reductions of operands that stay pending in the results."""
-    places = [place for place, form in enumerate(forms) if form.layout.partial]
-    kinds = {forms[place].layout.partial for place in places}
-    if len(kinds) != 1:
-        return ()
-    (pending,) = kinds
-    if not {op for _, op in pending} <= {"sum", "avg"}:
-        return ()
-    if len(places) == 1 and places[0] in task.linear_in:
-        return pending
-    if not task.adds or not set(places) <= set(task.adds):
-        return ()
-    # The first rank adds operands that are not partial: to a sum, and not to a mean.
-    only_sums = {op for _, op in pending} == {"sum"}
-    return pending if only_sums or len(places) == len(task.adds) else ()
-
-
-def _uses(layout: Layout, pending: PartialAxes) -> bool:
-    """Returns whether `layout` already uses an axis of `pending`."""
-    return any(not isinstance(layout.placement(axis), Replicate) for axis, _ in pending)
 
 
 def _sharding(task: Task, forms: Sequence[Form], engine: Engine) -> Sharding:

@@ -1,6 +1,8 @@
 """The task of the planner: an operator's operands, without values, and its sharding rule."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, TypeVar
 
 import attrs
@@ -8,16 +10,16 @@ import torch
 
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.redistributed import Redistributed
-from shardcore.adapters.engine.tensor import Form, contiguous_strides
+from shardcore.adapters.engine.tensor import Form
 from shardcore.adapters.torch_private import Operator as Operator
-from shardcore.adapters.torch_private import is_view
+from shardcore.adapters.torch_private import aten_name, is_view
 from shardcore.domain.planner.call import Shapes
 from shardcore.domain.planner.choice import Sharding
 from shardcore.domain.planner.ring import Ring
 from shardcore.domain.rules.rule import OperatorRule
+from shardcore.domain.strides import Order as Order
+from shardcore.domain.strides import inverse, memory_order, strides_in
 
-# The dims of a tensor, outermost in memory first.
-Order = tuple[int, ...]
 # Takes an operator and its arguments, sharded tensors among them, and runs it.
 Handler = Callable[..., Any]
 Parts = Sequence[torch.Tensor]
@@ -50,13 +52,11 @@ class Operand:
 
     def is_sharded(self, dim: int) -> bool:
         """Returns whether several ranks shard `dim`."""
-        layout = self.form.layout
-        axes = layout.dim_axes(dim % self.ndim) if self.ndim else ()
-        return any(layout.mesh.axis_size(axis) > 1 for axis in axes)
+        return self.ndim > 0 and prod(self.form.layout.ranks(dim % self.ndim)) > 1
 
     def numel(self) -> int:
         """The number of elements of the full tensor."""
-        return int(torch.Size(self.form.shape).numel())
+        return prod(self.form.shape)
 
 
 def operand(operator: Operator, form: Form, number: int, known: Redistributed | None) -> Operand:
@@ -116,6 +116,13 @@ def by_operator(entries: Mapping[str, _Entry]) -> dict[Any, _Entry]:
     }
 
 
+def dims_of_plane(operator: Operator) -> int:
+    """Returns the number of dims of the planes of `operator`: 2 for "avg_pool2d"."""
+    found = re.search(r"(\d)d", aten_name(operator))
+    assert found is not None, "an operator on planes has a name with their dims"
+    return int(found[1])
+
+
 def order_of(operand: Operand) -> Order | None:
     """Returns the dims of `operand`, outermost in memory first; None if contiguous, or with gaps.
 
@@ -124,20 +131,12 @@ def order_of(operand: Operand) -> Order | None:
     form = operand.form
     if form.ndim < 3 or form.is_contiguous:
         return None
-    order = tuple(sorted(range(form.ndim), key=lambda dim: (-form.strides[dim], dim)))
+    order = memory_order(form.strides)
     return order if strides_in(order, form.shape) == form.strides else None
-
-
-def strides_in(order: Order, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the strides of a tensor without gaps whose dims are in memory in `order`."""
-    in_memory = contiguous_strides(tuple(shape[dim] for dim in order))
-    by_dim = dict(zip(order, in_memory, strict=True))
-    return tuple(by_dim[dim] for dim in range(len(shape)))
 
 
 def in_order(part: torch.Tensor, order: Order | None) -> torch.Tensor:
     """Returns `part` without gaps, its dims in memory in `order`."""
     if order is None:
         return part.contiguous()
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    return part.permute(order).contiguous().permute(inverse)
+    return part.permute(order).contiguous().permute(inverse(order))

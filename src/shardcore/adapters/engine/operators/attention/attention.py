@@ -105,30 +105,22 @@ def _orders(operator: Operator, operands: Sequence[Operand]) -> list[Order | Non
 
 
 def _dims(call: AttentionCall) -> tuple[str, str | None]:
-    """Returns the first dims of query, key and value, and of the mask, for the rule."""
-    query, *others = call.inputs
-    heads = [
-        letter if all(each.shape[dim] == query.shape[dim] for each in others) else "-"
-        for dim, letter in enumerate("bh")
-    ]
-    if call.mask is None:
-        return " ".join(heads), None
-    sizes = zip([*heads, "q"], call.mask.shape, query.shape, strict=False)
-    return " ".join(heads), " ".join(each if mask == of else "-" for each, mask, of in sizes)
+    mask = None if call.mask is None else call.mask.shape
+    return layers.attention_dims([each.shape for each in call.inputs], mask)
 
 
 def _ring(call: AttentionCall) -> Ring | None:
     """Returns the ring, if one axis alone shards the lengths of query, key and value."""
     query, key, _ = call.inputs
-    axes = {each.form.layout.dim_axes(_LENGTH) for each in call.inputs}
-    if len(axes) > 1 or not query.is_sharded(_LENGTH) or call.trains_mask:
+    layouts = [each.form.layout for each in call.inputs]
+    ring = Ring.of(layouts, _LENGTH, _LENGTHS, causal=call.causal)
+    if ring is None or call.trains_mask:
         return None
-    (axis, *others), sizes = axes.pop(), {query.shape[_LENGTH], key.shape[_LENGTH]}
-    if others or (call.causal and (len(sizes) > 1 or call.mask is not None)):
+    if call.causal and (query.shape[_LENGTH] != key.shape[_LENGTH] or call.mask is not None):
         return None
     if call.mask is not None and call.mask.shape[-1] != key.shape[_LENGTH]:
         return None  # one column for all keys
-    return Ring(axis, _LENGTHS, call.causal)
+    return ring
 
 
 def _with_large_mask(operator: Operator, *args: object, **kwargs: object) -> Any:

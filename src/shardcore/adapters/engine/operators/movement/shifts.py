@@ -11,69 +11,53 @@ from shardcore.adapters.engine.plans.task import Operand, Operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.job.threads import check_thread
-from shardcore.domain.layout import Layout
-from shardcore.domain.redistribution.exchange import Exchange
-from shardcore.domain.redistribution.segments import ranges_of
+from shardcore.domain.redistribution.shift import Shift
 from shardcore.ports.measurement.trace_context import Move, redistribution_scope
 
 aten = torch.ops.aten
 
 
 @attrs.frozen(eq=False)
-class Shift:
-    """Takes a range of a sharded dim, which may begin before the dim or end behind it."""
+class ShiftHandlers:
+    """The handlers of operators that take a range of a sharded dim.
 
-    exchange: Exchange  # the exchange of the existing elements
-    size: int  # the number of elements in the range
-    # For each place along the axis, the numbers of elements to add before and after.
-    pads: tuple[tuple[int, int], ...]
-    layout: Layout
-    value: Any = 0  # the value of the added elements
+    Args:
+        shift: The range.
+        value: The value of elements that are added before and after the dim.
+    """
+
+    shift: Shift
+    value: float = 0
 
     @classmethod
     def of(
         cls, tensor: Operand, dim: int, start: int, size: int, value: float = 0
-    ) -> "Shift | None":
-        """Returns the shift of `tensor` to the `size` elements of `dim` from `start`.
+    ) -> "ShiftHandlers | None":
+        """Returns the handlers for `size` elements of `dim` from `start`; None if a rule suffices.
 
-        None if a rule suffices, or a rank would get no element.
+        It does for a weight, a partial tensor, and one that has a redistributed copy.
         """
         layout = tensor.form.layout
-        axes = layout.dim_axes(dim)
-        is_known = tensor.form.weight or tensor.other is not None
-        if is_known or len(axes) != 1 or layout.segments[dim] > 1 or layout.partial:
+        if tensor.form.weight or tensor.other is not None or layout.partial:
             return None
-        blocks = tuple(1 if each == dim else block for each, block in enumerate(layout.blocks))
-        found = Layout(layout.mesh, layout.spec, (), blocks)
-        chunks = [(each.start, each.stop) for (each,) in ranges_of(found, dim, size)]
-        if not tensor.is_sharded(dim) or min(end - begin for begin, end in chunks) < 1:
-            return None
-        length = tensor.shape[dim]
-        wanted = [range(*(min(max(start + each, 0), length) for each in chunk)) for chunk in chunks]
-        before = [min(max(-start, begin), end) - begin for begin, end in chunks]
-        pads = tuple(
-            (missing, end - begin - missing - len(each))
-            for missing, (begin, end), each in zip(before, chunks, wanted, strict=True)
-        )
-        held = ranges_of(layout, dim, length)
-        exchange = Exchange(axes[0], dim, held, tuple((each,) for each in wanted))
-        return cls(exchange, size, pads, found, value)
+        shift = Shift.of(layout, dim, tensor.shape[dim], start, size)
+        return None if shift is None else cls(shift, value)
 
     def run(self, _operator: Operator, tensor: ShardedTensor, *_rest: object) -> Any:
         """Runs an operator whose result is the range of `tensor`, such as `slice_backward`."""
-        engine, dim = tensor.engine, self.exchange.dim
-        shape = (*tensor.shape[:dim], self.size, *tensor.shape[dim + 1 :])
-        if not self.exchange.is_local:
+        engine, shift, dim = tensor.engine, self.shift, self.shift.exchange.dim
+        shape = (*tensor.shape[:dim], shift.size, *tensor.shape[dim + 1 :])
+        if not shift.exchange.is_local:
             check_thread()
-        move = Move(tensor.part, tuple(tensor.shape), tensor.form.layout, self.layout)
+        move = Move(tensor.part, tuple(tensor.shape), tensor.form.layout, shift.layout)
         with redistribution_scope(move):
-            part = exchanged(tensor.part, self.exchange, engine)
-        mesh = engine.world.mesh
-        place = mesh.coordinate(engine.world.position)[mesh.axis_index(self.exchange.axis)]
-        if any(self.pads[place]):
+            part = exchanged(tensor.part, shift.exchange, engine)
+        place = engine.world.mesh.place_along([shift.exchange.axis], engine.world.position)
+        pads = shift.pads[place]
+        if any(pads):
             others = [0, 0] * (part.ndim - 1 - dim)
-            part = aten.constant_pad_nd(part, [*others, *self.pads[place]], self.value)
-        return engine.sharded(part, self.layout, shape)
+            part = aten.constant_pad_nd(part, [*others, *pads], self.value)
+        return engine.sharded(part, shift.layout, shape)
 
     def slice(self, operator: Operator, tensor: ShardedTensor, *rest: object) -> Any:
         """Runs `slice(tensor, ...)`."""
@@ -85,14 +69,14 @@ class Shift:
         self, operator: Operator, tensor: ShardedTensor, pads: Sequence[int], *_: object
     ) -> Any:
         """Runs `constant_pad_nd(tensor, pads, value)`: the sharded dim first."""
-        at = 2 * (tensor.ndim - 1 - self.exchange.dim)
+        at = 2 * (tensor.ndim - 1 - self.shift.exchange.dim)
         others = [*pads[:at], 0, 0, *pads[at + 2 :]]
         result = self.run(operator, tensor)
         return operator(result, others, self.value) if any(others) else result
 
 
-def of_pads(tensor: Operand, pads: Sequence[int], value: float) -> Shift | None:
-    """Returns the shift that pads a sharded dim, None if no sharded dim or several are padded."""
+def of_pads(tensor: Operand, pads: Sequence[int], value: float) -> ShiftHandlers | None:
+    """Returns the handlers for pads of a sharded dim; None for pads of none or of several."""
     given = [tensor.ndim - 1 - at // 2 for at in range(0, len(pads), 2) if any(pads[at : at + 2])]
     sharded = [dim for dim in given if tensor.is_sharded(dim)]
     if len(sharded) != 1:
@@ -100,4 +84,4 @@ def of_pads(tensor: Operand, pads: Sequence[int], value: float) -> Shift | None:
     (dim,) = sharded
     at = 2 * (tensor.ndim - 1 - dim)
     size = tensor.shape[dim] + pads[at] + pads[at + 1]
-    return Shift.of(tensor, dim, -pads[at], size, value)
+    return ShiftHandlers.of(tensor, dim, -pads[at], size, value)

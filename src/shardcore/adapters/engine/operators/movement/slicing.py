@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.operators.movement.shifts import Shift
+from shardcore.adapters.engine.operators.movement.shifts import ShiftHandlers
 from shardcore.adapters.engine.operators.movement.views import one_result, several_results
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.torch_private import Operator
-from shardcore.domain.layout import Layout, PartialAxes
+from shardcore.domain.derived_layouts import reduced_by_ranks, with_dims
 from shardcore.domain.planner.choice import Sharding
 from shardcore.domain.rules import basic, movement
 from shardcore.domain.rules.rule import OperatorRule
@@ -60,13 +60,13 @@ def _empty(tensor: Operand, dim: int) -> Task:
     )
 
 
-def _shift(tensor: Operand, dim: int, segment: int, start: int, size: int) -> Shift | None:
-    """Returns the shift to `size` elements from `start`, None if each segment can be sharded.
+def _shift(tensor: Operand, dim: int, segment: int, start: int, size: int) -> ShiftHandlers | None:
+    """Returns the handlers for `size` elements from `start`, None if each segment can be sharded.
 
     A tensor is redistributed into segments once, for all slices of it.
     """
-    shift = Shift.of(tensor, dim, start, size)
-    return shift if shift is not None and segment < len(shift.pads) else None
+    found = ShiftHandlers.of(tensor, dim, start, size)
+    return found if found is not None and segment < len(found.shift.pads) else None
 
 
 def _slice_backward(
@@ -116,7 +116,7 @@ def _of_its_rank(operator: Operator, tensor: ShardedTensor, dim: int, index: int
     """Returns the slice from its rank and zeros from the others: a partial sum, not yet sent."""
     engine, layout, shape = tensor.engine, tensor.form.layout, list(tensor.shape)
     dim %= tensor.ndim
-    of_dim = Layout(layout.mesh, (layout.spec[dim],), (), (layout.blocks[dim],))
+    of_dim = with_dims(layout.reduced, [dim])
     own = range(shape[dim])[of_dim.slices((shape[dim],), engine.world.position)[0]]
     place = range(shape.pop(dim))[index]
     local = [*tensor.part.shape[:dim], *tensor.part.shape[dim + 1 :]]
@@ -125,12 +125,8 @@ def _of_its_rank(operator: Operator, tensor: ShardedTensor, dim: int, index: int
         if place in own
         else tensor.part.new_zeros(local)
     )
-    pending: PartialAxes = tuple(
-        (axis, "sum") for axis in layout.dim_axes(dim) if layout.mesh.axis_size(axis) > 1
-    )
-    spec, blocks = list(layout.spec), list(layout.blocks)
-    del spec[dim], blocks[dim]
-    found = Layout(layout.mesh, spec, (*layout.partial, *pending), blocks)
+    others = [each for each in range(tensor.ndim) if each != dim]
+    found = with_dims(reduced_by_ranks(layout, dim, "sum"), others)
     result = engine.sharded(part, found, tuple(shape))
     note_view(result, tensor, lambda full: operator(full, dim, index), is_copy=True)
     return result

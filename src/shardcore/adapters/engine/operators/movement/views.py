@@ -44,6 +44,11 @@ def along(operator: Operator, args: Sequence[object], full: frozenset[int]) -> T
     return Task(basic.along(operands[0].ndim, full, len(operands), results), operands)
 
 
+def along_one(operator: Operator, args: Sequence[object], ndim: int, dim: int) -> Task:
+    """Plans an operator along `dim`; all its tensors have the same `ndim` dims."""
+    return along(operator, args, frozenset({dim % ndim} if ndim else ()))
+
+
 def _permute(operator: Operator, tensor: Operand, *rest: object) -> Task:
     """Plans `permute`, `transpose`, `unsqueeze`: a probe of distinct sizes has the order."""
     view = operator(torch.empty([*range(2, tensor.ndim + 2)], device="meta"), *rest)
@@ -65,11 +70,7 @@ def _squeeze(_operator: Operator, tensor: Operand, *dims: int | list[int]) -> Ta
 
 def _expanded(operator: Operator, tensor: Operand, sizes: Sequence[int], **kwargs: object) -> Task:
     """Plans `expand`; a partial tensor is reduced first, while it is smaller."""
-    new = len(sizes) - tensor.ndim
-    dims = [
-        dim - new if dim >= new and size in (-1, tensor.shape[dim - new]) else None
-        for dim, size in enumerate(sizes)
-    ]
+    dims = movement.expanded(tensor.shape, sizes)
     local = [-1 if dim is not None else size for dim, size in zip(dims, sizes, strict=True)]
     grows = any(dim is None and size != 1 for dim, size in zip(dims, sizes, strict=True))
     return Task(

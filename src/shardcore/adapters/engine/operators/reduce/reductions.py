@@ -8,12 +8,12 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
-from shardcore.adapters.engine.operators.movement.views import along
+from shardcore.adapters.engine.operators.movement.views import along_one
 from shardcore.adapters.engine.operators.reduce.composed import run_softmax
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import Operator
-from shardcore.domain.layout import Layout
+from shardcore.domain.derived_layouts import reduced_by_ranks, with_dims
 from shardcore.domain.placements import ReduceOp
 from shardcore.domain.rules import basic
 
@@ -132,11 +132,9 @@ def _argmax_of_sharded(_operator: Operator, x: ShardedTensor, dim: int, keep: bo
     """Runs `argmax(x, dim, keepdim)` along a sharded dim, in one all-reduce."""
     x, dim = reduced(x), dim % x.ndim
     engine, layout = x.engine, x.form.layout
-    axes = layout.dim_axes(dim)
     numbers = engine.replicated(torch.arange(x.shape[dim], device=x.device))
-    own = in_layout(numbers, Layout(layout.mesh, (axes,), (), (layout.blocks[dim],))).part
-    rest = layout.without(*axes)
-    pending = Layout(layout.mesh, rest.spec, dict.fromkeys(axes, "max"), rest.blocks)
+    own = in_layout(numbers, with_dims(layout, [dim])).part
+    pending = reduced_by_ranks(layout, dim, "max")
     shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
     largest = reduced(engine.sharded(_packed(x.part, own, dim), pending, shape))
     found = engine.sharded(_HALF - 1 - (largest.part & (_HALF - 1)), largest.form.layout, shape)
@@ -168,7 +166,7 @@ def _along_one(
     operator: Operator, tensor: Operand, dim: int = -1, *_: object, **_kwargs: object
 ) -> Task:
     """Plans `operator(tensor, dim, ...)` that keeps the shape and needs the full `dim` only."""
-    return along(operator, [tensor], frozenset({dim % tensor.ndim} if tensor.ndim else ()))
+    return along_one(operator, [tensor], tensor.ndim, dim)
 
 
 def _norm_of_rows(
@@ -201,7 +199,7 @@ def _softmax(operator: Operator, *args: Any) -> Task | Handler:
     *_, tensor, dim, _ = args
     if tensor.is_sharded(dim):
         return run_softmax
-    return along(operator, args, frozenset({dim % tensor.ndim} if tensor.ndim else ()))
+    return along_one(operator, args, tensor.ndim, dim)
 
 
 def _safe_softmax(operator: Operator, tensor: Operand, dim: int, *_: object) -> Task | Handler:
@@ -226,8 +224,7 @@ def _count_own(
     found = operator(numbers.part, weights, *least)
 
     def of_all(part: torch.Tensor, op: ReduceOp) -> Any:
-        pending = Layout(layout.mesh, (None,), dict.fromkeys(layout.dim_axes(0), op))
-        return engine.sharded(part, pending, tuple(part.shape))
+        return engine.sharded(part, reduced_by_ranks(layout, 0, op), tuple(part.shape))
 
     length = int(reduced(of_all(found.new_tensor([found.numel()], dtype=torch.int64), "max")).part)
     padded = torch.nn.functional.pad(found, (0, length - found.numel()))

@@ -2,20 +2,19 @@
 
 from typing import Any
 
-import attrs
-
 from shardcore.adapters.engine.moves.redistribution import in_layout, reduced
-from shardcore.adapters.engine.operators.movement.views import along
+from shardcore.adapters.engine.operators.movement.views import along_one
 from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import Operator
+from shardcore.domain.derived_layouts import without_blocks
 
 
 def _cumsum(operator: Operator, tensor: Operand, dim: int, **_kwargs: object) -> Task | Handler:
     """Plans `cumsum(tensor, dim)`; parts of a dim in segments do not follow one another."""
     if tensor.ndim and tensor.is_sharded(dim) and tensor.form.layout.segments[dim] == 1:
         return _of_sharded
-    return along(operator, [tensor], frozenset({dim % tensor.ndim} if tensor.ndim else ()))
+    return along_one(operator, [tensor], tensor.ndim, dim)
 
 
 def _of_sharded(operator: Operator, x: ShardedTensor, dim: int, **kwargs: object) -> Any:
@@ -25,8 +24,7 @@ def _of_sharded(operator: Operator, x: ShardedTensor, dim: int, **kwargs: object
     axes, shape = layout.dim_axes(dim), tuple(x.shape)
     part = operator(x.part, dim, **kwargs)
     own = x.part.sum(dim, keepdim=True, dtype=part.dtype)
-    blocks = (1 if each == dim else block for each, block in enumerate(layout.blocks))
-    of_ranks = attrs.evolve(layout, blocks=tuple(blocks))
+    of_ranks = without_blocks(layout, dim)
     sizes = (*shape[:dim], layout.mesh.size_along(axes), *shape[dim + 1 :])
     totals = in_layout(engine.sharded(own, of_ranks, sizes), of_ranks.without(*axes)).part
     before = of_ranks.slices(sizes, engine.world.position)[dim].start

@@ -1,0 +1,134 @@
+"""Layouts that follow from another one: with other dims, or with pending reductions."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from shardcore.domain.layout import Layout, PartialAxes
+from shardcore.domain.placements import Partial, ReduceOp, Replicate
+
+
+def with_dims(layout: Layout, dims: Sequence[int]) -> Layout:
+    """Returns the layout of a tensor that has `dims` of one in `layout`, in this order.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> str(with_dims(Layout(Mesh((2,), ("data",)), ("data", None, None)), (2, 0)))
+        "(None, 'data')"
+    """
+    spec = tuple(layout.spec[dim] for dim in dims)
+    return Layout(layout.mesh, spec, layout.partial, (layout.blocks[dim] for dim in dims))
+
+
+def without_blocks(layout: Layout, dim: int) -> Layout:
+    """Returns `layout` with `dim` in blocks of one element."""
+    blocks = [1 if each == dim else block for each, block in enumerate(layout.blocks)]
+    return Layout(layout.mesh, layout.spec, layout.partial, blocks)
+
+
+def with_pending(layout: Layout, pending: PartialAxes) -> Layout:
+    """Returns `layout` with the reductions in `pending` pending too."""
+    return Layout(layout.mesh, layout.spec, (*layout.partial, *pending), layout.blocks)
+
+
+# The neutral values of reductions; a mean or a maximum of equal values is that value.
+_NEUTRAL = {"sum": 0, "product": 1}
+
+
+def filled_by_first(layout: Layout, target: Layout, rank: int) -> tuple[Layout, int | None]:
+    """Returns what `rank` has of a tensor in `layout` that becomes partial, as `target` says.
+
+    The first rank of each axis that becomes partial has the values, and the others have neutral
+    ones.
+
+    Returns:
+        `target` without the reductions that `layout` does not have, in which the first rank has the
+        values; and the neutral value, if `rank` has this.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> layout = Layout(Mesh((2,), ("data",)), (None,))
+        >>> target = Layout(layout.mesh, (None,), {"data": "sum"})
+        >>> filled_by_first(layout, target, 0) == (layout, None)
+        True
+        >>> filled_by_first(layout, target, 1) == (layout, 0)
+        True
+    """
+    have, mesh = layout.placement, layout.mesh
+    kept = tuple(each for each in target.partial if have(each[0]) == Partial(each[1]))
+    found = Layout(target.mesh, target.spec, kept, target.blocks)
+    others = (
+        op
+        for axis, op in target.partial
+        if (axis, op) not in kept and mesh.place_along([axis], rank)
+    )
+    return found, next((_NEUTRAL[op] for op in others if op in _NEUTRAL), None)
+
+
+@lru_cache(maxsize=4096)
+def reduced_by_ranks(layout: Layout, dim: int, op: ReduceOp) -> Layout:
+    """Returns the layout of a tensor that each rank has reduced along its shard of `dim`.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> layout = Layout(Mesh((2, 2), ("data", "model")), ("data", "model"))
+        >>> str(reduced_by_ranks(layout, 1, "max"))
+        "('data', None) with max over 'model'"
+    """
+    axes = layout.dim_axes(dim)
+    pending = tuple((axis, op) for axis in axes if layout.mesh.axis_size(axis) > 1)
+    return with_pending(layout.without(*axes), pending)
+
+
+def beside(layout: Layout, shape: tuple[int, ...], other: tuple[int, ...]) -> Layout:
+    """Returns the layout, reduced, of a tensor of shape `other` that is broadcast to `shape`.
+
+    Each rank has the elements that meet those of its shard of a tensor in `layout`.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> layout = Layout(Mesh((2, 2), ("data", "model")), ("data", "model"))
+        >>> str(beside(layout, (4, 6), (6,))), str(beside(layout, (4, 6), (4, 1)))
+        ("('model',)", "('data', None)")
+    """
+    new = len(shape) - len(other)
+    last = with_dims(layout.reduced, range(new, len(shape)))
+    once = [
+        axis
+        for dim, size in enumerate(other)
+        if size != shape[new + dim]
+        for axis in last.dim_axes(dim)
+    ]
+    return last.without(*once)
+
+
+def newly_sharded(repeats: Sequence[int], layout: Layout, target: Layout) -> tuple[int, ...]:
+    """Returns those of `repeats` that `target` shards by axes which shard other dims in `layout`.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> mesh = Mesh((2,), ("data",))
+        >>> newly_sharded([1], Layout(mesh, ("data", None)), Layout(mesh, (None, "data")))
+        (1,)
+    """
+    if layout.partial or target.partial:
+        return ()
+    taken = {axis for dim in range(layout.ndim) for axis in layout.dim_axes(dim)}
+    return tuple(
+        dim
+        for dim in repeats
+        if not layout.dim_axes(dim) and not taken.isdisjoint(target.dim_axes(dim))
+    )
+
+
+def is_less_sharded(layout: Layout, other: Layout) -> bool:
+    """Returns whether `other` is `layout`, but replicated along some axes.
+
+    Example:
+        >>> from shardcore.domain.mesh import Mesh
+        >>> layout = Layout(Mesh((2,), ("data",)), ("data", None))
+        >>> is_less_sharded(layout, layout.without("data")), is_less_sharded(layout, layout)
+        (True, False)
+    """
+    names = layout.mesh.axis_names
+    moved = [axis for axis in names if layout.placement(axis) != other.placement(axis)]
+    return bool(moved) and all(isinstance(other.placement(axis), Replicate) for axis in moved)

@@ -1,0 +1,54 @@
+"""Shifts: a range of a dim that one axis shards, by an exchange of elements between its ranks."""
+
+import attrs
+
+from shardcore.domain.derived_layouts import without_blocks
+from shardcore.domain.layout import Layout
+from shardcore.domain.redistribution.exchange import Exchange
+from shardcore.domain.redistribution.segments import ranges_of
+
+
+@attrs.frozen
+class Shift:
+    """The range of a sharded dim, which may begin before the dim or end behind it.
+
+    Args:
+        exchange: The exchange of the existing elements.
+        size: The number of elements in the range.
+        pads: For each place along the axis, the numbers of elements to add before and after.
+        layout: The layout of the range.
+    """
+
+    exchange: Exchange
+    size: int
+    pads: tuple[tuple[int, int], ...]
+    layout: Layout
+
+    @classmethod
+    def of(cls, layout: Layout, dim: int, length: int, start: int, size: int) -> "Shift | None":
+        """Returns the shift to `size` elements from `start` of `dim`, which has `length`.
+
+        None if not one axis alone shards the dim, or a rank would get no element.
+
+        Example:
+            >>> from shardcore.domain.mesh import Mesh
+            >>> shift = Shift.of(Layout(Mesh((2,), ("data",)), ("data",)), 0, 8, -1, 10)
+            >>> shift.pads, shift.exchange.wanted
+            (((1, 0), (0, 1)), ((range(0, 4),), (range(4, 8),)))
+        """
+        axes = layout.dim_axes(dim)
+        if len(axes) != 1 or layout.mesh.axis_size(axes[0]) == 1 or layout.segments[dim] > 1:
+            return None
+        found = without_blocks(layout, dim)
+        chunks = [(each.start, each.stop) for (each,) in ranges_of(found, dim, size)]
+        if min(end - begin for begin, end in chunks) < 1:
+            return None
+        wanted = [range(*(min(max(start + each, 0), length) for each in chunk)) for chunk in chunks]
+        before = [min(max(-start, begin), end) - begin for begin, end in chunks]
+        pads = tuple(
+            (missing, end - begin - missing - len(each))
+            for missing, (begin, end), each in zip(before, chunks, wanted, strict=True)
+        )
+        held = ranges_of(layout, dim, length)
+        exchange = Exchange(axes[0], dim, held, tuple((each,) for each in wanted))
+        return cls(exchange, size, pads, found)
