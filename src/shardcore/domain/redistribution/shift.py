@@ -40,15 +40,15 @@ class Shift:
         if len(axes) != 1 or layout.mesh.axis_size(axes[0]) == 1 or layout.segments[dim] > 1:
             return None
         found = without_blocks(layout, dim)
-        chunks = [(each.start, each.stop) for (each,) in ranges_of(found, dim, size)]
-        if min(end - begin for begin, end in chunks) < 1:
+        chunks = [each for (each,) in ranges_of(found, dim, size)]
+        if not all(chunks):
             return None
-        wanted = [range(*(min(max(start + each, 0), length) for each in chunk)) for chunk in chunks]
-        before = [min(max(-start, begin), end) - begin for begin, end in chunks]
-        pads = tuple(
-            (missing, end - begin - missing - len(each))
-            for missing, (begin, end), each in zip(before, chunks, wanted, strict=True)
-        )
-        held = ranges_of(layout, dim, length)
-        exchange = Exchange(axes[0], dim, held, tuple((each,) for each in wanted))
-        return cls(exchange, size, pads, found)
+        wanted, pads = [], []
+        for chunk in chunks:
+            begin, end = start + chunk.start, start + chunk.stop  # in the dim
+            inside = range(min(max(begin, 0), length), min(max(end, 0), length))
+            before = max(min(end, 0) - begin, 0)
+            wanted.append((inside,))
+            pads.append((before, len(chunk) - before - len(inside)))
+        exchange = Exchange(axes[0], dim, ranges_of(layout, dim, length), tuple(wanted))
+        return cls(exchange, size, tuple(pads), found)

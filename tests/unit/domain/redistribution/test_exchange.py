@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardcore.domain.layout import Layout
@@ -8,6 +8,7 @@ from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import blocks_of
 from shardcore.domain.redistribution.exchange import Exchange, Strided
 from shardcore.domain.redistribution.segments import ranges_of
+from shardcore.domain.redistribution.shift import Shift
 
 
 @st.composite
@@ -93,3 +94,22 @@ def test_stripes_of_rows_take_one_slice_for_each_rank_and_a_turn_for_each_row(ra
         for peer in range(ranks):
             row = Strided(peer * count // ranks, count // ranks, count, 3)
             assert back.strided(place, peer) == row
+
+
+@given(
+    st.integers(2, 4),
+    st.integers(1, 12),
+    st.sampled_from([1, 2, 3]),
+    st.integers(-6, 6),
+    st.integers(1, 14),
+)
+def test_a_shift_gives_each_rank_its_part_of_the_range(ranks, length, block, start, size):
+    layout = Layout(Mesh((ranks,), ("model",)), ("model",), blocks=(block,)).normalized((length,))
+    shift = Shift.of(layout, 0, length, start, size)
+    assume(shift is not None)
+    expected = [each if 0 <= each < length else None for each in range(start, start + size)]
+    for rank, ((inside,), (before, after)) in enumerate(
+        zip(shift.exchange.wanted, shift.pads, strict=True)
+    ):
+        (part,) = shift.layout.slices((size,), rank)
+        assert [None] * before + list(inside) + [None] * after == expected[part]
