@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
+from shardcore.adapters.job.store_keys import values
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.reporting.errors import say
 
@@ -80,8 +81,7 @@ class SignedStore:
         Raises:
             EnvironmentProblem: If no rank of this job has written one of them.
         """
-        extended = self.store.has_extended_api()
-        found = self.store.multi_get(keys) if extended else [self.store.get(key) for key in keys]
+        found = values(self.store, keys)
         return [self._checked(key, each) for key, each in zip(keys, found, strict=True)]
 
     def find_all(self, keys: list[str]) -> list[bytes | None]:

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
-from shardcore.adapters.job.store_keys import absent
+from shardcore.adapters.job.store_keys import absent, values
 from shardcore.domain.job import Job
 
 if TYPE_CHECKING:  # a torch without torch.distributed has no stores
@@ -55,16 +55,10 @@ def _answer(store: "Store", name: str, others: range, limit: timedelta) -> None:
             late = list(absent(store, asks)) or list(absent(store, have_answer))
             raise dist.DistStoreError(f"ranks {[others[each] for each in late]} did not come")
         if store.check(asks):
-            new = set(map(_name, _read(store, asks))) - answered
+            new = set(map(_name, values(store, asks))) - answered
             _write(store, [f"answer/{each}" for each in new], name)
             answered |= new
         time.sleep(min(_MOST_SLEEP_SECONDS, max(_SLEEP_SECONDS, waited / 10)))
-
-
-def _read(store: Any, keys: list[str]) -> list[bytes]:
-    """Returns the values of keys: in one request, where the store can do that."""
-    extended = store.has_extended_api()  # the stubs of torch lack it
-    return store.multi_get(keys) if extended else [store.get(each) for each in keys]
 
 
 def _write(store: Any, keys: list[str], value: str) -> None:
