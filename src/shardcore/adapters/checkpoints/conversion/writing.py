@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +99,8 @@ def _sharded_h5(folder: Path, target: Path, source: Source, limit: int | None) -
                 _write(file, each)
                 names = groups.setdefault(f"/{each.name.rpartition('/')[0]}", [])
                 names[:] = dict.fromkeys([*names, name])
-    content = {
-        "metadata": {"total_size": sum(each.nbytes for each in source.variables)},
-        "weight_map": {key: n[0] if len(n) == 1 else n for key, n in groups.items()},
-    }
-    (folder / target.name).write_text(json.dumps(content, indent=4))
+    places = {key: n[0] if len(n) == 1 else n for key, n in groups.items()}
+    (folder / target.name).write_text(json.dumps(_map(source, places), indent=4))
 
 
 def _safetensors(folder: Path, target: Path, source: Source, _limit: int | None) -> None:
@@ -121,11 +118,14 @@ def _sharded_safetensors(folder: Path, target: Path, source: Source, limit: int 
         name = f"model-{number:05}-of-{len(parts):05}.safetensors"
         _write_file(folder / name, part)
         places |= dict.fromkeys((each.name for each in part), name)
-    content = {
-        "metadata": {"total_size": sum(each.nbytes for each in source.variables)},
-        "weight_map": places,
-    }
-    (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2))
+    text = json.dumps(_map(source, places), indent=2)
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
+def _map(source: Source, places: Mapping[str, object]) -> dict[str, object]:
+    """Returns what the map of several files says: in which of them each variable is."""
+    size = sum(each.nbytes for each in source.variables)
+    return {"metadata": {"total_size": size}, "weight_map": places}
 
 
 def _checkpoint(folder: Path, target: Path, source: Source, _limit: int | None) -> None:
