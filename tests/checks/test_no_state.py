@@ -41,7 +41,7 @@ ALLOWED = {
     "adapters/capture/recording/recorder.py: _recording": "likewise",
     "adapters/capture/recording/functions.py: cache of seeded_by_tensor": "of functions of Keras",
     "adapters/capture/recording/values.py: cache of _is_value": "of classes",
-    "adapters/capture/tape/tape.py: cache of numbered": "of the values of tapes, by their numbers",
+    "adapters/capture/trace/trace.py: cache of numbered": "of values, by their numbers",
     "adapters/engine/dispatch.py: cache of _route": "of operators",
     "adapters/torch_private/collectives.py: cache of _moving": "of the names of operators",
     "adapters/torch_private/dispatch_modes.py: cache of _computes_nothing": "of operators",

@@ -110,11 +110,11 @@ class MetricSums:
             self.reduce()
 
     def resume(self, run: TrainerRun | None) -> str:
-        """Makes the deferred metrics of `run` partial sums again, before a step and its recording.
+        """Makes the deferred metrics of `run` partial sums again, before a step and its trace.
 
         Returns:
             A text with the numbers of these states, empty if a callback reads the step. It is part
-            of the key of recordings.
+            of the key of traces.
         """
         if run is None:
             self.reduce()

@@ -86,7 +86,7 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
         loaded = load_plugins()
         entry, passed_over = plugins.choose(strategy, loaded.strategies)
         entry = plugins.with_options(entry, options)
-        from shardcore.adapters.capture.running.program import TapeCapture
+        from shardcore.adapters.capture.running.program import TraceCapture
         from shardcore.adapters.processes import TorchProcesses
 
         with environment.keras_imported():
@@ -94,7 +94,7 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
 
         processes = TorchProcesses()
         processes.take_device()
-        capture = TapeCapture()
+        capture = TraceCapture()
         undo.callback(capture.close)
         binding = Binding(entry, processes, capture)
         binding.put()

@@ -1,4 +1,4 @@
-"""Captured steps: the recording of one step, and the program made of two recordings."""
+"""Captured steps: the trace of one step, and the program made of two traces."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -51,8 +51,8 @@ class Observer(Protocol):
         """Notes no functions until it is enabled again."""
 
 
-class Recording(Protocol):
-    """The recording of one run of a step."""
+class StepTrace(Protocol):
+    """The trace of one run of a step."""
 
     @property
     def refusal(self) -> str:
@@ -108,7 +108,7 @@ class StepCapture(Protocol[TensorT_contra]):
         inputs: Sequence[TensorT_contra],
         observer: Observer,
         donated: int = 0,
-    ) -> tuple[Any, Recording]:
+    ) -> tuple[Any, StepTrace]:
         """Runs `step` and records it.
 
         Args:
@@ -118,13 +118,13 @@ class StepCapture(Protocol[TensorT_contra]):
             donated: The number of the first inputs that the first results replace.
 
         Returns:
-            The result of `step`, and the recording.
+            The result of `step`, and the trace.
         """
 
     def program(
         self,
-        earlier: Recording | Program,
-        recording: Recording,
+        earlier: StepTrace | Program,
+        trace: StepTrace,
         *,
         compiled: bool = False,
         all_reduces: Sequence[RecordedSum] | None = None,
@@ -133,14 +133,14 @@ class StepCapture(Protocol[TensorT_contra]):
 
         Args:
             earlier: An earlier run, or the program of runs with batches of another size.
-            recording: A later run, which did the same.
+            trace: A later run, which did the same.
             compiled: Whether Inductor compiles the program, if it can.
             all_reduces: The all-reduces that all ranks assume to fill the buckets. Needed where
                 ranks have shards of different sizes, or another number of calls, and so would not
                 start the same collectives.
 
         Raises:
-            RecordingsDiffer: If the runs differ.
+            TracesDiffer: If the runs differ.
             NotCaptured: If the step cannot be run from a trace.
         """
 
@@ -156,7 +156,7 @@ class StepCapture(Protocol[TensorT_contra]):
     def drawn(
         self, draw: Callable[..., object], seed: TensorT_contra, operands: dict[str, object]
     ) -> Any:
-        """Returns random values, drawn by one call of the recording.
+        """Returns random values, drawn by one call of the trace.
 
         Args:
             draw: Seeds torch's default generator, draws, and restores the generator. It takes

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from shardcore.adapters.capture.running.program import RecordedProgram, TapeCapture
+from shardcore.adapters.capture.running.program import RecordedProgram, TraceCapture
 from shardcore.binding.captured.cache import CacheEntry
-from shardcore.domain.steps.capture import TRANSITIONS, Event, RecordingsDiffer, State
+from shardcore.domain.steps.capture import TRANSITIONS, Event, State, TracesDiffer
 from shardcore.testing import run_ranks
 from tests.distributed.capture.steps import (
     Spy,
@@ -176,14 +176,14 @@ def test_all_ranks_record_again_if_one_rank_must():
 
     def program(rank):
         begin((2, 1))
-        make = TapeCapture.program
+        make = TraceCapture.program
 
         def made(capture, earlier, recording, **how):
             if rank == 1 and isinstance(earlier, RecordedProgram):
-                raise RecordingsDiffer("it has other operators")
+                raise TracesDiffer("it has other operators")
             return make(capture, earlier, recording, **how)
 
-        with mock.patch.object(TapeCapture, "program", made):
+        with mock.patch.object(TraceCapture, "program", made):
             trail, _ = walked([ONE, ONE, FEW, FEW, FEW, FEW], "auto")
         return [event for _, event, *_ in trail]
 

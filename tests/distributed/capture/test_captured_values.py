@@ -26,7 +26,7 @@ from tests.distributed.capture.steps import (
     state,
 )
 from tests.distributed.programs import IS_ON_GPU
-from tests.tapes import names, recorded
+from tests.traces import names, recorded
 
 RNG = np.random.default_rng(5)
 STEPS = 6
@@ -199,9 +199,9 @@ def test_no_collective_is_on_its_way_where_a_step_may_be_left():
         return collectives.wait(sent) * number
 
     def program(rank):
-        tape = recorded(step, torch.ones(2))
-        tape = with_checks(tape, tape.reads)
-        return names(tape), names(with_late_waits(tape))
+        trace = recorded(step, torch.ones(2))
+        trace = with_checks(trace, trace.reads)
+        return names(trace), names(with_late_waits(trace))
 
     for before, after in run_ranks(program, 2):
         assert before[-2:] == ["check", "mul"]

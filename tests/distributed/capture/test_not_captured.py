@@ -197,8 +197,8 @@ def test_ranks_capture_a_step_together_or_not_at_all():
 
 
 def test_ranks_whose_collectives_have_other_sizes_capture_nothing():
-    def longer(tape, **how):
-        return [attrs.evolve(each, elements=each.elements + 1) for each in started(tape, **how)]
+    def longer(trace, **how):
+        return [attrs.evolve(each, elements=each.elements + 1) for each in started(trace, **how)]
 
     def program(rank):
         if rank == 1:
@@ -212,8 +212,8 @@ def test_ranks_whose_collectives_have_other_sizes_capture_nothing():
 
 def test_ranks_of_which_one_would_replay_a_cuda_graph_capture_nothing():
     def program(rank):
-        def replayed(tape, in_graph):
-            return started(tape, in_graph=rank == 1)
+        def replayed(trace, in_graph):
+            return started(trace, in_graph=rank == 1)
 
         capture_program.started = replayed
         return reasons(Spy, shape=(2, 1))

@@ -178,8 +178,8 @@ def test_operators_that_inductor_miscompiles_are_rewritten_and_compiled(which):
     def program(rank):
         recorder = Recorder(operands)
         expected = recorder.run(lambda: step(*operands))
-        tape = improved_for_compiler(recorder.tape, torch_private.OneDnn())
-        run = inductor.compiled(graph_of(tape, {}), operands)
+        trace = improved_for_compiler(recorder.trace, torch_private.OneDnn())
+        run = inductor.compiled(graph_of(trace, {}), operands)
         torch.testing.assert_close(run(*operands)[0], expected)
 
     run_ranks(program, 1, timeout=300)
@@ -198,7 +198,7 @@ def test_the_result_of_a_collective_is_not_reshaped_before_its_wait():
         recorder = Recorder([x])
         recorder.run(step)
         named = [
-            call.operator.name() for call in with_reshapes(with_late_waits(recorder.tape)).calls
+            call.operator.name() for call in with_reshapes(with_late_waits(recorder.trace)).calls
         ]
         return [name for name in named if name in ("aten::view", "aten::reshape")]
 

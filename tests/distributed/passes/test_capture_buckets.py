@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from shardcore.adapters.capture.passes.communication.sums import in_buckets
-from shardcore.adapters.capture.tape.analyses import FAR
+from shardcore.adapters.capture.trace.analyses import FAR
 from shardcore.ports.capture import RecordedSum
-from tests.distributed.passes.taped_steps import X, on_two_ranks, reduced
+from tests.distributed.passes.recorded_steps import X, on_two_ranks, reduced
 
 
 def test_all_reduces_are_done_together_until_one_is_needed():
@@ -26,7 +26,7 @@ def test_a_full_bucket_is_sent():
         return [reduced(x * factor) for factor in range(1, 6)]
 
     two_a_bucket = 2 * X.numel() * 4
-    _, after = on_two_ranks(step, lambda tape: in_buckets(tape, most=two_a_bucket))
+    _, after = on_two_ranks(step, lambda trace: in_buckets(trace, most=two_a_bucket))
     assert after.count("all_reduce") == 3
 
 
@@ -34,7 +34,7 @@ def test_buckets_are_of_one_size_so_that_the_first_leaves_early():
     def step(x):
         return [reduced(x * factor) for factor in range(1, 6)]
 
-    _, after = on_two_ranks(step, lambda tape: in_buckets(tape, most=5 * X.numel() * 4, small=0))
+    _, after = on_two_ranks(step, lambda trace: in_buckets(trace, most=5 * X.numel() * 4, small=0))
     products = [place for place, name in enumerate(after) if name == "mul"]
     assert after.count("all_reduce") == 2
     assert products[2] < after.index("all_reduce") < products[3]
@@ -46,11 +46,11 @@ def test_buckets_are_made_by_the_bytes_that_the_largest_rank_sends():
     def step(x):
         return [reduced(x * factor) for factor in range(1, 6)]
 
-    def as_large_as_elsewhere(tape):
-        return in_buckets(tape, sums=[RecordedSum(X.numel() * 8, 0)] * 5, **limits)
+    def as_large_as_elsewhere(trace):
+        return in_buckets(trace, sums=[RecordedSum(X.numel() * 8, 0)] * 5, **limits)
 
     limits = {"most": 6 * X.numel() * 4, "small": 6 * X.numel() * 4}
-    _, own = on_two_ranks(step, lambda tape: in_buckets(tape, **limits))
+    _, own = on_two_ranks(step, lambda trace: in_buckets(trace, **limits))
     _, after = on_two_ranks(step, as_large_as_elsewhere)
     assert (own.count("all_reduce"), after.count("all_reduce")) == (1, 3)
 
@@ -62,8 +62,8 @@ def test_buckets_are_made_by_the_calls_of_the_rank_that_has_most():
         large = reduced(x.repeat(30, 1)) * 3
         return large, reduced(x * 4)
 
-    def as_far_as_elsewhere(tape):
-        return in_buckets(tape, sums=[RecordedSum(4, 1), RecordedSum(4, FAR + 2)])
+    def as_far_as_elsewhere(trace):
+        return in_buckets(trace, sums=[RecordedSum(4, 1), RecordedSum(4, FAR + 2)])
 
     _, own = on_two_ranks(step, in_buckets)
     _, after = on_two_ranks(step, as_far_as_elsewhere)

@@ -29,11 +29,11 @@ def step(x, y):
     return *sums, sums[0] * 2, read_again + 1
 
 
-def tape_of(memories, *tensors):
-    """The tape of `step`; without memories its buckets are made in each run."""
+def trace_of(memories, *tensors):
+    """The trace of `step`; without memories its buckets are made in each run."""
     recorder = Recorder(tensors)
     recorder.run(lambda: step(*tensors))
-    return with_operands_reused(with_late_waits(in_buckets(recorder.tape, memories)))
+    return with_operands_reused(with_late_waits(in_buckets(recorder.trace, memories)))
 
 
 def operands(rank, number=0, rows=4, columns=8):
@@ -47,15 +47,15 @@ def copies(made):
     return [each.clone() for each in made]
 
 
-def names(tape):
-    return [str(call.operator).removeprefix("aten.") for call in tape.calls]
+def names(trace):
+    return [str(call.operator).removeprefix("aten.") for call in trace.calls]
 
 
 def test_products_are_made_in_the_bucket_and_the_rest_is_copied():
     def program(rank):
-        tape = tape_of(Memories(), *operands(rank))
-        (copy,) = (call for call in tape.calls if "_foreach_copy_" in str(call.operator))
-        return names(tape), len(copy.args[0])
+        trace = trace_of(Memories(), *operands(rank))
+        (copy,) = (call for call in trace.calls if "_foreach_copy_" in str(call.operator))
+        return names(trace), len(copy.args[0])
 
     first, second = run_ranks(program, 2)
     assert first == second
@@ -67,8 +67,8 @@ def test_products_are_made_in_the_bucket_and_the_rest_is_copied():
 
 def test_each_run_gives_its_own_results():
     def program(rank):
-        tapes = [tape_of(memories, *operands(rank)) for memories in (None, Memories())]
-        modules = [function_of(each, {}) for each in tapes]
+        traces = [trace_of(memories, *operands(rank)) for memories in (None, Memories())]
+        modules = [function_of(each, {}) for each in traces]
         before, now = ([copies(module(*operands(rank, n))) for n in range(3)] for module in modules)
         for ones, others in zip(before, now, strict=True):
             assert len(ones) == 9
@@ -80,9 +80,9 @@ def test_each_run_gives_its_own_results():
 def test_programs_share_the_memory_and_a_program_has_it_once_for_each_bucket():
     def program(rank):
         memories = Memories()
-        tapes = [tape_of(memories, *operands(rank)) for _ in range(2)]
-        places = [{each.untyped_storage().data_ptr() for each in t.kept.values()} for t in tapes]
-        form = tapes[0].form(tapes[0].inputs[0])
+        traces = [trace_of(memories, *operands(rank)) for _ in range(2)]
+        places = [{each.untyped_storage().data_ptr() for each in t.kept.values()} for t in traces]
+        form = traces[0].form(traces[0].inputs[0])
         one, other = (memories.buffer(form, number) for number in range(2))
         return places[0] == places[1], len(places[0]), one is other
 
@@ -92,7 +92,7 @@ def test_programs_share_the_memory_and_a_program_has_it_once_for_each_bucket():
 def test_the_memory_is_there_as_long_as_a_program_that_has_it():
     def program(rank):
         memories = Memories()
-        module = function_of(tape_of(memories, *operands(rank)), {})
+        module = function_of(trace_of(memories, *operands(rank)), {})
         gc.collect()
         held = len(memories)
         del module

@@ -7,7 +7,7 @@ from shardcore.adapters.capture.passes.communication.overlap import with_late_wa
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.testing import run_ranks
-from tests.tapes import highest
+from tests.traces import highest
 
 
 def gathering(_rank):
@@ -24,7 +24,7 @@ def gathering(_rank):
     x = torch.randn(512, 512)
     recorder = Recorder([x])
     recorder.run(lambda: step(x))
-    calls = with_operands_reused(with_late_waits(recorder.tape)).calls
+    calls = with_operands_reused(with_late_waits(recorder.trace)).calls
     return [len(call.writes) for call in calls if call.operator.__name__.startswith("mul")]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture import passes
-from shardcore.adapters.capture.tape.analyses import live_bytes
+from shardcore.adapters.capture.trace.analyses import live_bytes
 from shardcore.testing import run_ranks
 from tests.distributed.models import cnn, mlp
 from tests.distributed.traffic.moved import DATA, TOKENS, compiled, distribute, numbers, transformer
@@ -49,33 +49,33 @@ SETTINGS = {
 
 
 def trained(build, jit_compile):
-    """The numbers of some steps; of a captured one also its tape, as recorded and as it runs."""
+    """The numbers of some steps; of a captured one also its trace, as recorded and as it runs."""
     keras.utils.clear_session(free_memory=False)
-    tapes = []
+    traces = []
 
-    def noted(tape, memories, all_reduces, improved=passes.improved):
-        tapes.extend([tape, improved(tape, None, all_reduces)])
-        return improved(tape, memories, all_reduces)
+    def noted(trace, memories, all_reduces, improved=passes.improved):
+        traces.extend([trace, improved(trace, None, all_reduces)])
+        return improved(trace, memories, all_reduces)
 
     distribute(build, **SETTINGS[build])
     data = (TOKENS, TOKENS) if build is block else DATA.get(build, DATA[cnn])
     with mock.patch.object(passes, "improved", noted):
         model = compiled(build, classes=build is block, jit_compile=jit_compile)
         logs = [model.train_on_batch(*data, return_dict=True) for _ in range(STEPS)][-1]
-    return numbers(model, logs), tapes
+    return numbers(model, logs), traces
 
 
-def under_way(tape, kind):
+def under_way(trace, kind):
     """For each collective of `kind`, how many products are run between its start and its wait."""
-    calls = tape.calls
+    calls = trace.calls
     found = []
     for place, call in enumerate(calls):
         if torch_private.collective_name(call.operator) == kind:
-            made = tape.writes_of(call)
+            made = trace.writes_of(call)
             wait = next(
                 n
                 for n in range(place, len(calls))
-                if torch_private.is_wait(calls[n].operator) and tape.reads_of(calls[n]) == made
+                if torch_private.is_wait(calls[n].operator) and trace.reads_of(calls[n]) == made
             )
             names = [each.operator.__name__ for each in calls[place:wait]]
             found.append(sum(name in PRODUCTS for name in names))
@@ -91,7 +91,7 @@ def compared(build):
     (eager, _), (captured, (before, after)) = (trained(build, jit) for jit in (False, "auto"))
     for name, value in eager.items():
         np.testing.assert_array_equal(captured[name], value, err_msg=name)
-    held = [max(live_bytes(tape)) for tape in (before, after)]
+    held = [max(live_bytes(trace)) for trace in (before, after)]
     kinds = ("all_gather", "reduce_scatter", "all_reduce")
     recorded = Counter(call.collective for call in before.calls)
     return held, recorded, {kind: under_way(after, kind) for kind in kinds}

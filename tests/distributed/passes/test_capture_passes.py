@@ -1,4 +1,4 @@
-"""Each pass over the tape of a step leaves the same numbers: later waits, earlier starts."""
+"""Each pass over the trace of a step leaves the same numbers: later waits, earlier starts."""
 
 import attrs
 import pytest
@@ -13,12 +13,12 @@ from shardcore.adapters.capture.passes.communication.overlap import (
 from shardcore.adapters.capture.passes.communication.regather import with_regathers
 from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
-from shardcore.adapters.capture.tape.analyses import live_bytes
-from shardcore.adapters.capture.tape.tape import Call
+from shardcore.adapters.capture.trace.analyses import live_bytes
+from shardcore.adapters.capture.trace.trace import Call
 from shardcore.adapters.torch_private import collectives
 from shardcore.testing import run_ranks
-from tests.distributed.passes.taped_steps import X, on_two_ranks, reduced
-from tests.tapes import names, recorded, results
+from tests.distributed.passes.recorded_steps import X, on_two_ranks, reduced
+from tests.traces import names, recorded, results
 
 
 def gathered(x):
@@ -58,9 +58,9 @@ def test_late_waits_do_not_raise_the_peak_memory(room, waits):
         return torch.cat(parts), x.repeat(room, 1)
 
     def program(rank):
-        tape = recorded(step, X + rank)
-        other = with_late_waits(tape)
-        return max(live_bytes(other)) == max(live_bytes(tape)), names(other)
+        trace = recorded(step, X + rank)
+        other = with_late_waits(trace)
+        return max(live_bytes(other)) == max(live_bytes(trace)), names(other)
 
     (is_kept, after), _ = run_ranks(program, 2)
     assert is_kept
@@ -87,7 +87,7 @@ def test_one_weight_at_a_time_is_prefetched_while_the_previous_one_is_used(far):
     def step(x):
         return [gathered(x[row]) * 2 for row in (0, 1, 0, 1)]
 
-    _, after = on_two_ranks(with_room(step), lambda tape: with_early_starts(tape, far))
+    _, after = on_two_ranks(with_room(step), lambda trace: with_early_starts(trace, far))
     kinds = {"all_gather_into_tensor": "start", "wait_tensor": "wait", "mul": "mul"}
     in_turn = 4 * ["start", "wait", "mul"]
     ahead = ["start", "wait", *3 * ["start", "mul", "wait"], "mul"]
@@ -111,10 +111,10 @@ def test_free_memory_is_spent_on_one_collective_only():
         return [gathered(x * factor).sum() for factor in range(4)], x.repeat(6, 1)
 
     def program(rank):
-        tape = recorded(step, X + rank)
-        other = with_late_waits(with_early_starts(tape))
+        trace = recorded(step, X + rank)
+        other = with_late_waits(with_early_starts(trace))
         starts = [n for n, name in enumerate(names(other)) if name == "all_gather_into_tensor"]
-        return max(live_bytes(other)) == max(live_bytes(tape)), starts[1] < names(other).index(
+        return max(live_bytes(other)) == max(live_bytes(trace)), starts[1] < names(other).index(
             "sum"
         )
 
@@ -141,13 +141,13 @@ def test_writes_and_random_draws_keep_their_order():
         return drawn, total, y, gathered(x)
 
     def program(rank):
-        tape = recorded(with_room(step), X)
-        other = with_late_waits(with_early_starts(tape))
+        trace = recorded(with_room(step), X)
+        other = with_late_waits(with_early_starts(trace))
         found = []
-        for each in (with_late_waits(tape), other):
+        for each in (with_late_waits(trace), other):
             torch.manual_seed(5)
             found.append(results(each, (X,)))
-        return found[0] == found[1], names(tape) == names(other)
+        return found[0] == found[1], names(trace) == names(other)
 
     assert run_ranks(program, 2) == [(True, False)] * 2
 
@@ -161,12 +161,12 @@ def test_collectives_and_reads_of_the_host_keep_their_order():
         return gathered(late), reduced(x), late
 
     def program(rank):
-        tape = recorded(with_room(step), X)
-        place = names(tape).index("all_reduce")
-        tape.calls.insert(place, Call(look, (tape.calls[0].result,), {}, None))
+        trace = recorded(with_room(step), X)
+        place = names(trace).index("all_reduce")
+        trace.calls.insert(place, Call(look, (trace.calls[0].result,), {}, None))
         return [
             call.operator.__name__.partition(".")[0]
-            for call in with_early_starts(tape).calls
+            for call in with_early_starts(trace).calls
             if call.operator is look or call.operator.namespace == "_c10d_functional"
         ]
 
@@ -200,11 +200,11 @@ def test_a_weight_is_gathered_again_for_the_backward_pass():
         return x.grad, y.detach(), written_later
 
     def program(rank):
-        tape = recorded(step, X + rank)
-        other = with_regathers(tape)
-        runs = (results(with_late_waits(each), (X + rank,)) for each in (other, tape))
+        trace = recorded(step, X + rank)
+        other = with_regathers(trace)
+        runs = (results(with_late_waits(each), (X + rank,)) for each in (other, trace))
         assert next(runs) == next(runs)
-        return [names(each).count("all_gather_into_tensor") for each in (tape, other)]
+        return [names(each).count("all_gather_into_tensor") for each in (trace, other)]
 
     # One is still there, one no longer what it was, one no longer as it was gathered.
     assert run_ranks(program, 2) == [[4, 5]] * 2
@@ -219,15 +219,17 @@ def test_all_passes_together_keep_shared_memory():
         reduced_view.add_(again)
         return view, again, reduced_view
 
-    on_two_ranks(step, lambda tape: improved(tape, Memories()))
+    on_two_ranks(step, lambda trace: improved(trace, Memories()))
 
 
 @pytest.mark.parametrize("field", ["calls", "memory", "forms"])
-def test_a_pass_does_not_change_its_input_tape(field):
+def test_a_pass_does_not_change_its_input_trace(field):
     def program(rank):
-        tape = recorded(lambda x: reduced(x) + reduced(x * 2), X)
-        before = list(getattr(tape, field))
-        improved(tape, Memories())
-        return before == getattr(tape, field) and attrs.asdict(tape, recurse=False)["refusal"] == ""
+        trace = recorded(lambda x: reduced(x) + reduced(x * 2), X)
+        before = list(getattr(trace, field))
+        improved(trace, Memories())
+        return (
+            before == getattr(trace, field) and attrs.asdict(trace, recurse=False)["refusal"] == ""
+        )
 
     assert all(run_ranks(program, 2))

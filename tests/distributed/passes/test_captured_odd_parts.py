@@ -29,7 +29,7 @@ def trained(jit_compile):
     """The numbers of some steps, how many ran from a recording, and the bytes asked for."""
     keras.utils.clear_session(free_memory=False)
     ran, asked = [], []
-    make, note = program.TapeCapture.program, captured_step.CacheEntry.ran
+    make, note = program.TraceCapture.program, captured_step.CacheEntry.ran
 
     def made(self, *runs, all_reduces=None, **how):
         asked.append(all_reduces)
@@ -41,7 +41,7 @@ def trained(jit_compile):
 
     distribute(wide, mesh=(2, 2), rules=RULES)
     with (
-        mock.patch.object(program.TapeCapture, "program", made),
+        mock.patch.object(program.TraceCapture, "program", made),
         mock.patch.object(captured_step.CacheEntry, "ran", noted),
     ):
         model = compiled(wide, jit_compile=jit_compile)

@@ -16,7 +16,7 @@ from shardcore.domain.mesh import Mesh
 from shardcore.testing import run_ranks
 from tests.distributed.models import Block
 from tests.distributed.programs import AXES
-from tests.tapes import highest
+from tests.traces import highest
 
 TOKENS = np.random.default_rng(0).integers(0, 512, (8, 32))
 IMAGES = np.ones((8, 24, 24, 3), "float32"), np.ones((8, 12, 12, 16), "float32")

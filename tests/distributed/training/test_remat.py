@@ -7,7 +7,7 @@ import pytest
 import shardcore
 from shardcore.testing import run_ranks
 from tests.distributed.programs import distribute
-from tests.tapes import highest
+from tests.traces import highest
 
 FULLY_SHARDED = {".*kernel": ("data", None)}
 MEGATRON = {".*up/kernel": (None, "model"), ".*down/kernel": ("model", None)}

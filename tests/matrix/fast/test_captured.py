@@ -90,12 +90,12 @@ def outcome_of_plain():
     return found.status, found.detail
 
 
-def with_old_values(tape):
+def with_old_values(trace):
     """A pass that writes into the states of metrics what they hold already."""
     copy = torch.ops.aten.copy_.default
-    return tape.with_calls(
+    return trace.with_calls(
         attrs.evolve(call, args=(call.args[0], call.args[0])) if call.operator is copy else call
-        for call in tape.calls
+        for call in trace.calls
     )
 
 

@@ -83,7 +83,7 @@ class Buckets:
     def _take_recorded(self, parameter: torch.Tensor) -> "_RecordedSum | None":
         """Returns the recorded all-reduce of a gradient; None if there is none, or none that fits.
 
-        The recording is refused if a hook of the user has changed the gradient after it.
+        The trace is refused if a hook of the user has changed the gradient after it.
         """
         found, recorder = self._recorded.pop(id(parameter), None), recording()
         if found is None or recorder is None or found.is_of(parameter.grad):
@@ -109,7 +109,7 @@ class _RecordedSum:
     Args:
         gradient: The gradient.
         writes: The writes into it before.
-        result: The local shard of the reduced gradient in the recording.
+        result: The local shard of the reduced gradient in the trace.
     """
 
     gradient: ShardedTensor

@@ -113,7 +113,7 @@ def _with_renames(recompute: Callable[..., None]) -> Callable[..., None]:
 def _one_gather_at_a_time() -> Any:
     """Returns a pass over Inductor's graph that starts a gloo all-gather after the previous wait.
 
-    Two at once corrupt memory there (see `capture.tape.analyses.gathering_ranks`). The recording
+    Two at once corrupt memory there (see `capture.trace.analyses.gathering_ranks`). The trace
     has them in turns, and Inductor keeps the order of collectives; but it may move a wait.
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass

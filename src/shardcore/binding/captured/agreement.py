@@ -8,18 +8,18 @@ import attrs
 
 from shardcore.binding.context.session import Session
 from shardcore.domain.steps.capture import Event
-from shardcore.ports.capture import Program, RecordedSum, RecordedSums, Recording
+from shardcore.ports.capture import Program, RecordedSum, RecordedSums, StepTrace
 
 _OTHERS = "the ranks start other collectives, or some of them alone in a CUDA graph"
 
 
 @attrs.frozen
 class Outcome:
-    """The outcome of a recording.
+    """The outcome of recording a step.
 
     Args:
         event: What happened to the step.
-        program: The step, where the recording matched.
+        program: The step, where its trace matched an earlier one.
         reason: Why the step is refused.
     """
 
@@ -35,17 +35,17 @@ def gathered(value: object, session: Session | None) -> list[Any]:
 
 def agreed(
     make: Callable[[RecordedSums | None], Outcome],
-    recording: Recording,
+    trace: StepTrace,
     session: Session | None,
 ) -> Outcome:
     """Returns one outcome for all ranks: this rank's, or the outcome of a rank without a program.
 
     Args:
         make: Makes the outcome of this rank, by these all-reduces; by its own if None.
-        recording: What the step did.
+        trace: What the step did.
         session: The session of the step; None on one device.
     """
-    outcome = make(_all_reduces(recording, session))
+    outcome = make(_all_reduces(trace, session))
     everyone = gathered((outcome.event, outcome.reason, _digests(outcome.program)), session)
     events = {event for event, _, _ in everyone}
     if Event.REFUSED in events:
@@ -60,13 +60,13 @@ def agreed(
     return outcome
 
 
-def _all_reduces(recording: Recording, session: Session | None) -> RecordedSums | None:
+def _all_reduces(trace: StepTrace, session: Session | None) -> RecordedSums | None:
     """Returns the most bytes and calls that a rank has for each all-reduce; None without a match.
 
     By these every rank fills its buckets, so that ranks with shards of other sizes, or with more
     calls, join the same.
     """
-    everyone = gathered(recording.all_reduces, session)
+    everyone = gathered(trace.all_reduces, session)
     if len({len(each) for each in everyone}) > 1:
         return None
     return tuple(

@@ -12,9 +12,9 @@ from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.guard import PythonGuard
 from shardcore.binding.context.session import Session
 from shardcore.domain.steps.capture import Event, GuardFailed, Progress, State
-from shardcore.ports.capture import Program, Recording
+from shardcore.ports.capture import Program, StepTrace
 
-# After so many runs recordings without a program are dropped: they hold copies of small tensors.
+# After so many runs traces without a program are dropped: they hold copies of small tensors.
 _MANY_RUNS = 1000
 
 
@@ -59,20 +59,20 @@ class Signature:
 
 @attrs.define(eq=False)
 class CacheEntry:
-    """The programs and recordings of the steps with batches of one signature.
+    """The programs and traces of the steps with batches of one signature.
 
     Args:
         signature: That of the batches.
         progress: The state of these steps.
-        recordings: Runs that have no program yet, by the numbers that they read on the host.
+        traces: Runs that have no program yet, by the numbers that they read on the host.
         programs: The step, specialized to the numbers that it reads; the last one that ran first.
         unstable: Why these steps change too often to be captured; empty if they do not.
-        guard: What Python held after the last recording; None before the first, and at the end.
+        guard: What Python held after the last trace; None before the first, and at the end.
     """
 
     signature: Signature
     progress: Progress
-    recordings: dict[tuple[Any, ...], Recording] = attrs.field(factory=dict)
+    traces: dict[tuple[Any, ...], StepTrace] = attrs.field(factory=dict)
     programs: list[Program] = attrs.field(factory=list)
     guard: PythonGuard | None = None
     unstable: str = ""
@@ -81,7 +81,7 @@ class CacheEntry:
         """Notes `event`; drops what the new state has no use for."""
         self.progress = self.progress.after(event)
         if self.progress.state in (State.NEW, State.EAGER):
-            self.programs, self.recordings, self.guard = [], {}, None
+            self.programs, self.traces, self.guard = [], {}, None
 
     def run(
         self, tensors: Sequence[object], owner: Program | None = None
@@ -101,7 +101,7 @@ class CacheEntry:
         """Notes that `program` ran: the next step tries it first."""
         self.after(Event.RAN)
         if self.progress.runs % _MANY_RUNS == 0:
-            self.recordings.clear()
+            self.traces.clear()
         if program is not self.programs[0]:
             self.programs.remove(program)
             self.programs.insert(0, program)

@@ -40,7 +40,7 @@ class PythonGuard:
 
     attributes: list[GuardedAttribute]
     values: list[Any]
-    readers: list[Callable[[], tuple[Any, ...]]]
+    readers: list[Callable[[], Iterable[Any]]]
     containers: list[Any]
     sizes: list[int]
     members: list[tuple[str, Any, tuple[Any, ...]]]

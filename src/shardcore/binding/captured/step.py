@@ -26,10 +26,10 @@ from shardcore.domain.steps.capture import (
     Event,
     NotCaptured,
     Progress,
-    RecordingsDiffer,
     State,
+    TracesDiffer,
 )
-from shardcore.ports.capture import Program, RecordedSums, Recording, StepCapture
+from shardcore.ports.capture import Program, RecordedSums, StepCapture, StepTrace
 
 logger = logging.getLogger("shardcore.capture")
 
@@ -38,7 +38,7 @@ _PATIENCE = 2.0
 _KEEP = "keep it in a variable (add_weight of the layer, or keras.Variable)"
 # Batches by their shapes, for which one function keeps programs.
 _MOST_SIGNATURES = 32
-# Programs and recordings of one signature, by the numbers that the step reads on the host.
+# Programs and traces of one signature, by the numbers that the step reads on the host.
 _MOST_SPECIALIZATIONS = 8
 
 Step = Callable[[], Any]
@@ -176,24 +176,24 @@ class CapturedStep:
             with self._called.observed() as profile:
                 donated = 0 if self.closures is None else len(local_tensors(data[0], None))
                 tensors = local_tensors(data, session)
-                outputs, recording = self.capture.record(step, tensors, profile, donated)
-            reason = self._refusal(entry, recording, session)
+                outputs, trace = self.capture.record(step, tensors, profile, donated)
+            reason = self._refusal(entry, trace, session)
 
             def make(most: RecordedSums | None) -> Outcome:
                 if reason:
                     return Outcome(Event.REFUSED, reason=reason)
-                return self._made(entry, recording, most)
+                return self._made(entry, trace, most)
 
-            outcome = agreed(make, recording, session)
+            outcome = agreed(make, trace, session)
         self._tell_if_slow(time.perf_counter() - began)
         if outcome.event is Event.REFUSED:
             self._refuse(entry, outcome.reason)
             return outputs
         entry.after(outcome.event)
         if outcome.program is None:
-            entry.recordings[recording.numbers] = recording
+            entry.traces[trace.numbers] = trace
         else:
-            entry.recordings.pop(recording.numbers, None)
+            entry.traces.pop(trace.numbers, None)
             self._keep(outcome.program, entry)
         return outputs
 
@@ -209,13 +209,13 @@ class CapturedStep:
                 self._seconds,
             )
 
-    def _refusal(self, entry: CacheEntry, recording: Recording, session: Session | None) -> str:
+    def _refusal(self, entry: CacheEntry, trace: StepTrace, session: Session | None) -> str:
         """Returns why the recorded step cannot have a program; empty if it can.
 
         If it can, the guard has the present Python state.
         """
-        if recording.refusal:
-            return recording.refusal
+        if trace.refusal:
+            return trace.refusal
         if entry.guard is not None and (change := entry.guard.change()):
             return f"{change} is changed by the step: {_KEEP}"
         local = (lambda tensor: tensor) if session is None else session.strategy.local
@@ -225,27 +225,27 @@ class CapturedStep:
             return str(refusal)
         if hook := keras_private.hook_of(self.trainer, self.capture.hooks_of):
             return f"{hook} has a hook, which a captured step would not call: call it in the layer"
-        known = len(entry.recordings) + len(entry.programs)
-        if recording.numbers not in entry.recordings and known == _MOST_SPECIALIZATIONS:
-            return f"it reads other values on the host each time: {recording.last_read}: {_KEEP}"
+        known = len(entry.traces) + len(entry.programs)
+        if trace.numbers not in entry.traces and known == _MOST_SPECIALIZATIONS:
+            return f"it reads other values on the host each time: {trace.last_read}: {_KEEP}"
         return ""
 
-    def _made(self, entry: CacheEntry, recording: Recording, most: RecordedSums | None) -> Outcome:
-        """Returns the outcome of a recording, with a program if an earlier recording is equal.
+    def _made(self, entry: CacheEntry, trace: StepTrace, most: RecordedSums | None) -> Outcome:
+        """Returns the outcome of recording a step, with a program if an earlier trace is equal.
 
         `most` has the all-reduces of all ranks; None if each decides by its own.
         """
-        earlier = entry.recordings.get(recording.numbers)
+        earlier = entry.traces.get(trace.numbers)
         try:
             if earlier is None:
-                program = self._like_others(entry, recording, most)
+                program = self._like_others(entry, trace, most)
             else:
-                program = self._program(earlier, recording, most)
+                program = self._program(earlier, trace, most)
             if program is None:
                 return Outcome(Event.RECORDED)
             assert entry.guard is not None, "a step that was recorded has a guard"
             entry.guard.check_holds(program.kept)
-        except RecordingsDiffer as difference:
+        except TracesDiffer as difference:
             if entry.progress.after(Event.DIFFERED).is_unstable:
                 return Outcome(Event.REFUSED, reason=f"{difference}: {_KEEP}")
             return Outcome(Event.DIFFERED)
@@ -254,20 +254,20 @@ class CapturedStep:
         return Outcome(Event.MATCHED, program)
 
     def _like_others(
-        self, entry: CacheEntry, recording: Recording, most: RecordedSums | None
+        self, entry: CacheEntry, trace: StepTrace, most: RecordedSums | None
     ) -> Program | None:
         """Returns the program of a step that ran as with batches of another size, None if not."""
         others = [] if entry.programs else self._programs(entry.signature.kind)
         for other in others:
-            with suppress(RecordingsDiffer):
-                return self._program(other, recording, most)
+            with suppress(TracesDiffer):
+                return self._program(other, trace, most)
         return None
 
     def _program(
-        self, earlier: Recording | Program, recording: Recording, most: RecordedSums | None
+        self, earlier: StepTrace | Program, trace: StepTrace, most: RecordedSums | None
     ) -> Program:
         compiled = self.trainer.jit_compile is True
-        return self.capture.program(earlier, recording, compiled=compiled, all_reduces=most)
+        return self.capture.program(earlier, trace, compiled=compiled, all_reduces=most)
 
     def _keep(self, program: Program, entry: CacheEntry) -> None:
         entry.programs.append(program)

@@ -31,7 +31,7 @@ def current() -> tuple[Any, ...]:
 
 
 def as_recorded() -> ExitStack:
-    """Runs a program below autocast: its casts are part of the recording."""
+    """Runs a program below autocast: its casts are part of the trace."""
     stack = ExitStack()
     for device in _autocasting():
         stack.enter_context(torch.autocast(device, enabled=False))

@@ -88,7 +88,7 @@ def _raise_first_difference(everyone: list[Facts]) -> None:
 
 
 def meet_changed(step: str, where: str, session: Session) -> None:
-    """Waits until all ranks drop the recording of `step`; a rank that runs it would not answer.
+    """Waits until all ranks drop the trace of `step`; a rank that runs it would not answer.
 
     `where` names the state that has changed on this rank.
     """

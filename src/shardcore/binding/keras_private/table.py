@@ -336,7 +336,7 @@ ALL = (
     ),
     Patch(
         "keras.src.backend.torch.trainer:TorchTrainer._should_torch_compile",
-        "torch.compile dies on Keras' own Python over sharded tensors: recordings are compiled.",
+        "torch.compile dies on Keras' own Python over sharded tensors: traces are compiled.",
     ),
     Patch(
         "keras.src.models.functional:Functional._standardize_inputs",

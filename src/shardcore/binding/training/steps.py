@@ -72,7 +72,7 @@ class Steps:
         return self.sessions.together(f"{name}({epochs}) of model {trainer.name!r}")
 
     def compilation(self, original: Original, trainer: Model) -> Any:
-        """Replaces `_should_torch_compile`: a captured step is compiled from its recording."""
+        """Replaces `_should_torch_compile`: a captured step is compiled from its trace."""
         return False if self.sessions.are_served() else original(trainer)
 
     def begin(self, original: Original, iterator: keras_private.EpochIterator) -> Any:

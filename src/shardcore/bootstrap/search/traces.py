@@ -31,7 +31,7 @@ from shardcore.ports.model import LayerFacts
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
-    from shardcore.adapters.measurement.step_tape import StepTape
+    from shardcore.adapters.measurement.step_events import StepEvents
     from shardcore.binding.inspection.traced_step import Blocks
     from shardcore.binding.inspection.without_values import BuiltModel
 
@@ -173,7 +173,7 @@ class _Model:
     Args:
         jobs: The traces, which all have the same blocks.
         built: The model.
-        tape: Opens the context in which it was built; records the step.
+        trace: Opens the context in which it was built; records the step.
         blocks: Its blocks.
         request: The step.
         machine: The machine.
@@ -183,7 +183,7 @@ class _Model:
 
     jobs: Sequence[Job]
     built: "BuiltModel"
-    tape: "StepTape"
+    trace: "StepEvents"
     blocks: "Blocks"
     request: TraceRequest
     machine: Machine
@@ -195,7 +195,7 @@ class _Model:
         cls, jobs: Sequence[Job], request: TraceRequest, machine: Machine, facts: LayerFacts
     ) -> "_Model":
         """Returns the model that jobs share."""
-        from shardcore.adapters.measurement.step_tape import StepTape
+        from shardcore.adapters.measurement.step_events import StepEvents
         from shardcore.binding.inspection.traced_step import Blocks, build_to_trace
 
         names = {layer.path: layer.name for layer in facts.layers()}
@@ -205,9 +205,9 @@ class _Model:
             frozenset(names[path] for path in traced - left_out),
             frozenset(names[path] for path in left_out),
         )
-        tape, sessions = StepTape(), bootstrap.installation().binding.sessions
-        built = build_to_trace(request.build, request.batch, sessions, tape, blocks)
-        return cls(jobs, built, tape, blocks, request, machine, facts)
+        trace, sessions = StepEvents(), bootstrap.installation().binding.sessions
+        built = build_to_trace(request.build, request.batch, sessions, trace, blocks)
+        return cls(jobs, built, trace, blocks, request, machine, facts)
 
     def steps(self, job: Job, _rank: int) -> _Found | ShardcoreError:
         """Returns the steps of a job, or the error in its trace."""
@@ -240,7 +240,7 @@ class _Model:
         plan_of(self.facts, mesh, candidate.policy, planned.plan).distribute()
         sessions = bootstrap.installation().binding.sessions
         collectives = partial(StepTracer, values=False)
-        return trace_step(self.built, rows, sessions, self.tape, collectives, self.blocks)
+        return trace_step(self.built, rows, sessions, self.trace, collectives, self.blocks)
 
 
 def install_again(options: Mapping[str, object]) -> None:

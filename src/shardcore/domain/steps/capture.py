@@ -16,8 +16,8 @@ class NotCaptured(ShardcoreError):  # noqa: N818 - it is no error: the step runs
     """A step cannot be run from a trace. The message says why, and where that is written."""
 
 
-class RecordingsDiffer(NotCaptured):
-    """Two recordings of a step differ, often because the first run fills a cache."""
+class TracesDiffer(NotCaptured):
+    """Two traces of a step differ, often because the first run fills a cache."""
 
 
 class GuardFailed(ShardcoreError):  # noqa: N818 - it is no error: another program may fit
@@ -30,9 +30,9 @@ class State(Enum):
     DEFERRED = "deferred"
     """Eagerly: batches of another size have a program, so this size is recorded later."""
     NEW = "new"
-    """Eagerly, and it is recorded: a program of another size may replace a second recording."""
+    """Eagerly, and it is recorded: a program of another size may replace a second trace."""
     RECORDED = "recorded"
-    """Eagerly, and it is recorded: if an earlier recording is equal, both become a program."""
+    """Eagerly, and it is recorded: if an earlier trace is equal, both become a program."""
     CAPTURED = "captured"
     """From the program whose guards hold; if there is none, as in RECORDED."""
     EAGER = "eager"
@@ -45,11 +45,11 @@ class Event(Enum):
     SKIPPED = "skipped"
     """It ran eagerly, unrecorded: a rank is being profiled, or another size has a program."""
     RECORDED = "recorded"
-    """It was recorded; no earlier recording read the same numbers on the host."""
+    """It was recorded; no earlier trace read the same numbers on the host."""
     DIFFERED = "differed"
     """It was recorded; a trace with the same numbers has other operators."""
     MATCHED = "matched"
-    """Its recording equals an earlier one or that of another size: all ranks have a program."""
+    """Its trace equals an earlier one or that of another size: all ranks have a program."""
     RAN = "ran"
     """A program ran."""
     CHANGED = "changed"
@@ -81,7 +81,7 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
     }
 )
 
-# How often two recordings may differ: a library plans its work once for each new shape.
+# How often two traces may differ: a library plans its work once for each new shape.
 MOST_DIFFERENCES = 2
 # How often programs may be dropped, with few runs in between.
 MOST_CHANGES = 8
@@ -127,5 +127,5 @@ class Progress:
 
     @property
     def is_unstable(self) -> bool:
-        """Whether the step changes, or its recordings differ, too often to be captured."""
+        """Whether the step changes, or its traces differ, too often to be captured."""
         return self.changes > MOST_CHANGES or self.differences > MOST_DIFFERENCES

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shardcore.adapters.measurement.step_tape import StepTape
+from shardcore.adapters.measurement.step_events import StepEvents
 from shardcore.domain.mesh import Mesh
 
 MESH = Mesh((2,), ("data",))
@@ -11,12 +11,12 @@ MESH = Mesh((2,), ("data",))
 
 def seen(run, *shapes):
     """Returns operations and bytes by operator."""
-    tape = StepTape()
-    with tape.without_values():
+    trace = StepEvents()
+    with trace.without_values():
         operands = [torch.empty(shape, requires_grad=True) for shape in shapes]
-        with tape.tracing():
+        with trace.tracing():
             run(*operands)
-    work = [each.work for each in tape.events(MESH, {}).operators]
+    work = [each.work for each in trace.events(MESH, {}).operators]
     return {each.operator: (each.times, each.flops, each.bytes) for each in work}
 
 
@@ -54,13 +54,13 @@ def test_attention_on_a_cpu_is_counted_as_on_cuda():
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_update_of_an_optimizer_allocates_no_values(fused):
     """2 TB of weights: an update that allocated them would fail."""
-    tape = StepTape()
-    with tape.without_values():
+    trace = StepEvents()
+    with trace.without_values():
         weight = torch.empty(1 << 39, requires_grad=True)
         weight.grad = torch.empty(1 << 39)
         optimizer = torch.optim.Adam([weight], fused=fused)
-        with tape.tracing(), tape.updating():
+        with trace.tracing(), trace.updating():
             optimizer.step()
-    work = [each.work for each in tape.events(MESH, {}).operators]
+    work = [each.work for each in trace.events(MESH, {}).operators]
     assert all(each.updates for each in work)
     assert sum(each.times * each.bytes for each in work) >= 7 * 4 * (1 << 39)

@@ -6,7 +6,7 @@ from torch._inductor.decomposition import decompositions
 
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.torch_private import pooling
-from tests.tapes import names
+from tests.traces import names
 
 POOL = torch.ops.aten.max_pool2d_with_indices.default
 GRADIENT = torch.ops.aten.max_pool2d_with_indices_backward.default
@@ -62,7 +62,7 @@ def is_looked_up(gradient, *operands):
     """Returns whether the gradient is a `scatter_add` by indices."""
     recorder = Recorder([])
     recorder.run(lambda: gradient(*operands))
-    return "scatter_add" in names(recorder.tape)
+    return "scatter_add" in names(recorder.trace)
 
 
 NOT_TILED = {

@@ -1,4 +1,4 @@
-"""Passes: each returns another tape that does the same. `improved` runs them in order."""
+"""Passes: each returns another trace that does the same. `improved` runs them in order."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +25,7 @@ from shardcore.adapters.capture.passes.inductor import (
 from shardcore.adapters.capture.passes.memory.donation import with_donated_inputs
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.passes.pipeline import Fact, Pass, Pipeline
-from shardcore.adapters.capture.tape.tape import Tape
+from shardcore.adapters.capture.trace.trace import Trace
 from shardcore.ports.capture import RecordedSum
 
 # Inductor does these by itself, or cannot take their results.
@@ -64,12 +64,12 @@ def passes_of(
 
 
 def improved(
-    tape: Tape, memories: Memories | None = None, all_reduces: Sequence[RecordedSum] | None = None
-) -> Tape:
-    """Returns `tape` after all passes.
+    trace: Trace, memories: Memories | None = None, all_reduces: Sequence[RecordedSum] | None = None
+) -> Trace:
+    """Returns `trace` after all passes.
 
     Args:
-        tape: A step.
+        trace: A step.
         memories: Has the memory of buckets. None leaves out the passes that write into memory of
             others: Inductor, and steps that reshape a tensor in place, need the recorded strides.
         all_reduces: The all-reduces on which all ranks agree; by default this rank's.
@@ -77,10 +77,10 @@ def improved(
     Raises:
         NotCaptured: If a pass does not keep what it declares to keep.
     """
-    return Pipeline(passes_of(memories, all_reduces))(tape)
+    return Pipeline(passes_of(memories, all_reduces))(trace)
 
 
-def improved_for_compiler(tape: Tape, onednn: torch_private.OneDnn) -> Tape:
-    """Returns the part of an improved tape that Inductor compiles, after its passes."""
+def improved_for_compiler(trace: Trace, onednn: torch_private.OneDnn) -> Trace:
+    """Returns the part of an improved trace that Inductor compiles, after its passes."""
     products = Pass(partial(with_onednn_products, onednn=onednn))
-    return Pipeline((*PASSES_FOR_COMPILER, products))(tape)
+    return Pipeline((*PASSES_FOR_COMPILER, products))(trace)

@@ -13,8 +13,8 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.recording.constants import varying_memories
 from shardcore.adapters.capture.recording.functions import generator_states, set_generator_states
-from shardcore.adapters.capture.tape.rewriting import repeated
-from shardcore.adapters.capture.tape.tape import Call, Literals, Read, Tape, Value, numbered
+from shardcore.adapters.capture.trace.rewriting import repeated
+from shardcore.adapters.capture.trace.trace import Call, Literals, Read, Trace, Value, numbered
 from shardcore.domain.steps.capture import GuardFailed, NotCaptured
 
 # The most bytes that a run may write before its last check: they are copied at each run.
@@ -31,8 +31,8 @@ def check(tensor: torch.Tensor, number: Any) -> None:
         raise GuardFailed
 
 
-def with_checks(tape: Tape, literals: Literals) -> Tape:
-    """Returns `tape` with a check of each number that it reads, unless all runs read the same.
+def with_checks(trace: Trace, literals: Literals) -> Trace:
+    """Returns `trace` with a check of each number that it reads, unless all runs read the same.
 
     A number that depends on state alone, a count of steps for instance, is computed and checked at
     the beginning; any other where the step reads it.
@@ -40,17 +40,17 @@ def with_checks(tape: Tape, literals: Literals) -> Tape:
     Raises:
         NotCaptured: If it reads more than one number at once.
     """
-    varying = varying_memories(tape, literals) if tape.reads else set()
-    reads = [each for each in tape.reads if tape.memory[each.value.number] in varying]
+    varying = varying_memories(trace, literals) if trace.reads else set()
+    reads = [each for each in trace.reads if trace.memory[each.value.number] in varying]
     if lines := [each.line for each in reads if each.number is None]:
         raise NotCaptured(
             f"the step reads values on the host: {lines[0]}: compute with keras.ops, or read one "
             "number, as by float(x)"
         )
-    found = tape.with_calls(tape.calls)
+    found = trace.with_calls(trace.calls)
     first: list[Call] = []
     for read in reversed(reads):
-        ahead = _ahead(read, tape.calls[: read.place], found)
+        ahead = _ahead(read, trace.calls[: read.place], found)
         if ahead is None:
             found.calls.insert(read.place, _check(read, read.value))
         else:
@@ -63,8 +63,8 @@ def _check(read: Read, value: Value) -> Call:
     return Call(check, (value, read.number), {}, None, (), read.line)
 
 
-def _ahead(read: Read, before: Sequence[Call], tape: Tape) -> list[Call] | None:
-    """Returns calls that compute the value of `read`, and check it, at the beginning of `tape`.
+def _ahead(read: Read, before: Sequence[Call], trace: Trace) -> list[Call] | None:
+    """Returns calls that compute the value of `read`, and check it, at the beginning of `trace`.
 
     They write into copies of the tensors from outside. None if they cannot run there, or if several
     views of one memory would need one copy.
@@ -72,22 +72,22 @@ def _ahead(read: Read, before: Sequence[Call], tape: Tape) -> list[Call] | None:
     Args:
         read: A read of a number.
         before: The calls before it, as recorded.
-        tape: The step, to which new values are added.
+        trace: The step, to which new values are added.
     """
-    needed = {tape.memory[read.value.number]}
+    needed = {trace.memory[read.value.number]}
     calls: list[Call] = []
     for call in reversed(before):
-        if tape.writes_of(call) & needed:
+        if trace.writes_of(call) & needed:
             calls.append(call)
-            needed |= tape.reads_of(call) | tape.writes_of(call)
-    written = tape.memories(value for call in calls for value in call.writes)
-    outside = [numbered(number) for number in tape.outside if tape.memory[number] in written]
-    is_viewed = len(tape.memories(outside)) < len(outside)
-    if is_viewed or needed & tape.memories(tape.inputs) or not all(map(_may_be_ahead, calls)):
+            needed |= trace.reads_of(call) | trace.writes_of(call)
+    written = trace.memories(value for call in calls for value in call.writes)
+    outside = [numbered(number) for number in trace.outside if trace.memory[number] in written]
+    is_viewed = len(trace.memories(outside)) < len(outside)
+    if is_viewed or needed & trace.memories(trace.inputs) or not all(map(_may_be_ahead, calls)):
         return None
-    names = {value: tape.new(tape.form(value)) for value in outside}
+    names = {value: trace.new(trace.form(value)) for value in outside}
     copies = [Call(torch.ops.aten.clone.default, (old,), {}, new) for old, new in names.items()]
-    again = repeated(reversed(calls), names, tape)
+    again = repeated(reversed(calls), names, trace)
     return [*copies, *again, _check(read, names.get(read.value, read.value))]
 
 
@@ -96,25 +96,27 @@ def _may_be_ahead(call: Call) -> bool:
     return isinstance(call.result, Value) and not (draws(call.operator) or sends(call.operator))
 
 
-def rollback_of(tape: Tape, kept: Sequence[Any]) -> "Rollback":
+def rollback_of(trace: Trace, kept: Sequence[Any]) -> "Rollback":
     """Returns the rollback of the writes before the last check; empty in a step without checks.
 
     Raises:
         NotCaptured: If it writes too much before its last check.
     """
-    checks = [place for place, call in enumerate(tape.calls) if call.operator is check]
+    checks = [place for place, call in enumerate(trace.calls) if call.operator is check]
     last = max(checks, default=0)
-    before = tape.calls[:last]
-    memories = set[int]().union(*map(tape.writes_of, before))
-    inputs = tuple(n for n, each in enumerate(tape.inputs) if tape.memory[each.number] in memories)
+    before = trace.calls[:last]
+    memories = set[int]().union(*map(trace.writes_of, before))
+    inputs = tuple(
+        n for n, each in enumerate(trace.inputs) if trace.memory[each.number] in memories
+    )
     ours = set(map(id, kept))
     written = tuple(
         tensor
-        for number, tensor in tape.outside.items()
-        if tape.memory[number] in memories and id(tensor) in ours
+        for number, tensor in trace.outside.items()
+        if trace.memory[number] in memories and id(tensor) in ours
     )
     if (size := sum(each.nbytes for each in written)) > _MOST_BYTES:
-        line = tape.calls[last].line
+        line = trace.calls[last].line
         raise NotCaptured(
             f"after it has written {size} bytes it reads values on the host: {line}: read them "
             "earlier in the step"

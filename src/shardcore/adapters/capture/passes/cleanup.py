@@ -7,9 +7,9 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.passes.checks import check
-from shardcore.adapters.capture.tape.analyses import is_view
-from shardcore.adapters.capture.tape.rewriting import rewritten
-from shardcore.adapters.capture.tape.tape import Call, Tape, Value, values
+from shardcore.adapters.capture.trace.analyses import is_view
+from shardcore.adapters.capture.trace.rewriting import rewritten
+from shardcore.adapters.capture.trace.trace import Call, Trace, Value, values
 
 VIEW = torch.ops.aten.view.default
 _RESHAPE = torch.ops.aten.reshape.default
@@ -29,8 +29,8 @@ _VIEWS: set[Any] = {
 }
 
 
-def with_plain_ones(tape: Tape) -> Tape:
-    """Returns `tape` with a constant for the gradient that a backward pass begins with.
+def with_plain_ones(trace: Trace) -> Trace:
+    """Returns `trace` with a constant for the gradient that a backward pass begins with.
 
     `ones_like` of the loss reads its shape only: the loss may then be summed over the ranks later.
     """
@@ -38,24 +38,24 @@ def with_plain_ones(tape: Tape) -> Tape:
     def plain(call: Call) -> Call:
         if call.operator is not torch.ops.aten.ones_like.default:
             return call
-        form = tape.form(call.result)
+        form = trace.form(call.result)
         if form.shape:
             return call
         made = {"dtype": form.dtype, "device": form.device}
         return attrs.evolve(call, operator=torch.ops.aten.ones.default, args=([],), kwargs=made)
 
-    return tape.with_calls(map(plain, tape.calls))
+    return trace.with_calls(map(plain, trace.calls))
 
 
-def with_direct_views(tape: Tape) -> Tape:
-    """Returns `tape` with each view of a view replaced by one view of the base.
+def with_direct_views(trace: Trace) -> Trace:
+    """Returns `trace` with each view of a view replaced by one view of the base.
 
     A step of Keras and autograd has chains of five views for each product. Shapes and strides are
-    known, since a tape records one run.
+    known, since a trace records one run.
     """
     below: dict[Value, Value] = {}
 
-    def rewrite(call: Call, found: Tape) -> Call | Value:
+    def rewrite(call: Call, found: Trace) -> Call | Value:
         if call.operator not in _VIEWS or not is_view(call, found):
             return call
         base: Value = below.get(call.args[0], call.args[0])
@@ -65,31 +65,31 @@ def with_direct_views(tape: Tape) -> Tape:
         is_direct = base is call.args[0] and call.operator is not _RESHAPE
         return call if is_direct else _view(base, call, found)
 
-    return without_dead_code(rewritten(tape, rewrite))
+    return without_dead_code(rewritten(trace, rewrite))
 
 
-def _view(base: Value, call: Call, tape: Tape) -> Call:
+def _view(base: Value, call: Call, trace: Trace) -> Call:
     """Returns the result of `call` as a view of `base`, which begins with the same element."""
-    form = tape.form(call.result)
-    if form.is_dense and tape.form(base).is_dense:
+    form = trace.form(call.result)
+    if form.is_dense and trace.form(base).is_dense:
         return attrs.evolve(call, operator=VIEW, args=(base, list(form.shape)))
     args = base, list(form.shape), list(form.strides)
     return attrs.evolve(call, operator=torch.ops.aten.as_strided.default, args=args)
 
 
-def without_dead_code(tape: Tape) -> Tape:
-    """Returns `tape` without calls on which no output, tensor outside, rank or draw depends."""
-    read = set(values(tape.outputs))
-    live = tape.memories(read) | tape.given()
+def without_dead_code(trace: Trace) -> Trace:
+    """Returns `trace` without calls on which no output, tensor outside, rank or draw depends."""
+    read = set(values(trace.outputs))
+    live = trace.memories(read) | trace.given()
     kept = []
-    for call in reversed(tape.calls):
+    for call in reversed(trace.calls):
         # A call that writes is live if its memory is; any other, if a result is read.
-        is_read = tape.writes_of(call) & live if call.writes else read & set(call.results)
+        is_read = trace.writes_of(call) & live if call.writes else read & set(call.results)
         if is_read or _has_effect(call.operator):
             kept.append(call)
-            live |= tape.reads_of(call) | tape.writes_of(call)
+            live |= trace.reads_of(call) | trace.writes_of(call)
             read |= set(call.operands)
-    return tape.with_calls(reversed(kept))
+    return trace.with_calls(reversed(kept))
 
 
 def _has_effect(operator: Any) -> bool:

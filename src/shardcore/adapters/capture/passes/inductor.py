@@ -6,36 +6,36 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape.rewriting import rewritten
-from shardcore.adapters.capture.tape.tape import Call, Form, Number, Tape, values
+from shardcore.adapters.capture.trace.rewriting import rewritten
+from shardcore.adapters.capture.trace.trace import Call, Form, Number, Trace, values
 
 
-def with_sizes(tape: Tape) -> Tape:
-    """Returns `tape` with the size of each `repeat_interleave`, which Inductor cannot know.
+def with_sizes(trace: Trace) -> Trace:
+    """Returns `trace` with the size of each `repeat_interleave`, which Inductor cannot know.
 
     `keras.ops.repeat` counts so, and with it metrics like `AUC`. The counts depend on nothing that
     changes: else the step is not captured.
     """
-    return tape.with_calls(
-        attrs.evolve(call, kwargs=call.kwargs | {"output_size": tape.form(call.result).shape[0]})
+    return trace.with_calls(
+        attrs.evolve(call, kwargs=call.kwargs | {"output_size": trace.form(call.result).shape[0]})
         if call.operator is _REPEAT
         else call
-        for call in tape.calls
+        for call in trace.calls
     )
 
 
 _REPEAT: Any = torch.ops.aten.repeat_interleave.Tensor
 
 
-def with_plain_paddings(tape: Tape) -> Tape:
-    """Returns `tape` with dense gradients of padding by the edge, as Inductor expects them.
+def with_plain_paddings(trace: Trace) -> Trace:
+    """Returns `trace` with dense gradients of padding by the edge, as Inductor expects them.
 
     torch 2.13 gives the gradient the strides of the padded tensor, whose values it does not read;
     Inductor, which may have laid that out otherwise, ends the step. So the operator is given a
     dense tensor of the same shape.
     """
 
-    def rewrite(call: Call, found: Tape) -> Call:
+    def rewrite(call: Call, found: Trace) -> Call:
         if call.operator not in _PADDING_BACKWARD:
             return call
         gradient, padded, *rest = call.args
@@ -44,7 +44,7 @@ def with_plain_paddings(tape: Tape) -> Tape:
         found.calls.append(Call(_NEW, (padded, list(form.shape)), {}, plain, line=call.line))
         return attrs.evolve(call, args=(gradient, plain, *rest))
 
-    return rewritten(tape, rewrite)
+    return rewritten(trace, rewrite)
 
 
 _NEW: Any = torch.ops.aten.new_empty.default
@@ -55,26 +55,26 @@ _PADDING_BACKWARD = {
 }
 
 
-def with_reshapes(tape: Tape) -> Tape:
-    """Returns `tape` with a reshape for each view of what is not written into.
+def with_reshapes(trace: Trace) -> Trace:
+    """Returns `trace` with a reshape for each view of what is not written into.
 
     What Inductor makes of an operator may have other strides than the operator's result, so that
     there is no such view: in torch 2.13 a `stack` of one tensor has those of the tensor. The result
     of a collective stays viewed: a reshape that copies would copy it before it is there.
     """
-    waits = (call for call in tape.calls if call.is_wait)
-    waited_for = {memory for call in waits for memory in tape.reads_of(call)}
-    kept = tape.overwritten() | waited_for
-    return tape.with_calls(
+    waits = (call for call in trace.calls if call.is_wait)
+    waited_for = {memory for call in waits for memory in trace.reads_of(call)}
+    kept = trace.overwritten() | waited_for
+    return trace.with_calls(
         attrs.evolve(call, operator=torch.ops.aten.reshape.default)
-        if call.operator is torch.ops.aten.view.default and not tape.reads_of(call) & kept
+        if call.operator is torch.ops.aten.view.default and not trace.reads_of(call) & kept
         else call
-        for call in tape.calls
+        for call in trace.calls
     )
 
 
-def with_factors_apart(tape: Tape) -> Tape:
-    """Returns `tape` with `add(x, y, alpha=factor)` as `add(x, y * factor)`.
+def with_factors_apart(trace: Trace) -> Trace:
+    """Returns `trace` with `add(x, y, alpha=factor)` as `add(x, y * factor)`.
 
     Inductor takes no number of a tensor; and torch 2.13 forgets any factor where `x` or `y` is a
     matrix product, in silence, as it makes `addmm` of both:
@@ -82,19 +82,19 @@ def with_factors_apart(tape: Tape) -> Tape:
     which the sum alone would not do: the last bit may be another one.
     """
 
-    def rewrite(call: Call, found: Tape) -> Call:
+    def rewrite(call: Call, found: Trace) -> Call:
         factor = call.kwargs.get("alpha")
-        if factor is None or not _must_multiply(call, factor, tape):
+        if factor is None or not _must_multiply(call, factor, trace):
             return call
         first, _, *rest = call.args
         args = (first, _scaled(call, factor, found), *rest)
         kwargs = {name: each for name, each in call.kwargs.items() if name != "alpha"}
         return attrs.evolve(call, args=args, kwargs=kwargs)
 
-    return rewritten(tape, rewrite)
+    return rewritten(trace, rewrite)
 
 
-def _must_multiply(call: Call, factor: Any, tape: Tape) -> bool:
+def _must_multiply(call: Call, factor: Any, trace: Trace) -> bool:
     """Returns whether the second operand is multiplied, since Inductor would ignore the factor.
 
     Of operands of two dtypes the product would be rounded to that of the second; Inductor makes no
@@ -107,7 +107,7 @@ def _must_multiply(call: Call, factor: Any, tape: Tape) -> bool:
         is_scaling = name == "add"
     if not is_scaling:
         return False
-    dtypes = {tape.form(value).dtype for value in values(call.args[:2])}
+    dtypes = {trace.form(value).dtype for value in values(call.args[:2])}
     return len(dtypes) == 1 and bool(values(call.args[1]))
 
 
@@ -115,14 +115,14 @@ def _must_multiply(call: Call, factor: Any, tape: Tape) -> bool:
 _SCALING = {"add", "sub", "addmm", "addmv", "addr", "addbmm", "baddbmm"}
 
 
-def _scaled(call: Call, factor: Any, tape: Tape) -> Any:
+def _scaled(call: Call, factor: Any, trace: Trace) -> Any:
     """Returns the second operand of `call`, a tensor or a list of them, times the factor."""
     by = factor.value if isinstance(factor, Number) else factor
 
     def times(value: Any) -> Any:
-        result = tape.new(tape.form(value))
+        result = trace.new(trace.form(value))
         operator = torch.ops.aten.mul.Tensor
-        tape.calls.append(Call(operator, (value, by), {}, result, (), call.line))
+        trace.calls.append(Call(operator, (value, by), {}, result, (), call.line))
         return result
 
     return torch_private.tree_map(times, call.args[1])
@@ -132,21 +132,21 @@ def _scaled(call: Call, factor: Any, tape: Tape) -> Any:
 LARGE = 2**24
 
 
-def with_onednn_products(tape: Tape, onednn: torch_private.OneDnn) -> Tape:
-    """Returns `tape` with its large float32 matrix products on a CPU computed by oneDNN.
+def with_onednn_products(trace: Trace, onednn: torch_private.OneDnn) -> Trace:
+    """Returns `trace` with its large float32 matrix products on a CPU computed by oneDNN.
 
     Measured on an AMD EPYC with AVX-512, one thread: 80 to 105 billion operations a second, where
     MKL does 64 to 95. On an Intel Xeon MKL is faster, with 139 to 186, by up to a fifth.
     """
     if not torch_private.has_onednn() or torch_private.is_intel():
-        return tape
-    return tape.with_calls(
-        attrs.evolve(call, operator=onednn.product()) if _is_faster(call, tape) else call
-        for call in tape.calls
+        return trace
+    return trace.with_calls(
+        attrs.evolve(call, operator=onednn.product()) if _is_faster(call, trace) else call
+        for call in trace.calls
     )
 
 
-def _is_faster(call: Call, tape: Tape) -> bool:
+def _is_faster(call: Call, trace: Trace) -> bool:
     """Returns whether oneDNN is faster, by the forms of the operands: the same on all ranks.
 
     A first operand that is transposed, as for the gradient of a kernel, stays with MKL: some
@@ -154,7 +154,7 @@ def _is_faster(call: Call, tape: Tape) -> bool:
     """
     if call.operator not in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
         return False
-    left, right = (tape.form(each) for each in call.args)
+    left, right = (trace.form(each) for each in call.args)
     is_matrix = len(left.shape) == 2 or left.shape[0] == 1
     is_large = left.elements * right.shape[-1] >= LARGE
     is_plain = left.device.type == "cpu" and left.dtype is torch.float32

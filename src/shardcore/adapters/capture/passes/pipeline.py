@@ -7,12 +7,12 @@ from functools import reduce
 
 import attrs
 
-from shardcore.adapters.capture.tape.tape import Tape, values
+from shardcore.adapters.capture.trace.trace import Trace, values
 from shardcore.domain.steps.capture import NotCaptured
 
 
 class Fact(Enum):
-    """A fact about a tape that passes rely on."""
+    """A fact about a trace that passes rely on."""
 
     UNREAD_LOSS = "the backward pass does not depend on the value of the loss"
     NEW_MEMORY = "no result is written into the memory of a dead operand"
@@ -20,7 +20,7 @@ class Fact(Enum):
 
 @attrs.frozen
 class Pass:
-    """A function from tape to tape, with what it declares.
+    """A function from trace to trace, with what it declares.
 
     Each pass keeps the writes into tensors from outside the step, but for donated inputs, the
     random draws and the form of the outputs, and reads no value before a call makes it.
@@ -33,7 +33,7 @@ class Pass:
         joins: Whether it joins or repeats collectives; else it keeps them and their order.
     """
 
-    run: Callable[[Tape], Tape]
+    run: Callable[[Trace], Trace]
     needs: Set[Fact] = frozenset()
     gives: Set[Fact] = frozenset()
     breaks: Set[Fact] = frozenset()
@@ -66,24 +66,24 @@ class Pipeline:
                 raise AssertionError(wrong)
             facts = (facts | each.gives) - each.breaks
 
-    def __call__(self, tape: Tape) -> Tape:
-        """Returns `tape` after all passes.
+    def __call__(self, trace: Trace) -> Trace:
+        """Returns `trace` after all passes.
 
         Raises:
             NotCaptured: If a pass does not keep what it declares to keep; the error names it.
         """
-        found = reduce(lambda tape, each: each.run(tape), self.passes, tape)
-        if _broken(tape, found, joins=any(each.joins for each in self.passes)):
+        found = reduce(lambda trace, each: each.run(trace), self.passes, trace)
+        if _broken(trace, found, joins=any(each.joins for each in self.passes)):
             for each in self.passes:
-                before, tape = tape, each.run(tape)
-                if broken := _broken(before, tape, joins=each.joins):
+                before, trace = trace, each.run(trace)
+                if broken := _broken(before, trace, joins=each.joins):
                     raise NotCaptured(
                         f"pass {each.name!r} does not keep {broken}: please report it"
                     )
         return found
 
 
-def _broken(before: Tape, after: Tape, *, joins: bool) -> str:
+def _broken(before: Trace, after: Trace, *, joins: bool) -> str:
     """Returns the effect that a pass did not keep; empty if it kept all that it declares."""
     names = ["writes", "draws", "outputs", *([] if joins else ["collectives"])]
     for name, old, new in zip(names, _effects(before), _effects(after), strict=False):
@@ -92,22 +92,22 @@ def _broken(before: Tape, after: Tape, *, joins: bool) -> str:
     return "" if _is_ordered(after) else "the order of calls and their operands"
 
 
-def _effects(tape: Tape) -> Iterator[Hashable]:
+def _effects(trace: Trace) -> Iterator[Hashable]:
     """Yields the effects of a step, in the order of the names in `_broken`."""
-    given = tape.given() - tape.memories(tape.inputs[: tape.donated])
-    written = (tape.memory[value.number] for call in tape.calls for value in call.writes)
+    given = trace.given() - trace.memories(trace.inputs[: trace.donated])
+    written = (trace.memory[value.number] for call in trace.calls for value in call.writes)
     yield frozenset(Counter(each for each in written if each in given).items())
-    draws = (call.operator for call in tape.calls if call.draws)
+    draws = (call.operator for call in trace.calls if call.draws)
     yield frozenset(Counter(draws).items())
-    yield tuple(tape.forms[value.number] for value in values(tape.outputs))
-    yield tuple(call.collective for call in tape.calls if call.collective)
+    yield tuple(trace.forms[value.number] for value in values(trace.outputs))
+    yield tuple(call.collective for call in trace.calls if call.collective)
 
 
-def _is_ordered(tape: Tape) -> bool:
+def _is_ordered(trace: Trace) -> bool:
     """Returns whether each value exists before a call reads it."""
-    known = {*(value.number for value in tape.inputs), *tape.outside, *tape.kept}
-    for call in tape.calls:
+    known = {*(value.number for value in trace.inputs), *trace.outside, *trace.kept}
+    for call in trace.calls:
         if not known.issuperset(value.number for value in call.operands):
             return False
         known.update(value.number for value in call.results)
-    return known.issuperset(value.number for value in values(tape.outputs))
+    return known.issuperset(value.number for value in values(trace.outputs))

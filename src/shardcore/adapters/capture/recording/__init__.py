@@ -1,4 +1,4 @@
-"""Records a step as a tape while it runs.
+"""Records a step as a trace while it runs.
 
 Import `recorder.Recorder`; `recorder.recording` and `places.place` say what runs now.
 """

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape.tape import Tape, numbered, values
-from shardcore.domain.steps.capture import NotCaptured, RecordingsDiffer
+from shardcore.adapters.capture.trace.trace import Trace, numbered, values
+from shardcore.domain.steps.capture import NotCaptured, TracesDiffer
 
 
-def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
+def literals(first: Trace, second: Trace) -> dict[int, torch.Tensor]:
     """Returns, by number, the tensors that both runs of a step create with the same values.
 
     Raises:
@@ -35,31 +35,33 @@ def literals(first: Tape, second: Tape) -> dict[int, torch.Tensor]:
     return found
 
 
-def literals_of_other_size(earlier: Tape, known: Set[int], tape: Tape) -> dict[int, torch.Tensor]:
+def literals_of_other_size(
+    earlier: Trace, known: Set[int], trace: Trace
+) -> dict[int, torch.Tensor]:
     """Returns the constants of a run with batches of another size than `earlier`, by number.
 
     Args:
-        earlier: The recording of a program.
+        earlier: The trace of a program.
         known: The numbers of its constants.
-        tape: The run.
+        trace: The run.
 
     Raises:
-        RecordingsDiffer: If it has other calls, or reads other tensors.
+        TracesDiffer: If it has other calls, or reads other tensors.
     """
-    is_same_step = _calls(earlier) == _calls(tape) and all(
-        number in known or _is_same(value, tape.outside[number])
+    is_same_step = _calls(earlier) == _calls(trace) and all(
+        number in known or _is_same(value, trace.outside[number])
         for number, value in earlier.outside.items()
     )
-    if not is_same_step or not known <= tape.found.keys():
-        raise RecordingsDiffer("it has other operators than with batches of another size")
-    return {number: tape.found[number] for number in known}
+    if not is_same_step or not known <= trace.found.keys():
+        raise TracesDiffer("it has other operators than with batches of another size")
+    return {number: trace.found[number] for number in known}
 
 
-def _calls(tape: Tape) -> tuple[Any, ...]:
+def _calls(trace: Trace) -> tuple[Any, ...]:
     """Returns the calls without their numbers, and what the step takes and returns."""
-    calls = [(each.operator, each.operands, each.results, each.writes) for each in tape.calls]
-    reads = [read.value for read in tape.reads]
-    return (*calls, tape.inputs, reads, tape.outside.keys(), values(tape.outputs))
+    calls = [(each.operator, each.operands, each.results, each.writes) for each in trace.calls]
+    reads = [read.value for read in trace.reads]
+    return (*calls, trace.inputs, reads, trace.outside.keys(), values(trace.outputs))
 
 
 def _is_same(before: object, now: object) -> bool:
@@ -79,22 +81,22 @@ def _are_equal(first: object, second: object) -> bool:
     )
 
 
-def varying_memories(tape: Tape, literal: Collection[int]) -> set[int]:
+def varying_memories(trace: Trace, literal: Collection[int]) -> set[int]:
     """Returns the memories whose values may differ in the next run."""
-    outside = (numbered(number) for number in tape.outside if number not in literal)
-    varying = tape.memories((*tape.inputs, *outside))
+    outside = (numbered(number) for number in trace.outside if number not in literal)
+    varying = trace.memories((*trace.inputs, *outside))
     grown = True
     while grown:  # a write may come after a read of the same memory
         before = len(varying)
-        for call in tape.calls:
-            if call.draws or tape.reads_of(call) & varying:
-                varying |= tape.writes_of(call)
+        for call in trace.calls:
+            if call.draws or trace.reads_of(call) & varying:
+                varying |= trace.writes_of(call)
         grown = len(varying) > before
     return varying
 
 
-def _reader(tape: Tape, number: int) -> str:
-    for call in tape.calls:
+def _reader(trace: Trace, number: int) -> str:
+    for call in trace.calls:
         if numbered(number) in call.operands:
             return f"{call.operator} at {call.line}"
     return "the step"

@@ -106,7 +106,7 @@ def seeded_generator(seed: torch.Tensor) -> torch.Generator:
 
 @cache
 def seeded_by_tensor(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `draw` with its seed in a tensor: one function for each, to compare recordings."""
+    """Returns `draw` with its seed in a tensor: one function for each, to compare traces."""
 
     @wraps(draw)
     def draw_with(seed: torch.Tensor, **operands: Any) -> Any:

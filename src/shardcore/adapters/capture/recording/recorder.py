@@ -1,4 +1,4 @@
-"""Records the tape of a step while the step runs."""
+"""Records the trace of a step while the step runs."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from shardcore.adapters.capture.recording.functions import (
 )
 from shardcore.adapters.capture.recording.places import place
 from shardcore.adapters.capture.recording.values import RecordedValues
-from shardcore.adapters.capture.tape.tape import Call, Number, Read, Tape
+from shardcore.adapters.capture.trace.trace import Call, Number, Read, Trace
 from shardcore.adapters.torch_private import Args, Kwargs
 from shardcore.ports.capture import Observer
 
@@ -33,19 +33,19 @@ class Recorder:
     """
 
     def __init__(self, inputs: Sequence[Any], observer: Observer | None = None) -> None:
-        self.tape = Tape()
+        self.trace = Trace()
         self._observer = observer or Profile(subcalls=False, builtins=False)
-        self._values = RecordedValues(self.tape, self.refuse, self.paused)
+        self._values = RecordedValues(self.trace, self.refuse, self.paused)
         self._inputs = inputs  # kept alive: no other tensor gets their memory
         self._busy = False
         # By their text, the numbers that torch reads from tensors in a call; and those it uses.
         self._taken: dict[str, tuple[torch.Tensor, Any]] | None = None
         self._used: set[str] = set()
         self._drawn = generator_states()
-        self.tape.inputs = [self._values.from_outside(each) for each in inputs]
+        self.trace.inputs = [self._values.from_outside(each) for each in inputs]
 
     def run(self, step: Callable[[], Any]) -> Any:
-        """Returns the result of `step`; `tape` is its recording."""
+        """Returns the result of `step`; `trace` has what it did."""
         assert recording() is None, "a step is being recorded already"
         before = _recording.set(self)
         host = _host_generators()
@@ -59,10 +59,10 @@ class Recorder:
         finally:
             self._observer.disable()
             _recording.reset(before)
-        self.tape.draws_on_host = _host_generators() != host
+        self.trace.draws_on_host = _host_generators() != host
         self._check_generator()
-        if not self.tape.refusal:
-            self.tape.outputs = self._values.referred(outputs)
+        if not self.trace.refusal:
+            self.trace.outputs = self._values.referred(outputs)
         return outputs
 
     def _check_generator(self) -> None:
@@ -73,8 +73,8 @@ class Recorder:
 
     def refuse(self, why: str, remedy: str) -> None:
         """Notes why no program can be made of the step, and what to do; the first reason counts."""
-        if not self.tape.refusal:
-            self.tape.refusal = f"{why}, at {place()}: {remedy}"
+        if not self.trace.refusal:
+            self.trace.refusal = f"{why}, at {place()}: {remedy}"
 
     @contextmanager
     def numbers(self) -> Iterator[None]:
@@ -91,20 +91,22 @@ class Recorder:
 
     def read(self, tensor: Any, how: str, number: Any = None) -> None:
         """Notes that values are read on the host, which a program may repeat for constants only."""
-        if self._busy or self.tape.refusal:
+        if self._busy or self.trace.refusal:
             return
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             self.refuse(f"{how} reads the values of a sharded tensor on the host", _COMPUTE)
             return
-        read = Read(self._values.value(tensor), number, len(self.tape.calls), f"{how} at {place()}")
-        self.tape.reads.append(read)
+        read = Read(
+            self._values.value(tensor), number, len(self.trace.calls), f"{how} at {place()}"
+        )
+        self.trace.reads.append(read)
 
     def _begin(self, operator: Any, args: Args, kwargs: Kwargs) -> tuple[Any, Any] | None:
-        """Returns the operands as values of the tape; None if nothing is recorded.
+        """Returns the operands as values of the trace; None if nothing is recorded.
 
         It runs before the operator: tensors from outside are copied before it writes into them.
         """
-        if self._busy or self.tape.refusal:
+        if self._busy or self.trace.refusal:
             return None
         if torch_private.draws(operator):
             self._check_generator()
@@ -112,7 +114,7 @@ class Recorder:
             if generator is not None and self._values.known(generator) is None:
                 self.refuse("it draws from a torch.Generator that it created", _DRAW)
         references = self._values.operands(args, kwargs)
-        return None if self.tape.refusal else references
+        return None if self.trace.refusal else references
 
     def _end(self, operator: Any, args: Args, kwargs: Kwargs, references: Any, result: Any) -> None:
         """Notes an operator that has run."""
@@ -150,7 +152,7 @@ class Recorder:
         )
         made = torch_private.tree_map(self._values.made, result)
         backward = torch_private.backward_pass() >= 0
-        self.tape.calls.append(Call(operator, *references, made, writes, place(), backward))
+        self.trace.calls.append(Call(operator, *references, made, writes, place(), backward))
 
     def _append_view_of_storage(self, result: torch.Tensor) -> None:
         """Notes `empty(0).set_(storage, ...)` as a view of a tensor there.
@@ -168,8 +170,8 @@ class Recorder:
             self.refuse("a tensor gets the storage of another one", "make a view of it")
 
     def as_one_call(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Returns the result of `function`, which becomes one call of the tape."""
-        if self._busy or self.tape.refusal:
+        """Returns the result of `function`, which becomes one call of the trace."""
+        if self._busy or self.trace.refusal:
             return function(*args, **kwargs)
         with self.paused():
             result = function(*args, **kwargs)
@@ -180,7 +182,7 @@ class Recorder:
 
     def append(self, operator: Any, args: Args, result: torch.Tensor) -> None:
         """Records an operator that does not run itself: unrecorded ones compute its `result`."""
-        if not self._busy and not self.tape.refusal:
+        if not self._busy and not self.trace.refusal:
             self._append(operator, args, {}, self._values.operands(args, {}), result)
 
     @contextmanager
@@ -199,7 +201,7 @@ _SETS_STORAGE = {
 }
 _AS_STRIDED = torch.ops.aten.as_strided.default
 
-# Their results are the operand: they concern autograd alone, and are not on the tape. Neither is a
+# Their results are the operand: they concern autograd alone, and are not on the trace. Neither is a
 # wait for a collective: it ends where its result is read first.
 _ALIASES = {
     torch.ops.aten.alias.default,

@@ -1,4 +1,4 @@
-"""The values of a tape: which value a tensor or a generator is, and which memory it has."""
+"""The values of a trace: which value a tensor or a generator is, and which memory it has."""
 
 import weakref
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape.tape import Form, Tape, Value, numbered
+from shardcore.adapters.capture.trace.trace import Form, Trace, Value, numbered
 from shardcore.adapters.torch_private import Args, Kwargs
 
 # A larger tensor from outside is not copied: it is a constant only if no call writes into it.
@@ -19,15 +19,15 @@ _MOST_ELEMENTS = 65536
 
 @attrs.define(eq=False)
 class RecordedValues:
-    """The values of a tape that is being recorded, by the things that they stand for.
+    """The values of a trace that is being recorded, by the things that they stand for.
 
     Args:
-        tape: The tape, which gets the form and the memory of each value.
+        trace: The trace, which gets the form and the memory of each value.
         refuse: Notes why no program can be made of the step, and what to do.
         paused: Opens a context in which nothing is recorded.
     """
 
-    tape: Tape
+    trace: Trace
     refuse: Callable[[str, str], None]
     paused: Callable[[], AbstractContextManager[None]]
     _values: dict[int, tuple[Any, Value]] = attrs.field(factory=dict, init=False)
@@ -39,12 +39,12 @@ class RecordedValues:
     _met: list[Value] = attrs.field(factory=list, init=False)
 
     def operands(self, args: Args, kwargs: Kwargs) -> tuple[Any, Any]:
-        """Returns operands as values of the tape, and notes these for the results."""
+        """Returns operands as values of the trace, and notes these for the results."""
         self._met.clear()
         return self.referred(args), self.referred(kwargs) if kwargs else {}
 
     def referred(self, nest: Any) -> Any:
-        """Returns a nest with its tensors and generators as values of the tape."""
+        """Returns a nest with its tensors and generators as values of the trace."""
         return torch_private.tree_map(self._reference, nest)
 
     def _reference(self, leaf: Any) -> Any:
@@ -61,14 +61,18 @@ class RecordedValues:
         known = self.known(thing)
         if known is None:
             known = self.from_outside(thing)
-            self.tape.outside[known.number] = thing
-            if torch.is_tensor(thing) and thing.numel() <= _MOST_ELEMENTS and not self.tape.refusal:
+            self.trace.outside[known.number] = thing
+            if (
+                torch.is_tensor(thing)
+                and thing.numel() <= _MOST_ELEMENTS
+                and not self.trace.refusal
+            ):
                 with self.paused(), torch.no_grad():
-                    self.tape.found[known.number] = thing.detach().clone()
+                    self.trace.found[known.number] = thing.detach().clone()
         return known
 
     def known(self, thing: Any) -> Value | None:
-        """Returns the value of a tensor or generator; None if the tape has none yet."""
+        """Returns the value of a tensor or generator; None if the trace has none yet."""
         found = self._values.get(id(thing))
         if found is not None:
             return found[1]
@@ -83,12 +87,12 @@ class RecordedValues:
         known = self.known(leaf)
         memory = self._memory_of(leaf)
         if known is not None:
-            self.tape.reshapes |= self.tape.forms[known.number] != Form.of(leaf)
+            self.trace.reshapes |= self.trace.forms[known.number] != Form.of(leaf)
             self._identities[known.number] = memory
             return known
         for each in self._met:
             if memory is not None and self._identities[each.number] == memory:
-                return self._new(leaf, memory, self.tape.memory[each.number])
+                return self._new(leaf, memory, self.trace.memory[each.number])
         return self._new(leaf, memory, self._kept_memories.get(memory))
 
     def from_outside(self, thing: Any) -> Value:
@@ -109,10 +113,10 @@ class RecordedValues:
         return torch_private.memory_of(thing)
 
     def _new(self, thing: Any, memory: int | None, owner: int | None) -> Value:
-        value = numbered(len(self.tape.memory))
+        value = numbered(len(self.trace.memory))
         self._identities.append(memory)
-        self.tape.memory.append(value.number if owner is None else owner)
-        self.tape.forms.append(Form.of(thing))
+        self.trace.memory.append(value.number if owner is None else owner)
+        self.trace.forms.append(Form.of(thing))
         if torch.is_tensor(thing):
             self.name(thing, value)
         else:
@@ -129,14 +133,14 @@ class RecordedValues:
         self._values.pop(id(tensor), None)
 
     def tensor_in(self, memory: int) -> torch.Tensor | None:
-        """Returns a tensor of the tape in this memory; None if there is none."""
+        """Returns a tensor of the trace in this memory; None if there is none."""
         met = [reference() for reference, _ in self._values.values()]
         return next((each for each in met if _has_memory(each, memory)), None)
 
 
 @cache
 def _is_value(kind: type) -> bool:
-    """Returns whether objects of this class are values of a tape.
+    """Returns whether objects of this class are values of a trace.
 
     By class: in torch 2.13 `isinstance` of a generator runs Python code.
     """

@@ -1,4 +1,4 @@
-"""Runs a tape: as a generated function, as Inductor's code or as a CUDA graph.
+"""Runs a trace: as a generated function, as Inductor's code or as a CUDA graph.
 
-Import `program.TapeCapture`, the port.
+Import `program.TraceCapture`, the port.
 """

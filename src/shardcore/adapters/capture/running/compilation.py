@@ -10,7 +10,7 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.passes import improved_for_compiler
 from shardcore.adapters.capture.running.generated import graph_of
-from shardcore.adapters.capture.tape.tape import Literals, Tape
+from shardcore.adapters.capture.trace.trace import Literals, Trace
 from shardcore.adapters.failure import heartbeats
 
 logger = logging.getLogger("shardcore.capture")
@@ -20,23 +20,23 @@ _MOST_LINES = 4
 
 
 def compiled(
-    tape: Tape, kept: Sequence[Any], literals: Literals, onednn: torch_private.OneDnn
+    trace: Trace, kept: Sequence[Any], literals: Literals, onednn: torch_private.OneDnn
 ) -> Callable[..., Any]:
-    """Returns the function of `tape`, the second part of a step, compiled.
+    """Returns the function of `trace`, the second part of a step, compiled.
 
     `kept` are the tensors from outside that the step reads. It raises whatever Inductor raises.
     """
-    size = len(tape.calls)
+    size = len(trace.calls)
     logger.info("Inductor compiles a step of %d operators, unless torch has it on disk", size)
     began = time.perf_counter()
-    forms = [tape.form(value) for value in tape.inputs]
+    forms = [trace.form(value) for value in trace.inputs]
     inputs = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in forms]
-    module = graph_of(improved_for_compiler(tape, onednn), literals)
+    module = graph_of(improved_for_compiler(trace, onednn), literals)
     try:
         generated = torch_private.inductor.compiled(module, [*inputs, *map(_detached, kept)])
     finally:
         logger.info("Inductor has ended after %.1f s", time.perf_counter() - began)
-    count, started = len(tape.inputs), _collectives(tape)
+    count, started = len(trace.inputs), _collectives(trace)
 
     def run(*operands: Any) -> Any:
         ready = map(torch.Tensor.contiguous, map(_detached, operands[:count]))
@@ -51,12 +51,12 @@ def compiled(
     return run
 
 
-def _collectives(tape: Tape) -> str:
-    """Returns the names and recorded lines of the collectives of `tape`, of which one has failed.
+def _collectives(trace: Trace) -> str:
+    """Returns the names and recorded lines of the collectives of `trace`, of which one has failed.
 
     Inductor may reorder them, so it is not known which of them an error is of.
     """
-    found = [f"{each.collective}, {each.line}" for each in tape.calls if each.collective]
+    found = [f"{each.collective}, {each.line}" for each in trace.calls if each.collective]
     lines = list(dict.fromkeys(found))
     more = f"; or one of {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
     return "; or ".join(lines[:_MOST_LINES]) + more

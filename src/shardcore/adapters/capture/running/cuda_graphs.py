@@ -18,12 +18,12 @@ import torch
 from shardcore.adapters import switches, torch_private
 from shardcore.adapters.capture.passes.inductor import with_factors_apart
 from shardcore.adapters.capture.running.replay_watch import ReplayWatch
-from shardcore.adapters.capture.tape.tape import (
+from shardcore.adapters.capture.trace.trace import (
     Call,
     Form,
     Literals,
     Number,
-    Tape,
+    Trace,
     Value,
     numbered,
     values,
@@ -191,13 +191,13 @@ def _recorded_alone(*, has_moved: bool) -> str:
     )
 
 
-def is_on_gpu(tape: Tape, literals: Literals) -> bool:
+def is_on_gpu(trace: Trace, literals: Literals) -> bool:
     """Returns whether a step reads tensors of a GPU."""
-    outside = (numbered(each) for each in tape.outside if each not in literals)
-    return any(_device(tape, value) == "cuda" for value in (*tape.inputs, *outside))
+    outside = (numbered(each) for each in trace.outside if each not in literals)
+    return any(_device(trace, value) == "cuda" for value in (*trace.inputs, *outside))
 
 
-def replayable(ahead: Tape, rest: Tape, literals: Literals) -> Tape | None:
+def replayable(ahead: Trace, rest: Trace, literals: Literals) -> Trace | None:
     """Returns `rest` for a graph; None if no graph can replay it, which is logged.
 
     Args:
@@ -214,8 +214,8 @@ def replayable(ahead: Tape, rest: Tape, literals: Literals) -> Tape | None:
     return None if reason else found
 
 
-def _device(tape: Tape, value: Value) -> str:
-    form = tape.forms[value.number]
+def _device(trace: Trace, value: Value) -> str:
+    form = trace.forms[value.number]
     return "" if form is None else form.device.type
 
 
@@ -225,24 +225,24 @@ def _free_bytes() -> int:
     return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
 
 
-def reason_against(tape: Tape, literals: Literals, free_bytes: int) -> str:
+def reason_against(trace: Trace, literals: Literals, free_bytes: int) -> str:
     """Returns why no graph can replay a step on a GPU with so much memory; empty if one can."""
-    if tape.donated:
+    if trace.donated:
         return "it overwrites its inputs"
-    if tape.reshapes:
+    if trace.reshapes:
         return "a tensor gets another shape in place"
-    used = {value for call in tape.calls for value in call.operands} | set(values(tape.outputs))
-    given = [*tape.inputs, *(numbered(each) for each in tape.outside if each not in literals)]
-    if any(_device(tape, value) != "cuda" for value in given if value in used):
+    used = {value for call in trace.calls for value in call.operands} | set(values(trace.outputs))
+    given = [*trace.inputs, *(numbered(each) for each in trace.outside if each not in literals)]
+    if any(_device(trace, value) != "cuda" for value in given if value in used):
         return "it reads a tensor of the host"
-    if not all(_is_compact(tape.form(each)) for each in tape.inputs):
+    if not all(_is_compact(trace.form(each)) for each in trace.inputs):
         return "a tensor of its batch has gaps"
     takes_collectives = wanted() == WITH_COLLECTIVES
-    for call in tape.calls:
-        if reason := _reason(call, tape, takes_collectives=takes_collectives):
+    for call in trace.calls:
+        if reason := _reason(call, trace, takes_collectives=takes_collectives):
             return reason
-    needed = sum(tape.form(each).bytes for each in tape.inputs)
-    needed += sum(each for call in tape.calls for each in _bytes(call, tape))
+    needed = sum(trace.form(each).bytes for each in trace.inputs)
+    needed += sum(each for call in trace.calls for each in _bytes(call, trace))
     if needed > free_bytes * _MOST_OF_FREE_MEMORY:
         return f"its inputs and results have {needed} bytes, and {free_bytes} are free"
     return ""
@@ -267,7 +267,7 @@ def wanted() -> str:
     return switches.chosen(VARIABLE, _VALUES, "1")
 
 
-def _reason(call: Call, tape: Tape, *, takes_collectives: bool) -> str:
+def _reason(call: Call, trace: Trace, *, takes_collectives: bool) -> str:
     """Returns why no graph can contain `call`; empty if one can."""
     if torch_private.is_of_collectives(call.operator) and not takes_collectives:
         return f"it starts collectives: {call.line}"
@@ -275,7 +275,7 @@ def _reason(call: Call, tape: Tape, *, takes_collectives: bool) -> str:
         return f"it starts collectives over gloo: {call.line}"
     if _READ_ON_HOST & set(call.operator.tags) or _has_number(call):
         return f"{call.operator} reads values on the host: {call.line}"
-    on_host = any(_device(tape, each) != "cuda" for each in call.results)
+    on_host = any(_device(trace, each) != "cuda" for each in call.results)
     if on_host and call.operator not in _ATTENTION:
         return f"{call.operator} computes on the host: {call.line}"
     return ""
@@ -286,9 +286,9 @@ def _has_number(call: Call) -> bool:
     return any(isinstance(leaf, Number) for leaf in leaves)
 
 
-def _bytes(call: Call, tape: Tape) -> Iterator[int]:
+def _bytes(call: Call, trace: Trace) -> Iterator[int]:
     """Yields the bytes of each result of `call` that has memory that no operand has."""
-    memories = tape.reads_of(call)
+    memories = trace.reads_of(call)
     for value in call.results:
-        if tape.memory[value.number] not in memories:
-            yield tape.form(value).bytes
+        if trace.memory[value.number] not in memories:
+            yield trace.form(value).bytes

@@ -10,8 +10,8 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture.running import compilation, cuda_graphs
 from shardcore.adapters.capture.running.cuda_graphs import Function
 from shardcore.adapters.capture.running.generated import function_of
-from shardcore.adapters.capture.tape.analyses import needs_of, with_needs
-from shardcore.adapters.capture.tape.tape import Call, Literals, Tape, numbered, values
+from shardcore.adapters.capture.trace.analyses import needs_of, with_needs
+from shardcore.adapters.capture.trace.trace import Call, Literals, Trace, numbered, values
 from shardcore.domain.steps.capture import NotCaptured
 
 
@@ -32,7 +32,7 @@ class Executor:
 
 @attrs.frozen
 class Executors:
-    """Makes the functions of tapes, and keeps what they share.
+    """Makes the functions of traces, and keeps what they share.
 
     Args:
         onednn: Operators for compiled steps.
@@ -48,16 +48,16 @@ class Executors:
         self.pool.close()
 
     def executor(
-        self, tape: Tape, kept: Sequence[Any], literals: Literals, *, compiled: bool
+        self, trace: Trace, kept: Sequence[Any], literals: Literals, *, compiled: bool
     ) -> Executor:
-        """Returns the executor of `tape`, which has `kept` outside it."""
-        on_gpu = cuda_graphs.is_on_gpu(tape, literals)
+        """Returns the executor of `trace`, which has `kept` outside it."""
+        on_gpu = cuda_graphs.is_on_gpu(trace, literals)
         if not compiled and not on_gpu:
-            return Executor(function_of(tape, literals))
+            return Executor(function_of(trace, literals))
         try:
-            ahead, rest = parted(tape, set(literals))
+            ahead, rest = parted(trace, set(literals))
         except NotCaptured as error:
-            return Executor(function_of(tape, literals), str(error) if compiled else "")
+            return Executor(function_of(trace, literals), str(error) if compiled else "")
         second, remark = self._compiled(rest, kept, literals) if compiled else (None, "")
         graph = cuda_graphs.replayable(ahead, rest, literals) if on_gpu else None
         if graph is not None:
@@ -65,16 +65,16 @@ class Executors:
             joins = any(call.collective for call in graph.calls)
             second = cuda_graphs.Replayed(run, len(rest.inputs), self.pool, joins)
         if second is None:
-            return Executor(function_of(tape, literals), remark)
-        run = _both(function_of(ahead, literals), second, len(tape.inputs))
+            return Executor(function_of(trace, literals), remark)
+        run = _both(function_of(ahead, literals), second, len(trace.inputs))
         return Executor(run, remark, is_replayed=graph is not None)
 
     def _compiled(
-        self, tape: Tape, kept: Sequence[Any], literals: Literals
+        self, trace: Trace, kept: Sequence[Any], literals: Literals
     ) -> tuple[Function | None, str]:
-        """Returns the compiled function of `tape`; None and the reason if Inductor fails."""
+        """Returns the compiled function of `trace`; None and the reason if Inductor fails."""
         try:
-            return compilation.compiled(tape, kept, literals, self.onednn), ""
+            return compilation.compiled(trace, kept, literals, self.onednn), ""
         except Exception as error:  # noqa: BLE001 - whatever it raises, the step runs without
             return None, f"{type(error).__name__}: {error}"
 
@@ -88,8 +88,8 @@ def _both(first: Function, second: Function, count: int) -> Function:
     return run
 
 
-def parted(tape: Tape, literals: Set[int]) -> tuple[Tape, Tape]:
-    """Returns `tape` in two: the calls that only Python runs, with their dependencies; the rest.
+def parted(trace: Trace, literals: Set[int]) -> tuple[Trace, Trace]:
+    """Returns `trace` in two: the calls that only Python runs, with their dependencies; the rest.
 
     Those are functions of Python, calls with random generators, and copies from the host to a
     device, which no CUDA graph takes. Draws depend on shapes and seeds, as a rule, so the first
@@ -98,22 +98,22 @@ def parted(tape: Tape, literals: Set[int]) -> tuple[Tape, Tape]:
     Raises:
         NotCaptured: If both parts would write into views of one memory.
     """
-    calls = enumerate(tape.calls)
-    places = with_needs((n for n, call in calls if _is_for_python(tape, call)), needs_of(tape))
-    ahead = tape.with_calls(call for n, call in enumerate(tape.calls) if n in places)
-    rest = tape.with_calls(call for n, call in enumerate(tape.calls) if n not in places)
+    calls = enumerate(trace.calls)
+    places = with_needs((n for n, call in calls if _is_for_python(trace, call)), needs_of(trace))
+    ahead = trace.with_calls(call for n, call in enumerate(trace.calls) if n in places)
+    rest = trace.with_calls(call for n, call in enumerate(trace.calls) if n not in places)
     made = {value for call in ahead.calls for value in call.results}
-    used = {value for call in rest.calls for value in call.operands} | set(values(tape.outputs))
-    known = {*tape.inputs, *(numbered(n) for n in tape.outside if n not in literals)}
+    used = {value for call in rest.calls for value in call.operands} | set(values(trace.outputs))
+    known = {*trace.inputs, *(numbered(n) for n in trace.outside if n not in literals)}
     given = sorted((made & used) - known, key=lambda value: value.number)
-    if tape.memories(given) & tape.given():
+    if trace.memories(given) & trace.given():
         raise NotCaptured("a random draw and another call read one view of a tensor from outside")
-    ahead.outputs, rest.inputs = tuple(given), [*tape.inputs, *given]
+    ahead.outputs, rest.inputs = tuple(given), [*trace.inputs, *given]
     return ahead, rest
 
 
-def _is_for_python(tape: Tape, call: Call) -> bool:
-    forms = [tape.forms[each.number] for each in (*call.operands, *call.results)]
+def _is_for_python(trace: Trace, call: Call) -> bool:
+    forms = [trace.forms[each.number] for each in (*call.operands, *call.results)]
     if None in forms or isinstance(call.operator, FunctionType):  # no form: a generator
         return True
     is_copy = call.operator is torch_private.TO_COPY

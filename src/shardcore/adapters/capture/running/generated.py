@@ -1,4 +1,4 @@
-"""Generates a Python function from a tape, one line per call, or a torch.fx graph for Inductor."""
+"""Generates a Python function from a trace, one line per call, or a torch.fx graph for Inductor."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,11 +8,11 @@ import torch
 from torch import fx
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape.tape import (
+from shardcore.adapters.capture.trace.trace import (
     Call,
     Literals,
     Number,
-    Tape,
+    Trace,
     Value,
     numbered,
     values,
@@ -22,15 +22,15 @@ from shardcore.domain.steps.capture import GuardFailed
 from shardcore.reporting.errors import CAPTURED
 
 
-def function_of(tape: Tape, literals: Literals) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Returns the function that makes the calls of `tape`, and returns its outputs.
+def function_of(trace: Trace, literals: Literals) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Returns the function that makes the calls of `trace`, and returns its outputs.
 
     It takes the inputs, then the tensors from outside that are no literals. It drops each value
     after the last call that reads it. The error of an operator gets a note with the recorded line.
     """
-    writer = _Writer(tape, literals, torch_private.direct)
+    writer = _Writer(trace, literals, torch_private.direct)
     generated = writer.function()
-    recorded = list(_places(tape))
+    recorded = list(_places(trace))
 
     def run(*operands: Any) -> tuple[torch.Tensor, ...]:
         try:
@@ -53,17 +53,17 @@ def function_of(tape: Tape, literals: Literals) -> Callable[..., tuple[torch.Ten
     return run
 
 
-def _places(tape: Tape) -> Iterator[tuple[str, str]]:
+def _places(trace: Trace) -> Iterator[tuple[str, str]]:
     """Yields the collective and the recorded line of each call; of a wait, those of its start."""
     started: dict[Value, Call] = {}
-    for call in tape.calls:
+    for call in trace.calls:
         source = started.get(call.operands[0], call) if call.is_wait else call
         yield source.collective, source.line
         if call.collective:
             started |= dict.fromkeys(call.results, call)
 
 
-def graph_of(tape: Tape, literals: Literals) -> fx.GraphModule:
+def graph_of(trace: Trace, literals: Literals) -> fx.GraphModule:
     """Returns the same function as a graph of torch.fx: its lines add nodes in place of calls.
 
     The literals become buffers of the module.
@@ -73,7 +73,7 @@ def graph_of(tape: Tape, literals: Literals) -> fx.GraphModule:
     def node(operator: Any) -> Callable[..., fx.Proxy]:
         return lambda *args, **named: tracer.create_proxy("call_function", operator, args, named)
 
-    writer = _Writer(tape, literals, node)
+    writer = _Writer(trace, literals, node)
     operands = [tracer.create_proxy("placeholder", _name(each), (), {}) for each in writer.given]
     generated = writer.function()
     for name, tensor in writer.tensors.items():
@@ -88,7 +88,7 @@ class _Writer:
     """Writes the function.
 
     Args:
-        tape: A step.
+        trace: A step.
         literals: Its constants.
         bound: Returns the callable for an operator.
         names: The globals of the function: operators, plain constants and tensors.
@@ -96,7 +96,7 @@ class _Writer:
         lines_before: The number of lines before the calls.
     """
 
-    tape: Tape
+    trace: Trace
     literals: Literals
     bound: Callable[[Any], Callable[..., Any]]
     names: dict[str, Any] = attrs.field(factory=dict, init=False)
@@ -107,16 +107,16 @@ class _Writer:
     @property
     def given(self) -> list[Value]:
         """The operands of the function."""
-        outside = (numbered(n) for n in self.tape.outside if n not in self.literals)
-        return [*self.tape.inputs, *outside]
+        outside = (numbered(n) for n in self.trace.outside if n not in self.literals)
+        return [*self.trace.inputs, *outside]
 
     def function(self) -> Callable[..., tuple[Any, ...]]:
         """Returns the function; its globals are `names`."""
-        calls = zip(self.tape.calls, self._ended(), strict=True)
+        calls = zip(self.trace.calls, self._ended(), strict=True)
         head = self._head()
         self.lines_before = len(head)
         lines = [*head, *(self._line(call, ended) for call, ended in calls), self._end()]
-        self.tensors |= {f"v{number}": tensor for number, tensor in self.tape.kept.items()}
+        self.tensors |= {f"v{number}": tensor for number, tensor in self.trace.kept.items()}
         self.names |= self.tensors
         exec(compile("\n    ".join(lines), CAPTURED, "exec"), self.names)
         # It keeps its globals: with itself among them, it would keep itself.
@@ -125,27 +125,27 @@ class _Writer:
 
     def _head(self) -> list[str]:
         """Returns the lines before the calls: they copy each constant that a run writes into."""
-        written = self.tape.overwritten()
+        written = self.trace.overwritten()
         lines = [f"def generated({', '.join(map(_name, self.given))}):"]
         for number, tensor in self.literals.items():
-            is_written = self.tape.memory[number] in written
+            is_written = self.trace.memory[number] in written
             name = f"literal{number}" if is_written else f"v{number}"
             self.tensors[name] = tensor.detach().clone()
             lines += [f"v{number} = {name}.clone()"] if is_written else []
         return lines
 
     def _end(self) -> str:
-        leaves = torch_private.tree_leaves(self.tape.outputs)
+        leaves = torch_private.tree_leaves(self.trace.outputs)
         return (
             f"return ({''.join(f'{_name(each)}, ' for each in leaves if isinstance(each, Value))})"
         )
 
     def _ended(self) -> list[list[Value]]:
         """Returns, by call, the values that are dropped after it."""
-        there = map(numbered, (*self.tape.kept, *self.literals))
-        read = {*values(self.tape.outputs), *self.given, *there}
+        there = map(numbered, (*self.trace.kept, *self.literals))
+        read = {*values(self.trace.outputs), *self.given, *there}
         found: list[list[Value]] = []
-        for call in reversed(self.tape.calls):
+        for call in reversed(self.trace.calls):
             used = dict.fromkeys((*call.operands, *call.results))
             found.append([value for value in used if value not in read])
             read.update(used)

@@ -1,4 +1,4 @@
-"""Programs of steps: a step is recorded twice, and runs from the tape if both are the same."""
+"""Programs of steps: a step is recorded twice, and runs from the trace if both are the same."""
 
 from collections.abc import Callable, Container, Iterator, Sequence, Set
 from typing import Any
@@ -15,14 +15,14 @@ from shardcore.adapters.capture.recording.functions import seeded_by_tensor, see
 from shardcore.adapters.capture.recording.recorder import Recorder, recording
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.executors import Executors
-from shardcore.adapters.capture.tape.tape import Tape, Value, difference, numbered, values
-from shardcore.domain.steps.capture import NotCaptured, RecordingsDiffer
+from shardcore.adapters.capture.trace.trace import Trace, Value, difference, numbered, values
+from shardcore.domain.steps.capture import NotCaptured, TracesDiffer
 from shardcore.ports.capture import (
     Observer,
     Program,
     RecordedSum,
-    Recording,
     StartedCollective,
+    StepTrace,
 )
 
 
@@ -36,7 +36,7 @@ class RecordedProgram:
         overwritten: The places of the inputs that a run overwrites.
         outputs: The results of the step, tensors as `Value`.
         shared: The places of the outputs, among tensors, in memory that others hold or write into.
-        recording: Its recording, to compare with a step with batches of another size.
+        trace: Its trace, to compare with a step with batches of another size.
         literals: The numbers of its constants.
         collectives: Its collectives, in order.
         rollback: Undoes the writes of a run if a check fails.
@@ -48,7 +48,7 @@ class RecordedProgram:
     overwritten: Set[int]
     outputs: Any
     shared: Set[int]
-    recording: Tape
+    trace: Trace
     literals: Set[int]
     collectives: tuple[StartedCollective, ...]
     rollback: Rollback
@@ -78,8 +78,8 @@ def _copied(tensors: Sequence[torch.Tensor], places: Container[int]) -> list[tor
         return [each.clone() if n in places else each for n, each in enumerate(tensors)]
 
 
-class TapeCapture:
-    """The port `StepCapture`: programs are functions that are generated of tapes."""
+class TraceCapture:
+    """The port `StepCapture`: programs are functions that are generated of traces."""
 
     def __init__(self) -> None:
         self._memories = Memories()
@@ -92,48 +92,47 @@ class TapeCapture:
 
     def record(
         self, step: Callable[[], Any], inputs: Sequence[Any], observer: Observer, donated: int = 0
-    ) -> tuple[Any, Tape]:
-        """Runs `step` and records its tape."""
+    ) -> tuple[Any, Trace]:
+        """Runs `step` and records its trace."""
         recorder = Recorder(inputs, observer)
-        recorder.tape.donated = donated
-        return recorder.run(step), recorder.tape
+        recorder.trace.donated = donated
+        return recorder.run(step), recorder.trace
 
     def program(
         self,
-        earlier: Recording | Program,
-        recording: Recording,
+        earlier: StepTrace | Program,
+        trace: StepTrace,
         *,
         compiled: bool = False,
         all_reduces: Sequence[RecordedSum] | None = None,
     ) -> RecordedProgram:
-        """Returns the program of `recording`, if the earlier one is the same."""
-        assert isinstance(recording, Tape)
-        tape = recording
+        """Returns the program of `trace`, if the earlier one is the same."""
+        assert isinstance(trace, Trace)
         if isinstance(earlier, RecordedProgram):
-            literals = constants.literals_of_other_size(earlier.recording, earlier.literals, tape)
+            literals = constants.literals_of_other_size(earlier.trace, earlier.literals, trace)
         else:
-            assert isinstance(earlier, Tape)
-            if differs := difference(earlier, tape):
-                raise RecordingsDiffer(differs)
-            literals = constants.literals(earlier, tape)
-        if tape.draws_on_host:
+            assert isinstance(earlier, Trace)
+            if differs := difference(earlier, trace):
+                raise TracesDiffer(differs)
+            literals = constants.literals(earlier, trace)
+        if trace.draws_on_host:
             raise NotCaptured(
                 "Python or NumPy draws random numbers in it: draw by keras.random, with a "
                 "SeedGenerator of the layer"
             )
-        tape = with_checks(tape, literals)
-        memories = None if compiled or tape.reshapes else self._memories
-        better = passes.improved(tape, memories, all_reduces)
-        kept = tuple(value for number, value in tape.outside.items() if number not in literals)
+        checked = with_checks(trace, literals)
+        memories = None if compiled or checked.reshapes else self._memories
+        better = passes.improved(checked, memories, all_reduces)
+        kept = tuple(value for number, value in trace.outside.items() if number not in literals)
         executor = self._executors.executor(better, kept, literals, compiled=compiled)
         return RecordedProgram(
             executor.run,
             kept,
-            _overwritten(better, tape),
-            tape.outputs,
+            _overwritten(better, checked),
+            trace.outputs,
             _shared(better),
             # Without its constants, and copies of small tensors: the program has what it needs.
-            attrs.evolve(recording, found={}, outside=tape.outside | dict.fromkeys(literals)),
+            attrs.evolve(trace, found={}, outside=trace.outside | dict.fromkeys(literals)),
             frozenset(literals),
             tuple(started(better, in_graph=executor.is_replayed)),
             rollback_of(better, kept),
@@ -141,7 +140,7 @@ class TapeCapture:
         )
 
     def is_recording(self) -> bool:
-        """Returns whether a tape is being recorded."""
+        """Returns whether a trace is being recorded."""
         return recording() is not None
 
     def hooks_of(self, module: object) -> list[Any]:
@@ -150,7 +149,7 @@ class TapeCapture:
         return torch_private.hooks_of(module)
 
     def generator(self, seed: torch.Tensor) -> torch.Generator:
-        """Returns a generator with the value of `seed`; a recording notes it as one call."""
+        """Returns a generator with the value of `seed`; a trace has it as one call."""
         recorder = recording()
         if recorder is None:
             return seeded_generator(seed)
@@ -158,7 +157,7 @@ class TapeCapture:
         return generator
 
     def drawn(self, draw: Callable[..., Any], seed: torch.Tensor, operands: dict[str, Any]) -> Any:
-        """Returns the result of `draw` for the number in `seed`: one call of the recording."""
+        """Returns the result of `draw` for the number in `seed`: one call of the trace."""
         recorder = recording()
         assert recorder is not None, "no step is being recorded"
         return recorder.as_one_call(seeded_by_tensor(draw), (seed,), operands)
@@ -170,33 +169,33 @@ class TapeCapture:
         return recomputation.contexts(recorder)
 
 
-def _overwritten(tape: Tape, before: Tape) -> Set[int]:
+def _overwritten(trace: Trace, before: Trace) -> Set[int]:
     """Returns the places of the inputs that a pass has the step overwrite."""
-    memories = tape.overwritten() - before.overwritten()
-    return {place for place, each in enumerate(tape.inputs) if tape.memories([each]) <= memories}
+    memories = trace.overwritten() - before.overwritten()
+    return {place for place, each in enumerate(trace.inputs) if trace.memories([each]) <= memories}
 
 
-def _shared(tape: Tape) -> Set[int]:
+def _shared(trace: Trace) -> Set[int]:
     """Returns the places, among the output tensors, of those in memory of others or of the program.
 
     The caller owns the donated inputs.
     """
-    kept = map(numbered, (*tape.outside, *tape.kept))
-    memories = tape.memories((*tape.inputs[tape.donated :], *kept))
-    return {n for n, each in enumerate(values(tape.outputs)) if tape.memories([each]) & memories}
+    kept = map(numbered, (*trace.outside, *trace.kept))
+    memories = trace.memories((*trace.inputs[trace.donated :], *kept))
+    return {n for n, each in enumerate(values(trace.outputs)) if trace.memories([each]) & memories}
 
 
-def started(tape: Tape, *, in_graph: bool = False) -> Iterator[StartedCollective]:
-    """Yields the collectives of `tape`, in order; all ranks have them in a graph, or none has."""
+def started(trace: Trace, *, in_graph: bool = False) -> Iterator[StartedCollective]:
+    """Yields the collectives of `trace`, in order; all ranks have them in a graph, or none has."""
     where = " in a CUDA graph" if in_graph else ""
-    for call in tape.calls:
+    for call in trace.calls:
         if call.collective:
             *operands, group = call.args  # the group's name is another one on other ranks
             plain = [each for each in operands if isinstance(each, str | int)]
             # An all-to-all has a list of sizes: ranks may send more or less.
             may_differ = any(isinstance(each, list) and not values(each) for each in operands)
             tensors = list(call.operands)
-            elements = 0 if may_differ else sum(tape.form(each).elements for each in tensors)
+            elements = 0 if may_differ else sum(trace.form(each).elements for each in tensors)
             # Whether it writes where its operand was may differ between ranks.
             name = call.collective
             kind = f"{name} of {len(tensors)}, {plain}{where}"

@@ -7,7 +7,7 @@ from shardcore.adapters.capture.passes.cleanup import (
     with_plain_ones,
     without_dead_code,
 )
-from tests.tapes import changed
+from tests.traces import changed
 
 X = torch.arange(6.0).reshape(2, 3)
 

@@ -35,9 +35,9 @@ def test_large_products_go_to_onednn_except_on_intel(which, is_intel, monkeypatc
     recorder = Recorder([left, right])
     recorder.run(lambda: (left @ right) if left.dim() == 2 else torch.bmm(left, right))
     onednn = torch_private.OneDnn()
-    tape = with_onednn_products(recorder.tape, onednn)
-    (call,) = tape.calls
+    trace = with_onednn_products(recorder.trace, onednn)
+    (call,) = trace.calls
     assert (call.operator is onednn.product()) == (is_taken and not is_intel)
-    (made,) = graph_of(tape, {})(left, right)
+    (made,) = graph_of(trace, {})(left, right)
     np.testing.assert_allclose(made, left.double() @ right.double(), rtol=1e-4, atol=1e-4)
     assert made.stride() == torch.matmul(left, right).stride()

@@ -8,7 +8,7 @@ from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.passes.pipeline import Fact, Pass, Pipeline
 from shardcore.adapters.capture.recording.recorder import Recorder
-from shardcore.adapters.capture.tape.tape import Call
+from shardcore.adapters.capture.trace.trace import Call
 from shardcore.domain.steps.capture import NotCaptured
 
 
@@ -21,30 +21,30 @@ def step(x, state):
 
 
 @pytest.fixture
-def tape():
+def trace():
     recorder = Recorder([x := torch.ones(3)])
     state = torch.zeros(3)
     recorder.run(lambda: step(x, state))
-    return recorder.tape
+    return recorder.trace
 
 
 def without(name):
     """A pass that drops the last call whose operator has this name."""
 
-    def drop(tape):
-        calls = list(tape.calls)
+    def drop(trace):
+        calls = list(trace.calls)
         calls.remove(next(call for call in reversed(calls) if name in str(call.operator)))
-        return tape.with_calls(calls)
+        return trace.with_calls(calls)
 
     return Pass(drop)
 
 
-def reversed_calls(tape):
-    return tape.with_calls(reversed(tape.calls))
+def reversed_calls(trace):
+    return trace.with_calls(reversed(trace.calls))
 
 
-def with_other_outputs(tape):
-    return attrs.evolve(tape.with_calls(tape.calls), outputs=[tape.outputs, tape.outputs])
+def with_other_outputs(trace):
+    return attrs.evolve(trace.with_calls(trace.calls), outputs=[trace.outputs, trace.outputs])
 
 
 @pytest.mark.parametrize(
@@ -57,41 +57,41 @@ def with_other_outputs(tape):
         (Pass(with_other_outputs), "outputs"),
     ],
 )
-def test_a_pass_that_loses_what_a_step_does_is_named(tape, broken, what):
+def test_a_pass_that_loses_what_a_step_does_is_named(trace, broken, what):
     *first, last = passes.passes_of(Memories())
-    assert len(Pipeline((*first, last))(tape).calls) <= len(tape.calls)
+    assert len(Pipeline((*first, last))(trace).calls) <= len(trace.calls)
     with pytest.raises(NotCaptured, match=f"pass '{broken.name}' does not keep {what}"):
-        Pipeline((*first, broken, last))(tape)
+        Pipeline((*first, broken, last))(trace)
 
 
-def send(name, result, tape):
+def send(name, result, trace):
     operator = getattr(torch.ops._c10d_functional, name).default
-    operand = tape.inputs[0]
+    operand = trace.inputs[0]
     args = (operand, "sum", "0") if name == "all_reduce" else (operand, 2, "0")
     return Call(operator, args, {}, result)
 
 
-def with_sends(tape, *names):
-    found = tape.with_calls(tape.calls)
+def with_sends(trace, *names):
+    found = trace.with_calls(trace.calls)
     form = found.form(found.inputs[0])
     found.calls += [send(name, found.new(form), found) for name in names]
     return found
 
 
-def swapped(tape):
-    return tape.with_calls([*tape.calls[:-2], *reversed(tape.calls[-2:])])
+def swapped(trace):
+    return trace.with_calls([*trace.calls[:-2], *reversed(trace.calls[-2:])])
 
 
-def sent_twice(tape):
-    return with_sends(tape, "all_gather_into_tensor")
+def sent_twice(trace):
+    return with_sends(trace, "all_gather_into_tensor")
 
 
 @pytest.mark.parametrize(
     ("run", "joins", "what"),
     [(swapped, False, "collectives"), (sent_twice, False, "collectives"), (sent_twice, True, None)],
 )
-def test_collectives_are_what_a_pass_declares(tape, run, joins, what):
-    sending = with_sends(tape, "all_reduce", "all_gather_into_tensor")
+def test_collectives_are_what_a_pass_declares(trace, run, joins, what):
+    sending = with_sends(trace, "all_reduce", "all_gather_into_tensor")
     pipeline = Pipeline((Pass(run, joins=joins),))
     if what is None:
         pipeline(sending)

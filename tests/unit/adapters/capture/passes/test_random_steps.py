@@ -92,9 +92,9 @@ def of_a_list(draw, pool):
 OPERATORS = [pointwise, alone, scaled, row, part, turned, image, viewed, written, of_a_list]
 
 
-def better(tape):
-    """`tape` after all passes."""
-    return passes.improved(tape, Memories())
+def better(trace):
+    """`trace` after all passes."""
+    return passes.improved(trace, Memories())
 
 
 @pytest.mark.parametrize("first", range(0, 5 * STEPS, STEPS))
@@ -105,9 +105,9 @@ def test_passes_change_no_bit(first):
         copies = [each.clone() for each in tensors]
         recorder = Recorder(copies)
         expected = recorder.run(functools.partial(step, seed, *copies))
-        tape = better(recorder.tape)
-        assert len(tape.calls) < len(recorder.tape.calls)
-        literals = {number: tape.found[number] for number in tape.outside}
-        found = function_of(tape, literals)(*(each.clone() for each in tensors))
+        trace = better(recorder.trace)
+        assert len(trace.calls) < len(recorder.trace.calls)
+        literals = {number: trace.found[number] for number in trace.outside}
+        found = function_of(trace, literals)(*(each.clone() for each in tensors))
         for place, (one_, other) in enumerate(zip(found, expected, strict=True)):
             assert torch.equal(one_, other), f"result {place} of step {seed}"

@@ -6,7 +6,7 @@ import torch
 
 import shardcore
 from shardcore.adapters.capture.running.generated import function_of
-from tests.tapes import names, recorded
+from tests.traces import names, recorded
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -15,9 +15,9 @@ def test_an_alias_is_its_tensor():
     def step(x):
         return (x.detach() * 2).detach().add_(1)
 
-    tape = recorded(step, X)
-    assert names(tape) == ["mul", "add_"]
-    assert torch.equal(function_of(tape, {})(X.clone())[0], X * 2 + 1)
+    trace = recorded(step, X)
+    assert names(trace) == ["mul", "add_"]
+    assert torch.equal(function_of(trace, {})(X.clone())[0], X * 2 + 1)
 
 
 def test_a_write_into_an_alias_is_a_write_into_its_tensor():
@@ -34,17 +34,17 @@ def test_a_view_of_the_own_shape_is_its_tensor():
         with torch._C._AutoDispatchBelowAutograd():  # as where DTensor wraps its part of a result
             return (x * 2).view_as(x) + x.view_as(x)
 
-    tape = recorded(step, X)
-    assert names(tape) == ["mul", "view_as", "add"]
-    assert torch.equal(function_of(tape, {})(X.clone())[0], X * 3)
+    trace = recorded(step, X)
+    assert names(trace) == ["mul", "view_as", "add"]
+    assert torch.equal(function_of(trace, {})(X.clone())[0], X * 3)
 
 
 def test_a_constant_that_is_written_into_is_created_in_each_run():
     def step(x):
         return torch.tensor([1.0, 2.0, 3.0]).add_(x[0])
 
-    tape = recorded(step, X)
-    run = function_of(tape, {n: tape.found[n] for n in tape.outside})
+    trace = recorded(step, X)
+    run = function_of(trace, {n: trace.found[n] for n in trace.outside})
     assert run(X)[0].tolist() == run(X)[0].tolist() == step(X).tolist()
 
 
@@ -78,9 +78,9 @@ def test_a_tensor_on_the_storage_of_another_is_a_view_of_it(where):
         y.add_(1)
         return joined * 3
 
-    tape = recorded(step, X)
-    assert tape.refusal == ""
-    run = function_of(tape, {n: tape.found[n] for n in tape.outside})
+    trace = recorded(step, X)
+    assert trace.refusal == ""
+    run = function_of(trace, {n: trace.found[n] for n in trace.outside})
     assert torch.equal(run(2 * X)[0], step(2 * X))
 
 

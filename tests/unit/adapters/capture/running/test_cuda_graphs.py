@@ -9,26 +9,26 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.cuda_graphs import is_on_gpu, reason_against, replayable
 from shardcore.adapters.capture.running.executors import parted
-from shardcore.adapters.capture.tape.tape import Call, Number, Tape
+from shardcore.adapters.capture.trace.trace import Call, Number, Trace
 from shardcore.domain.errors import EnvironmentProblem
-from tests.tapes import recorded
+from tests.traces import recorded
 
 X = torch.arange(6.0).reshape(2, 3)
 FREE = 10**9
-NOTHING = Tape()
+NOTHING = Trace()
 GPU = torch.device("cuda")
 
 
 def on_gpu(step, *tensors):
     """The recording of a step, as if its tensors were on a GPU."""
-    tape = recorded(step, *tensors)
-    tape.forms[:] = [attrs.evolve(form, device=GPU) for form in tape.forms]
-    return tape
+    trace = recorded(step, *tensors)
+    trace.forms[:] = [attrs.evolve(form, device=GPU) for form in trace.forms]
+    return trace
 
 
 def reason(step, *tensors, free=FREE):
-    tape = on_gpu(step, *tensors)
-    return reason_against(tape, {n: tape.found[n] for n in tape.outside}, free)
+    trace = on_gpu(step, *tensors)
+    return reason_against(trace, {n: trace.found[n] for n in trace.outside}, free)
 
 
 def test_a_step_of_operators_on_the_gpu_is_replayed():
@@ -53,29 +53,29 @@ def test_an_operator_whose_result_has_a_shape_by_values_is_not(step, why):
 
 
 def test_results_on_the_host_are_not():
-    tape = on_gpu(lambda x: x * 2, X)
-    place = tape.calls[0].result.number
-    tape.forms[place] = attrs.evolve(tape.forms[place], device=torch.device("cpu"))
-    assert "aten.mul.Tensor computes on the host" in reason_against(tape, {}, FREE)
+    trace = on_gpu(lambda x: x * 2, X)
+    place = trace.calls[0].result.number
+    trace.forms[place] = attrs.evolve(trace.forms[place], device=torch.device("cpu"))
+    assert "aten.mul.Tensor computes on the host" in reason_against(trace, {}, FREE)
 
 
 def test_the_random_state_of_attention_may_be_on_the_host():
-    tape = on_gpu(lambda x: x * 2, X)
-    state = tape.new(attrs.evolve(tape.forms[0], device=torch.device("cpu")))
+    trace = on_gpu(lambda x: x * 2, X)
+    state = trace.new(attrs.evolve(trace.forms[0], device=torch.device("cpu")))
     attention = torch.ops.aten._scaled_dot_product_efficient_attention.default
-    tape.calls.append(Call(attention, (), {}, (state,)))
-    assert reason_against(tape, {}, FREE) == ""
+    trace.calls.append(Call(attention, (), {}, (state,)))
+    assert reason_against(trace, {}, FREE) == ""
 
 
 def test_an_input_on_the_host_is_not_and_a_constant_is():
     def step(x):
         return x * torch.tensor(2.0)
 
-    tape = on_gpu(step, X)
-    (constant,) = tape.outside
-    tape.forms[constant] = attrs.evolve(tape.forms[constant], device=torch.device("cpu"))
-    assert reason_against(tape, {constant: torch.tensor(2.0)}, FREE) == ""
-    assert "it reads a tensor of the host" in reason_against(tape, {}, FREE)
+    trace = on_gpu(step, X)
+    (constant,) = trace.outside
+    trace.forms[constant] = attrs.evolve(trace.forms[constant], device=torch.device("cpu"))
+    assert reason_against(trace, {constant: torch.tensor(2.0)}, FREE) == ""
+    assert "it reads a tensor of the host" in reason_against(trace, {}, FREE)
 
 
 @pytest.mark.parametrize(
@@ -89,16 +89,16 @@ def test_an_input_of_which_a_copy_has_the_strides_is_replayed(batch):
 @pytest.mark.parametrize("batch", [X[:, :2], X[:, ::2], torch.ones(2, 1).expand(2, 3)])
 def test_an_input_with_gaps_is_not(batch):
     assert batch.clone().stride() != batch.stride()
-    tape = on_gpu(lambda x: x * 2, batch)
-    (place,) = (each.number for each in tape.inputs)
-    tape.forms[place] = attrs.evolve(tape.forms[place], strides=batch.stride())
-    assert reason_against(tape, {}, FREE) == "a tensor of its batch has gaps"
+    trace = on_gpu(lambda x: x * 2, batch)
+    (place,) = (each.number for each in trace.inputs)
+    trace.forms[place] = attrs.evolve(trace.forms[place], strides=batch.stride())
+    assert reason_against(trace, {}, FREE) == "a tensor of its batch has gaps"
 
 
 def test_a_step_that_overwrites_its_inputs_is_not():
-    tape = on_gpu(lambda x: x * 2, X)
-    tape.donated = 1
-    assert reason_against(tape, {}, FREE) == "it overwrites its inputs"
+    trace = on_gpu(lambda x: x * 2, X)
+    trace.donated = 1
+    assert reason_against(trace, {}, FREE) == "it overwrites its inputs"
 
 
 def test_a_tensor_that_is_transposed_in_place_is_not():
@@ -107,11 +107,13 @@ def test_a_tensor_that_is_transposed_in_place_is_not():
 
 
 def with_all_reduce():
-    tape = on_gpu(lambda x: x * 2, X)
-    value = tape.calls[0].result
+    trace = on_gpu(lambda x: x * 2, X)
+    value = trace.calls[0].result
     reduce = torch.ops._c10d_functional.all_reduce.default
-    tape.calls.append(Call(reduce, (value, "sum", "0"), {}, tape.new(tape.form(value)), (), "here"))
-    return tape
+    trace.calls.append(
+        Call(reduce, (value, "sum", "0"), {}, trace.new(trace.form(value)), (), "here")
+    )
+    return trace
 
 
 def test_a_collective_is_not():
@@ -130,15 +132,15 @@ def test_a_number_of_a_tensor_is_multiplied_on_the_gpu_where_it_can_be(monkeypat
     """Keras' SGD takes its learning rate so."""
     monkeypatch.setattr(cuda_graphs, "_free_bytes", lambda: FREE)
 
-    def tape(**kwargs):
+    def trace(**kwargs):
         found = on_gpu(lambda x, y, rate: torch.add(x, y, alpha=2.0), X, X, torch.tensor(2.0))
         found.calls[0] = attrs.evolve(found.calls[0], **kwargs)
         return found
 
-    rate = tape().inputs[2]
-    alike = replayable(NOTHING, tape(kwargs={"alpha": Number(rate)}), {})
+    rate = trace().inputs[2]
+    alike = replayable(NOTHING, trace(kwargs={"alpha": Number(rate)}), {})
     assert [each.operator.__name__ for each in alike.calls] == ["mul.Tensor", "add.Tensor"]
-    other = tape(operator=torch.ops.aten.lerp.Scalar, kwargs={"weight": Number(rate)})
+    other = trace(operator=torch.ops.aten.lerp.Scalar, kwargs={"weight": Number(rate)})
     assert replayable(NOTHING, other, {}) is None
 
 
@@ -152,13 +154,13 @@ def test_a_step_with_much_memory_is_not():
 
 def test_a_variable_turns_it_off_and_another_value_is_refused(monkeypatch):
     monkeypatch.setattr(cuda_graphs, "_free_bytes", lambda: FREE)
-    tape = on_gpu(lambda x: x * 2, X)
-    assert replayable(NOTHING, tape, {}) is not None
+    trace = on_gpu(lambda x: x * 2, X)
+    assert replayable(NOTHING, trace, {}) is not None
     monkeypatch.setenv("SHARDCORE_CUDA_GRAPHS", "0")
-    assert replayable(NOTHING, tape, {}) is None
+    assert replayable(NOTHING, trace, {}) is None
     monkeypatch.setenv("SHARDCORE_CUDA_GRAPHS", "off")
     with pytest.raises(EnvironmentProblem, match="to be 1, 0 or nccl, got 'off'"):
-        replayable(NOTHING, tape, {})
+        replayable(NOTHING, trace, {})
 
 
 def test_a_step_on_the_cpu_asks_nothing_of_cuda():
@@ -178,10 +180,10 @@ def test_a_step_of_which_python_runs_the_most_is_not(monkeypatch):
 @pytest.mark.parametrize(("device", "ahead"), [("cpu", 1), ("cuda", 0)])
 def test_a_copy_from_the_host_comes_before_the_graph(device, ahead):
     """As the state of a SeedGenerator is counted on."""
-    tape = on_gpu(lambda x: x + torch.from_numpy(np.arange(3)).to(torch.float32), X)
-    (constant,) = tape.outside
-    tape.forms[constant] = attrs.evolve(tape.forms[constant], device=torch.device(device))
-    before, rest = parted(tape, set(tape.outside))
+    trace = on_gpu(lambda x: x + torch.from_numpy(np.arange(3)).to(torch.float32), X)
+    (constant,) = trace.outside
+    trace.forms[constant] = attrs.evolve(trace.forms[constant], device=torch.device(device))
+    before, rest = parted(trace, set(trace.outside))
     assert len(before.calls) == ahead
-    assert reason_against(rest, {constant: tape.found[constant]}, FREE) == ""
-    assert rest.inputs == [*tape.inputs, *before.outputs]
+    assert reason_against(rest, {constant: trace.found[constant]}, FREE) == ""
+    assert rest.inputs == [*trace.inputs, *before.outputs]

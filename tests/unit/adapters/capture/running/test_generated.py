@@ -1,4 +1,4 @@
-"""The function generated from a tape gives the results of the step, and changes the same memory."""
+"""The function of a trace gives the results of the step, and changes the same memory."""
 
 import weakref
 
@@ -8,24 +8,24 @@ import torch
 from shardcore.adapters.capture.passes.checks import check
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.running.generated import function_of
-from shardcore.adapters.capture.running.program import TapeCapture
-from shardcore.adapters.capture.tape.tape import Call, numbered
+from shardcore.adapters.capture.running.program import TraceCapture
+from shardcore.adapters.capture.trace.trace import Call, numbered
 from shardcore.domain.steps.capture import GuardFailed
-from tests.tapes import highest
+from tests.traces import highest
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
 PLACES = torch.tensor([[1, 3], [0, 2]])
 
 
-def tape_of(step, *operands):
+def trace_of(step, *operands):
     recorder = Recorder(operands)
     recorder.run(lambda: step(*operands))
-    return recorder.tape
+    return recorder.trace
 
 
-def generated(tape):
-    return function_of(tape, {number: tape.found[number] for number in tape.outside})
+def generated(trace):
+    return function_of(trace, {number: trace.found[number] for number in trace.outside})
 
 
 def lists(x, y):
@@ -75,7 +75,7 @@ def test_operators_get_the_arguments_of_the_recording(name):
     expected = step(*first)
     expected = [*(expected if isinstance(expected, tuple) else (expected,)), *first]
     copies = [X.clone(), Y.clone()]
-    found = [*generated(tape_of(step, X.clone(), Y.clone()))(*copies), *copies]
+    found = [*generated(trace_of(step, X.clone(), Y.clone()))(*copies), *copies]
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
@@ -83,11 +83,11 @@ def test_operators_get_the_arguments_of_the_recording(name):
 
 
 def test_seeds_are_read_from_tensors():
-    generator = TapeCapture().generator
+    generator = TraceCapture().generator
     for seed in (-7, 2**40 + 3):
-        tape = tape_of(lambda seed: torch.rand(4, generator=generator(seed)), torch.tensor(0))
+        trace = trace_of(lambda seed: torch.rand(4, generator=generator(seed)), torch.tensor(0))
         expected = torch.rand(4, generator=torch.Generator().manual_seed(seed & 0xFFFFFFFF))
-        assert torch.equal(generated(tape)(torch.tensor(seed))[0], expected)
+        assert torch.equal(generated(trace)(torch.tensor(seed))[0], expected)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_seeds_are_read_from_tensors():
 )
 def test_a_number_that_the_step_reads_is_guarded(recorded, other):
     number = torch.tensor(recorded)
-    tape = tape_of(lambda x, into: into.add_(1), number, torch.zeros(1))
-    tape.calls.insert(0, Call(check, (numbered(0), number.item()), {}, None))
-    tape.inputs = [numbered(0), numbered(1)]
-    run, into = generated(tape), torch.zeros(1)
+    trace = trace_of(lambda x, into: into.add_(1), number, torch.zeros(1))
+    trace.calls.insert(0, Call(check, (numbered(0), number.item()), {}, None))
+    trace.inputs = [numbered(0), numbered(1)]
+    run, into = generated(trace), torch.zeros(1)
     run(number, into)
     with pytest.raises(GuardFailed):
         run(torch.tensor(other), into)
@@ -112,13 +112,13 @@ def test_a_value_is_freed_after_its_last_use():
         return x
 
     x = torch.randn(256, 256)
-    run = generated(tape_of(step, x))
+    run = generated(trace_of(step, x))
     run(x)
     assert highest(lambda: run(x)) <= highest(lambda: step(x))
 
 
 def test_a_deleted_function_keeps_no_tensor():
-    made = generated(tape_of(lambda x: x + torch.tensor([1.0]), X))
+    made = generated(trace_of(lambda x: x + torch.tensor([1.0]), X))
     (literal,) = [each for each in kept_by(made) if isinstance(each, torch.Tensor)]
     gone = weakref.ref(literal)
     del literal, made
@@ -131,7 +131,7 @@ def kept_by(run):
 
 
 def test_an_operator_that_fails_says_where_the_step_called_it():
-    look_up = generated(tape_of(torch.nn.functional.embedding, PLACES, X))
+    look_up = generated(trace_of(torch.nn.functional.embedding, PLACES, X))
     with pytest.raises(IndexError, match="index out of range in self") as failed:
         look_up(PLACES + 9, X)
     (note,) = failed.value.__notes__

@@ -4,7 +4,7 @@ import attrs
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.passes.checks import check
-from shardcore.adapters.capture.tape.analyses import (
+from shardcore.adapters.capture.trace.analyses import (
     FAR,
     gathering_ranks,
     gathers,
@@ -15,11 +15,11 @@ from shardcore.adapters.capture.tape.analyses import (
     sent_bytes,
     with_needs,
 )
-from shardcore.adapters.capture.tape.tape import Call, Tape
+from shardcore.adapters.capture.trace.trace import Call, Trace
 
 
-def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
-    """Returns `tape` with each collective started as soon as its operand is computed.
+def with_early_starts(trace: Trace, far: int = FAR) -> Trace:
+    """Returns `trace` with each collective started as soon as its operand is computed.
 
     It prefetches: a weight is all-gathered while the layer before it computes, and the gradient of
     an input is reduced while that of the kernel is computed. Collectives keep their order, which is
@@ -27,18 +27,18 @@ def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
     gloo, no all-gather overtakes the first reader of the all-gather before it over the same ranks.
     A start overtakes at most `far` calls.
     """
-    needs = needs_of(tape)
+    needs = needs_of(trace)
     order: dict[int, None] = {}  # the places of calls, each where it comes first
-    live = live_bytes(tape)
+    live = live_bytes(trace)
     highest = max(live, default=0)
-    readers = _first_readers(tape)
+    readers = _first_readers(trace)
     gathered: dict[str, int] = {}
     last = ordered = 0
-    for place, call in enumerate(tape.calls):
-        if not _is_fixed(call, tape):
+    for place, call in enumerate(trace.calls):
+        if not _is_fixed(call, trace):
             continue
-        first, held = place, held_bytes(call, tape)
-        ranks = gathering_ranks(call, tape)
+        first, held = place, held_bytes(call, trace)
+        ranks = gathering_ranks(call, trace)
         farthest = max(place - far, gathered.get(ranks, 0) if gathers(call) else last)
         while first > farthest and live[first - 1] + held <= highest:
             first -= 1
@@ -48,25 +48,25 @@ def with_early_starts(tape: Tape, far: int = FAR) -> Tape:
         order |= dict.fromkeys(with_needs([place], needs, order))
         last = last if gathers(call) else place
         if ranks:
-            gathered[ranks] = readers.get(tape.memory[call.result.number], place)
-    order |= dict.fromkeys(range(len(tape.calls)))
-    return tape.with_calls(tape.calls[place] for place in order)
+            gathered[ranks] = readers.get(trace.memory[call.result.number], place)
+    order |= dict.fromkeys(range(len(trace.calls)))
+    return trace.with_calls(trace.calls[place] for place in order)
 
 
-def _first_readers(tape: Tape) -> dict[int, int]:
+def _first_readers(trace: Trace) -> dict[int, int]:
     """Returns, by memory, the place of the first call that reads it; a view does not."""
     found: dict[int, int] = {}
-    for place, call in enumerate(tape.calls):
-        if not is_view(call, tape):
-            for memory in tape.reads_of(call):
+    for place, call in enumerate(trace.calls):
+        if not is_view(call, trace):
+            for memory in trace.reads_of(call):
                 found.setdefault(memory, place)
     return found
 
 
-def _is_fixed(call: Call, tape: Tape) -> bool:
+def _is_fixed(call: Call, trace: Trace) -> bool:
     """Returns whether all ranks run `call` in one order: a collective, or an effect on the host."""
     operator = call.operator
-    return torch_private.is_of_collectives(operator) or not tape.writes_of(call)
+    return torch_private.is_of_collectives(operator) or not trace.writes_of(call)
 
 
 @attrs.frozen
@@ -84,21 +84,21 @@ class _InFlight:
     gathers_over: str
 
 
-def with_late_waits(tape: Tape) -> Tape:
-    """Returns `tape` with a wait for each collective, before the first call that needs it.
+def with_late_waits(trace: Trace) -> Trace:
+    """Returns `trace` with a wait for each collective, before the first call that needs it.
 
     Such a call reads the result, or overwrites the operand. A collective holds its operand until
     the wait: if that would exceed the peak memory of the step, the oldest one is waited for. On
     gloo, an all-gather is waited for before the next one over the same ranks starts. A check, where
     the step may end, waits for all: their memory is used again.
     """
-    needs, live = needs_of(tape), live_bytes(tape)
+    needs, live = needs_of(trace), live_bytes(trace)
     highest = max(live, default=0)
     flight: dict[int, _InFlight] = {}  # by the place of the collective, the oldest first
     calls: list[Call] = []
-    for place, call in enumerate(tape.calls):
-        if not is_view(call, tape):  # a view reads nothing
-            ranks = gathering_ranks(call, tape)
+    for place, call in enumerate(trace.calls):
+        if not is_view(call, trace):  # a view reads nothing
+            ranks = gathering_ranks(call, trace)
             for each in list(flight):
                 is_next = ranks and flight[each].gathers_over == ranks
                 if each in needs[place] or is_next or call.operator is check:
@@ -111,6 +111,6 @@ def with_late_waits(tape: Tape) -> Tape:
         calls.append(call)
         if call.collective:
             waits = [Call(torch_private.wait_for(), (made,), {}, made) for made in call.results]
-            ranks = gathering_ranks(call, tape)
-            flight[place] = _InFlight(waits, sent_bytes(call, tape), ranks)
-    return tape.with_calls([*calls, *(wait for each in flight.values() for wait in each.waits)])
+            ranks = gathering_ranks(call, trace)
+            flight[place] = _InFlight(waits, sent_bytes(call, trace), ranks)
+    return trace.with_calls([*calls, *(wait for each in flight.values() for wait in each.waits)])

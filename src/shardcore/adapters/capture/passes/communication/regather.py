@@ -6,34 +6,34 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape.analyses import gathers, makers_of, with_needs
-from shardcore.adapters.capture.tape.rewriting import renamed, repeated
-from shardcore.adapters.capture.tape.tape import Call, Tape, Value
+from shardcore.adapters.capture.trace.analyses import gathers, makers_of, with_needs
+from shardcore.adapters.capture.trace.rewriting import renamed, repeated
+from shardcore.adapters.capture.trace.trace import Call, Trace, Value
 
 
-def with_regathers(tape: Tape) -> Tape:
-    """Returns `tape` with a second all-gather of each weight that the backward pass reads.
+def with_regathers(trace: Trace) -> Trace:
+    """Returns `trace` with a second all-gather of each weight that the backward pass reads.
 
     The full weight is freed in between, as FSDP's `reshard_after_forward` does. A weight that the
     backward pass reads before another all-gather is kept.
     """
-    found = tape.with_calls([])
-    makers = makers_of(tape)
-    needs = [{makers[each] for each in call.operands if each in makers} for call in tape.calls]
-    places = [place for place, call in enumerate(tape.calls) if gathers(call)]
-    calls = list(tape.calls)
+    found = trace.with_calls([])
+    makers = makers_of(trace)
+    needs = [{makers[each] for each in call.operands if each in makers} for call in trace.calls]
+    places = [place for place, call in enumerate(trace.calls) if gathers(call)]
+    calls = list(trace.calls)
     again: dict[int, list[Call]] = {}
     for place in places:
         if calls[place].backward:
             continue
-        made, last_use, readers = _uses(place, tape)
+        made, last_use, readers = _uses(place, trace)
         if not readers or bisect(places, last_use) == bisect(places, readers[0]):
             continue  # no other weight is all-gathered between the two
-        read = {value for each in readers for value in tape.calls[each].operands} & made
+        read = {value for each in readers for value in trace.calls[each].operands} & made
         made_by = with_needs({makers[value] for value in read}, needs)
-        if _may_repeat(made_by, readers[0], tape):
+        if _may_repeat(made_by, readers[0], trace):
             names: dict[Value, Value] = {}
-            for call in repeated((tape.calls[each] for each in made_by), names, found):
+            for call in repeated((trace.calls[each] for each in made_by), names, found):
                 again.setdefault(readers[0], []).append(attrs.evolve(call, backward=True))
             for reader in readers:
                 args, kwargs = renamed((calls[reader].args, calls[reader].kwargs), names)
@@ -44,17 +44,17 @@ def with_regathers(tape: Tape) -> Tape:
     return found
 
 
-def _uses(gather: int, tape: Tape) -> tuple[set[Value], int, list[int]]:
+def _uses(gather: int, trace: Trace) -> tuple[set[Value], int, list[int]]:
     """Returns the uses of the weight that is all-gathered at the place `gather`.
 
     Returns:
         The weight and its copies and views; the place of the last call that reads it before the
         backward pass; and the places of its readers in that pass.
     """
-    made = set(tape.calls[gather].results)
+    made = set(trace.calls[gather].results)
     readers, last_use = [], gather
-    for place in range(gather + 1, len(tape.calls)):
-        call = tape.calls[place]
+    for place in range(gather + 1, len(trace.calls)):
+        call = trace.calls[place]
         if made.isdisjoint(call.operands):
             continue
         if call.backward:
@@ -66,14 +66,14 @@ def _uses(gather: int, tape: Tape) -> tuple[set[Value], int, list[int]]:
     return made, last_use, readers
 
 
-def _may_repeat(places: list[int], reader: int, tape: Tape) -> bool:
+def _may_repeat(places: list[int], reader: int, trace: Trace) -> bool:
     """Returns whether these calls only move data that is unchanged at the place `reader`."""
-    calls = [tape.calls[place] for place in places]
-    touched = set[int]().union(*map(tape.reads_of, calls), *map(tape.writes_of, calls))
-    between = tape.calls[places[0] : reader]
+    calls = [trace.calls[place] for place in places]
+    touched = set[int]().union(*map(trace.reads_of, calls), *map(trace.writes_of, calls))
+    between = trace.calls[places[0] : reader]
     written = (value for call in between for value in call.writes)
     moves = all(_moves(call) or gathers(call) for call in calls)
-    return moves and not touched & tape.memories((*written, *tape.inputs))
+    return moves and not touched & trace.memories((*written, *trace.inputs))
 
 
 def _moves(call: Call) -> bool:

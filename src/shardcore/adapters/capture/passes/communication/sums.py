@@ -12,8 +12,8 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.passes.checks import check
-from shardcore.adapters.capture.tape.analyses import FAR, makers_of, needs_of
-from shardcore.adapters.capture.tape.tape import Call, Form, Tape, Value, values
+from shardcore.adapters.capture.trace.analyses import FAR, makers_of, needs_of
+from shardcore.adapters.capture.trace.trace import Call, Form, Trace, Value, values
 from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
 from shardcore.ports.capture import RecordedSum
 
@@ -59,13 +59,13 @@ class Memories:
 
 
 def in_buckets(
-    tape: Tape,
+    trace: Trace,
     memories: Memories | None = None,
     sums: Sequence[RecordedSum] | None = None,
     most: int = BUCKET_BYTES,
     small: int = SMALL_BYTES,
-) -> Tape:
-    """Returns `tape` with all-reduces joined into buckets.
+) -> Trace:
+    """Returns `trace` with all-reduces joined into buckets.
 
     A bucket has one operation, dtype and group. It starts at the place of its last all-reduce, and
     what depends on the others moves behind it: small tensors, such as losses, however far; others
@@ -73,7 +73,7 @@ def in_buckets(
     all but the last overlap with the backward pass. `small` bytes or fewer go into one bucket.
 
     Args:
-        tape: A step.
+        trace: A step.
         memories: Has the memory of buckets, in which gradients are then computed and reduced. A
             program copies its outputs before the next run writes there. None makes new memory in
             each run.
@@ -81,20 +81,20 @@ def in_buckets(
         most: The most bytes of a bucket.
         small: The bytes that need no second bucket.
     """
-    places = (place for place, call in enumerate(tape.calls) if call.is_all_reduce)
-    sums_at = dict(zip(places, sums or tape.all_reduces, strict=True))
-    needs = needs_of(tape)
-    buckets = list(_buckets(tape, needs, sums_at, _limits(tape, sums_at, most, small)))
-    found = attrs.evolve(tape.with_calls(tape.calls), kept={})
+    places = (place for place, call in enumerate(trace.calls) if call.is_all_reduce)
+    sums_at = dict(zip(places, sums or trace.all_reduces, strict=True))
+    needs = needs_of(trace)
+    buckets = list(_buckets(trace, needs, sums_at, _limits(trace, sums_at, most, small)))
+    found = attrs.evolve(trace.with_calls(trace.calls), kept={})
     instead: dict[int, list[Call]] = {}
     kept = None if memories is None else _Kept(found, memories, instead)
     for bucket in buckets:
         # Tensors of odd sizes come last, so that the others are aligned in memory.
         calls = sorted(
-            (tape.calls[place] for place in bucket), key=lambda call: _is_odd(call, tape)
+            (trace.calls[place] for place in bucket), key=lambda call: _is_odd(call, trace)
         )
         if len(calls) > 1:
-            forms = [tape.form(call.args[0]) for call in calls]
+            forms = [trace.form(call.args[0]) for call in calls]
             form = Form((sum(each.elements for each in forms),), forms[0].dtype, forms[0].device)
             joined = (
                 _in_new_memory(calls, form, found) if kept is None else kept.joined(calls, form)
@@ -102,25 +102,25 @@ def in_buckets(
             instead |= {place: [] for place in bucket} | {bucket[-1]: joined}
     found.share({} if kept is None else kept.owners)
     order = _order(needs, buckets)
-    chunks = (instead.get(place, [tape.calls[place]]) for place in order)
+    chunks = (instead.get(place, [trace.calls[place]]) for place in order)
     return found.with_calls(chain.from_iterable(chunks))
 
 
-def _is_odd(call: Call, tape: Tape) -> bool:
-    return tape.form(call.args[0]).bytes % ROUND_BYTES != 0
+def _is_odd(call: Call, trace: Trace) -> bool:
+    return trace.form(call.args[0]).bytes % ROUND_BYTES != 0
 
 
-def _kind(call: Call, tape: Tape) -> Any:
+def _kind(call: Call, trace: Trace) -> Any:
     """Returns what all-reduces of one bucket share: operation, group, dtype and device."""
-    form = tape.form(call.args[0])
+    form = trace.form(call.args[0])
     return (*call.args[1:], form.dtype, form.device)
 
 
-def _limits(tape: Tape, sums_at: dict[int, RecordedSum], most: int, small: int) -> dict[Any, int]:
+def _limits(trace: Trace, sums_at: dict[int, RecordedSum], most: int, small: int) -> dict[Any, int]:
     """Returns, by kind, the bytes after which a bucket starts."""
     totals: Counter[Any] = Counter()
     for place, each in sums_at.items():
-        totals[_kind(tape.calls[place], tape)] += each.bytes
+        totals[_kind(trace.calls[place], trace)] += each.bytes
     return {
         kind: most if total <= small else math.ceil(total / (math.ceil(total / most) + 1))
         for kind, total in totals.items()
@@ -146,7 +146,7 @@ class _Open:
 
 
 def _buckets(
-    tape: Tape, needs: list[set[int]], sums_at: dict[int, RecordedSum], limits: dict[Any, int]
+    trace: Trace, needs: list[set[int]], sums_at: dict[int, RecordedSum], limits: dict[Any, int]
 ) -> Iterator[list[int]]:
     """Yields the places of the all-reduces of each bucket.
 
@@ -155,7 +155,7 @@ def _buckets(
     """
     buckets: dict[Any, _Open] = {}
     now = 0
-    for place, call in enumerate(tape.calls):
+    for place, call in enumerate(trace.calls):
         now = sums_at[place].calls if place in sums_at else now
         for kind, bucket in list(buckets.items()):
             is_behind = not needs[place].isdisjoint(bucket.behind)
@@ -163,10 +163,10 @@ def _buckets(
                 yield buckets.pop(kind).places
             elif is_behind:
                 bucket.behind.add(place)
-                if not _is_small(call, tape):
+                if not _is_small(call, trace):
                     bucket.large = min(bucket.large, now)
         if place in sums_at:
-            kind = _kind(call, tape)
+            kind = _kind(call, trace)
             bucket = buckets.setdefault(kind, _Open())
             bucket.places.append(place)
             bucket.bytes += sums_at[place].bytes
@@ -176,9 +176,9 @@ def _buckets(
     yield from (each.places for each in buckets.values())
 
 
-def _is_small(call: Call, tape: Tape) -> bool:
+def _is_small(call: Call, trace: Trace) -> bool:
     """Returns whether `call` may come much later: a step that is left at a check did not go far."""
-    forms = [tape.forms[value.number] for value in (*call.operands, *call.results)]
+    forms = [trace.forms[value.number] for value in (*call.operands, *call.results)]
     return call.operator is not check and all(each and each.elements <= SMALL for each in forms)
 
 
@@ -191,14 +191,14 @@ def _order(needs: list[set[int]], buckets: list[list[int]]) -> list[int]:
     return sorted(range(len(needs)), key=lambda place: (behind[place], behind[place] > place))
 
 
-def _in_new_memory(calls: list[Call], form: Form, tape: Tape) -> list[Call]:
+def _in_new_memory(calls: list[Call], form: Form, trace: Trace) -> list[Call]:
     """Returns the calls that do `calls` in one collective of this form."""
-    first, forms = calls[0], [tape.form(call.result) for call in calls]
-    sent, reduced = tape.new(form), tape.new(form)
+    first, forms = calls[0], [trace.form(call.result) for call in calls]
+    sent, reduced = trace.new(form), trace.new(form)
     parts = [
-        tape.new(Form((each.elements,), form.dtype, form.device), reduced.number) for each in forms
+        trace.new(Form((each.elements,), form.dtype, form.device), reduced.number) for each in forms
     ]
-    tape.share({call.result: reduced for call in calls})  # results are views of the bucket
+    trace.share({call.result: reduced for call in calls})  # results are views of the bucket
     return [
         Call(_FLATTEN, ([call.args[0] for call in calls],), {}, sent),
         attrs.evolve(first, args=(sent, *first.args[1:]), result=reduced),
@@ -215,13 +215,13 @@ class _Kept:
     """Writes all-reduces into memory that is kept, and the matrix products that only they read.
 
     Args:
-        tape: The step, before and after.
+        trace: The step, before and after.
         memories: Has the memory.
         instead: By place, the calls that stand there now.
         owners: By value in a bucket, the bucket, with which it shares its memory.
     """
 
-    tape: Tape
+    trace: Trace
     memories: Memories
     instead: dict[int, list[Call]]
     owners: dict[Value, Value] = attrs.field(factory=dict, init=False)
@@ -230,17 +230,17 @@ class _Kept:
     _forms: Counter[Form] = attrs.field(factory=Counter, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._makers = makers_of(self.tape)
-        self._readers = Counter(value for call in self.tape.calls for value in call.operands)
-        self._readers.update(values(self.tape.outputs))
+        self._makers = makers_of(self.trace)
+        self._readers = Counter(value for call in self.trace.calls for value in call.operands)
+        self._readers.update(values(self.trace.outputs))
 
     def joined(self, calls: list[Call], form: Form) -> list[Call]:
         """Returns the calls that do `calls` in one collective of this form."""
-        bucket, first = self.tape.new(form), calls[0]
+        bucket, first = self.trace.new(form), calls[0]
         tensor = self.memories.buffer(form, self._forms[form])
         self._forms[form] += 1
-        self.tape.kept[bucket.number] = tensor
-        parts = torch.split(tensor, [self.tape.form(call.result).elements for call in calls])
+        self.trace.kept[bucket.number] = tensor
+        parts = torch.split(tensor, [self.trace.form(call.result).elements for call in calls])
         copied: dict[Value, Value] = {}
         for call, part in zip(calls, parts, strict=True):
             self._keep(call.result, part, bucket)
@@ -253,7 +253,7 @@ class _Kept:
         return [copy, joined] if copied else [joined]
 
     def _keep(self, value: Value, part: torch.Tensor, bucket: Value) -> None:
-        self.tape.kept[value.number] = part.view(self.tape.form(value).shape)
+        self.trace.kept[value.number] = part.view(self.trace.form(value).shape)
         self.owners[value] = bucket
 
     def _is_made_in(self, part: torch.Tensor, value: Value, bucket: Value) -> bool:
@@ -261,8 +261,8 @@ class _Kept:
         views: list[int] = []
         while value in self._makers and self._readers[value] == 1:
             place = self._makers[value]
-            call = self.tape.calls[place]
-            if call.operator in _INTO and self.tape.form(value).is_dense:
+            call = self.trace.calls[place]
+            if call.operator in _INTO and self.trace.form(value).is_dense:
                 self._keep(value, part, bucket)
                 into, kwargs = _INTO[call.operator], {**call.kwargs, "out": value}
                 made = attrs.evolve(call, operator=into, kwargs=kwargs, writes=(value,))

@@ -12,9 +12,9 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape.analyses import is_view, makers_of
-from shardcore.adapters.capture.tape.rewriting import rewritten
-from shardcore.adapters.capture.tape.tape import Call, Form, Number, Tape, Value, values
+from shardcore.adapters.capture.trace.analyses import is_view, makers_of
+from shardcore.adapters.capture.trace.rewriting import rewritten
+from shardcore.adapters.capture.trace.trace import Call, Form, Number, Trace, Value, values
 from shardcore.domain.errors import ShardcoreError
 
 _SELECT = torch.ops.aten.select.int
@@ -32,24 +32,24 @@ class DonationError(ShardcoreError):
     """An output cannot be written into the memory of the input that it replaces."""
 
 
-def with_donated_inputs(tape: Tape) -> Tape:
-    """Returns `tape` with donated inputs overwritten by the outputs that replace them.
+def with_donated_inputs(trace: Trace) -> Trace:
+    """Returns `trace` with donated inputs overwritten by the outputs that replace them.
 
     Such an output consists of the parts of the input, each with new values where a mask is true.
     After the pass it is the input. An input whose old values are read later stays as it is.
     """
-    for place in range(tape.donated):
+    for place in range(trace.donated):
         with suppress(DonationError):
-            tape = _overwritten(tape, place)
-    return tape
+            trace = _overwritten(trace, place)
+    return trace
 
 
-def _overwritten(tape: Tape, place: int) -> Tape:
-    """Returns `tape` with the output at `place` written into the input there."""
-    update = _Update(tape, tape.inputs[place])
-    outputs = list(values(tape.outputs))
+def _overwritten(trace: Trace, place: int) -> Trace:
+    """Returns `trace` with the output at `place` written into the input there."""
+    update = _Update(trace, trace.inputs[place])
+    outputs = list(values(trace.outputs))
     output = outputs.pop(place)
-    if tape.form(output) != tape.form(update.input):
+    if trace.form(output) != trace.form(update.input):
         raise DonationError
     update.match(output, ())
     update.check(outputs)
@@ -61,14 +61,14 @@ class _Update:
     """The calls that replace an input.
 
     Args:
-        tape: The step.
+        trace: The step.
         input: The input.
         parts: By value in the memory of the input, the part that it is, or that it is a view of.
         written: By result of a `where`, the part whose values it replaces.
         joined: By result of a `stack`, the part of which it has the new values.
     """
 
-    tape: Tape
+    trace: Trace
     input: Value
     parts: dict[Value, _Part] = attrs.field(factory=dict, init=False)
     written: dict[Value, _Part] = attrs.field(factory=dict, init=False)
@@ -77,10 +77,10 @@ class _Update:
     _makers: Mapping[Value, int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._makers = makers_of(self.tape)
+        self._makers = makers_of(self.trace)
         self.parts[self.input], self._whole[()] = (), self.input
-        for call in self.tape.calls:
-            if not is_view(call, self.tape) or call.operands[0] not in self.parts:
+        for call in self.trace.calls:
+            if not is_view(call, self.trace) or call.operands[0] not in self.parts:
                 continue
             base = call.operands[0]
             part = self.parts[base]
@@ -91,7 +91,7 @@ class _Update:
 
     def _selected(self, call: Call) -> tuple[int, int]:
         """Returns the dim and the place of a selection, counted from the beginning."""
-        form = self.tape.form(call.args[0])
+        form = self.trace.form(call.args[0])
         dim = call.args[1] % len(form.shape)
         return dim, call.args[2] % form.shape[dim]
 
@@ -101,12 +101,12 @@ class _Update:
         Raises:
             DonationError: If it is not this part with new values.
         """
-        call = self.tape.calls[self._makers[value]] if value in self._makers else None
+        call = self.trace.calls[self._makers[value]] if value in self._makers else None
         whole = self._whole.get(part)
         if call is None or whole is None or value in self.written or value in self.joined:
             raise DonationError
         if call.operator is _STACK:
-            dim = (call.args[1] if len(call.args) > 1 else 0) % len(self.tape.form(value).shape)
+            dim = (call.args[1] if len(call.args) > 1 else 0) % len(self.trace.form(value).shape)
             for place, each in enumerate(call.args[0]):
                 self.match(each, (*part, (dim, place)))
             self.joined[value] = part
@@ -121,14 +121,14 @@ class _Update:
         Raises:
             DonationError: If one does.
         """
-        tape, memory = self.tape, self.tape.memory[self.input.number]
-        made = tape.memories((*self.written, *self.joined))
-        others = [each for each in tape.inputs if each is not self.input]
-        if ({memory} | made) & (tape.overwritten() | tape.memories((*outputs, *others))):
+        trace, memory = self.trace, self.trace.memory[self.input.number]
+        made = trace.memories((*self.written, *self.joined))
+        others = [each for each in trace.inputs if each is not self.input]
+        if ({memory} | made) & (trace.overwritten() | trace.memories((*outputs, *others))):
             raise DonationError
         places = {self._makers[value]: part for value, part in self.written.items()}
-        for place, call in enumerate(tape.calls):
-            if is_view(call, tape):
+        for place, call in enumerate(trace.calls):
+            if is_view(call, trace):
                 continue
             old = {self.parts.get(each, ()) for each in call.operands if self._is_old(each)}
             if place in places:
@@ -141,19 +141,19 @@ class _Update:
                 raise DonationError
 
     def _is_old(self, value: Value) -> bool:
-        return self.tape.memory[value.number] == self.tape.memory[self.input.number]
+        return self.trace.memory[value.number] == self.trace.memory[self.input.number]
 
-    def applied(self) -> Tape:
+    def applied(self) -> Trace:
         """Returns the step that overwrites the input.
 
         Raises:
             DonationError: If a call cannot read the strides of the input.
         """
         strided: set[Value] = set()  # values whose strides may differ from the recorded ones
-        calls = [call for call in self.tape.calls if is_view(call, self.tape)]
+        calls = [call for call in self.trace.calls if is_view(call, self.trace)]
         views = {value for call in calls for value in call.results}
 
-        def rewrite(call: Call, found: Tape) -> Call | Value:
+        def rewrite(call: Call, found: Trace) -> Call | Value:
             if isinstance(call.result, Value) and call.result in self.joined:
                 strided.add(made := self._whole[self.joined[call.result]])
                 return made
@@ -172,7 +172,7 @@ class _Update:
                         raise DonationError
             return call
 
-        return rewritten(self.tape, rewrite)
+        return rewritten(self.trace, rewrite)
 
 
 def _overlap(part: _Part, other: _Part) -> bool:
@@ -183,8 +183,8 @@ def _overlap(part: _Part, other: _Part) -> bool:
     return True
 
 
-def _forms(call: Call, tape: Tape) -> Iterator[tuple[Value, Form]]:
-    """Yields the results of `call`, each with its form for the strides of the operands in `tape`.
+def _forms(call: Call, trace: Trace) -> Iterator[tuple[Value, Form]]:
+    """Yields the results of `call`, each with its form for the strides of the operands in `trace`.
 
     Raises:
         DonationError: If it cannot read them, or torch cannot say what it makes of them.
@@ -196,7 +196,7 @@ def _forms(call: Call, tape: Tape) -> Iterator[tuple[Value, Form]]:
     def meta(leaf: Any) -> Any:
         if not isinstance(leaf, Value | Number):
             return leaf
-        form = tape.forms[leaf.number] if isinstance(leaf, Value) else None
+        form = trace.forms[leaf.number] if isinstance(leaf, Value) else None
         if form is None:  # a generator, or a number that is read from a tensor
             raise DonationError
         return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
@@ -210,5 +210,5 @@ def _forms(call: Call, tape: Tape) -> Iterator[tuple[Value, Form]]:
     # Attention on CUDA returns numbers too.
     tensors = [each for each in torch_private.tree_leaves(made) if isinstance(each, torch.Tensor)]
     for value, tensor in zip(values(call.result), tensors, strict=True):
-        form = tape.form(value)
+        form = trace.form(value)
         yield value, attrs.evolve(form, shape=tuple(tensor.shape), strides=tensor.stride())

@@ -6,36 +6,36 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape.analyses import last_uses
-from shardcore.adapters.capture.tape.rewriting import rewritten
-from shardcore.adapters.capture.tape.tape import Call, Tape, Value
+from shardcore.adapters.capture.trace.analyses import last_uses
+from shardcore.adapters.capture.trace.rewriting import rewritten
+from shardcore.adapters.capture.trace.trace import Call, Trace, Value
 
 
-def with_operands_reused(tape: Tape) -> Tape:
-    """Returns `tape` with results in the memory of dead operands.
+def with_operands_reused(trace: Trace) -> Trace:
+    """Returns `trace` with results in the memory of dead operands.
 
     An all-reduce is done in place, where torch's would copy its operand. On a CPU, so are operators
     that read each element before they write it. Inductor does the same by itself.
     """
-    uses, uses_and_sends = last_uses(tape), last_uses(tape, sends=True)
+    uses, uses_and_sends = last_uses(trace), last_uses(trace, sends=True)
 
-    def rewrite(call: Call, found: Tape) -> Call:
+    def rewrite(call: Call, found: Trace) -> Call:
         place = len(found.calls)
-        recorded = tape.calls[place]  # with the operands that uses were counted of
+        recorded = trace.calls[place]  # with the operands that uses were counted of
         if call.is_all_reduce:
             operand = recorded.args[0]
-            if not tape.form(operand).is_dense or uses.get(tape.memory[operand.number]) != place:
+            if not trace.form(operand).is_dense or uses.get(trace.memory[operand.number]) != place:
                 return call
             return _writing(call, torch_private.all_reduce_in_place(), call.args[0], {})
-        ended = {each for each in tape.reads_of(recorded) if uses_and_sends.get(each) == place}
+        ended = {each for each in trace.reads_of(recorded) if uses_and_sends.get(each) == place}
         targets = zip(_overwritable(recorded), _overwritable(call), strict=True)
-        target = next((new for old, new in targets if _fits(old, recorded, ended, tape)), None)
+        target = next((new for old, new in targets if _fits(old, recorded, ended, trace)), None)
         variant = None if target is None else torch_private.writing_into(call.operator)
         if variant is None:
             return call
         return _writing(call, variant[0], target, {variant[1]: target})
 
-    return rewritten(tape, rewrite)
+    return rewritten(trace, rewrite)
 
 
 def _writing(call: Call, operator: Any, target: Any, kwargs: dict[str, Any]) -> Call:
@@ -55,15 +55,15 @@ def _overwritable(call: Call) -> tuple[Value, ...]:
     return call.operands if is_pointwise and not draws else ()
 
 
-def _fits(operand: Value, call: Call, ended: set[int], tape: Tape) -> bool:
+def _fits(operand: Value, call: Call, ended: set[int], trace: Trace) -> bool:
     """Returns whether the result of `call` fits into `operand`, and no later call reads that."""
-    memory, form = tape.memory[operand.number], tape.form(call.result)
-    whole = tape.forms[memory]
-    views = {value for value in call.operands if tape.memory[value.number] == memory}
+    memory, form = trace.memory[operand.number], trace.form(call.result)
+    whole = trace.forms[memory]
+    views = {value for value in call.operands if trace.memory[value.number] == memory}
     return (
         memory in ended
         and views == {operand}
-        and tape.forms[operand.number] == form
+        and trace.forms[operand.number] == form
         and form.is_dense
         and form.device.type == "cpu"
         and whole is not None

@@ -8,7 +8,7 @@ from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.passes.memory.donation import with_donated_inputs
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.running.generated import function_of
-from tests.tapes import eagerly, names, recorded
+from tests.traces import eagerly, names, recorded
 
 ROWS, LAYERS, LENGTH, WIDTH = 3, 2, 4, 6
 
@@ -61,15 +61,15 @@ def tensors(*parts):
 
 
 def donated(step, given, count=1):
-    """The tape of `step` before and after the pass, and after all passes."""
-    tape = recorded(step, *given)
-    tape.donated = count
-    return tape, with_donated_inputs(tape), improved(tape, Memories())
+    """The trace of `step` before and after the pass, and after all passes."""
+    trace = recorded(step, *given)
+    trace.donated = count
+    return trace, with_donated_inputs(trace), improved(trace, Memories())
 
 
-def run(tape, given):
+def run(trace, given):
     copies = [each.clone() for each in given]
-    function = function_of(tape, {number: tape.found[number] for number in tape.outside})
+    function = function_of(trace, {number: trace.found[number] for number in trace.outside})
     return function(*copies), copies
 
 
@@ -87,8 +87,8 @@ def test_a_cache_is_updated_in_place(step, given):
     assert names(after).count("where") == names(before).count("where")
     assert "stack" not in names(after)
     expected = eagerly(step, given)
-    for tape in (after, best):
-        found, copies = run(tape, given)
+    for trace in (after, best):
+        found, copies = run(trace, given)
         assert [each.tolist() for each in found] == expected[: len(found)]
         assert found[0] is copies[0]
 
@@ -200,8 +200,8 @@ def test_a_cache_whose_old_values_are_needed_is_not_overwritten(step):
     before, after, best = donated(step, given)
     assert after is before
     expected = eagerly(step, given)
-    for tape in (after, best):
-        assert [each.tolist() for each in (*run(tape, given)[0], *given)] == expected
+    for trace in (after, best):
+        assert [each.tolist() for each in (*run(trace, given)[0], *given)] == expected
 
 
 def test_a_part_of_the_cache_is_no_new_value_of_it():
@@ -231,8 +231,8 @@ def test_memory_of_another_input_is_not_overwritten():
     cache, new, place = tensors(LAYERS)
     recorder = Recorder([cache, new, place, cache[:, 0]])
     recorder.run(lambda: layers(cache, new, place))
-    recorder.tape.donated = 1
-    assert with_donated_inputs(recorder.tape) is recorder.tape
+    recorder.trace.donated = 1
+    assert with_donated_inputs(recorder.trace) is recorder.trace
 
 
 def test_only_donated_inputs_are_overwritten():

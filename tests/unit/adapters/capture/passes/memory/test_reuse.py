@@ -6,7 +6,7 @@ import torch
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.running.generated import function_of
-from tests.tapes import highest
+from tests.traces import highest
 
 ROWS, CLASSES = 64, 512
 UNIT = 4 * 8 * ROWS * CLASSES  # the bytes of logits  # the bytes of logits
@@ -16,8 +16,8 @@ def improved(step, *tensors):
     """`step` after the pass, as a function of no operands; its results are the same."""
     recorder = Recorder(tensors)
     eager = recorder.run(lambda: step(*tensors))
-    tape = with_operands_reused(recorder.tape)
-    graph = function_of(tape, {number: tape.found[number] for number in tape.outside})
+    trace = with_operands_reused(recorder.trace)
+    graph = function_of(trace, {number: trace.found[number] for number in trace.outside})
     for one, other in zip(eager, graph(*tensors), strict=True):
         assert torch.equal(one, other)
         assert one.stride() == other.stride()

@@ -7,32 +7,32 @@ from torch.profiler import ProfilerActivity, profile
 
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.running.generated import function_of
-from shardcore.adapters.capture.tape.tape import Value
+from shardcore.adapters.capture.trace.trace import Value
 from shardcore.adapters.torch_private import tree_leaves
 
 
 def after(step, one_pass, *tensors):
-    """The tape of `step` after a pass; its results, and what it leaves in memory, are the same."""
-    tape = recorded(step, *tensors)
-    tapes = tape, one_pass(tape)
-    assert unshared_views(tapes[1]) == []
-    found = [_run(tape, tensors) for tape in tapes]
+    """The trace of `step` after a pass; its results, and what it leaves in memory, are the same."""
+    trace = recorded(step, *tensors)
+    traces = trace, one_pass(trace)
+    assert unshared_views(traces[1]) == []
+    found = [_run(trace, tensors) for trace in traces]
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
         assert one.dtype == other.dtype
         assert one.stride() == other.stride()
-    return tapes[1]
+    return traces[1]
 
 
-def unshared_views(tape):
-    """The calls that return a view of an operand, in memory that the tape calls another."""
+def unshared_views(trace):
+    """The calls that return a view of an operand, in memory that the trace calls another."""
     return [
         call
-        for call in tape.calls
+        for call in trace.calls
         for argument, value in zip(_arguments(call), call.args, strict=False)
         if argument.alias_info is not None
         and isinstance(value, Value)
-        and any(tape.memory[each.number] != tape.memory[value.number] for each in call.results)
+        and any(trace.memory[each.number] != trace.memory[value.number] for each in call.results)
         and _gives_views(call)
     ]
 
@@ -47,37 +47,37 @@ def _gives_views(call):
     return not call.operator._schema.is_mutable and len(call.operator._schema.returns) == 1
 
 
-def names(tape):
+def names(trace):
     """Its operators, in order."""
-    return [call.operator.__name__.partition(".")[0] for call in tape.calls]
+    return [call.operator.__name__.partition(".")[0] for call in trace.calls]
 
 
-def _run(tape, tensors):
+def _run(trace, tensors):
     copies = [each.clone() for each in tensors]
-    return *function_of(tape, {n: tape.found[n] for n in tape.outside})(*copies), *copies
+    return *function_of(trace, {n: trace.found[n] for n in trace.outside})(*copies), *copies
 
 
 def recorded(step, *tensors):
-    """The tape of `step` of copies of `tensors`."""
+    """The trace of `step` of copies of `tensors`."""
     copies = [each.clone() for each in tensors]
     recorder = Recorder(copies)
     recorder.run(lambda: step(*copies))
-    return recorder.tape
+    return recorder.trace
 
 
-def results(tape, tensors):
-    """The results of `tape` for `tensors`, and the values of `tensors` after it."""
+def results(trace, tensors):
+    """The results of `trace` for `tensors`, and the values of `tensors` after it."""
     copies = [each.clone() for each in tensors]
-    found = function_of(tape, {n: tape.found[n] for n in tape.outside})(*copies)
+    found = function_of(trace, {n: trace.found[n] for n in trace.outside})(*copies)
     return [each.tolist() for each in (*found, *copies)]
 
 
 def changed(step, one_pass, *tensors):
     """The operators of `step` before and after a pass, which gives the results of the step."""
-    tape = recorded(step, *tensors)
-    other = one_pass(tape)
+    trace = recorded(step, *tensors)
+    other = one_pass(trace)
     assert results(other, tensors) == eagerly(step, tensors)
-    return names(tape), names(other)
+    return names(trace), names(other)
 
 
 def eagerly(step, tensors):

@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable
 from itertools import accumulate
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape.tape import Call, Tape, Value, numbered, values
+from shardcore.adapters.capture.trace.trace import Call, Trace, Value, numbered, values
 
 # A call moves over no more calls than a layer has: its operands are kept for a little longer.
 FAR = 64
@@ -15,7 +15,7 @@ def gathers(call: Call) -> bool:
     return call.collective == "all_gather"
 
 
-def gathering_ranks(call: Call, tape: Tape) -> str:
+def gathering_ranks(call: Call, trace: Trace) -> str:
     """Returns the group over which `call` all-gathers by gloo; empty for any other call.
 
     One all-gather over a group of gloo runs at a time. torch 2.13: all-gathers over gloo share a
@@ -23,29 +23,29 @@ def gathering_ranks(call: Call, tape: Tape) -> str:
     """
     if not gathers(call):
         return ""
-    group, device = str(call.args[-1]), tape.form(call.args[0]).device
+    group, device = str(call.args[-1]), trace.form(call.args[0]).device
     return group if torch_private.runs_on_gloo(group, device) else ""
 
 
-def is_view(call: Call, tape: Tape) -> bool:
+def is_view(call: Call, trace: Trace) -> bool:
     """Returns whether the result of `call` is a view: it neither reads nor writes memory."""
-    made = tape.memories(call.results)
+    made = trace.memories(call.results)
     if call.writes or not made or call.is_wait:
         return False
-    return made <= tape.reads_of(call)
+    return made <= trace.reads_of(call)
 
 
-def needs_of(tape: Tape) -> list[set[int]]:
+def needs_of(trace: Trace) -> list[set[int]]:
     """Returns, by place, the places of the calls that must come before the call there."""
     made: dict[Value, int] = {}
     written: dict[int, int] = {}  # by memory, where it was written last
     read: dict[int, set[int]] = {}  # by memory, where it was read since
     drawn: dict[Value | None, int] = {}  # by random generator; by None, torch's own
     found = []
-    for place, call in enumerate(tape.calls):
+    for place, call in enumerate(trace.calls):
         needs = {made[value] for value in call.operands if value in made}
-        if not is_view(call, tape):
-            reads, writes = tape.reads_of(call), tape.writes_of(call)
+        if not is_view(call, trace):
+            reads, writes = trace.reads_of(call), trace.writes_of(call)
             needs |= {written[memory] for memory in reads | writes if memory in written}
             for memory in writes:
                 needs |= read.pop(memory, set())
@@ -53,7 +53,7 @@ def needs_of(tape: Tape) -> list[set[int]]:
             for memory in reads - writes:
                 read.setdefault(memory, set()).add(place)
         if call.draws:
-            generator = next((v for v in call.operands if tape.forms[v.number] is None), None)
+            generator = next((v for v in call.operands if trace.forms[v.number] is None), None)
             needs.add(drawn.get(generator, place))
             drawn[generator] = place
         for value in call.results:
@@ -62,10 +62,10 @@ def needs_of(tape: Tape) -> list[set[int]]:
     return found
 
 
-def makers_of(tape: Tape) -> dict[Value, int]:
+def makers_of(trace: Trace) -> dict[Value, int]:
     """Returns, by value, the place of the call that makes it."""
     makers: dict[Value, int] = {}
-    for place, call in enumerate(tape.calls):
+    for place, call in enumerate(trace.calls):
         for value in call.results:
             if value not in call.writes:
                 makers.setdefault(value, place)
@@ -85,56 +85,56 @@ def with_needs(
     return sorted(found)
 
 
-def live_bytes(tape: Tape) -> list[int]:
+def live_bytes(trace: Trace) -> list[int]:
     """Returns, by place, the bytes that are held while the call there runs.
 
     It counts the results of calls. Each is held until its last use, and the operand of a collective
     until the wait for it. Tensors from outside the step are not counted.
     """
-    changes = [0] * (len(tape.calls) + 2)
-    for memory, (first, last) in _lives(tape).items():
-        size = _bytes([memory], tape)
+    changes = [0] * (len(trace.calls) + 2)
+    for memory, (first, last) in _lives(trace).items():
+        size = _bytes([memory], trace)
         changes[first] += size
         changes[last + 1] -= size
-    return list(accumulate(changes))[: len(tape.calls)]
+    return list(accumulate(changes))[: len(trace.calls)]
 
 
-def last_uses(tape: Tape, *, sends: bool = False) -> dict[int, int]:
+def last_uses(trace: Trace, *, sends: bool = False) -> dict[int, int]:
     """Returns, by memory that the calls make, the place of its last use; of outputs, the end.
 
     If `sends`, the operand of a collective is in use until the wait for it.
     """
-    return {memory: last for memory, (_, last) in _lives(tape, sends=sends).items()}
+    return {memory: last for memory, (_, last) in _lives(trace, sends=sends).items()}
 
 
-def _lives(tape: Tape, *, sends: bool = True) -> dict[int, tuple[int, int]]:
+def _lives(trace: Trace, *, sends: bool = True) -> dict[int, tuple[int, int]]:
     """Returns, by memory, the places of its first and last use, in flight if `sends`."""
-    theirs = tape.given() | tape.memories(map(numbered, tape.kept))
+    theirs = trace.given() | trace.memories(map(numbered, trace.kept))
     found: dict[int, tuple[int, int]] = {}
     sent: dict[int, set[int]] = {}
-    for place, call in enumerate(tape.calls):
-        used = tape.reads_of(call) | tape.writes_of(call)
+    for place, call in enumerate(trace.calls):
+        used = trace.reads_of(call) | trace.writes_of(call)
         if call.collective:
-            sent |= dict.fromkeys(tape.writes_of(call), tape.reads_of(call))
+            sent |= dict.fromkeys(trace.writes_of(call), trace.reads_of(call))
         if sends and call.is_wait:
             used |= {memory for each in used for memory in sent.get(each, ())}
         found |= {memory: (found.get(memory, (place,))[0], place) for memory in used - theirs}
-    for memory in found.keys() & tape.memories(values(tape.outputs)):
-        found[memory] = found[memory][0], len(tape.calls)
+    for memory in found.keys() & trace.memories(values(trace.outputs)):
+        found[memory] = found[memory][0], len(trace.calls)
     return found
 
 
-def held_bytes(call: Call, tape: Tape) -> int:
+def held_bytes(call: Call, trace: Trace) -> int:
     """Returns the bytes of the operands and results of a collective, without buffers."""
     numbers = {value.number for value in (*call.operands, *call.results)}
-    return _bytes(numbers - tape.kept.keys(), tape)
+    return _bytes(numbers - trace.kept.keys(), trace)
 
 
-def sent_bytes(call: Call, tape: Tape) -> int:
+def sent_bytes(call: Call, trace: Trace) -> int:
     """Returns the bytes of the operands that a collective alone keeps in memory."""
-    return _bytes(tape.reads_of(call) - tape.writes_of(call) - tape.given(), tape)
+    return _bytes(trace.reads_of(call) - trace.writes_of(call) - trace.given(), trace)
 
 
-def _bytes(numbers: Iterable[int], tape: Tape) -> int:
-    forms = (tape.forms[number] for number in numbers)
+def _bytes(numbers: Iterable[int], trace: Trace) -> int:
+    forms = (trace.forms[number] for number in numbers)
     return sum(form.bytes for form in forms if form is not None)

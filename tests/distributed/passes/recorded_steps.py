@@ -1,4 +1,4 @@
-"""Steps on two ranks, of which a pass changes the tape."""
+"""Steps on two ranks, of which a pass changes the trace."""
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,7 @@ from shardcore.adapters.capture.passes.communication.overlap import (
 )
 from shardcore.adapters.torch_private import collectives
 from shardcore.testing import run_ranks
-from tests.tapes import changed
+from tests.traces import changed
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -17,11 +17,11 @@ def reduced(x, op="sum"):
     return collectives.wait(collectives.all_reduce(x, op, dist.group.WORLD))
 
 
-def on_two_ranks(step, one_pass=lambda tape: tape):
+def on_two_ranks(step, one_pass=lambda trace: trace):
     """The operators of `step` as recorded, and after a pass and waits."""
 
     def program(rank):
-        return changed(step, lambda tape: with_late_waits(one_pass(tape)), X + rank)
+        return changed(step, lambda trace: with_late_waits(one_pass(trace)), X + rank)
 
     first, second = run_ranks(program, 2)
     assert first == second

@@ -31,7 +31,7 @@ Shares = tuple[tuple[str, int], ...]
 
 
 @attrs.define(eq=False)
-class StepTape(StepMemory):
+class StepEvents(StepMemory):
     """The port `EventTracer`: it watches all operators, and where in the step they run.
 
     In the forward pass an event belongs to the block that is called; in the backward pass to that

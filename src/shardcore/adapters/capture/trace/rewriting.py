@@ -1,4 +1,4 @@
-"""Replaces calls and values of a tape."""
+"""Replaces calls and values of a trace."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.tape.tape import Call, Number, Tape, Value, numbered
+from shardcore.adapters.capture.trace.trace import Call, Number, Trace, Value, numbered
 
 
 def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
@@ -20,25 +20,25 @@ def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
     return torch_private.tree_map(name, nest)
 
 
-def rewritten(tape: Tape, rewrite: Callable[[Call, Tape], Call | Value]) -> Tape:
-    """Returns `tape` with each call replaced by what `rewrite` returns for it.
+def rewritten(trace: Trace, rewrite: Callable[[Call, Trace], Call | Value]) -> Trace:
+    """Returns `trace` with each call replaced by what `rewrite` returns for it.
 
     Args:
-        tape: A step.
-        rewrite: Takes a call and the tape that is being made, to which it may add calls before that
-            one. It returns the call, or in its place a value that is there already. Where the
+        trace: A step.
+        rewrite: Takes a call and the trace that is being made, to which it may add calls before
+            that one. It returns the call, or in its place a value that is there already. Where the
             result is another value, the calls that follow read that one.
     """
-    found = tape.with_calls([])
+    found = trace.with_calls([])
     names: dict[Value, Value] = {}
-    for call in tape.calls:
+    for call in trace.calls:
         made = rewrite(renamed_call(call, names), found)
         if isinstance(made, Call):
             found.calls.append(made)
         result = made.result if isinstance(made, Call) else made
         if isinstance(call.result, Value) and result != call.result:
             names[call.result] = result
-    found.outputs = renamed(tape.outputs, names)
+    found.outputs = renamed(trace.outputs, names)
     found.share(names)
     return found
 
@@ -53,20 +53,20 @@ def renamed_call(call: Call, names: Mapping[Value, Value]) -> Call:
     return attrs.evolve(call, args=args, kwargs=kwargs, result=result, writes=writes)
 
 
-def repeated(calls: Iterable[Call], names: dict[Value, Value], tape: Tape) -> list[Call]:
-    """Returns copies of `calls`, whose results are new values of `tape`.
+def repeated(calls: Iterable[Call], names: dict[Value, Value], trace: Trace) -> list[Call]:
+    """Returns copies of `calls`, whose results are new values of `trace`.
 
     Args:
         calls: Calls of a step, in order.
         names: By values that they read, the values to read instead. Their results are added.
-        tape: The step.
+        trace: The step.
     """
     found = []
     for call in calls:
         for value in call.results:
             if value not in names:
-                owner = numbered(tape.memory[value.number])
+                owner = numbered(trace.memory[value.number])
                 memory = None if owner is value else names.get(owner, owner).number
-                names[value] = tape.new(tape.form(value), memory)
+                names[value] = trace.new(trace.form(value), memory)
         found.append(renamed_call(call, names))
     return found

@@ -1,4 +1,4 @@
-"""The tape of a step: its operators on plain tensors, in the order in which they ran."""
+"""The trace of a step: its operators on plain tensors, in the order in which they ran."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from shardcore.ports.capture import RecordedSum, RecordedSums
 
 @attrs.frozen(eq=False)
 class Value:
-    """A tensor, or a random generator, of a tape; `numbered` returns the one with a number.
+    """A tensor, or a random generator, of a trace; `numbered` returns the one with a number.
 
     There is one object for each number: passes compare values and look them up a million times.
 
@@ -33,7 +33,7 @@ def numbered(number: int) -> Value:
 
 @attrs.frozen
 class Number:
-    """The number in a tensor of a tape, as an operand: Keras passes a learning rate so.
+    """The number in a tensor of a trace, as an operand: Keras passes a learning rate so.
 
     Args:
         value: The tensor.
@@ -85,7 +85,7 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
-# By number, the constants among the tensors from outside of a tape.
+# By number, the constants among the tensors from outside of a trace.
 Literals = Mapping[int, torch.Tensor]
 
 
@@ -160,8 +160,8 @@ class Read:
 
 
 @attrs.define
-class Tape:
-    """The recording of one run of a step.
+class Trace:
+    """The operators of one run of a step, on plain tensors.
 
     Args:
         calls: The operators, in order.
@@ -245,7 +245,7 @@ class Tape:
         """Returns the memories of the batch and of the tensors from outside."""
         return self.memories((*self.inputs, *map(numbered, self.outside)))
 
-    def with_calls(self, calls: Iterable[Call]) -> "Tape":
+    def with_calls(self, calls: Iterable[Call]) -> "Trace":
         """Returns the same step with other calls."""
         return attrs.evolve(
             self, calls=list(calls), memory=list(self.memory), forms=list(self.forms)
@@ -279,7 +279,7 @@ def values(nest: Any) -> tuple[Value, ...]:
     )
 
 
-def difference(first: Tape, second: Tape) -> str:
+def difference(first: Trace, second: Trace) -> str:
     """Returns how two runs of a step differ, empty if they are the same."""
     for one, other in zip(first.calls, second.calls, strict=False):
         if one != other and repr(one) != repr(other):  # a nan is not equal to itself
