@@ -19,8 +19,8 @@ settings.load_profile("shardcore")
 def loaded_inductor(tmp_path_factory):
     """Compiles a small program by Inductor: forked ranks inherit what that loads and finds out.
 
-    Each rank would import 500 modules, make patterns of graphs, and read torch's files for the key
-    of programs on disk.
+    Each rank would import 500 modules, make patterns of graphs, read torch's files for the key of
+    programs on disk, and ask the compiler what it can.
     """
     # The pool of compiling processes must not be forked.
     os.environ["TORCH_WARM_POOL"] = "0"
@@ -30,11 +30,11 @@ def loaded_inductor(tmp_path_factory):
         import torch._inductor.compile_fx
     from torch._dynamo.utils import counters
     from torch._inductor import config
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     from shardcore.adapters.torch_private import inductor
 
-    # Else it compiles six programs to learn which instructions g++ knows: all, since g++ 11.
-    config.cpp.vec_isa_ok = True
+    pick_vec_isa()
     operands = torch.ones(8, 8), torch.ones(8, 8)
     graph = torch.fx.symbolic_trace(lambda x, y: (torch.relu(x @ y),))
     # Of a program that is on disk already Inductor would load less.
