@@ -7,6 +7,7 @@ import torch
 
 from shardcore.adapters.torch_private import inductor
 from shardcore.testing import run_ranks
+from tests.distributed.capture.reading_layers import CHANGES_WITHIN, Holding
 from tests.distributed.capture.steps import (
     Spy,
     assert_equal,
@@ -117,46 +118,6 @@ def test_a_step_under_autocast_is_another_one_and_is_not_cast_twice(shape):
         assert (eager_runs, runs) == ([10, 10, 10], [4, 4, 0])
 
 
-class Options:
-    __slots__ = ("factor",)
-
-    def __init__(self):
-        self.factor = 1.0
-
-
-class Holding(Spy):
-    power, gain = 1.0, 1.5
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.array, self.options = np.ones(2, "float32"), Options()
-        self.table, self.gain = [[1.0]], 1.0
-
-    def call(self, x):
-        factor = self.gain * self.table[0][0] * self.options.factor * type(self).power
-        return super().call(x) * (factor * float(self.array[1]))
-
-
-def in_an_array(layer):
-    layer.array[1] = 2.0
-
-
-def in_a_list_of_a_list(layer):
-    layer.table[0][0] = 3.0
-
-
-def in_a_slot(layer):
-    layer.options.factor = 0.1
-
-
-def in_the_class(layer):
-    type(layer).power = 0.5
-
-
-def by_the_class_alone(layer):
-    del layer.gain
-
-
 def test_a_change_in_a_nested_object_or_a_class_is_seen():
     def program(rank, jit):
         begin(None)
@@ -166,8 +127,7 @@ def test_a_change_in_a_nested_object_or_a_class_is_seen():
         model.compile("sgd", "mse", jit_compile=jit)
         calls.clear()
         losses = []
-        changes = in_an_array, in_a_list_of_a_list, in_a_slot, in_the_class, by_the_class_alone
-        for change in changes:
+        for change in CHANGES_WITHIN:
             data = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
             losses += [float(model.train_on_batch(*data)) for _ in range(4)]
             change(model.layers[1])
@@ -177,7 +137,7 @@ def test_a_change_in_a_nested_object_or_a_class_is_seen():
     ((losses, runs),) = run_ranks(program, 1, "auto")
     ((eager, _),) = run_ranks(program, 1, False)
     assert_equal(losses, eager)
-    assert runs == 12  # two after each change
+    assert runs == 2 + 2 * len(CHANGES_WITHIN)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,14 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.captured.closures import PLAIN, Closures
-from shardcore.binding.captured.contents import GuardedAttribute, Holder, Referent
+from shardcore.binding.captured.contents import (
+    GuardedAttribute,
+    Holder,
+    Referent,
+    attribute_of,
+    members,
+    overridable,
+)
 from shardcore.binding.captured.functions import CalledFunctions, Names, check_guarded, is_users
 from shardcore.binding.context.rank_consistency import variables_of
 from shardcore.domain.steps.capture import NotCaptured
@@ -55,11 +62,6 @@ def guarded_attributes(
     except RecursionError:
         raise NotCaptured("what its Python holds is nested too deeply to be compared") from None
     return walk.found
-
-
-def members(container: Any) -> Any:
-    """Returns a view of the members of a list, set or tuple, and of the values of a dict."""
-    return container.values() if isinstance(container, dict) else container
 
 
 @attrs.define(eq=False)
@@ -176,18 +178,18 @@ class _Walk:
         lookups: list[tuple[Holder, str, str]] = []
         closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for key, cell in closure:
-            holder = _attribute(cell, "cell_contents")
+            holder = attribute_of(cell, "cell_contents")
             lookups.append((holder, key, f"variable {key!r} in the closure {of}"))
         is_own = is_users(str(function.__module__))
         if is_own:
             self._globals(function.__code__, function.__globals__)
             keys = ("__defaults__", "__kwdefaults__")
-            lookups += [(_attribute(function, key), key, f"defaults {of}") for key in keys]
+            lookups += [(attribute_of(function, key), key, f"defaults {of}") for key in keys]
             lookups += [(vars(function), key, f"{key!r} {of}") for key in vars(function)]
         for holder, key, name in lookups:
             if is_own:
                 self._guard(holder, key, name)
-            self._within(holder.get(key), name, key, is_own, 0)
+            self._within(holder.get(key, None), name, key, is_own, 0)
 
     def _class(self, kind: type) -> None:
         """Finds the attributes of a user class."""
@@ -214,6 +216,8 @@ class _Walk:
             self._within(value, name, key, is_nested, depth)
         for kind in type(owner).__mro__:
             self._class(kind)
+            for key in overridable(kind, owner):
+                self._guard(vars(owner), key, f"attribute {key!r} of {title}")
 
     def _variable(self, variable: Any) -> None:
         if id(variable) not in self.visited:
@@ -284,11 +288,7 @@ def _entries(owner: Any) -> Iterable[tuple[Holder, str, Any]]:
     for kind in type(owner).__mro__:
         for key in vars(kind).get("__slots__", ()) if is_users(kind.__module__) else ():
             if key not in ("__dict__", "__weakref__"):
-                yield _attribute(owner, key), key, getattr(owner, key, None)
-
-
-def _attribute(owner: Any, key: str) -> Holder:
-    return Referent(partial(getattr, owner, key))
+                yield attribute_of(owner, key), key, getattr(owner, key, None)
 
 
 def _is_entered(value: Any) -> bool:

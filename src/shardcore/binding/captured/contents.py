@@ -1,8 +1,9 @@
 """Values that a guard compares before each step: where they are looked up, and their content."""
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import repeat
 from operator import itemgetter
 from os import environ
 from types import MappingProxyType
@@ -16,6 +17,8 @@ from shardcore.binding.captured.functions import is_users
 
 # A larger content takes too long to compare before each step.
 _MOST_BYTES = 2**16
+# The value of an attribute that is not there: its class may have one.
+ABSENT = object()
 # A subclass may make a value for a key that it lacks.
 _PLAIN_DICTS = (dict, MappingProxyType)
 
@@ -23,8 +26,8 @@ _PLAIN_DICTS = (dict, MappingProxyType)
 class Holder(Protocol):
     """A dict, or an object that is read like one."""
 
-    def get(self, key: Any, /) -> Any:
-        """Returns the present value of `key`, None if there is none."""
+    def get(self, key: Any, default: Any, /) -> Any:
+        """Returns the present value of `key`, `default` if there is none."""
         ...
 
 
@@ -44,8 +47,8 @@ class GuardedAttribute:
 
     @property
     def value(self) -> Any:
-        """The present value; None if there is none."""
-        return self.holder.get(self.key)
+        """The present value; `ABSENT` if there is none."""
+        return self.holder.get(self.key, ABSENT)
 
 
 @attrs.frozen
@@ -58,12 +61,28 @@ class Referent:
 
     read: Callable[[], Any]
 
-    def get(self, key: str, /) -> Any:
-        """Returns its value now."""
+    def get(self, key: str, default: Any, /) -> Any:
+        """Returns its value now, `default` if there is none."""
         try:
             return self.read()
         except (ValueError, AttributeError):
-            return None
+            return default
+
+
+def attribute_of(owner: Any, key: str) -> Holder:
+    """Returns the holder of one attribute, which may be a slot."""
+    return Referent(partial(getattr, owner, key))
+
+
+def members(container: Any) -> Any:
+    """Returns a view of the members of a list, set or tuple, and of the values of a dict."""
+    return container.values() if isinstance(container, dict) else container
+
+
+def overridable(kind: type, owner: Any) -> Iterator[str]:
+    """Yields the attributes of a user class that its object `owner` may get, and has not."""
+    if is_users(kind.__module__) and hasattr(owner, "__dict__"):
+        yield from (key for key in vars(kind) if key[:2] != "__" and key not in vars(owner))
 
 
 def reader_of(holder: Holder, keys: list[Any]) -> Callable[[], Iterable[Any]]:
@@ -78,7 +97,7 @@ def reader_of(holder: Holder, keys: list[Any]) -> Callable[[], Iterable[Any]]:
     """
     if isinstance(holder, dict | MappingProxyType) and _has_plainly(holder, keys):
         return partial(itemgetter(*keys), holder)
-    return partial(map, holder.get, keys)
+    return partial(map, holder.get, keys, repeat(ABSENT))
 
 
 def _has_plainly(holder: Mapping[Any, Any], keys: list[Any]) -> bool:

@@ -10,11 +10,12 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.captured import torch_modes
-from shardcore.binding.captured.attributes import CONTAINERS, guarded_attributes, members
+from shardcore.binding.captured.attributes import CONTAINERS, guarded_attributes
 from shardcore.binding.captured.closures import PLAIN, Closures
 from shardcore.binding.captured.contents import (
     GuardedAttribute,
     content_of,
+    members,
     reader_of,
     why_not_comparable,
 )
