@@ -75,7 +75,8 @@ class TorchProcesses:
             return
         job = _launched_job()
         if job is not None:
-            devices.take_device(job)
+            with suppress(EnvironmentProblem):  # which joining shows
+                devices.take_device(job)
 
     def unwatch(self) -> None:
         """Stops to watch the other processes, and to be watched."""

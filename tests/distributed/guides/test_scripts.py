@@ -90,6 +90,7 @@ def test_the_same_script_runs_alone_and_under_torchrun(folder):
     said = [line for line in together.stderr.splitlines() if line.startswith("[shardcore")]
     assert all(line.startswith("[shardcore rank 0]") for line in said)
     assert not any("strategy" in line for line in said)
+    assert "ignored in" not in together.stderr  # no scope is closed after torch is gone
 
 
 def test_verify_on_two_ranks_prints_one_report(folder):

@@ -30,6 +30,10 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTenso
 class _OfPlainTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode that runs the operators on plain tensors only."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would wrap the method below in two functions of Python
+
     def __torch_dispatch__(
         self, func: Operator, types: Collection[type], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
@@ -69,10 +73,6 @@ class OperatorListener(_OfPlainTensors):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._before, self._after, self._context = before, after, context or nullcontext()
         self._values = values
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would wrap the method below in two functions of Python
 
     def _run(self, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
         with self._context:

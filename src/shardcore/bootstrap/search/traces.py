@@ -183,7 +183,7 @@ class _Model:
 
     jobs: Sequence[Job]
     built: "BuiltModel"
-    trace: "StepEvents"
+    events: "StepEvents"
     blocks: "Blocks"
     request: TraceRequest
     machine: Machine
@@ -205,9 +205,9 @@ class _Model:
             frozenset(names[path] for path in traced - left_out),
             frozenset(names[path] for path in left_out),
         )
-        trace, sessions = StepEvents(), bootstrap.installation().binding.sessions
-        built = build_to_trace(request.build, request.batch, sessions, trace, blocks)
-        return cls(jobs, built, trace, blocks, request, machine, facts)
+        events, sessions = StepEvents(), bootstrap.installation().binding.sessions
+        built = build_to_trace(request.build, request.batch, sessions, events, blocks)
+        return cls(jobs, built, events, blocks, request, machine, facts)
 
     def steps(self, job: Job, _rank: int) -> _Found | ShardcoreError:
         """Returns the steps of a job, or the error in its trace."""
@@ -240,7 +240,7 @@ class _Model:
         plan_of(self.facts, mesh, candidate.policy, planned.plan).distribute()
         sessions = bootstrap.installation().binding.sessions
         collectives = partial(StepTracer, values=False)
-        return trace_step(self.built, rows, sessions, self.trace, collectives, self.blocks)
+        return trace_step(self.built, rows, sessions, self.events, collectives, self.blocks)
 
 
 def install_again(options: Mapping[str, object]) -> None:

@@ -240,7 +240,7 @@ class Call:
         return cut.count == 1 or all(dim.outer != factor for dim in dims)
 
     def _meets_its_like(self, axis: str, term: Term, weight: Placed, factor: str) -> bool:
-        """Returns whether an activation scales a weight of its size, and not sharded by `axis`.
+        """Returns whether an activation scales a weight of its size and is not sharded by `axis`.
 
         A sharded result would be all-gathered later, for the same cost as the weight now.
         """

@@ -52,8 +52,8 @@ def transition(source: Placement, target: Placement) -> Kind | None:
     kind = TRANSITIONS.get((type(source), type(target)))
     if kind is None:
         raise LayoutError(
-            f"No step leads from {source} to {target}: a tensor becomes partial by an "
-            "operator only. Ask for Replicate() or Shard(dim) along this axis."
+            f"No step leads from {source} to {target}: no step makes a tensor partial, "
+            "or changes its reduction. Ask for Replicate() or Shard(dim) along this axis."
         )
     return kind
 

@@ -97,7 +97,7 @@ class Progress:
         state: How the next step runs.
         runs: Runs of its programs since they exist.
         changes: Consecutive changes, each after few runs.
-        differences: Recordings that differed.
+        differences: Traces that differed.
     """
 
     state: State = State.NEW

@@ -87,12 +87,22 @@ def test_a_rank_is_bound_to_the_device_of_its_local_rank(bound):
     assert bound == [1]
 
 
+def launch(monkeypatch, rank, ranks):
+    launched = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_PORT": 1}
+    for name, value in {**launched, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, str(value))
+
+
 def test_a_rank_takes_its_device_before_it_joins_the_job(bound, monkeypatch):
-    launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    for name, value in {**launched, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
+    launch(monkeypatch, 1, 2)
     TorchProcesses().take_device()
     assert bound == [1]
+
+
+def test_before_it_joins_the_job_a_rank_without_a_device_is_no_error(bound, monkeypatch):
+    launch(monkeypatch, 2, 3)
+    TorchProcesses().take_device()  # its program may start a group by itself
+    assert bound == []
 
 
 def test_a_rank_without_a_device_is_refused(bound):

@@ -145,7 +145,8 @@ def _parts(path: Path) -> list[str]:
             "give the .weights.json that Keras or 'shardcore checkpoint convert' wrote."
         ) from None
     raise CheckpointError(
-        f"{str(path)!r} names files outside of its folder, which are not read: move them beside it."
+        f"{str(path)!r} names files outside of its folder, which are not read: move "
+        "them beside it, and name them in it without a folder."
     )
 
 
