@@ -15,10 +15,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import keras  # after the backend is named
 
-import shardcore
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.models import CASES, cnn, decoder, mlp
-from tests.distributed.programs import AXES
+from tests.distributed.programs import distribute_by_policy
 from tests.matrix import stored, strategies
 from tests.matrix.suite import TABLES
 
@@ -99,13 +98,7 @@ def _bytes() -> str:
 
 
 def _measure(_rank, build, policy, mesh, strategy) -> list[str]:
-    shardcore.install(strategy)
-    device_mesh = keras.distribution.DeviceMesh(mesh, AXES)
-    options = {} if policy == "data_parallel" else {"small": 0}
-    plan = shardcore.plan(build, device_mesh, policy, **options)
-    keras.distribution.set_distribution(
-        keras.distribution.ModelParallel(layout_map=plan, batch_dim_name="data")
-    )
+    distribute_by_policy(build, mesh, policy, strategy)
     keras.utils.set_random_seed(1)
     model = build()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

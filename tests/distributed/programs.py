@@ -50,6 +50,17 @@ def distribute(shape, rules=None, *, axis_names=AXES, auto_shard_dataset=True, s
     return distribution
 
 
+def distribute_by_policy(build, shape, policy, strategy=STRATEGY):
+    """Sets the layouts that a policy makes for the model of `build`, those of small weights too."""
+    shardcore.install(strategy)
+    mesh = keras.distribution.DeviceMesh(shape, AXES)
+    options = {} if policy == "data_parallel" else {"small": 0}
+    plan = shardcore.plan(build, mesh, policy, **options)
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=plan, batch_dim_name="data")
+    )
+
+
 def at_place(shape, rank):
     """The coordinate of `rank` in a mesh of `shape`: ranks are counted row by row."""
     return tuple(int(index) for index in np.unravel_index(rank, shape))

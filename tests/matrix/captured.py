@@ -20,7 +20,7 @@ from tests.matrix.forks import run_all
 from tests.matrix.outcomes import Outcome
 from tests.matrix.parity import Case, Mesh
 
-# Of each function so many steps are run from a recording, and so many at most in all: some are
+# Of each function so many steps are run from a trace, and so many at most in all: some are
 # recorded twice for each of several ways that they go.
 REPLAYS = 3
 MOST_STEPS = 24
@@ -51,7 +51,7 @@ class Observed:
     """Counts of captured steps, and the reasons of eager ones.
 
     Args:
-        replayed: how many ran from a recording.
+        replayed: how many ran from a trace.
         reasons: why others were not captured.
     """
 
@@ -150,7 +150,7 @@ def _compared(
     silent = [name for name, count in captured.steps.items() if count == MOST_STEPS]
     if silent or replayed == before:
         which = ", ".join(silent) or "any step"
-        return Outcome("error", f"no recording of {which}, and nothing says why")
+        return Outcome("error", f"no captured step of {which}, and nothing says why")
     return Outcome("ok")
 
 
@@ -177,7 +177,7 @@ def run(
         observed: what is done with its steps.
         jit_compile: what the model is compiled with.
         numbers: how many steps of each function there are; if None, all that it takes to run some
-            from a recording.
+            from a trace.
     """
     keras.utils.set_random_seed(7)
     generator = np.random.default_rng(11)

@@ -23,7 +23,7 @@ def is_real(x):
 
 
 class Spy(keras.layers.Layer):
-    """Notes that its Python was run, where no recording looks."""
+    """Notes that its Python was run, where no trace shows it."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

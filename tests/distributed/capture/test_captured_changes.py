@@ -97,7 +97,7 @@ def test_a_change_between_steps_is_seen_by_the_next_step(shape, changes):
 
 @pytest.mark.parametrize("shape", [None, (1, 2)])
 def test_a_step_under_autocast_is_another_one_and_is_not_cast_twice(shape):
-    """A step in `float32` is captured before, and what follows runs from its recording again."""
+    """A step in `float32` is captured before, and what follows runs from its trace again."""
 
     def program(rank):
         begin(shape)

@@ -178,10 +178,10 @@ def test_all_ranks_record_again_if_one_rank_must():
         begin((2, 1))
         make = TraceCapture.program
 
-        def made(capture, earlier, recording, **how):
+        def made(capture, earlier, trace, **how):
             if rank == 1 and isinstance(earlier, RecordedProgram):
                 raise TracesDiffer("it has other operators")
-            return make(capture, earlier, recording, **how)
+            return make(capture, earlier, trace, **how)
 
         with mock.patch.object(TraceCapture, "program", made):
             trail, _ = walked([ONE, ONE, FEW, FEW, FEW, FEW], "auto")

@@ -1,4 +1,4 @@
-"""Steps that look at values: what they read is part of the recording, or decides which one runs."""
+"""Steps that look at values: what they read is part of the trace, or decides which one runs."""
 
 import itertools
 

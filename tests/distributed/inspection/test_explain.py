@@ -15,20 +15,14 @@ from shardcore import bootstrap
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.inspection.explained import X, Y, compiled, distribute_by, net
 from tests.distributed.models import CASES, decoder, mlp
-from tests.distributed.programs import AXES, distribute, local
+from tests.distributed.programs import distribute, distribute_by_policy, local
 
 ACTIVATION = 8 * 6 * 16 * 4  # the bytes of an activation between the decoder's layers
 
 
 def planned(build, mesh, policy, strategy):
     """A compiled model under a policy's layout map."""
-    shardcore.install(strategy)
-    device_mesh = keras.distribution.DeviceMesh(mesh, AXES)
-    options = {} if policy == "data_parallel" else {"small": 0}
-    plan = shardcore.plan(build, device_mesh, policy, **options)
-    keras.distribution.set_distribution(
-        keras.distribution.ModelParallel(layout_map=plan, batch_dim_name="data")
-    )
+    distribute_by_policy(build, mesh, policy, strategy)
     return compiled(build())
 
 

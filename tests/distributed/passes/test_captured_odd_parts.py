@@ -26,7 +26,7 @@ def wide():
 
 
 def trained(jit_compile):
-    """The numbers of some steps, how many ran from a recording, and the bytes asked for."""
+    """The numbers of some steps, how many ran from a trace, and the bytes asked for."""
     keras.utils.clear_session(free_memory=False)
     ran, asked = [], []
     make, note = program.TraceCapture.program, captured_step.CacheEntry.ran

@@ -134,7 +134,7 @@ def test_a_recorded_step_of_uneven_rows_moves_the_same():
         sums, of_eager = expected_of((1, "heads", 0.1, False), (2, 2), rows=7, place=rank // 2)
         assert moved == of_eager
         assert set(calls) == set(sums)
-        assert calls["all_reduce"] <= sums["all_reduce"]  # a recording does several in one
+        assert calls["all_reduce"] <= sums["all_reduce"]  # a captured step does several in one
 
 
 def of_pairs(rank, mesh=None):
@@ -215,7 +215,7 @@ def test_a_block_takes_four_pairs_of_a_gather_and_a_scatter():
         for values, eager, captured in run_ranks(of_sequences, mesh[0] * mesh[1], mesh):
             assert_same(values, expected, mesh)
             assert eager == [calls, moved]
-            sums = captured[0]["all_reduce"]  # of which a recording does several in one
+            sums = captured[0]["all_reduce"]  # of which a captured step does several in one
             assert sums <= calls["all_reduce"]
             assert captured == [calls | {"all_reduce": sums}, moved]
 

@@ -22,7 +22,7 @@ from tests.matrix.parity import Case
 EVENTS = 24
 UNDISTURBED = 4
 ROWS = (4, 4, 4, 8, 5)
-STEPS = (1, 3, 4, 6)  # the fourth is the first that may run from a recording
+STEPS = (1, 3, 4, 6)  # the fourth is the first that may run from a trace
 OPTIMIZERS = ("Adam", "SGD", "AdamW", "RMSprop", "Lion", "Adagrad", "Nadam")
 METRICS: tuple[Callable[[], list[Any]], ...] = (
     lambda: [],
@@ -109,7 +109,7 @@ def run(
 ) -> Run:
     """A history of the model of `case`, which its name decides; then all of its variables.
 
-    In the end nothing changes, and a captured model predicts from a recording.
+    In the end nothing changes, and a captured model predicts from a trace.
 
     Args:
         case: the model and its data.

@@ -17,7 +17,7 @@ from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.layout import Layout
 from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
-from shardcore.domain.steps.gradient_layouts import as_target, cut
+from shardcore.domain.steps.gradient_layouts import as_target, sharded_like
 from shardcore.ports.measurement.trace_context import gradients_apart_scope, reduction_scope
 
 GRADIENTS = "all_reduce of gradients"
@@ -176,7 +176,7 @@ def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
     if not isinstance(gradient, ShardedTensor):
         return
     with torch.no_grad():
-        gradient = in_layout(gradient, cut(gradient.form.layout, layout))
+        gradient = in_layout(gradient, sharded_like(gradient.form.layout, layout))
         have = as_target(gradient.form.layout, layout)
         if have != gradient.form.layout:
             gradient = gradient.engine.sharded(gradient.part, have, gradient.form.shape)

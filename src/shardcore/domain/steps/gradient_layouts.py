@@ -23,14 +23,14 @@ def as_target(layout: Layout, target: Layout) -> Layout:
 
 
 @lru_cache(maxsize=4096)
-def cut(layout: Layout, target: Layout) -> Layout:
+def sharded_like(layout: Layout, target: Layout) -> Layout:
     """Returns `layout` sharded like `target` by its replicated axes, to sum fewer bytes.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh
         >>> mesh = Mesh((2, 2), ("data", "model"))
         >>> gradient = Layout(mesh, (None, None), {"data": "sum"})
-        >>> str(cut(gradient, Layout(mesh, (None, "model"))))
+        >>> str(sharded_like(gradient, Layout(mesh, (None, "model"))))
         "(None, 'model') with sum over 'data'"
     """
     pending = [axis for axis, _ in layout.partial]

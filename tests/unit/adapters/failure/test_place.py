@@ -12,7 +12,7 @@ class Thing:
 
 
 def test_a_look_keeps_nothing_of_the_main_thread_alive():
-    """A tensor that lives longer on one rank could make its recording differ from the others'."""
+    """A tensor that lives longer on one rank could make its trace differ from the others'."""
 
     def looked_at():
         thing = Thing()

@@ -1,4 +1,4 @@
-"""The operator of functional collectives that a recording leaves out, known by its schema."""
+"""The operator of functional collectives that a trace leaves out, known by its schema."""
 
 import torch
 from torch.distributed import _functional_collectives  # noqa: F401 - it defines the wrapper

@@ -35,16 +35,18 @@ class Call:
         return [rng.normal(size=shape) for shape in self.shapes]
 
 
+# Functions of those modules that compute what a rule needs.
+HELPERS = {"attention_dims", "expanded", "windows"}
+
+
 def names_of_rules(module):
     """The functions of a module of rules that give one."""
     found = {name: each for name, each in vars(module).items() if name.islower() and callable(each)}
     return {
         name
         for name, each in found.items()
-        if each.__module__ == module.__name__
-        and not name.startswith("_")
-        and "OperatorRule" in str(each.__annotations__["return"])
-    }
+        if each.__module__ == module.__name__ and not name.startswith("_")
+    } - HELPERS
 
 
 REDUCTIONS = {"sum": np.sum, "max": np.max, "min": np.min, "product": np.prod}

@@ -79,7 +79,7 @@ def _copied(tensors: Sequence[torch.Tensor], places: Container[int]) -> list[tor
 
 
 class TraceCapture:
-    """The port `StepCapture`: programs are functions that are generated of traces."""
+    """The port `StepCapture`: programs are functions that are generated from traces."""
 
     def __init__(self) -> None:
         self._memories = Memories()

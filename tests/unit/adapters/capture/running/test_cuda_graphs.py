@@ -20,7 +20,7 @@ GPU = torch.device("cuda")
 
 
 def on_gpu(step, *tensors):
-    """The recording of a step, as if its tensors were on a GPU."""
+    """The trace of a step, as if its tensors were on a GPU."""
     trace = recorded(step, *tensors)
     trace.forms[:] = [attrs.evolve(form, device=GPU) for form in trace.forms]
     return trace
