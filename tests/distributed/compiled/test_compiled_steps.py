@@ -6,10 +6,10 @@ import numpy as np
 from shardcore.adapters.torch_private import inductor, is_all_reduce
 from shardcore.testing import run_ranks
 from tests.distributed.capture.steps import (
+    STEPS,
     Spy,
     batches,
     begin,
-    compiled,
     messages,
     plain_mlp,
     reasons,
@@ -19,25 +19,43 @@ from tests.distributed.capture.steps import (
 from tests.distributed.programs import needs_compiler
 
 
+def pair():
+    x = keras.Input((6,))
+    h = keras.layers.Dense(8, activation="relu", use_bias=False, name="first")(x)
+    return keras.Model(x, keras.layers.Dense(4, use_bias=False, name="head")(h))
+
+
+def drawn():
+    x = keras.Input((6,))
+    h = keras.layers.Dense(8, activation="relu", use_bias=False, name="first")(Spy()(x))
+    h = keras.layers.Dropout(0.2, seed=5)(h)
+    return keras.Model(x, keras.layers.Dense(4, use_bias=False, name="head")(h))
+
+
+def few_kernels(build, jit):
+    """Compiles the model for Keras, without metrics: a compiler takes a second for each kernel."""
+    keras.utils.set_random_seed(7)
+    model = build()
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=jit)
+    return model
+
+
+def rows(steps=STEPS):
+    return [(x, np.eye(4, dtype="float32")[y]) for x, y in batches(plain_mlp, steps)]
+
+
 @needs_compiler
 def test_a_compiled_step_has_the_numbers_of_the_eager_one():
     def program(rank):
         begin(None)
-        data, sgd = batches(plain_mlp), lambda: keras.optimizers.SGD(0.1, momentum=0.9)
         said = messages()
-        return [trained(compiled(plain_mlp, jit, sgd()), data) for jit in (False, True)], said
+        return [trained(few_kernels(drawn, jit), rows()) for jit in (False, True)], said
 
     ((((eager, _), (captured, runs)), said),) = run_ranks(program, 1, timeout=300)
     assert runs == 2
     assert not said  # all of it is compiled
     for one, other in zip(captured, eager, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-def pair():
-    x = keras.Input((6,))
-    h = keras.layers.Dense(8, activation="gelu", name="first")(x)
-    return keras.Model(x, keras.layers.Dense(4, name="head")(h))
 
 
 @needs_compiler
@@ -58,8 +76,8 @@ def test_a_compiled_step_of_two_ranks_has_the_numbers_of_the_eager_one():
         return [trained(jit) for jit in (False, True)]
 
     def trained(jit):
-        model = compiled(pair, jit, keras.optimizers.SGD(0.1, momentum=0.9))
-        losses = [model.train_on_batch(x, y) for x, y in batches(plain_mlp, 5)]
+        model = few_kernels(pair, jit)
+        losses = [model.train_on_batch(x, y) for x, y in rows(5)]
         return [*map(np.asarray, losses), *state(model)]
 
     for found, said, reduced in run_ranks(program, 2, timeout=300):
