@@ -13,21 +13,21 @@ from tests.distributed.programs import assert_close, at_place, distribute
 
 class Batches(keras.utils.PyDataset):
     def __len__(self):
-        return 4
+        return 2
 
     def __getitem__(self, index):
-        rows = slice(4 * index, 4 * index + 4)
+        rows = slice(7 * index, 7 * index + 7)
         return X[rows], Y[rows]
 
 
 def generator():
-    for start in range(0, 14, 4):
-        yield X[start : start + 4], Y[start : start + 4]
+    for start in (0, 7):
+        yield X[start : start + 7], Y[start : start + 7]
 
 
 def loader(**how):
     dataset = torch.utils.data.TensorDataset(torch.as_tensor(X), torch.as_tensor(Y))
-    return torch.utils.data.DataLoader(dataset, batch_size=4, **how)
+    return torch.utils.data.DataLoader(dataset, batch_size=7, **how)
 
 
 def shuffled():
@@ -36,12 +36,12 @@ def shuffled():
 
 
 SOURCES = {
-    "arrays": lambda: {"x": X, "y": Y, "batch_size": 4},
-    "tensors": lambda: {"x": torch.as_tensor(X), "y": torch.as_tensor(Y), "batch_size": 4},
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": 7},
+    "tensors": lambda: {"x": torch.as_tensor(X), "y": torch.as_tensor(Y), "batch_size": 7},
     "loader": lambda: {"x": loader(), "shuffle": False},
     "shuffled": lambda: {"x": shuffled(), "shuffle": False, "epochs": 2},
     "dataset": lambda: {"x": Batches()},
-    "generator": lambda: {"x": generator(), "steps_per_epoch": 4, "shuffle": False},
+    "generator": lambda: {"x": generator(), "steps_per_epoch": 2, "shuffle": False},
 }
 
 
