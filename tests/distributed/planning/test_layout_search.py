@@ -20,10 +20,10 @@ from tests.distributed.planning.traced_models import (
     BATCHES,
     ROWS,
     counted,
-    decoder,
     mlp,
     moved_in,
     norms,
+    tokens,
 )
 
 
@@ -78,8 +78,8 @@ def test_as_many_layers_are_sharded_as_the_memory_asks_for():
 
 
 def test_a_layout_of_the_table_has_the_options_with_which_it_was_priced():
-    options = {"batch": BATCHES[decoder], "machine": "a100", "memory": "1GB"}
-    ranking = shardcore.plan(decoder, devices=4, policy="auto", **options).ranking
+    options = {"batch": BATCHES[tokens], "machine": "a100", "memory": "1GB"}
+    ranking = shardcore.plan(tokens, devices=4, policy="auto", **options).ranking
     (both,) = (each for each in ranking.priced if each.mesh.axis_names == ("data", "seq", "model"))
     assert both.options == {"axis": "seq", "tensor": "model"}
 

@@ -45,6 +45,14 @@ def mlp():
     return model
 
 
+def tokens():
+    """Two layers that both a sequence's axis and a model's axis shard."""
+    x = keras.Input((8, 32))
+    model = keras.Model(x, Pair(name="pair")(x))
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
 class Experts(layers.Layer):
     """Four experts, to each of which a row sends two tokens."""
 
@@ -128,6 +136,7 @@ BATCHES = {
     decoder: (TOKENS, TOKENS),
     mlp: (NUMBERS, NUMBERS),
     experts: (GROUPS, GROUPS),
+    tokens: (GROUPS, np.zeros((ROWS, 8, 96), "float32")),
     norms: (np.zeros((ROWS, 512), "float32"),) * 2,
     unnamed: (GROUPS, GROUPS),
     scales: (WIDE, WIDE),
