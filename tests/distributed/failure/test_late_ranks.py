@@ -121,33 +121,62 @@ def hold_store(port):
     store.wait(["never"], timedelta(seconds=60))
 
 
-def test_rank_0_ends_too_if_another_process_holds_the_store_and_is_stopped(monkeypatch, capfd):
-    """As the agent of torchrun, on a host that is lost."""
+@pytest.fixture
+def holder():
+    """Another process that holds the store, as the agent of torchrun: its number and port."""
     port = free_port()
-    holder = multiprocessing.get_context("fork").Process(target=hold_store, args=(port,))
-    holder.start()
+    process = multiprocessing.get_context("fork").Process(target=hold_store, args=(port,))
+    process.start()
+    yield process.pid, port
+    process.kill()
+
+
+def distribute_by(port):
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    os.environ.update(agent | {"MASTER_PORT": str(port)})
+    distribute((1, 2))
+
+
+def test_rank_0_ends_too_if_another_process_holds_the_store_and_is_stopped(
+    holder, monkeypatch, capfd
+):
+    """As the agent of torchrun, on a host that is lost."""
     monkeypatch.setenv("SHARDCORE_TIMEOUT", "2")
     monkeypatch.setattr(watch, "_NO_ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(watch, "_FINALLY_SECONDS", 0.5)
+    pid, port = holder
 
     def program(rank):
-        agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
-        os.environ.update(agent | {"MASTER_PORT": str(port)})
-        distribute((1, 2))
+        distribute_by(port)
         exchange.gather(None)
         if rank == 0:
-            os.kill(holder.pid, signal.SIGSTOP)
-        exchange.gather(None)
+            os.kill(pid, signal.SIGSTOP)
+        while True:  # a signal takes a moment: the next values may still be answered
+            exchange.gather(None)
 
-    try:
-        with pytest.raises(RankFailed, match="ended without a result, exit code 1"):
-            run_ranks(program, 2, init=False, timeout=20)
-    finally:
-        holder.kill()
+    with pytest.raises(RankFailed, match="ended without a result, exit code 1"):
+        run_ranks(program, 2, init=False, timeout=20)
     said = capfd.readouterr().err
     for rank in (0, 1):
         ends = rf"\[rank {rank}\] ends, .*: the store at 127.0.0.1:{port}, .* has not answered"
         assert re.search(ends, said), said
+
+
+def test_ranks_end_in_order_though_the_process_that_holds_the_store_is_stopped(holder, monkeypatch):
+    monkeypatch.setattr(watch, "_LEAVE_SECONDS", 1.0)
+    monkeypatch.setattr(watch, "_POLL_SECONDS", 0.1)
+    pid, port = holder
+
+    def program(rank):
+        distribute_by(port)
+        shared = exchange.store_for_thread().store
+        dist.barrier()
+        os.kill(pid, signal.SIGSTOP)
+        while heartbeats.within(0.5, shared.num_keys) is not None:
+            pass
+        return rank
+
+    assert run_ranks(program, 2, init=False, timeout=20) == [0, 1]
 
 
 @pytest.mark.parametrize("late", [0, 2])

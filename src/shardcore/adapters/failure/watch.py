@@ -112,46 +112,45 @@ class FailureWatch:
             return
         self._ending.acquire()
         self._stopped.set()
-        self._thread.join(5 * _POLL_SECONDS)
+        self._thread.join(5 * _POLL_SECONDS + _LEAVE_SECONDS)  # it leaves: a lost store is silent
         if self._failure is not None:
             self._end_after(self._failure)
-        with _store_may_be_gone():
-            self._leave()
         self._interrupt.close()
         if sys.excepthook == self._on_uncaught:
             sys.excepthook = self._previous_hook
         atexit.unregister(self.stop)
         self._ending.release()
 
-    def _leave(self) -> None:
-        if self._released.is_set():
-            return
-        exchange.tell_place(exchange.store(), exchange.ENDED)
-        self._store.end()
+    def _leave(self, store: FailureStore, store_for_place: SignedStore) -> None:
+        exchange.tell_place(store_for_place, exchange.ENDED)
+        store.end()
         if self._rank != 0:
-            self._release(self._store)
+            self._release(store)
             return
-        for _ in self._until_released(_LEAVE_SECONDS):
-            failure = self._look(self._store)
-            if failure is not None:
-                self._end_after(failure)
+        looks = (self._look(store) for _ in self._until_released(store, _LEAVE_SECONDS))
+        self._failure = next((each for each in looks if each is not None), None)
 
     def _release(self, store: FailureStore) -> None:
         # Set first: rank 0 may exit before its reply arrives.
         self._released.set()
         store.release()
 
-    def _until_released(self, seconds: float) -> Iterator[None]:
+    def _until_released(self, store: FailureStore, seconds: float) -> Iterator[None]:
         """Yields until all other ranks have released the store, at most for `seconds`."""
         deadline = time.monotonic() + seconds
-        while self._store.count_released() < self._world_size - 1 and time.monotonic() < deadline:
+        while store.count_released() < self._world_size - 1 and time.monotonic() < deadline:
             yield
             time.sleep(0.05)
 
     def _watch(self, store: FailureStore, store_for_place: SignedStore) -> None:
         main, published, reported = Place(), "", False
         for number in count(1):
-            if self._stopped.wait(_POLL_SECONDS) or self._released.is_set():
+            is_stopped = self._stopped.wait(_POLL_SECONDS)
+            if self._released.is_set():
+                return
+            if is_stopped:
+                with _store_may_be_gone():
+                    self._leave(store, store_for_place)
                 return
             failure = self._look_in_time(store)
             if failure is not None:
@@ -247,8 +246,9 @@ class FailureWatch:
             self._previous_hook(kind, error, error.__traceback__)
         if why := why or heartbeats.unmatched(error, ended):
             say(f"[rank {self._rank}] {why}\n")
+        shown = self._until_released(self._store, _SHOW_SECONDS)
         with _store_may_be_gone():
-            for _ in () if self._released.is_set() else self._until_released(_SHOW_SECONDS):
+            for _ in () if self._released.is_set() else shown:
                 pass
 
     def _publish(self, own: Failure) -> tuple[Failure, list[int]]:
