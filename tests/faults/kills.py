@@ -56,9 +56,10 @@ class Job:
     def kill(self, chosen: random.Random, wait_for_save: bool) -> None:
         """Kills one rank of the present start with SIGKILL."""
         own = [self.folder / f"pid-{len(self.saved)}-{rank}" for rank in range(self.ranks)]
-        self._wait(lambda: all(each.exists() for each in own))
+        self._wait(lambda: all(each.exists() for each in own), pause=0.02)
         if wait_for_save:
-            self._wait(lambda: self._is_saving() and steps_saved(self.folder) > 0)
+            self._wait(lambda: steps_saved(self.folder) > 0, pause=0.005)
+            self._wait(self._is_saving)
         else:
             time.sleep(chosen.uniform(0, LATEST))
         self.saved.append(steps_saved(self.folder))
@@ -72,13 +73,13 @@ class Job:
     def _is_saving(self) -> bool:
         return any(any(self.folder.glob(each)) for each in UNFINISHED)
 
-    def _wait(self, is_so: Callable[[], bool]) -> None:
+    def _wait(self, is_so: Callable[[], bool], pause: float = 0.0005) -> None:
         deadline = time.monotonic() + PATIENCE
         while not is_so():
             code = self.process.returncode
             assert code is None, f"the training has ended, exit code {code}:{self._log()}"
             assert time.monotonic() < deadline, f"the training stands still:{self._log()}"
-            time.sleep(0.0005)
+            time.sleep(pause)
 
     def _log(self) -> str:
         return "\n" + (self.folder / "log").read_text()[-3000:]

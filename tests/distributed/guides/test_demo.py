@@ -42,7 +42,7 @@ demo.main()
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     facts = tmp_path_factory.mktemp("demo") / "facts.json"
-    sizes = ["--epochs", "2", "--windows", "32", "--json", str(facts)]
+    sizes = ["--epochs", "2", "--windows", "16", "--json", str(facts)]
     paths = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
     done = warm.run(["-c", DEMO, *sizes], {**os.environ, "PYTHONPATH": paths})
     assert done.returncode == 0, done.stdout + done.stderr

@@ -26,12 +26,12 @@ def script(tmp_path):
 def test_the_script_prints_what_the_readme_shows(script):
     (session,) = (block for block in blocks("console") if "script.py" in block)
     alone, launched = re.findall(r"^\$ .*\n((?:\[.*\n)+)", session, re.MULTILINE)
-    # As a stranger does: no backend is chosen beforehand, and ranks are new interpreters.
+    # As a stranger does: no backend is chosen beforehand.
     inherited = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
     environment = {**inherited, "OMP_NUM_THREADS": "1"}
     assert warm.run([script.name], environment, script.parent).stdout == alone
     words = ["--standalone", "--nproc_per_node=2", script.name]
-    ranks = warm.run_torchrun(words, environment, script.parent, forks_workers=False)
+    ranks = warm.run_torchrun(words, environment, script.parent)
     line, other = launched.splitlines()
     assert line == other
     assert ranks.stdout.count(line) == 2, ranks.stderr  # the ranks' line ends may interleave
