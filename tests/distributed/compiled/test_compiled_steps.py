@@ -28,7 +28,7 @@ def pair():
 def drawn():
     x = keras.Input((6,))
     h = keras.layers.Dense(8, activation="relu", use_bias=False, name="first")(Spy()(x))
-    h = keras.layers.Dropout(0.2, seed=5)(h)
+    h = keras.layers.Dropout(0.2, seed=5)(keras.layers.Dropout(0.2)(h))
     return keras.Model(x, keras.layers.Dense(4, use_bias=False, name="head")(h))
 
 
