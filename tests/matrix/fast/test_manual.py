@@ -25,8 +25,6 @@ def manual(monkeypatch):
 
 def test_functions():
     cases = {name: CASES[name] for name in FUNCTIONS}
-    # test_ops tries the others on this mesh under dtensor, whose planner is the same.
-    cases["take"] = [case for case in CASES["take"] if case.fast]
     found = ops_run.over_mesh(cases, placing.MESHES["(2, 2)"])
     assert len({name.partition("[")[0] for name in found}) == len(FUNCTIONS)
     assert unexpected(found) == {}
