@@ -205,9 +205,10 @@ def trained(function, change, jit_compile):
 # Guards are made and checked alike on a mesh, and ranks agree on what each has found: here one
 # value of each kind that a guard compares.
 ON_A_MESH = (
-    *("a global variable", "a variable of a module of a module", "an array", "a context variable"),
-    *("a dict in a list in a dict", "a tensor, written", "a tensor, another one", "a default"),
-    *("a closure", "an object of a method", "a function of autograd", "the environment"),
+    *("a global variable", "a constant that was imported", "a variable of a module of a module"),
+    *("a list", "a dict in a list in a dict", "an array", "an attribute of a class", "a default"),
+    *("a closure", "an object of a method", "a tensor, written", "a tensor, another one"),
+    *("a context variable", "a function of autograd", "the environment", "a setting of Keras"),
     *("it reads global variable 'LARGE'", "global variable 'GENERATOR'", "calls globals(), which"),
 )
 
