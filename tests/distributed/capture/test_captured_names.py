@@ -202,8 +202,7 @@ def trained(function, change, jit_compile):
     return before + [float(model.train_on_batch(*data)) for _ in range(STEPS)], len(calls)
 
 
-# Guards are made and checked alike on a mesh, and ranks agree on what each has found: here one
-# value of each kind that a guard compares.
+# On a mesh the same code makes and checks guards, so one value of each kind is tested there.
 ON_A_MESH = (
     *("a global variable", "a constant that was imported", "a variable of a module of a module"),
     *("a list", "a dict in a list in a dict", "an array", "an attribute of a class", "a default"),

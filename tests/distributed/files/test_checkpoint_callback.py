@@ -107,7 +107,7 @@ def test_a_fit_that_was_ended_goes_on_at_the_next_step(
     tmp_path, data, stop, options, ended, resumed
 ):
     def begin(rank):
-        """Ends a fit on the mesh where another has gone on undisturbed; returns the other's."""
+        """Runs one fit to its end and stops another; returns what the first found."""
         distribute(ended)
         undisturbed = fit(tmp_path / "other", data, resume=False, **options)
         keras.utils.clear_session()  # of the distribution too

@@ -162,7 +162,7 @@ def test_the_code_of_the_document_runs(tmp_path):
     page = (ROOT / "docs" / "how-to" / "policies.md").read_text()
     *programs, policy = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     write_package(tmp_path, "table-policy", policy)
-    # Two devices have 3 layouts for one row, which none can divide; 16 have 18, by the same code.
+    # The same search over fewer layouts: two devices have 3 for a batch of one row, 16 have 18.
     (searched,) = (n for n, code in enumerate(programs) if "devices=16" in code)
     for large, small in (("devices=16", "devices=2"), ("np.ones((8,", "np.ones((1,")):
         assert large in programs[searched]

@@ -112,7 +112,7 @@ class FailureWatch:
             return
         self._ending.acquire()
         self._stopped.set()
-        self._thread.join(5 * _POLL_SECONDS + _LEAVE_SECONDS)  # it leaves: a lost store is silent
+        self._thread.join(5 * _POLL_SECONDS + _LEAVE_SECONDS)  # a lost store never answers it
         if self._failure is not None:
             self._end_after(self._failure)
         self._interrupt.close()
@@ -246,10 +246,10 @@ class FailureWatch:
             self._previous_hook(kind, error, error.__traceback__)
         if why := why or heartbeats.unmatched(error, ended):
             say(f"[rank {self._rank}] {why}\n")
-        shown = self._until_released(self._store, _SHOW_SECONDS)
-        with _store_may_be_gone():
-            for _ in () if self._released.is_set() else shown:
-                pass
+        if not self._released.is_set():
+            with _store_may_be_gone():
+                for _ in self._until_released(self._store, _SHOW_SECONDS):
+                    pass
 
     def _publish(self, own: Failure) -> tuple[Failure, list[int]]:
         """Publishes `own`; returns the first failure and the ranks that had ended in order."""
