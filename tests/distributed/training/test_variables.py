@@ -193,7 +193,7 @@ def test_states_that_are_deep_copied_are_loaded_again():
 
         def step():
             optimizer.zero_grad()
-            (model(X) - torch.as_tensor(Y)).square().mean().backward()
+            (model(X) - torch.as_tensor(Y, device=DEVICE)).square().mean().backward()
             optimizer.step()
 
         step()
