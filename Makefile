@@ -35,7 +35,8 @@ NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py
 	src/shardcore/tensor_api.py src/shardcore/testing tests/unit/adapters tests/unit/binding tests/unit/gpu
 
 # Two tests at a time, and three of those on ranks: one computes while the ranks of another wait, or a compiler runs.
-AT_A_TIME := -n 2 --dist worksteal
+# Of targets that run side by side each takes one core: no second process loads torch and the tests.
+AT_A_TIME := $(if $(SIDE_BY_SIDE),-n 0,-n 2 --dist worksteal)
 RANKS_AT_A_TIME := -n 3 --dist worksteal
 
 # The distributed tests that are run under strategy manual too: they train, and take little time.
@@ -59,7 +60,7 @@ test: export SHARDCORE_LINES = 1
 test:
 	@rm -rf build/lines
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target SIDE_BY_SIDE=1 \
-		lint docs checks unit-core unit-torch distributed-manual
+		lint docs unit-core unit-torch checks distributed-manual
 	$(MAKE) --no-print-directory distributed-dtensor
 	$(call show_lines,90)
 
@@ -106,7 +107,7 @@ distributed-dtensor: $(VENV)/.installed
 
 distributed-manual: $(VENV)/.installed
 	$(call headline,some distributed tests under strategy manual)
-	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(AT_A_TIME) $(UNDER_MANUAL:%=tests/distributed/*/test_%.py)
+	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) $(UNDER_MANUAL:%=tests/distributed/*/test_%.py)
 
 matrix-full: $(VENV)/.installed
 	$(call headline,the whole of the matrices, which takes an hour or two, and docs/reference/coverage.md)

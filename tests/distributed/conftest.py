@@ -1,4 +1,4 @@
-"""Imports all of shardcore once: the ranks of these tests are forked from this process.
+"""Loads all of shardcore once: the ranks of these tests are forked from this process.
 
 It has one thread, as ranks have: of several, each rounds where it ends, on any machine elsewhere.
 """
@@ -7,9 +7,6 @@ import importlib
 import pkgutil
 
 import pytest
-import torch
-
-import shardcore
 
 # The test files that `make gpu` runs: training, files, captured steps, policies, faults.
 ON_GPUS = {
@@ -20,14 +17,25 @@ ON_GPUS = {
     *("training", "variables"),
 }
 
-for module in pkgutil.walk_packages(shardcore.__path__, "shardcore."):
-    if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
-
-torch.set_num_threads(1)
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests for GPUs; loads shardcore, but not in a process that only hands tests out."""
     for item in items:
         if item.path.stem.removeprefix("test_") in ON_GPUS:
             item.add_marker("gpu")
+    _load()
+
+
+def _load() -> None:
+    import keras
+    import torch
+
+    import shardcore
+
+    for module in pkgutil.walk_packages(shardcore.__path__, "shardcore."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    # Keras loads its optimizers for torch with the first. On the CPU, as this process forks.
+    with keras.device("cpu"):
+        keras.optimizers.SGD()
+    torch.set_num_threads(1)

@@ -163,10 +163,15 @@ def specs(mesh: Mesh, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[Any
 
 
 def train(case: Case, mesh: Mesh | None = None) -> Numbers:
-    """A training step for each batch, then evaluation and prediction of five rows."""
+    """A training step for each batch, then evaluation and prediction of five rows.
+
+    Steps run eagerly; the tables of captured steps compare the others. To record steps that come
+    twice would double the time, and no trace would run.
+    """
     keras.utils.set_random_seed(7)
     generator = np.random.default_rng(11)
     model = case.build()
+    model.jit_compile = False
     values: dict[str, Any] = {}
     for step, rows in enumerate(case.rows):
         with counting.batch(rows):
