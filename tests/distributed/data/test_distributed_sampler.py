@@ -25,7 +25,7 @@ def train(loader, samplers):
     """`fit` with another order in each epoch, then `evaluate` and `predict`."""
     keras.utils.set_random_seed(1)
     trained = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-    trained.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    trained.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], jit_compile=False)
     reorder = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: [each.set_epoch(epoch) for each in samplers]
     )

@@ -38,5 +38,5 @@ def build():
     )
     rate = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"], jit_compile=False)
     return model

@@ -29,7 +29,7 @@ def test_by_hand_is_the_keras_model(case) -> None:
 
 @pytest.mark.parametrize(
     ("case", "layout"),
-    [(CASES[1], "data parallel"), *((CASES[2], layout) for layout in PEERS)],
+    [(CASES[1], "data parallel"), *((CASES[2], each) for each in PEERS if each != "data parallel")],
     ids=lambda each: getattr(each, "name", each),
 )
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # its logits are a view
@@ -47,13 +47,13 @@ def test_shardcore_on_two_ranks_beside_its_peer() -> None:
     case = attrs.evolve(CASES[0], steps=1)
     racing = [
         Contender(PEERS["megatron"], open_forked(peers.train, 2, "megatron")),
-        *contenders.eager_and_captured("megatron", "auto"),
+        contenders.eager_and_captured("megatron", "auto")[1],
     ]
     found = rounds.run(case, racing, 2, memory=True)
     assert not any(each.failure for each in found.values())
     assert len(found[CAPTURED].seconds) == 2
     stored = [row for row in rows.memory("", PEERS["megatron"], found) if row.limit == 1.001]
-    assert [row.ratio for row in stored] == pytest.approx([1.0] * 3, abs=1e-3)
+    assert [row.ratio for row in stored] == pytest.approx([1.0] * 2, abs=1e-3)
 
 
 def test_two_ranks_generate_the_tokens_of_one_process() -> None:

@@ -18,7 +18,7 @@ def trained(mesh, rules):
     if mesh:
         distribute(mesh, rules)
     model = zoo()
-    model.compile(keras.optimizers.Adam(0.05, epsilon=1e-2), "mse")
+    model.compile(keras.optimizers.Adam(0.05, epsilon=1e-2), "mse", jit_compile=False)
     batch = [PICTURES, TOKENS]
     losses = [float(model.train_on_batch(batch, TARGETS)) for _ in range(3)]
     predictions = model.predict(batch, batch_size=4, verbose=0)

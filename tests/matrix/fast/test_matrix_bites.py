@@ -55,7 +55,7 @@ PLANTED = {
 @pytest.mark.parametrize(("plant", "name"), PLANTED.values(), ids=PLANTED)
 def test_a_function_is_wrong(monkeypatch, plant, name):
     def found():
-        return unexpected(over_mesh({name: CASES[name]}, placing.MESHES["(2,)"]))
+        return unexpected(over_mesh({name: CASES[name][:3]}, placing.MESHES["(2,)"]))
 
     assert found() == {}
     plant(monkeypatch)
