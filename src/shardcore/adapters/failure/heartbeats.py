@@ -120,7 +120,7 @@ def unmatched(
     if "gloo" not in text or process_group.is_simulated():
         return ""
     where = which_ended(ended)
-    if not where and any(each in text for each in _IN_VAIN):
+    if not where and not is_enough() and any(each in text for each in _IN_VAIN):
         seen = within(
             _STORE_SECONDS, lambda: look(exchange.store_for_thread(), others(), is_enough)
         )
