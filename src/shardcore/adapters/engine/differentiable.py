@@ -1,4 +1,7 @@
-"""Differentiable functions between plain and sharded tensors."""
+"""Differentiable functions between plain and sharded tensors.
+
+Their backward passes are differentiable too, for the gradient of a gradient.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +10,7 @@ import torch
 
 from shardcore.adapters.engine import redistributed
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard
+from shardcore.adapters.engine.moves.redistribution import in_layout, local_shard
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import refresh
 from shardcore.domain.layout import Layout
@@ -33,8 +36,8 @@ class _Redistribute(torch.autograd.Function):
         if not isinstance(gradient, ShardedTensor):
             return gradient, None, None
         if context.source is None:
-            return full(gradient), None, None
-        return in_layout(gradient, context.source), None, None
+            return full_tensor(gradient), None, None
+        return gradient_in(gradient, context.source), None, None
 
 
 class _FromLocal(torch.autograd.Function):
@@ -49,6 +52,9 @@ class _FromLocal(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> Any:
+        if _is_differentiated(gradient):
+            sharded = redistribute(gradient, context.layout, context.engine)
+            return to_local(sharded), None, None, None
         sharded = context.engine.as_sharded(gradient)
         return in_layout(sharded, context.layout).part, None, None, None
 
@@ -65,7 +71,7 @@ class _ToLocal(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> Any:
-        return context.engine.sharded(gradient, context.layout, context.shape), None
+        return from_local(gradient, context.layout, context.shape, context.engine), None
 
 
 # The stubs of torch do not type `apply`.
@@ -74,12 +80,24 @@ from_local: Callable[..., Any] = _FromLocal.apply
 _to_local: Callable[..., Any] = _ToLocal.apply
 
 
+def gradient_in(gradient: ShardedTensor, layout: Layout) -> ShardedTensor:
+    """Returns `gradient` in `layout`, differentiable if it is part of a graph (`create_graph`)."""
+    if not _is_differentiated(gradient):
+        return in_layout(gradient, layout)
+    found: ShardedTensor = redistribute(gradient, layout, gradient.engine)
+    return found
+
+
+def _is_differentiated(gradient: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and gradient.requires_grad
+
+
 def to_local(tensor: ShardedTensor, gradient_layout: Layout | None = None) -> torch.Tensor:
     """Returns the local shard of `tensor`, sharing its memory.
 
     The gradient has `gradient_layout`, by default that of `tensor`, reduced.
     """
-    if torch.is_grad_enabled() and tensor.requires_grad:
+    if _is_differentiated(tensor):
         local: torch.Tensor = _to_local(tensor, gradient_layout)
         return local
     refresh(tensor)

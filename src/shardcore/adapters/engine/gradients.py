@@ -9,6 +9,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.recording.recorder import Recorder, recording
+from shardcore.adapters.engine.differentiable import gradient_in
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves import steps
 from shardcore.adapters.engine.moves.redistribution import in_layout
@@ -174,6 +175,9 @@ def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
     """Redistributes the gradient of `parameter` into `layout`, by the end of the backward pass."""
     gradient: Any = parameter.grad
     if not isinstance(gradient, ShardedTensor):
+        return
+    if gradient.requires_grad:  # `backward(create_graph=True)`: it is differentiated again
+        parameter.grad = gradient_in(gradient, layout)
         return
     with torch.no_grad():
         gradient = in_layout(gradient, sharded_like(gradient.form.layout, layout))

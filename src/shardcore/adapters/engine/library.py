@@ -13,7 +13,7 @@ import torch.distributed as dist
 from shardcore.adapters.engine import differentiable, gradients, redistributed
 from shardcore.adapters.engine.engine import Engine, TensorClasses, process_groups
 from shardcore.adapters.engine.moves.gathering import GATHERED_BYTES, gathered_in_pieces
-from shardcore.adapters.engine.moves.redistribution import full, in_layout, reduced
+from shardcore.adapters.engine.moves.redistribution import full, reduced
 from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import shard_beside
@@ -174,4 +174,4 @@ def _at_output(output: Layout, gradient: torch.Tensor) -> Any:
     """Returns the gradient of an output, reduced and sharded as the output."""
     if not isinstance(gradient, ShardedTensor):
         return gradient
-    return in_layout(gradient, at_output(gradient.form.layout, output))
+    return differentiable.gradient_in(gradient, at_output(gradient.form.layout, output))
