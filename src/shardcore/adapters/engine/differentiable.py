@@ -10,7 +10,7 @@ import torch
 
 from shardcore.adapters.engine import redistributed
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves.redistribution import in_layout, local_shard
+from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import refresh
 from shardcore.domain.layout import Layout
@@ -36,7 +36,8 @@ class _Redistribute(torch.autograd.Function):
         if not isinstance(gradient, ShardedTensor):
             return gradient, None, None
         if context.source is None:
-            return full_tensor(gradient), None, None
+            whole = full_tensor if _is_in_graph(gradient) else full
+            return whole(gradient), None, None
         return gradient_in(gradient, context.source), None, None
 
 
@@ -52,7 +53,7 @@ class _FromLocal(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> Any:
-        if _is_differentiated(gradient):
+        if _is_in_graph(gradient):
             sharded = redistribute(gradient, context.layout, context.engine)
             return to_local(sharded), None, None, None
         sharded = context.engine.as_sharded(gradient)
@@ -82,14 +83,14 @@ _to_local: Callable[..., Any] = _ToLocal.apply
 
 def gradient_in(gradient: ShardedTensor, layout: Layout) -> ShardedTensor:
     """Returns `gradient` in `layout`, differentiable if it is part of a graph (`create_graph`)."""
-    if not _is_differentiated(gradient):
+    if not _is_in_graph(gradient):
         return in_layout(gradient, layout)
     found: ShardedTensor = redistribute(gradient, layout, gradient.engine)
     return found
 
 
-def _is_differentiated(gradient: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and gradient.requires_grad
+def _is_in_graph(tensor: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and tensor.requires_grad
 
 
 def to_local(tensor: ShardedTensor, gradient_layout: Layout | None = None) -> torch.Tensor:
@@ -97,7 +98,7 @@ def to_local(tensor: ShardedTensor, gradient_layout: Layout | None = None) -> to
 
     The gradient has `gradient_layout`, by default that of `tensor`, reduced.
     """
-    if _is_differentiated(tensor):
+    if _is_in_graph(tensor):
         local: torch.Tensor = _to_local(tensor, gradient_layout)
         return local
     refresh(tensor)
