@@ -161,6 +161,9 @@ CASES = {
     "masked_fill_ with a tensor": written(lambda x: x.masked_fill_(x > 0, torch.tensor(9.0))),
     "t_": lambda x: x.clone().t_().sum(0),
     "unsqueeze_": written(lambda x: x.unsqueeze_(0)),
+    "transpose_ and squeeze_": lambda x: torch.view_as_real(
+        torch.stft(x.sum(1), 4, 2, window=torch.ones(4), center=False, return_complex=True)
+    ),
 }
 
 

@@ -75,7 +75,9 @@ def reshape(operator: Operator, target: ShardedTensor, *args: object) -> Any:
             f"{name}_() cannot change the shape of a partial sum in place once there are views of "
             f"it: take {name}(), which returns another tensor."
         )
+    is_viewed = target.memory.is_viewed
     changed = torch_private.out_of_place(operator)(target, *args)
+    target.memory.is_viewed = is_viewed  # the view `changed` is dropped
     target.part, target.form = changed.part, changed.form
     if target.copied is not None:
         target.copied = changed.copied
