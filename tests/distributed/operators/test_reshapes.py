@@ -1,9 +1,12 @@
 """Reshapes that join sharded dims, one after the other, on a mesh of two axes."""
 
 import numpy as np
+import pytest
+import torch
 
 import shardcore
 from shardcore.adapters.engine import redistributed
+from shardcore.domain.errors import StrategyError
 from shardcore.testing import run_ranks
 from tests.distributed.programs import distribute
 
@@ -69,3 +72,19 @@ def test_a_copy_in_another_layout_is_reshaped_too():
     for found in run_ranks(program, 4):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_as_strided_of_a_view_that_is_not_contiguous_is_refused_and_of_a_copy_right():
+    """Its strides are those of memory that no rank has."""
+    values = np.arange(18, dtype="float32").reshape(6, 3)
+
+    def program(rank):
+        with distribute((2, 1)).scope():
+            tensor = shardcore.distribute_tensor(values, ("data", None))
+            with pytest.raises(StrategyError, match=r"give it x\.contiguous\(\)"):
+                torch.as_strided(tensor.t(), (2, 2), (1, 3))
+            copied = torch.as_strided(tensor.t().contiguous(), (2, 2), (1, 6))
+            return copied.full_tensor().numpy()
+
+    for found in run_ranks(program, 2):
+        np.testing.assert_array_equal(found, values[:2, :2])

@@ -17,6 +17,7 @@ from shardcore.adapters.engine.plans.task import (
     Task,
     by_operator,
 )
+from shardcore.domain.errors import StrategyError
 from shardcore.domain.planner.choice import Sharding
 from shardcore.domain.redistribution.segments import sharded_dims
 from shardcore.domain.rules import basic, movement
@@ -108,6 +109,12 @@ def _as_strided(
     offset: int | None = None,
 ) -> Task | None:
     """Plans `as_strided` within each row, as the frames of a Fourier transform are taken."""
+    if not tensor.form.is_contiguous and not tensor.form.is_replicated:
+        raise StrategyError(
+            f"as_strided() reads the memory of a tensor, and no rank has the whole of one that is "
+            f"sharded, of shape {tensor.shape} and strides {tensor.form.strides}: give it "
+            "x.contiguous()."
+        )
     if not tensor.ndim or not sizes or offset or not tensor.form.is_contiguous:
         return None
     row = prod(tensor.shape[1:])
