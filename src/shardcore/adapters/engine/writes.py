@@ -77,7 +77,7 @@ def reshape(operator: Operator, target: ShardedTensor, *args: object) -> Any:
         )
     is_viewed = target.memory.is_viewed
     changed = torch_private.out_of_place(operator)(target, *args)
-    target.memory.is_viewed = is_viewed  # the view `changed` is dropped
+    target.memory.is_viewed = is_viewed  # the user gets no view `changed`
     target.part, target.form = changed.part, changed.form
     if target.copied is not None:
         target.copied = changed.copied

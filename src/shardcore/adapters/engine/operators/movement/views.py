@@ -108,12 +108,16 @@ def _as_strided(
     strides: Sequence[int],
     offset: int | None = None,
 ) -> Task | None:
-    """Plans `as_strided` within each row, as the frames of a Fourier transform are taken."""
+    """Plans `as_strided` within each row, as the frames of a Fourier transform are taken.
+
+    Raises:
+        StrategyError: If the tensor is sharded and not contiguous: the memory of no rank has its
+            strides.
+    """
     if not tensor.form.is_contiguous and not tensor.form.is_replicated:
         raise StrategyError(
-            f"as_strided() reads the memory of a tensor, and no rank has the whole of one that is "
-            f"sharded, of shape {tensor.shape} and strides {tensor.form.strides}: give it "
-            "x.contiguous()."
+            "as_strided() takes a contiguous tensor if it is sharded, and got one of shape "
+            f"{tensor.shape} with strides {tensor.form.strides}: give it x.contiguous()."
         )
     if not tensor.ndim or not sizes or offset or not tensor.form.is_contiguous:
         return None
