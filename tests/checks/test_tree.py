@@ -26,6 +26,8 @@ REASONS = {
 }
 # The same of tests.
 REASONS_OF_TESTS = {
+    "distributed/capture/states/kinds.py": "one table: kinds of Python state",
+    "distributed/capture/states/surroundings.py": "one table: settings, files, clocks",
     "matrix/cases": "a table of cases for each part of Keras",
     "matrix/cases/histories.py": "the events of one random history, and what draws them",
     "matrix/cases/layers.py": "one table: a case for each layer",

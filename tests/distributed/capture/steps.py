@@ -1,5 +1,7 @@
 """Models whose captured steps are tested, and what their steps compute and say."""
 
+import contextlib
+import inspect
 import logging
 import sys
 
@@ -13,6 +15,7 @@ from tests.distributed.programs import IS_ON_GPU, distribute
 ROWS, STEPS = 8, 7
 calls = []  # of the Python of a model, which a captured step does not run
 CALLED = "shardcore.tests.called"
+CALL = inspect.unwrap(keras.Layer.__call__).__code__
 # A step that changed a variable of Python would not be captured: the interpreter counts for it.
 sys.addaudithook(lambda event, args: calls.append(args[0]) if event == CALLED else None)
 
@@ -126,6 +129,22 @@ def assert_equal(found, expected):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
         else:
             np.testing.assert_array_equal(one, other)
+
+
+@contextlib.contextmanager
+def layer_calls():
+    """Gives a list of the layers of Keras that are called meanwhile; a captured step calls none."""
+    called = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code is CALL:
+            called.append(frame.f_locals["self"].name)
+
+    sys.setprofile(note)  # captured steps run under a profiler too
+    try:
+        yield called
+    finally:
+        sys.setprofile(None)
 
 
 def begin(shape):

@@ -4,9 +4,7 @@ They were written before the rule of what a step may read, and stay as they are.
 not captured is in `REFUSED`, with its reason.
 """
 
-import inspect
 import logging
-import sys
 import warnings
 
 import keras
@@ -14,7 +12,7 @@ import numpy as np
 
 from shardcore.testing import run_ranks
 from tests.distributed.capture.idioms import configs, functions, layers, learning, tables
-from tests.distributed.capture.steps import begin, messages
+from tests.distributed.capture.steps import begin, layer_calls, messages
 
 IDIOMS = {
     builder.__name__: builder
@@ -56,35 +54,16 @@ def data():
     return [rng.normal(size=(ROWS, columns)).astype("float32") for columns in (6, 1)]
 
 
-def layers_called(function):
-    """Counts the calls of Keras' layers while `function` runs."""
-    code, count = inspect.unwrap(keras.Layer.__call__).__code__, 0
-
-    def note(frame, event, _):
-        nonlocal count
-        count += event == "call" and frame.f_code is code
-
-    sys.setprofile(note)  # captured steps run under a profiler too
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def trained(builder, run_eagerly):
     """The losses of `fit`, and whether its last steps ran without Keras' layers."""
     model, (x, y) = compiled(builder), data()
     model.run_eagerly = run_eagerly
     options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
     history = model.fit(x, y, epochs=EPOCHS, **options).history
-
-    def train_on():
+    with layer_calls() as called:
         history["again"] = model.fit(x, y, **options).history["loss"]
-
-    called = layers_called(train_on)
     weights = [keras.ops.convert_to_numpy(weight) for weight in model.weights]
-    return history, weights, called == 0
+    return history, weights, not called
 
 
 def outcomes(_rank, shape, names):
