@@ -48,8 +48,8 @@ REACHES = {
     ),
     "in a context": (
         "self.reach()",
-        "@contextlib.contextmanager\ndef given(self):\n    yield {0}",
-        "def reach(self):\n    with given(self) as number:\n        return number",
+        "@contextlib.contextmanager\ndef entered(self):\n    yield {0}",
+        "def reach(self):\n    with entered(self) as number:\n        return number",
     ),
     "by a table of functions": ("REACHES['a'](self)", "REACHES = {{'a': lambda self: {0}}}", ""),
     "in a helper that is exec'd": (
