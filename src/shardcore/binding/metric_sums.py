@@ -35,6 +35,18 @@ class TrainerRun:
     # The variables of its metrics, if no rank reads the results of single steps.
     deferred: tuple[Variable, ...] = ()
     position: DataPosition | None = None  # in the data of a fit, if a callback saves it
+    # Whether no code of the user runs between the steps of an epoch; and its steps until now.
+    is_undisturbed: bool = False
+    steps: int = 0
+
+    def begin_epoch(self, is_undisturbed: bool) -> None:
+        """Begins an epoch: code of the user may have run before it."""
+        self.is_undisturbed, self.steps = is_undisturbed, 0
+
+    def follows(self) -> bool:
+        """Returns whether no code of the user ran between the last step and this one."""
+        self.steps += 1
+        return self.is_undisturbed and self.steps > 1
 
     def is_read(self) -> bool:
         """Returns whether a callback on this rank may read the model between two steps."""

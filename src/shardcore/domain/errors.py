@@ -45,6 +45,10 @@ class RankFailed(ShardcoreError, RuntimeError):  # noqa: N818 - it says what hap
         self.rank = rank
 
 
+class AuditError(ShardcoreError, RuntimeError):
+    """An audited step differs from the captured one: its Python read what no guard compares."""
+
+
 class PluginError(ShardcoreError, TypeError):
     """A plug-in whose offer does not match the hook's specification."""
 

@@ -121,6 +121,29 @@ class StepCapture(Protocol[TensorT_contra]):
             The result of `step`, and the trace.
         """
 
+    @property
+    def audit_interval(self) -> int:
+        """One in so many captured steps is audited; 0 if none is."""
+
+    def audit(
+        self,
+        step: Callable[[], object],
+        inputs: Sequence[TensorT_contra],
+        observer: Observer,
+        programs: Sequence[Program],
+    ) -> Any:
+        """Returns the result of `step`, which runs eagerly and as one of `programs` would.
+
+        Args:
+            step: Returns a nest of plain tensors.
+            inputs: The plain tensors of its batch.
+            observer: Enabled while the step's functions run.
+            programs: Those of the step: they differ in the numbers that it reads on the host.
+
+        Raises:
+            AuditError: If it runs as none of them, with numbers that one of them has read.
+        """
+
     def program(
         self,
         earlier: StepTrace | Program,
@@ -149,6 +172,13 @@ class StepCapture(Protocol[TensorT_contra]):
 
     def hooks_of(self, module: object) -> list[Any]:
         """Returns the hooks of a torch module, of its forward and of its backward pass."""
+
+    def hook_registries(self) -> list[dict[int, Any]]:
+        """Returns the dicts of the hooks that all torch modules call."""
+
+    @property
+    def metadata_of(self) -> Callable[[Any], tuple[Any, ...]]:
+        """Reads what changes of a tensor without an operator: its gradient's flag, its hooks."""
 
     def generator(self, seed: TensorT_contra) -> Any:
         """Returns a random generator, seeded with the value of the plain tensor `seed`."""

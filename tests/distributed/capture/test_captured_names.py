@@ -26,7 +26,7 @@ from tests.distributed.capture.steps import Spy, calls, is_real, messages
 STEPS = 3
 FACTOR = 1.0
 LISTED, TABLE, ENDS = [1.0], {"a": [{"b": 1.0}]}, deque([1.0])
-ARRAY, LARGE = np.ones(3), np.ones(20_000)
+ARRAY, LARGE = np.ones(3), np.ones(2_000_000)
 SETTINGS = SimpleNamespace(deep=SimpleNamespace(deeper=[1.0]))
 TENSOR = torch.tensor(1.0)
 CONTEXT = ContextVar("factor", default=1.0)
@@ -34,9 +34,15 @@ COUNT = itertools.count()
 GENERATOR, PYTHON_GENERATOR = np.random.default_rng(0), random.Random(0)
 
 
-CHAIN = [None, 1.0]
+CHAIN = INNERMOST = [1.0]
 for _ in range(2000):
-    CHAIN = [CHAIN, 1.0]
+    CHAIN = [CHAIN]
+
+
+def innermost(chain):
+    while isinstance(chain[0], list):
+        chain = chain[0]
+    return chain[0]
 
 
 class Config:
@@ -118,6 +124,10 @@ SEEN = {
         lambda x: x * TABLE["a"][0]["b"],
         lambda: TABLE["a"][0].update(b=2.0),
     ),
+    "a list in two thousand lists": (
+        lambda x: x * innermost(CHAIN),
+        lambda: INNERMOST.__setitem__(0, 2.0),
+    ),
     "a deque": (lambda x: x * ENDS[0], lambda: ENDS.__setitem__(0, 2.0)),
     "an array": (lambda x: x * float(ARRAY[1]), lambda: ARRAY.fill(2.0)),
     "an object in an object": (
@@ -151,18 +161,17 @@ SEEN = {
     ),
 }
 REFUSED = {
-    "is nested too deeply": lambda x: x * CHAIN[1],
     "it reads global variable 'LARGE'": lambda x: x * float(LARGE[0]),
     "it reads global variable 'COUNT'": lambda x: x * (1.0 if next(COUNT) < 9 else 2.0),
     "global variable 'GENERATOR'": lambda x: x * (1.0 if GENERATOR.random() < 1 else 2.0),
     "global variable 'PYTHON_GENERATOR'": lambda x: (
         x * (1.0 if PYTHON_GENERATOR.random() < 1 else 2.0)
     ),
-    "calls time(), which may return something else": lambda x: (
+    "calls time.time(), which may return something else": lambda x: (
         x * (1.0 if time.time() > 0 else 2.0)
     ),
-    "calls globals(), which may return": lambda x: x * globals()["FACTOR"],
-    "calls open(), which may return": lambda x: x * (2.0 if contains(__file__, "\0") else 1.0),
+    "calls builtins.globals(), which may return": lambda x: x * globals()["FACTOR"],
+    "calls io.open(), which may return": lambda x: x * (2.0 if contains(__file__, "\0") else 1.0),
 }
 
 
@@ -208,7 +217,11 @@ ON_A_MESH = (
     *("a list", "a dict in a list in a dict", "an array", "an attribute of a class", "a default"),
     *("a closure", "an object of a method", "a tensor, written", "a tensor, another one"),
     *("a context variable", "a function of autograd", "the environment", "a setting of Keras"),
-    *("it reads global variable 'LARGE'", "global variable 'GENERATOR'", "calls globals(), which"),
+    *(
+        "it reads global variable 'LARGE'",
+        "global variable 'GENERATOR'",
+        "calls builtins.globals(), which",
+    ),
 )
 
 

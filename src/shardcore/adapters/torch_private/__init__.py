@@ -48,9 +48,11 @@ from shardcore.adapters.torch_private.tensors import accumulated as accumulated
 from shardcore.adapters.torch_private.tensors import after_backward as after_backward
 from shardcore.adapters.torch_private.tensors import backward_pass as backward_pass
 from shardcore.adapters.torch_private.tensors import current_node as current_node
+from shardcore.adapters.torch_private.tensors import hook_registries as hook_registries
 from shardcore.adapters.torch_private.tensors import hooks_of as hooks_of
 from shardcore.adapters.torch_private.tensors import identity_of as identity_of
 from shardcore.adapters.torch_private.tensors import memory_of as memory_of
+from shardcore.adapters.torch_private.tensors import metadata_of as metadata_of
 from shardcore.adapters.torch_private.tensors import nodes_made as nodes_made
 from shardcore.adapters.torch_private.tensors import version_of as version_of
 from shardcore.adapters.torch_private.tensors import wrapper as wrapper

@@ -1,6 +1,7 @@
 """Tensor subclasses, autograd nodes, hooks of modules, identities of memory and generators."""
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -90,6 +91,22 @@ def hooks_of(module: torch.nn.Module) -> list[Any]:
     """
     kept = (hooks for name, hooks in vars(module).items() if name.endswith(_HOOKS))
     return [each for hooks in kept if isinstance(hooks, dict) for each in hooks.values()]
+
+
+def hook_registries() -> list[dict[int, Any]]:
+    """Returns the dicts of the hooks that all torch modules call.
+
+    torch 2.11 to 2.15: as for `hooks_of`, they are variables of the module that defines `Module`.
+    """
+    variables = vars(torch.nn.modules.module).items()
+    return [hooks for name, hooks in variables if name.endswith(_HOOKS) and isinstance(hooks, dict)]
+
+
+# Reads what changes of a tensor without an operator: whether it has a gradient, its hooks, and
+# those that run after its gradient is accumulated. By C alone, since guards read hundreds.
+metadata_of: Callable[[torch.Tensor], tuple[Any, ...]] = attrgetter(
+    "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks"
+)
 
 
 def identity_of(generator: torch.Generator) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.captured import torch_modes
-from shardcore.binding.captured.guard import PythonGuard
+from shardcore.binding.captured.python_state.guard import PythonGuard
 from shardcore.binding.context.session import Session
 from shardcore.domain.steps.capture import Event, GuardFailed, Progress, State
 from shardcore.ports.capture import Program, StepTrace

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from cProfile import Profile
 from typing import Any
 
 import attrs
@@ -17,9 +18,13 @@ from shardcore.binding import keras_private
 from shardcore.binding.captured.agreement import Outcome, agreed, gathered
 from shardcore.binding.captured.cache import CacheEntry, LastRun, Signature
 from shardcore.binding.captured.closures import Closures
-from shardcore.binding.captured.functions import CalledFunctions, is_profiled, without_collection
-from shardcore.binding.captured.guard import PythonGuard
 from shardcore.binding.captured.local_tensors import local_tensors
+from shardcore.binding.captured.python_state.guard import PythonGuard
+from shardcore.binding.captured.python_state.observed import (
+    ObservedCalls,
+    is_profiled,
+    without_collection,
+)
 from shardcore.binding.context.rank_consistency import meet_changed
 from shardcore.binding.context.session import Session
 from shardcore.domain.steps.capture import (
@@ -59,10 +64,11 @@ class CapturedStep:
     name: str
     capture: StepCapture[torch.Tensor]
     closures: Closures | None = None
-    _called: CalledFunctions = attrs.field(factory=CalledFunctions, init=False)
+    _called: ObservedCalls = attrs.field(factory=ObservedCalls, init=False)
     _entries: dict[Signature, CacheEntry] = attrs.field(factory=dict, init=False)
     _seconds: float = attrs.field(default=0.0, init=False)
     _warned: set[str] = attrs.field(factory=set, init=False)
+    _steps: int = attrs.field(default=0, init=False)  # that had a program
     _last: LastRun | None = attrs.field(default=None, init=False)  # None after an eager step
 
     def __call__(
@@ -90,10 +96,25 @@ class CapturedStep:
             return step()
         if entry.progress.state is State.EAGER:
             return step()
+        if entry.programs and self._is_audited():
+            return self._audit(entry, step, local_tensors(data, session))
         found = entry.run(local_tensors(data, session)) if entry.programs else None
         if found is None:
             return self._record(entry, step, data, session)
         return self._outputs(entry, *found, before)
+
+    def _is_audited(self) -> bool:
+        """Returns whether this step is audited: on all ranks it is the same one."""
+        self._steps += 1
+        interval = self.capture.audit_interval
+        return interval > 0 and self._steps % interval == 0
+
+    def _audit(self, entry: CacheEntry, step: Step, tensors: Sequence[Any]) -> Any:
+        """Runs the step eagerly in place of its program, and compares it with what was recorded."""
+        profile = Profile(subcalls=False, builtins=False)
+        outputs = self.capture.audit(step, tensors, profile, entry.programs)
+        entry.after(Event.RAN)
+        return outputs
 
     def again(self, tensors: Sequence[object]) -> Any:
         """Returns the outputs of a step on the outputs of the last one; None if it must be called.
@@ -119,7 +140,7 @@ class CapturedStep:
         return outputs
 
     def _is_wanted(self, data: object) -> bool:
-        """Whether `compile()` asked for it, and a step of the user's own was asked for by name."""
+        """Whether `compile()` did not rule it out, and the batch has plain tensors only."""
         asked = self.trainer.jit_compile
         is_main = threading.current_thread() is threading.main_thread()
         if self.trainer.run_eagerly or not is_main or self.capture.is_recording():
@@ -127,10 +148,7 @@ class CapturedStep:
         tensors = (each for each in keras_private.leaves(data) if isinstance(each, torch.Tensor))
         if any(each.requires_grad or each.layout is not torch.strided for each in tensors):
             return False
-        return asked is True or (
-            isinstance(asked, keras_private.Auto)
-            and not keras_private.is_own_step(self.trainer, self.name)
-        )
+        return asked is True or isinstance(asked, keras_private.Auto)
 
     def _entry(self, data: object, session: Session | None, mode: str) -> CacheEntry | None:
         """Returns the entry for batches like `data`; None if there are too many kinds."""
@@ -220,9 +238,14 @@ class CapturedStep:
             return f"{change} is changed by the step: {_KEEP}"
         local = (lambda tensor: tensor) if session is None else session.strategy.local
         try:
-            entry.guard = PythonGuard.of(self.trainer, self._called, local, self.closures)
+            if entry.guard is None or entry.guard.functions != self._called.count:
+                entry.guard = PythonGuard.of(
+                    self.trainer, self._called, self.capture, local, self.closures
+                )
         except NotCaptured as refusal:
             return str(refusal)
+        if any(self.capture.hook_registries()):
+            return "all torch modules have a hook, which a captured step would not call: remove it"
         if hook := keras_private.hook_of(self.trainer, self.capture.hooks_of):
             return f"{hook} has a hook, which a captured step would not call: call it in the layer"
         known = len(entry.traces) + len(entry.programs)
@@ -273,6 +296,11 @@ class CapturedStep:
         entry.programs.append(program)
         self.trainer.zero_grad()  # no later step overwrites the gradients of the eager ones
         logger.debug("%s of %r is captured: %.1f s", self.name, self.trainer.name, self._seconds)
+        if effects := self._called.effects():
+            self._say_once(
+                f"{self.name} of model {self.trainer.name!r} is captured: its Python does not run "
+                f"again, so {' and '.join(effects)} in it are not repeated"
+            )
         if program.remark:
             logger.warning(
                 "%s of model %r is captured, but not compiled as jit_compile=True asks: %s.",
@@ -280,6 +308,11 @@ class CapturedStep:
                 self.trainer.name,
                 program.remark,
             )
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.info(text)
 
     def _refuse(self, entry: CacheEntry, reason: str) -> None:
         entry.after(Event.REFUSED)

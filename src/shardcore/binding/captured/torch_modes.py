@@ -27,6 +27,12 @@ def current() -> tuple[Any, ...]:
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_anomaly_enabled(),
+        torch.is_anomaly_check_nan_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.get_num_threads(),
     )
 
 

@@ -23,6 +23,7 @@ from shardcore.binding.keras_private.models import matrix_axes as matrix_axes
 from shardcore.binding.keras_private.models import modules_of as modules_of
 from shardcore.binding.keras_private.models import moments_of as moments_of
 from shardcore.binding.keras_private.models import nodes_of as nodes_of
+from shardcore.binding.keras_private.models import operations_of as operations_of
 from shardcore.binding.keras_private.models import parts_of as parts_of
 from shardcore.binding.keras_private.models import producer_of as producer_of
 from shardcore.binding.keras_private.models import track as track
@@ -46,6 +47,7 @@ from shardcore.binding.keras_private.process import (
 )
 from shardcore.binding.keras_private.process import make_global_seed as make_global_seed
 from shardcore.binding.keras_private.process import print_message as print_message
+from shardcore.binding.keras_private.process import registered_objects as registered_objects
 from shardcore.binding.keras_private.process import restored_generators as restored_generators
 from shardcore.binding.keras_private.process import settings as settings
 from shardcore.binding.keras_private.process import torch_device as torch_device
@@ -66,7 +68,9 @@ from shardcore.binding.keras_private.table import PATCHES as PATCHES
 from shardcore.binding.keras_private.table import STEPS as STEPS
 from shardcore.binding.keras_private.training import AUTO as AUTO
 from shardcore.binding.keras_private.training import FILLS_CACHE as FILLS_CACHE
+from shardcore.binding.keras_private.training import FIXED as FIXED
 from shardcore.binding.keras_private.training import LOOP_STEPS as LOOP_STEPS
+from shardcore.binding.keras_private.training import REFILLED as REFILLED
 from shardcore.binding.keras_private.training import RUNS_NOTED as RUNS_NOTED
 from shardcore.binding.keras_private.training import Auto as Auto
 from shardcore.binding.keras_private.training import arrays_of as arrays_of
@@ -82,9 +86,10 @@ from shardcore.binding.keras_private.training import logs_of_step as logs_of_ste
 from shardcore.binding.keras_private.training import progress_of as progress_of
 from shardcore.binding.keras_private.training import read_steps as read_steps
 from shardcore.binding.keras_private.training import results_of as results_of
+from shardcore.binding.keras_private.training import run_no_code_of_users as run_no_code_of_users
 from shardcore.binding.keras_private.training import sort_callbacks as sort_callbacks
+from shardcore.binding.keras_private.training import thread_name_of as thread_name_of
 from shardcore.binding.keras_private.training import weights_path as weights_path
-from shardcore.binding.keras_private.variables import READ_BY_STEPS as READ_BY_STEPS
 from shardcore.binding.keras_private.variables import entries_of as entries_of
 from shardcore.binding.keras_private.variables import initial_value as initial_value
 from shardcore.binding.keras_private.variables import initialize as initialize
@@ -94,4 +99,5 @@ from shardcore.binding.keras_private.variables import layout_of as layout_of
 from shardcore.binding.keras_private.variables import repr_with_value as repr_with_value
 from shardcore.binding.keras_private.variables import set_batch_axes as set_batch_axes
 from shardcore.binding.keras_private.variables import set_layout as set_layout
+from shardcore.binding.keras_private.variables import state_of as state_of
 from shardcore.binding.keras_private.variables import update_shape as update_shape

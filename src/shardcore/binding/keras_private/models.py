@@ -71,6 +71,13 @@ def graph_tensors(trainer: Model) -> Iterator[tuple[str, dict[str, Any], list[to
                 yield node.operation.name, vars(node.arguments), tensors
 
 
+def operations_of(trainer: Model) -> list[Any]:
+    """Returns the operations in functional graphs that are no layers, such as `ops.clip`."""
+    graphs = [getattr(layer, "_nodes_by_depth", {}) for layer in layers_of(trainer)]
+    nodes = [node for graph in graphs for nodes in graph.values() for node in nodes]
+    return [node.operation for node in nodes if not isinstance(node.operation, Layer)]
+
+
 def hook_of(trainer: Model, hooks_of: Callable[[Any], Iterable[object]]) -> str:
     """Returns the name of the first module of a model with a user's hook, empty without one."""
     for name, module in modules_of(trainer):

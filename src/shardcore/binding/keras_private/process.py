@@ -69,7 +69,16 @@ def settings() -> tuple[Any, ...]:
     """Returns the settings of `keras.config` that layers and losses read in their calls."""
     attention = global_state.get_global_attribute("flash_attention")
     settings = keras.config
-    return settings.epsilon(), settings.floatx(), settings.image_data_format(), attention
+    return (
+        *(settings.epsilon(), settings.floatx(), settings.image_data_format(), attention),
+        *(settings.dtype_policy().name, settings.is_traceback_filtering_enabled()),
+        settings.is_interactive_logging_enabled(),
+    )
+
+
+def registered_objects() -> dict[str, Any]:
+    """Returns the classes and functions that Keras finds by name."""
+    return dict(keras.saving.get_custom_objects())
 
 
 def global_seed() -> Any:

@@ -10,8 +10,12 @@ from keras.src.callbacks import (
     BackupAndRestore,
     Callback,
     CallbackList,
+    EarlyStopping,
+    History,
     ModelCheckpoint,
     ProgbarLogger,
+    ReduceLROnPlateau,
+    TerminateOnNaN,
 )
 from keras.src.ops.node import Node
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -19,6 +23,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAda
 from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
 from keras.src.utils.python_utils import is_default, pythonify_logs
+from keras.src.utils.tracking import Tracker
 
 from shardcore.binding.keras_private.lines import LINE, find
 
@@ -47,10 +52,33 @@ RUNS_NOTED = {
 }
 
 
+# Callbacks that call nothing of a user's in a step.
+_QUIET = (
+    *(BackupAndRestore, EarlyStopping, History, ModelCheckpoint, ProgbarLogger),
+    *(ReduceLROnPlateau, TerminateOnNaN),
+)
+
+# Attributes of a layer that Keras empties and fills in each step.
+REFILLED = {"_losses", "_loss_ids", "_losses_override"}
+
+
+# Attributes that Keras or torch sets when it makes or builds a layer, and that no step changes.
+FIXED = {
+    *("name", "_name", "_path", "_parent_path", "_lock", "_called", "_call_signature", "build"),
+    *("_call_has_training_arg", "_call_has_mask_arg", "_call_has_context_arg", "_auto_config"),
+    *("_allow_non_tensor_positional_args", "_non_persistent_buffers_set", "_input_spec"),
+    *("_call_context_args", "call_signature_parameters", "_build_shapes_dict", "built"),
+}
+
+_BOOKKEEPING = (
+    *(keras.KerasTensor, Node, Callback, CallbackList, EpochIterator, DataAdapter, Tracker),
+    *(torch.nn.ParameterDict, torch.nn.ParameterList),
+)
+
+
 def is_bookkeeping(value: object) -> bool:
     """Returns whether `value` is bookkeeping on a model or its runs, which no step reads."""
-    of_keras = keras.KerasTensor | Node | Callback | CallbackList | EpochIterator | DataAdapter
-    return isinstance(value, of_keras | torch.nn.ParameterDict | torch.nn.ParameterList)
+    return issubclass(type(value), _BOOKKEEPING)  # isinstance may run code of its class
 
 
 class Auto(str):
@@ -111,6 +139,22 @@ def read_steps(callbacks: CallbackList, phase: str) -> bool:
         any(not is_default(getattr(each, hook)) for hook in hooks) and not _rests(each, phase)
         for each in callbacks.callbacks
     )
+
+
+def run_no_code_of_users(callbacks: CallbackList) -> bool:
+    """Returns whether `callbacks` are Keras' own, and those of a step run no code of a model."""
+    return type(callbacks) is CallbackList and all(
+        type(callback) in _QUIET
+        and not any(name.startswith("on_") for name in vars(callback))
+        and getattr(callback, "save_freq", "epoch") == "epoch"
+        for callback in callbacks.callbacks
+    )
+
+
+def thread_name_of(callbacks: CallbackList) -> str:
+    """Returns how the names of the threads begin on which Keras calls `callbacks` after batches."""
+    executor = getattr(callbacks, "_executor", None)
+    return "MainThread" if executor is None else str(executor._thread_name_prefix)
 
 
 def sort_callbacks(callbacks: CallbackList) -> None:

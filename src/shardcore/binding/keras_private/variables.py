@@ -10,8 +10,19 @@ from keras.src.backend.common.variables import Variable as VariableOfAnyBackend
 
 from shardcore.domain.spec import DimSpec
 
-# The attributes of a variable that a step reads, which guards compare.
-READ_BY_STEPS = ("_value", "_trainable")
+# Attributes that Keras does not change after a variable is made.
+_FIXED = {
+    *("_path", "_name", "_shape", "_dtype", "_initializer", "_ndim", "_layout"),
+    *("_aggregation", "_synchronization"),
+}
+# Those that it reads of a weight in training only.
+_OF_WEIGHTS = {"_regularizer", "_constraint", "_overwrite_with_gradient", "_autocast"}
+
+
+def state_of(variable: Variable) -> tuple[str, ...]:
+    """Returns the attributes of a variable that may change between steps and count in one."""
+    unread = _FIXED if variable._trainable else _FIXED | _OF_WEIGHTS
+    return tuple(key for key in vars(variable) if key not in unread)
 
 
 def tensor_of(variable: Variable) -> Any:

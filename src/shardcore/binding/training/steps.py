@@ -19,6 +19,7 @@ from shardcore.binding.data.data_adapters import epoch_facts, together
 from shardcore.binding.data_position import Counted
 from shardcore.binding.metric_sums import TrainerRun
 from shardcore.binding.planning import rules_report
+from shardcore.binding.training.undisturbed import is_undisturbed
 from shardcore.binding.types import Original
 from shardcore.binding.variables import adoption
 from shardcore.ports.capture import StepCapture
@@ -78,6 +79,8 @@ class Steps:
     def begin(self, original: Original, iterator: keras_private.EpochIterator) -> Any:
         """Replaces `EpochIterator.__iter__`: compares ranks, skips batches of finished steps."""
         session, run = self.sessions.current(), self.sessions.run()
+        if run is not None:
+            run.begin_epoch(is_undisturbed(run.callbacks, iterator.data_adapter))
         if session is not None and session.mesh.size > 1:
             self._compare_before_epoch(session, run)
         position = None if run is None else run.position
@@ -147,7 +150,7 @@ class _Step:
     def _run(self, data: list[object], session: Session) -> Any:
         """Runs the step in the distribution of `session`."""
         first = session not in self.checked
-        run = self._deferring_run()
+        run, follows = self._deferring_run(), self._follows()
         with session.strategy.scope(), self.sessions.working(self.trainer):
             if first:
                 adoption.adopt(self.trainer, session)
@@ -166,7 +169,9 @@ class _Step:
             # The first step of a run creates the stand-ins of deferred sums: no later one is alike.
             is_sharded = session.mesh.size > 1
             is_like_no_other = first and run is not None and is_sharded and not sums.are_deferred
-            outputs = step() if is_like_no_other else self.captured(step, batch, session, mode)
+            outputs = (
+                step() if is_like_no_other else self.captured(step, batch, session, mode, follows)
+            )
             if first:
                 self.checked.add(session)
             if self.trainer not in session.checked:
@@ -192,4 +197,9 @@ class _Step:
             with self.sessions.sums.step():
                 return self.function(batch)
 
-        return self.captured(step, batch, None)
+        return self.captured(step, batch, None, follows=self._follows())
+
+    def _follows(self) -> bool:
+        """Returns whether no code of the user ran since the last step."""
+        run = self.sessions.run()
+        return run is not None and run.trainer is self.trainer and run.follows()

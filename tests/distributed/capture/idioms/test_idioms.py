@@ -21,11 +21,7 @@ IDIOMS = {
 }
 FEWEST_CAPTURED = 57
 # The idioms that are not captured, each with a part of the message that says why.
-REFUSED = {
-    "numpy_table_of_a_layer": "an array of 2097152 bytes",
-    "numpy_table_of_a_module": "an array of 2097152 bytes",
-    "own_train_step": "",  # it is captured only if jit_compile=True asks for it
-}
+REFUSED: dict[str, str] = {}
 # Over ranks the same code makes and checks guards, so some are tested there.
 ON_RANKS = (
     *("frozen_dataclass", "chain_of_maps", "numpy_table_of_a_module", "getattr_with_a_default"),

@@ -20,15 +20,15 @@ def literals(first: Trace, second: Trace) -> dict[int, torch.Tensor]:
     written = second.overwritten()
     for number, value in second.outside.items():
         before = first.outside[number]
-        if _is_same(before, value):
+        if is_same(before, value):
             continue
         kept = second.found.get(number)
         if kept is None and second.memory[number] not in written:
             # The first of two large tensors in one buffer is overwritten: its values are unknown.
             kept = value if before.data_ptr() != value.data_ptr() else None
-        if kept is None or not _are_equal(first.found.get(number, before), kept):
+        if kept is None or not are_equal(first.found.get(number, before), kept):
             raise NotCaptured(
-                f"{_reader(second, number)} reads a tensor that Python creates with other values "
+                f"{reader_of(second, number)} reads a tensor that Python creates with other values "
                 "in each step: pass it in the batch, or keep it in a variable"
             )
         found[number] = kept
@@ -49,7 +49,7 @@ def literals_of_other_size(
         TracesDiffer: If it has other calls, or reads other tensors.
     """
     is_same_step = _calls(earlier) == _calls(trace) and all(
-        number in known or _is_same(value, trace.outside[number])
+        number in known or is_same(value, trace.outside[number])
         for number, value in earlier.outside.items()
     )
     if not is_same_step or not known <= trace.found.keys():
@@ -64,14 +64,15 @@ def _calls(trace: Trace) -> tuple[Any, ...]:
     return (*calls, trace.inputs, reads, trace.outside.keys(), values(trace.outputs))
 
 
-def _is_same(before: object, now: object) -> bool:
+def is_same(before: object, now: object) -> bool:
     """Returns whether both runs read the same tensor or the same generator."""
     if isinstance(before, torch.Generator) and isinstance(now, torch.Generator):
         return torch_private.identity_of(before) == torch_private.identity_of(now)
     return before is now
 
 
-def _are_equal(first: object, second: object) -> bool:
+def are_equal(first: object, second: object) -> bool:
+    """Returns whether two tensors have the same values, of which some may be NaN."""
     return (
         isinstance(first, torch.Tensor)
         and isinstance(second, torch.Tensor)
@@ -95,7 +96,8 @@ def varying_memories(trace: Trace, literal: Collection[int]) -> set[int]:
     return varying
 
 
-def _reader(trace: Trace, number: int) -> str:
+def reader_of(trace: Trace, number: int) -> str:
+    """Returns the first operator that reads a value, and its line."""
     for call in trace.calls:
         if numbered(number) in call.operands:
             return f"{call.operator} at {call.line}"

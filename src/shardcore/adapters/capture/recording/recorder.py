@@ -99,7 +99,7 @@ class Recorder:
         read = Read(
             self._values.value(tensor), number, len(self.trace.calls), f"{how} at {place()}"
         )
-        self.trace.reads.append(read)
+        self._note_read(read)
 
     def _begin(self, operator: Any, args: Args, kwargs: Kwargs) -> tuple[Any, Any] | None:
         """Returns the operands as values of the trace; None if nothing is recorded.
@@ -152,7 +152,15 @@ class Recorder:
         )
         made = torch_private.tree_map(self._values.made, result)
         backward = torch_private.backward_pass() >= 0
-        self.trace.calls.append(Call(operator, *references, made, writes, place(), backward))
+        self._note_call(Call(operator, *references, made, writes, place(), backward))
+
+    def _note_call(self, call: Call) -> None:
+        """Notes one operator; an audit compares it instead."""
+        self.trace.calls.append(call)
+
+    def _note_read(self, read: Read) -> None:
+        """Notes that values were read on the host."""
+        self.trace.reads.append(read)
 
     def _append_view_of_storage(self, result: torch.Tensor) -> None:
         """Notes `empty(0).set_(storage, ...)` as a view of a tensor there.

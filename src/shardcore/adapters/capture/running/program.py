@@ -10,12 +10,19 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.passes.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.passes.communication.sums import Memories
-from shardcore.adapters.capture.recording import constants, recomputation
+from shardcore.adapters.capture.recording import audit, constants, recomputation
 from shardcore.adapters.capture.recording.functions import seeded_by_tensor, seeded_generator
 from shardcore.adapters.capture.recording.recorder import Recorder, recording
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.executors import Executors
-from shardcore.adapters.capture.trace.trace import Trace, Value, difference, numbered, values
+from shardcore.adapters.capture.trace.trace import (
+    Literals,
+    Trace,
+    Value,
+    difference,
+    numbered,
+    values,
+)
 from shardcore.domain.steps.capture import NotCaptured, TracesDiffer
 from shardcore.ports.capture import (
     Observer,
@@ -37,7 +44,7 @@ class RecordedProgram:
         outputs: The results of the step, tensors as `Value`.
         shared: The places of the outputs, among tensors, in memory that others hold or write into.
         trace: Its trace, to compare with a step with batches of another size.
-        literals: The numbers of its constants.
+        literals: By number, its constants.
         collectives: Its collectives, in order.
         rollback: Undoes the writes of a run if a check fails.
         remark: The reason why Inductor did not compile it, if it should have; else empty.
@@ -49,7 +56,7 @@ class RecordedProgram:
     outputs: Any
     shared: Set[int]
     trace: Trace
-    literals: Set[int]
+    literals: Literals
     collectives: tuple[StartedCollective, ...]
     rollback: Rollback
     remark: str
@@ -85,6 +92,7 @@ class TraceCapture:
         self._memories = Memories()
         self._executors = Executors()
         cuda_graphs.wanted()  # a wrong variable is an error of install(), not of a step
+        self._audit_interval = audit.interval()
 
     def close(self) -> None:
         """Removes our operators from torch, and drops all CUDA graphs: no program runs any more."""
@@ -98,6 +106,26 @@ class TraceCapture:
         recorder.trace.donated = donated
         return recorder.run(step), recorder.trace
 
+    @property
+    def audit_interval(self) -> int:
+        """One in so many captured steps is audited; 0 if none is."""
+        return self._audit_interval
+
+    def audit(
+        self,
+        step: Callable[[], Any],
+        inputs: Sequence[Any],
+        observer: Observer,
+        programs: Sequence[Program],
+    ) -> Any:
+        """Returns the result of `step`, which runs eagerly and as one of `programs` would."""
+        recorded = [program for program in programs if isinstance(program, RecordedProgram)]
+        sources = [audit.Source(program.trace, program.literals) for program in recorded]
+        auditor = audit.Auditor(inputs, observer, sources)
+        outputs = auditor.run(step)
+        auditor.check_end()
+        return outputs
+
     def program(
         self,
         earlier: StepTrace | Program,
@@ -109,7 +137,9 @@ class TraceCapture:
         """Returns the program of `trace`, if the earlier one is the same."""
         assert isinstance(trace, Trace)
         if isinstance(earlier, RecordedProgram):
-            literals = constants.literals_of_other_size(earlier.trace, earlier.literals, trace)
+            literals = constants.literals_of_other_size(
+                earlier.trace, earlier.literals.keys(), trace
+            )
         else:
             assert isinstance(earlier, Trace)
             if differs := difference(earlier, trace):
@@ -133,7 +163,7 @@ class TraceCapture:
             _shared(better),
             # Without its constants, and copies of small tensors: the program has what it needs.
             attrs.evolve(trace, found={}, outside=trace.outside | dict.fromkeys(literals)),
-            frozenset(literals),
+            literals,
             tuple(started(better, in_graph=executor.is_replayed)),
             rollback_of(better, kept),
             executor.remark,
@@ -147,6 +177,15 @@ class TraceCapture:
         """Returns the hooks of a torch module, of its forward and backward pass."""
         assert isinstance(module, torch.nn.Module), f"{type(module).__name__} is no torch module"
         return torch_private.hooks_of(module)
+
+    def hook_registries(self) -> list[dict[int, Any]]:
+        """Returns the dicts of the hooks that all torch modules call."""
+        return torch_private.hook_registries()
+
+    @property
+    def metadata_of(self) -> Callable[[torch.Tensor], tuple[Any, ...]]:
+        """Reads what changes of a tensor without an operator: its gradient's flag, its hooks."""
+        return torch_private.metadata_of
 
     def generator(self, seed: torch.Tensor) -> torch.Generator:
         """Returns a generator with the value of `seed`; a trace has it as one call."""

@@ -282,8 +282,8 @@ def values(nest: Any) -> tuple[Value, ...]:
 def difference(first: Trace, second: Trace) -> str:
     """Returns how two runs of a step differ, empty if they are the same."""
     for one, other in zip(first.calls, second.calls, strict=False):
-        if one != other and repr(one) != repr(other):  # a nan is not equal to itself
-            return f"{_shown(one)} in one step was {_shown(other)} in the next, at {other.line}"
+        if not is_same_call(one, other):
+            return f"{shown(one)} in one step was {shown(other)} in the next, at {other.line}"
     if len(first.calls) != len(second.calls):
         return f"it ran {len(first.calls)} operators in one step, {len(second.calls)} in the next"
     if first.inputs != second.inputs or first.outside.keys() != second.outside.keys():
@@ -293,7 +293,13 @@ def difference(first: Trace, second: Trace) -> str:
     return ""
 
 
-def _shown(call: Call) -> str:
+def is_same_call(one: Call, other: Call) -> bool:
+    """Returns whether two runs called the same operator on the same values and numbers."""
+    return one == other or repr(one) == repr(other)  # a nan is not equal to itself
+
+
+def shown(call: Call) -> str:
+    """Returns an operator and its numbers, for messages."""
     leaves = torch_private.tree_leaves((call.args, call.kwargs))
     plain = [each for each in leaves if isinstance(each, bool | int | float | complex)]
     return f"{call.operator} with {plain}" if plain else str(call.operator)

@@ -1,0 +1,135 @@
+"""Audits: a step that has programs runs eagerly, and each operator is compared with the recorded.
+
+`SHARDCORE_CAPTURE=audit` asks for it. A difference shows that the step read Python state that its
+guard does not compare.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.adapters.capture.recording.constants import are_equal, is_same, reader_of
+from shardcore.adapters.capture.recording.places import place
+from shardcore.adapters.capture.recording.recorder import Recorder
+from shardcore.adapters.capture.trace.trace import Call, Read, Trace, is_same_call, shown
+from shardcore.domain.errors import AuditError, EnvironmentProblem
+from shardcore.ports.capture import Observer
+
+_VARIABLE = "SHARDCORE_CAPTURE"
+_USUAL_INTERVAL = 10
+
+
+def interval() -> int:
+    """Returns that one in so many captured steps is audited: 0 if none is.
+
+    Raises:
+        EnvironmentProblem: If the variable has another value than "", "audit" or "audit:5".
+    """
+    asked = os.environ.get(_VARIABLE, "")
+    if not asked:
+        return 0
+    match = re.fullmatch(r"audit(?::([1-9]\d*))?", asked)
+    if match is None:
+        raise EnvironmentProblem(
+            f'{_VARIABLE} is {asked!r}. Set it to "audit", which audits one captured step in '
+            f'{_USUAL_INTERVAL}, or to "audit:1", which audits all; or unset it.'
+        )
+    return int(match.group(1) or _USUAL_INTERVAL)
+
+
+@attrs.frozen
+class Source:
+    """A recorded step, from which a program was made.
+
+    Args:
+        trace: Its operators, before any pass.
+        literals: By number, its constants.
+    """
+
+    trace: Trace
+    literals: Mapping[int, torch.Tensor]
+
+
+class Auditor(Recorder):
+    """Compares one eager run of a step with the recorded ones, operator by operator.
+
+    Programs differ in the numbers that their step reads on the host. A run that reads others than
+    all of them is compared up to that read.
+
+    Args:
+        inputs: The plain tensors of the batch.
+        observer: Enabled while functions of the step run.
+        sources: The steps from which the programs were made.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Any], observer: Observer | None, sources: Sequence[Source]
+    ) -> None:
+        super().__init__(inputs, observer)
+        self._sources = list(sources)
+        self._count = 0
+
+    def _note_call(self, call: Call) -> None:
+        expected = [source.trace.calls[self._count : self._count + 1] for source in self._sources]
+        fitting = [
+            source
+            for source, calls in zip(self._sources, expected, strict=True)
+            if calls and is_same_call(calls[0], call)
+        ]
+        if self._sources and not fitting:
+            before = shown(expected[0][0]) if expected[0] else "the end of the step"
+            raise AuditError(_told(f"it ran {shown(call)} at {call.line}", before))
+        self._sources = fitting
+        self._count += 1
+
+    def _note_read(self, read: Read) -> None:
+        index = len(self.trace.reads)
+        super()._note_read(read)
+        reads = [source.trace.reads[index : index + 1] for source in self._sources]
+        self._sources = [
+            source
+            for source, recorded in zip(self._sources, reads, strict=True)
+            if recorded and repr(recorded[0].number) == repr(read.number)
+        ]
+
+    def check_end(self) -> None:
+        """Checks that the step ended as a recorded one did, with the same constants.
+
+        Raises:
+            AuditError: If it did not.
+        """
+        if not self._sources:
+            return
+        if self.trace.refusal:
+            raise AuditError(_told(self.trace.refusal, "nothing of the kind"))
+        ended = [source for source in self._sources if len(source.trace.calls) == self._count]
+        if not ended:
+            call = self._sources[0].trace.calls[self._count]
+            raise AuditError(_told(f"it ended at {place()}", f"{shown(call)} at {call.line}"))
+        differences = [self._other_constant(source) for source in ended]
+        if all(differences):
+            raise AuditError(differences[0])
+
+    def _other_constant(self, source: Source) -> str:
+        """Returns how the tensors from outside differ from those recorded; empty if they do not."""
+        for number, value in self.trace.outside.items():
+            if number in source.literals:
+                fits = are_equal(source.literals[number], self.trace.found.get(number, value))
+            else:
+                fits = is_same(source.trace.outside.get(number), value)
+            if not fits:
+                reader = reader_of(source.trace, number)
+                return _told(f"{reader} reads another tensor", "the tensor of the recorded step")
+        return ""
+
+
+def _told(found: str, recorded: str) -> str:
+    return (
+        f"The audit of a captured step found what no guard has seen: {found}, where the captured "
+        f"step has {recorded}. What its Python reads has changed. Keep it in a variable "
+        "(add_weight of the layer), or run the model with jit_compile=False; and report it, please."
+    )

@@ -1,0 +1,297 @@
+"""Walks over objects: notes what a guard compares of each, and finds the objects in it."""
+
+import abc
+import logging
+import sys
+import threading
+import weakref
+from collections import defaultdict
+from contextvars import ContextVar
+from functools import partial
+from operator import attrgetter
+from types import FunctionType, ModuleType
+from typing import Any
+
+import attrs
+import keras
+import torch
+
+from shardcore.binding import keras_private
+from shardcore.binding.captured.python_state import objects, rules
+from shardcore.binding.captured.python_state.contents import Budget, content_of, members_reader
+from shardcore.binding.captured.python_state.held import Held
+from shardcore.binding.captured.python_state.objects import attributes_of, is_of
+from shardcore.binding.captured.python_state.observed import ObservedCalls
+from shardcore.binding.keras_private.variables import tensor_of
+from shardcore.domain.steps.capture import NotCaptured
+
+# The most objects that one guard compares: more take longer than the step.
+_MOST_OBJECTS = 300_000
+_IMMUTABLE = (tuple, frozenset)
+_BASES = attrgetter("__bases__", "__mro__")
+_FACTORY: Any = vars(defaultdict)["default_factory"]
+
+
+class NamesAreComputed(Exception):  # noqa: N818 - the walk begins again, with all attributes
+    """An object looks up attributes by names of its own."""
+
+
+@attrs.define(eq=False)
+class ObjectWalk:
+    """A walk over objects, each visited once.
+
+    Args:
+        called: The functions that steps call.
+        names: The attributes that count; None if all do.
+        held: Gets what is compared.
+    """
+
+    called: ObservedCalls
+    names: frozenset[str] | None
+    held: Held
+    # By identity, all that was met: no other object gets its identity.
+    met: dict[int, Any] = attrs.field(factory=dict, init=False)
+    # What remains to be visited: values with a name for messages.
+    pending: list[tuple[Any, str]] = attrs.field(factory=list, init=False)
+    # Weak references: what only they refer to would live as long as the guard, were it compared.
+    weak: list[tuple[Any, str]] = attrs.field(factory=list, init=False)
+    budget: Budget = attrs.field(factory=Budget, init=False)
+    # All names in the user's code.
+    user_names: frozenset[str] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        names = [self.called.names_of(code).attributes for code in self.called.users()]
+        self.user_names = frozenset().union(*names)
+
+    def _visit(self, value: Any, name: str) -> None:
+        """Notes what is compared of a value, and adds its parts."""
+        kind: Any = type(value)  # a class is hashable, which mypy does not know
+        if is_of(value, torch.Tensor):
+            self._tensor(value, name)
+        elif is_of(value, FunctionType):
+            self._function(value, name)
+        elif issubclass(kind, type):
+            self._class(value)
+        elif is_of(value, ModuleType):
+            self._module(value)
+        elif keras_private.is_bookkeeping(value) or objects.is_immutable(kind):
+            return
+        elif kind.__module__.startswith("shardcore."):
+            return  # its state belongs to a distribution, which a signature names
+        elif is_of(value, keras.Variable):
+            self._variable(value)
+        else:
+            self._check_comparable(kind, name)
+            self._contents(value, name)
+            self._object(value, name)
+
+    def _add(self, value: Any, name: str) -> None:
+        """Puts a value on the list of what is to be visited."""
+        if type(value) not in objects.PLAIN_TYPES and id(value) not in self.met:
+            self._meet(value)
+            self.pending.append((value, name))
+
+    def _meet(self, value: Any) -> None:
+        self.met[id(value)] = value
+
+    def _run(self) -> None:
+        while self.pending:
+            if len(self.met) > _MOST_OBJECTS:
+                raise NotCaptured(
+                    f"its Python holds more than {_MOST_OBJECTS} objects, which takes too long to "
+                    "compare: keep them in arrays, or outside the layers"
+                )
+            self._visit(*self.pending.pop())
+
+    def _tensor(self, tensor: torch.Tensor, name: str) -> None:
+        """Adds the metadata of a tensor, and what a user has set on it."""
+        self.held.tensor(tensor, name)
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # ours have attributes of ours
+            self._attributes(vars(tensor), name, is_library=False)
+
+    def _variable(self, variable: keras.Variable) -> None:
+        """Adds the tensor of a variable, and what Keras reads of it in a step."""
+        found, title = vars(variable), f"variable {variable.path!r}"
+        keys = keras_private.state_of(variable)
+        self.held.attributes(found, keys, title)
+        self.held.size(found, f"attributes of {title}")
+        tensor = tensor_of(variable)
+        if not variable.trainable and id(tensor) not in self.met:  # no autograd, no hooks
+            self._meet(tensor)
+            self.held.tensors.append(tensor)
+        for key in keys:
+            self._add(found[key], title)
+
+    def _check_comparable(self, kind: Any, name: str) -> None:
+        """Checks that a change in an object of this class can be seen."""
+        if kind.__module__.startswith("tensorflow") or objects.has_unknown_state(kind):
+            if rules.is_library(kind.__module__) and not kind.__module__.startswith("tensorflow"):
+                return
+            what = "an iterator" if "__next__" in vars(kind) else f"a {kind.__module__}"
+            raise NotCaptured(
+                f"it reads {name}, which is {what} ({kind.__qualname__}), whose content cannot be "
+                "compared: pass what it gives in the batch, or keep it in a variable"
+            )
+        if issubclass(kind, objects.LOOKUPS) and self.names is not None:
+            raise NamesAreComputed
+
+    def _contents(self, value: Any, name: str) -> None:
+        """Adds the members of containers and what methods, caches and references hold."""
+        if is_of(value, weakref.ref):
+            self.held.content(partial(_identity, value), name)
+            self.weak.append((value, name))
+            return
+        if is_of(value, ContextVar):
+            read = partial(value.get, None)
+            self.held.read(read, name)
+            self._add(read(), name)
+            return
+        copy = content_of(value, name, self.budget)
+        if copy is not None:
+            self.held.content(copy, name)
+        if is_of(value, objects.CACHED):
+            self._cache(value, name)
+        if is_of(value, logging.Logger):
+            self.held.content(partial(_level, value), f"the level of logger {value.name!r}")
+        if is_of(value, *objects.CONTAINERS):
+            self._container(value, name)
+        for part in objects.wrapped(value):
+            self._add(part, name)
+
+    def _cache(self, cached: Any, name: str) -> None:
+        """Adds the values that a cache keeps; its function may have run before the first step."""
+        function, *values = objects.cached_values(cached)
+        self._add(function, name)
+        self._cached_function(function)
+        for value in values:
+            self._add(value, name)
+
+    def _container(self, container: Any, name: str) -> None:
+        if container is sys.modules:
+            raise NotCaptured("it reads sys.modules, which is too large to compare: import names")
+        kind: Any = type(container)
+        members = list(members_reader(container)())
+        passing = [member for member in members if keras_private.is_bookkeeping(member)]
+        if passing and is_of(container, dict):  # Keras replaces these
+            replaced = set(map(id, passing))
+            keys = [key for key, value in container.items() if id(value) not in replaced]
+            self.held.attributes(container, tuple(keys), name)
+            self.held.size(container, name)
+        elif objects.iterates_plainly(kind):
+            self.held.container(container, name)
+        elif not is_of(container, *_IMMUTABLE):
+            self.held.identities(members_reader(container), name)
+        if is_of(container, defaultdict):
+            factory = partial(_FACTORY.__get__, container)
+            self.held.read(factory, name)
+            members.append(factory())
+        for member in members:
+            self._add(member, name)
+
+    def _object(self, owner: Any, name: str) -> None:
+        """Adds the attributes and slots of an object that count, and those of its classes."""
+        kind: Any = type(owner)
+        is_library = rules.is_library(kind.__module__)
+        found = attributes_of(owner)
+        if is_of(owner, threading.local):
+            found = threading.local.__getattribute__(owner, "__dict__")
+        if found is not None:
+            title = _title(owner, found, name)
+            self._attributes(found, title, is_library)
+            self.held.kind(owner, title)
+        for key, slot in objects.slots_of(kind):
+            if self._counts(key):
+                self.held.read(partial(slot.__get__, owner), f"attribute {key!r} of {name}")
+                self._add(held_in(slot, owner), f"attribute {key!r} of {name}")
+        for base in kind.__mro__:
+            self._add(base, base.__name__)
+
+    def _counts(self, key: str) -> bool:
+        return self.names is None or key in self.names
+
+    def _attributes(self, found: dict[str, Any], title: str, is_library: bool) -> None:
+        """Adds attributes: of a class of a library those that count, of another one all."""
+        keys = []
+        for key, value in list(found.items()):
+            if key in keras_private.RUNS_NOTED or keras_private.is_bookkeeping(value):
+                continue
+            is_fixed = is_library and key in keras_private.FIXED and key not in self.user_names
+            counts = self._counts(key) and not is_fixed
+            if counts or not is_library:
+                keys.append(key)
+            if not counts:
+                continue
+            if key in keras_private.REFILLED:
+                self.held.size(value, f"attribute {key!r} of {title}")
+            else:
+                self._add(value, f"attribute {key!r} of {title}")
+        self.held.attributes(found, tuple(keys), title)
+        if keras_private.RUNS_NOTED.isdisjoint(found):
+            self.held.size(found, f"attributes of {title}")
+        else:
+            self.held.content(partial(_lasting, found), f"attributes of {title}")
+
+    def _class(self, kind: type) -> None:
+        """Adds the attributes of a class that is not a library's."""
+        if rules.is_library(kind.__module__) or is_standard(kind.__module__):
+            return
+        space = vars(kind)
+        entries = [
+            (key, value)
+            for key, value in space.items()
+            if not key.startswith("__") or isinstance(value, FunctionType)
+        ]
+        self.held.attributes(space, tuple(key for key, _ in entries), f"class {kind.__qualname__}")
+        self.held.size(space, f"attributes of class {kind.__qualname__}")
+        for key, value in entries:
+            if self._counts(key) or key.startswith("__"):
+                self._add(value, f"{key!r} of class {kind.__qualname__}")
+        if is_of(kind, abc.ABCMeta):
+            self.held.content(abc.get_cache_token, "the classes that are registered with an ABC")
+        self.held.reader(partial(_BASES, kind), f"the bases of class {kind.__qualname__}")
+        self._add(type(kind), kind.__name__)
+
+    def _function(self, function: FunctionType, name: str) -> None:
+        """Adds what a function reads."""
+        raise NotImplementedError
+
+    def _module(self, module: ModuleType) -> None:
+        """Adds what the user's code reads of a module."""
+        raise NotImplementedError
+
+    def _cached_function(self, function: Any) -> None:
+        """Adds what the function of a cache reads, which may have run before the first step."""
+        raise NotImplementedError
+
+
+def is_standard(module: str) -> bool:
+    """Returns whether a module is of the standard library."""
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _title(owner: Any, found: dict[str, Any], name: str) -> str:
+    own = found.get("name", found.get("_name"))
+    return f"{type(owner).__name__} {own!r}" if isinstance(own, str) else name
+
+
+def _lasting(found: dict[str, Any]) -> int:
+    """Returns the number of attributes of a model, without those in which it notes its runs."""
+    return len(found) - len(keras_private.RUNS_NOTED & found.keys())
+
+
+def held_in(holder: Any, owner: Any) -> Any:
+    """Returns what a cell or a slot holds; None if it is empty."""
+    try:
+        return holder.cell_contents if owner is None else holder.__get__(owner)
+    except (ValueError, AttributeError):
+        return None
+
+
+def _identity(reference: Any) -> int | None:
+    """Returns the identity of what a weak reference refers to; None if that has gone."""
+    target = reference()
+    return None if target is None else id(target)
+
+
+def _level(logger: logging.Logger) -> tuple[Any, ...]:
+    return logger.getEffectiveLevel(), logger.disabled, logging.root.manager.disable

@@ -1,0 +1,197 @@
+"""Looks at objects without running code of their classes: no `__getattr__`, no property."""
+
+import decimal
+import gc
+import logging
+import random
+import re
+import threading
+import types
+import weakref
+from array import array
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import cache, lru_cache, partial
+from operator import attrgetter, itemgetter, methodcaller
+from types import GetSetDescriptorType, MappingProxyType, MemberDescriptorType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+# Values without parts: they are compared, not entered.
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+# Classes of C whose state is known to the walk, or does not change.
+CACHED = type(lru_cache(len))
+VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()), MappingProxyType)
+PLAIN_TYPES = frozenset(PLAIN)
+ORDERED = (OrderedDict, defaultdict)
+MUTABLE = (list, dict, set, deque, *ORDERED)
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+LOOKUPS = (attrgetter, methodcaller)
+_IMMUTABLE_MODULES = frozenset(
+    {
+        "datetime",
+        "decimal",
+        "_decimal",
+        "fractions",
+        "uuid",
+        "zoneinfo",
+        "ipaddress",
+        "pathlib",
+        "inspect",
+        "torch._ops",
+        "_abc",
+        "_collections",
+    }
+)
+_KNOWN_TO_THE_WALK = (
+    *(*PLAIN, *CONTAINERS, *ORDERED, *VIEWS, *LOOKUPS, CACHED, partial, SimpleNamespace, type),
+    *(torch.Tensor, torch.Generator, torch.Size, np.ndarray, np.generic, np.dtype, np.ufunc),
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType),
+    *(types.MethodWrapperType, types.WrapperDescriptorType, types.MethodDescriptorType),
+    *(types.ClassMethodDescriptorType, GetSetDescriptorType, MemberDescriptorType),
+    *(property, staticmethod, classmethod, super, slice, range, weakref.ref, ContextVar),
+    *(types.CodeType, types.GenericAlias, types.UnionType, type(...), type(NotImplemented)),
+    *(re.Pattern, itemgetter, threading.local, type(threading.Lock()), type(threading.RLock())),
+    *(bytearray, array, memoryview, random.Random, np.random.Generator, np.random.RandomState),
+    *(np.random.BitGenerator, np.random.SeedSequence, decimal.Decimal, BaseException),
+    *(types.CellType, type(type.__dict__["__mro__"]), logging.Logger),
+)
+
+
+@cache
+def _dict_descriptor(kind: Any) -> Any:
+    """Returns what gives the `__dict__` of the instances of a class; None without one."""
+    for base in kind.__mro__:
+        descriptor = vars(base).get("__dict__")
+        if descriptor is not None:
+            is_of_c = isinstance(descriptor, GetSetDescriptorType | MemberDescriptorType)
+            return descriptor if is_of_c else None
+    return None
+
+
+def attributes_of(owner: Any) -> dict[str, Any] | None:
+    """Returns the `__dict__` of an object; None without one.
+
+    Example:
+        >>> class Strict:
+        ...     def __getattribute__(self, name):
+        ...         raise RuntimeError(name)
+        >>> strict = Strict()
+        >>> object.__setattr__(strict, "rate", 0.5)
+        >>> attributes_of(strict)
+        {'rate': 0.5}
+    """
+    if is_of(owner, type):
+        return None
+    kind: Any = type(owner)
+    descriptor = _dict_descriptor(kind)
+    return None if descriptor is None else descriptor.__get__(owner)
+
+
+@cache
+def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """Returns the slots of a Python class and its bases: names, and what reads them.
+
+    Example:
+        >>> class Point:
+        ...     __slots__ = "__x"
+        >>> [name for name, slot in slots_of(Point)]
+        ['_Point__x']
+    """
+    return tuple(
+        (key, value)
+        for base in kind.__mro__
+        if "__slots__" in vars(base)
+        for key, value in vars(base).items()
+        if type(value) is MemberDescriptorType
+    )
+
+
+@cache
+def has_unknown_state(kind: Any) -> bool:
+    """Returns whether the instances of a class hold something in C that the walk does not know.
+
+    A class of Python adds a dict, weak references and slots to the size of its base, and no more.
+
+    Example:
+        >>> import itertools
+        >>> has_unknown_state(itertools.count), has_unknown_state(deque)
+        (True, False)
+    """
+    for base in kind.__mro__:
+        if base is object:
+            break
+        if base in _KNOWN_TO_THE_WALK or base.__module__.partition(".")[0] in _IMMUTABLE_MODULES:
+            return False
+        parent = base.__base__ or object
+        slots = len(slots_of(base)) if "__slots__" in vars(base) else 0
+        own = slots + ("__dict__" in vars(base)) + ("__weakref__" in vars(base))
+        grown = base.__basicsize__ - parent.__basicsize__
+        if grown > own * 8 or base.__itemsize__ != parent.__itemsize__:
+            return True
+    return False
+
+
+@cache
+def is_immutable(kind: Any) -> bool:
+    """Returns whether the instances of a class of the standard library never change."""
+    module = kind.__module__
+    return module in _IMMUTABLE_MODULES or module.partition(".")[0] in _IMMUTABLE_MODULES
+
+
+@cache
+def iterates_plainly(kind: Any) -> bool:
+    """Returns whether a class of containers has the iteration and length of Python's own.
+
+    Example:
+        >>> class Loud(list):
+        ...     def __len__(self):
+        ...         raise RuntimeError
+        >>> iterates_plainly(list), iterates_plainly(Loud)
+        (True, False)
+    """
+    base = next((base for base in kind.__mro__ if base in MUTABLE), None)
+    names = ("__iter__", "__len__", "keys", "values", "__bool__")
+    return base is not None and all(
+        getattr(kind, name, None) is getattr(base, name, None) for name in names
+    )
+
+
+def is_of(value: Any, *kinds: type) -> bool:
+    """Returns whether the class of a value is one of `kinds`, whatever its `__class__` says."""
+    return issubclass(type(value), kinds)
+
+
+def wrapped(value: Any) -> tuple[Any, ...]:
+    """Returns the functions and objects in a method, a property or a partial function."""
+    if is_of(value, types.MethodType):
+        return value.__func__, value.__self__
+    if is_of(value, staticmethod, classmethod):
+        return (value.__func__,)
+    if is_of(value, property):
+        return value.fget, value.fset
+    if is_of(value, partial):
+        return value.func, value.args, value.keywords
+    if is_of(value, types.BuiltinFunctionType):
+        owner = value.__self__
+        return () if is_of(owner, types.ModuleType, type) else (owner,)
+    if is_of(value, *VIEWS, memoryview):
+        return tuple(gc.get_referents(value))
+    return ()
+
+
+def cached_values(function: Any) -> Iterator[Any]:
+    """Yields what an `lru_cache` has: the function, and the values that it keeps.
+
+    A cache without a limit is a dict of values, another one a dict of links, which hold them.
+    """
+    yield function.__wrapped__
+    attributes = attributes_of(function)
+    for part in gc.get_referents(function):
+        if type(part) is dict and part is not attributes:
+            for value in part.values():
+                is_link = type(value).__name__ == "_lru_list_elem"
+                yield from gc.get_referents(value) if is_link else (value,)

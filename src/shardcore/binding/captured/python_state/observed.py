@@ -1,0 +1,211 @@
+"""The functions that the steps of a model call: those that are read as the user's code is."""
+
+import gc
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from cProfile import Profile
+from types import CodeType, ModuleType
+from typing import Any
+
+import attrs
+
+from shardcore.binding.captured.python_state import rules
+from shardcore.binding.captured.python_state.names import Names
+from shardcore.domain.steps.capture import NotCaptured
+
+# Code that has no file: of modules that Python contains, and methods that attrs makes.
+_GENERATED = re.compile(r"<(?:frozen|attrs generated \w+) ([\w.]+)>")
+_REMEDY = "pass that in the batch, or keep it in a variable"
+
+
+@attrs.define(eq=False)
+class ObservedCalls:
+    """The functions that steps have called.
+
+    A profile knows who calls a function, except after a function of torch has run in the caller:
+    a call of an unknown caller counts as the user's.
+    """
+
+    _codes: dict[int, CodeType] = attrs.field(factory=dict, init=False)
+    # The user's code; other code and functions of C that something else than a library may have
+    # called.
+    _called_outside: dict[Any, None] = attrs.field(factory=dict, init=False)
+    _known_names: dict[CodeType, Names] = attrs.field(factory=dict, init=False)
+    # By the file of a module of Python, its name.
+    _modules: dict[str, str] = attrs.field(factory=dict, init=False)
+
+    @contextmanager
+    def observed(self) -> Iterator[Profile]:
+        """Notes what this thread calls, by cProfile: no function of Python runs at each call."""
+        profile = Profile(subcalls=True, builtins=True)
+        try:
+            yield profile
+        finally:
+            profile.disable()
+        self._note(profile.getstats())
+
+    def _note(self, stats: Iterable[Any]) -> None:
+        """Adds the functions of a profile."""
+        entries = list(stats)
+        collector = [getattr(callback, "__code__", None) for callback in gc.callbacks]
+        by_library: dict[Any, int] = {}
+        for entry in entries:
+            if self.is_known(entry.code):
+                for call in entry.calls or ():
+                    key = _key(call.code)
+                    by_library[key] = by_library.get(key, 0) + call.callcount
+        for entry in entries:
+            code = entry.code
+            if code in collector or (isinstance(code, CodeType) and code.co_name == "<module>"):
+                continue
+            if isinstance(code, CodeType):
+                self._codes[id(code)] = code
+            if entry.callcount > by_library.get(_key(code), 0) or self._is_users(code):
+                self._called_outside[code] = None
+
+    def module_of(self, code: CodeType) -> str:
+        """Returns the name of the module that has the code; empty without one."""
+        file = code.co_filename
+        if generated := _GENERATED.match(file):
+            return generated.group(1)
+        if file not in self._modules:
+            self._modules |= _names_by_file()
+            self._modules.setdefault(file, self._library_of(file))
+        return self._modules[file]
+
+    def _library_of(self, file: str) -> str:
+        """Returns the library in whose folder a file lies; empty if it lies in none.
+
+        A module may take its own place in `sys.modules`, as `torch._VF` does.
+        """
+        for name in rules.LIBRARIES:
+            module = sys.modules.get(name)
+            folder = os.path.dirname(getattr(module, "__file__", None) or "")
+            if folder and file.startswith(folder + os.sep):
+                return name
+        return ""
+
+    def is_known(self, code: object) -> bool:
+        """Returns whether code is a library's, which reads only what is compared."""
+        if not isinstance(code, CodeType):
+            return True
+        module = self.module_of(code)
+        return rules.is_library(module) or (rules.is_pure(module) and code.co_name != "<lambda>")
+
+    def _is_users(self, code: object) -> bool:
+        """Returns whether code is neither a library's nor Python's: it counts, whoever calls it."""
+        if not isinstance(code, CodeType):
+            return False
+        module = self.module_of(code)
+        is_standard = module.partition(".")[0] in sys.stdlib_module_names
+        return not is_standard and not rules.is_library(module)
+
+    @property
+    def count(self) -> int:
+        """The number of functions of Python that steps have called."""
+        return len(self._codes)
+
+    def has_called(self, code: CodeType) -> bool:
+        """Returns whether a step called the function with this code."""
+        return id(code) in self._codes
+
+    def users(self) -> list[CodeType]:
+        """Returns the code that is read: the user's, and that of unknown modules."""
+        return [
+            code
+            for code in self._called_outside
+            if isinstance(code, CodeType) and not self.is_known(code)
+        ]
+
+    def names_of(self, code: CodeType) -> Names:
+        """Returns the names in code, which are looked for once."""
+        if code not in self._known_names:
+            self._known_names[code] = Names.of(code)
+        return self._known_names[code]
+
+    def check(self) -> None:
+        """Checks that no function of C reads what cannot be seen.
+
+        Raises:
+            NotCaptured: If one may.
+        """
+        for code in self._called_outside:
+            if isinstance(code, str):
+                why, name = rules.why_unknown(code), code
+            else:
+                name = f"{self.module_of(code).partition('.')[0]}.{code.co_qualname}"
+                is_refused = name in rules.REFUSED_FUNCTIONS
+                why = f"calls {name}(), which reads what no guard compares" if is_refused else ""
+            if why:
+                raise NotCaptured(f"{self._caller(name)} {why}: {_REMEDY}")
+
+    def _caller(self, function: str) -> str:
+        """Returns the first user function that names `function`, and its line."""
+        for code in self.users():
+            names = self.names_of(code)
+            if any(name in function for name in names.attributes if len(name) > 2):
+                return names.place
+        return "the step"
+
+    def attribute_names(self) -> frozenset[str] | None:
+        """Returns all names of attributes in the code that ran; None if some are computed."""
+        if not all(self.names_of(code).are_complete for code in self.users()):
+            return None
+        return self._names
+
+    @property
+    def _names(self) -> frozenset[str]:
+        names: set[str] = set()
+        for code in self._codes.values():
+            names.update(code.co_names, code.co_freevars)
+            names.update(constant for constant in code.co_consts if isinstance(constant, str))
+        return frozenset(names)
+
+    def effects(self) -> list[str]:
+        """Returns what the user's code does that a captured step does not repeat."""
+        is_printing = "<built-in method builtins.print>" in self._called_outside
+        is_logging = any(
+            isinstance(code, CodeType) and self.module_of(code) == "logging"
+            for code in self._called_outside
+        )
+        return ["prints"] * is_printing + ["log messages"] * is_logging
+
+
+def _key(code: object) -> object:
+    return id(code) if isinstance(code, CodeType) else code
+
+
+def _names_by_file() -> dict[str, str]:
+    """Returns the name of each loaded module by its file.
+
+    By their dicts: a module may import others when it is asked for an attribute.
+    """
+    names: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType):
+            file = vars(module).get("__file__")
+            if isinstance(file, str):
+                names.setdefault(file, name)
+    return names
+
+
+def is_profiled() -> bool:
+    """Returns whether a profiler of Python is at work: there can be no second one."""
+    if sys.version_info >= (3, 12):
+        return sys.monitoring.get_tool(sys.monitoring.PROFILER_ID) is not None
+    return sys.getprofile() is not None
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Pauses Python's garbage collection, which takes a quarter of the time of a recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

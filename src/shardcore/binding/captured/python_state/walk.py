@@ -1,0 +1,259 @@
+"""Walks from a model and from the code of its steps to all that this code may read.
+
+An attribute counts if the code that ran names it. What counts is compared, or the step is refused.
+"""
+
+import builtins
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import attrgetter
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import attrs
+
+from shardcore.binding import keras_private
+from shardcore.binding.captured.closures import Closures
+from shardcore.binding.captured.python_state import rules
+from shardcore.binding.captured.python_state.held import Held
+from shardcore.binding.captured.python_state.object_walk import (
+    NamesAreComputed,
+    ObjectWalk,
+    held_in,
+    is_standard,
+)
+from shardcore.binding.captured.python_state.objects import is_of
+from shardcore.binding.captured.python_state.observed import ObservedCalls
+from shardcore.binding.context.rank_consistency import variables_of
+from shardcore.domain.steps.capture import NotCaptured
+
+_FUNCTION_STATE = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_OF_CELL = attrgetter("cell_contents")
+# Functions that ask for an attribute which may not be there.
+_ASKING = frozenset({"getattr", "hasattr", "vars", "__dict__"})
+
+
+def held_state(
+    trainer: Any,
+    called: ObservedCalls,
+    metadata_of: Callable[[Any], tuple[Any, ...]],
+    closures: Closures | None = None,
+) -> Held:
+    """Returns all that the steps of `trainer`, which call the functions `called`, may read.
+
+    Args:
+        trainer: The model.
+        called: The functions.
+        metadata_of: Reads what changes of a tensor without an operator.
+        closures: Of a function that each call makes again: the objects in them. Their key is
+            compared elsewhere.
+
+    Raises:
+        NotCaptured: If the code may read what cannot be compared.
+    """
+    try:
+        return _held_state(trainer, called, called.attribute_names(), Held(metadata_of), closures)
+    except NamesAreComputed:
+        return _held_state(trainer, called, None, Held(metadata_of), closures)
+
+
+def _held_state(
+    trainer: Any,
+    called: ObservedCalls,
+    names: frozenset[str] | None,
+    held: Held,
+    closures: Closures | None,
+) -> Held:
+    given = closures or Closures.of()
+    walk = _Walk(called, names, held)
+    walk.model(trainer)
+    walk.held_by(given.objects)
+    walk.code(given.codes)
+    walk.check_weak()
+    called.check()
+    walk.surroundings()
+    return held
+
+
+@attrs.define(eq=False)
+class _Walk(ObjectWalk):
+    """A walk from a model, and from the functions that its steps call, to all that they hold."""
+
+    # By the identity of code, the global variables of its function.
+    namespaces: dict[int, dict[str, Any]] = attrs.field(factory=dict, init=False)
+
+    @property
+    def _asks(self) -> bool:
+        """Whether the user's code may ask for an attribute that is not there."""
+        is_trying = any(code.co_exceptiontable for code in self.called.users())
+        return is_trying or not self.user_names.isdisjoint(_ASKING)
+
+    def model(self, trainer: Any) -> None:
+        """Visits the layers, optimizer, metrics and losses of a model."""
+        seed = keras_private.global_seed()
+        for variable in [*variables_of(trainer), *([] if seed is None else [seed])]:
+            self._add(variable, f"variable {variable.path!r}")
+        self.held.content(keras_private.registered_objects, "Keras' registered objects")
+        for name, read in keras_private.uncleared_gradients(trainer):
+            self.held.read(read, name)
+            self._add(read(), name)
+        for called, holder, tensors in keras_private.graph_tensors(trainer):
+            name = f"an argument of {called!r} in a functional graph"
+            self.held.attributes(holder, ("args", "kwargs"), name)
+            for tensor in tensors:
+                self._add(tensor, name)
+        for operation in keras_private.operations_of(trainer):
+            self._add(operation, f"operation {operation.name!r}")
+        for _, module in keras_private.modules_of(trainer):
+            self._add(module, f"module {type(module).__name__!r}")
+        for part in keras_private.parts_of(trainer):
+            self._add(part, f"{type(part).__name__} of the model")
+        self._run()
+
+    def held_by(self, values: Iterable[Any]) -> None:
+        """Visits objects that may not be the model's."""
+        for value in values:
+            self._add(value, f"{type(value).__name__} in a closure")
+        self._run()
+
+    def code(self, compared: Iterable[CodeType]) -> None:
+        """Visits what the code of functions reads from their modules.
+
+        The closures of functions that are `compared`, or were made in the step, are not read here.
+        """
+        users = {id(code): code for code in self.called.users()}
+        waiting = dict(users)
+        while waiting:
+            ready = {key: space for key, code in waiting.items() if (space := self._space(code))}
+            if not ready:
+                place = self.called.names_of(next(iter(waiting.values()))).place
+                raise NotCaptured(
+                    f"it calls {place}, a function that no module and no layer holds, so that its "
+                    "global variables are unknown: make it an attribute of the layer"
+                )
+            for key, space in ready.items():
+                self._globals(waiting.pop(key), space)
+                self._run()
+        made = {id(constant) for code in users.values() for constant in code.co_consts}
+        made |= set(map(id, compared))
+        for key, code in users.items():
+            if code.co_freevars and key not in made and key not in self.met:
+                raise NotCaptured(
+                    f"it calls {self.called.names_of(code).place}, with a closure that nothing of "
+                    "the model holds: make it an attribute of the layer"
+                )
+
+    def check_weak(self) -> None:
+        """Checks that what weak references refer to is held by something else that is compared."""
+        for reference, name in self.weak:
+            target = reference()
+            if target is not None and id(target) not in self.met:
+                raise NotCaptured(
+                    f"it reads {name}, a weak reference to an object that nothing else of the step "
+                    "holds: hold it in an attribute of the layer too"
+                )
+
+    def surroundings(self) -> None:
+        """Adds the environment and the loggers, if the user's code names them."""
+        if {"environ", "getenv"} & self.user_names:
+            self.held.content(lambda: dict(os.environ), "os.environ")
+        if "getLogger" in self.user_names:
+            names = list(logging.root.manager.loggerDict)
+            for name in [name for name in names if not rules.is_library(name)]:
+                self._add(logging.getLogger(name), f"logger {name!r}")
+            self._add(logging.root, "the root logger")
+            self._run()
+
+    def _space(self, code: CodeType) -> dict[str, Any] | None:
+        """Returns the global variables of code; None if no function with it is known yet."""
+        if space := self.namespaces.get(id(code)):
+            return space
+        module = sys.modules.get(self.called.module_of(code))
+        if isinstance(module, ModuleType):
+            return vars(module)
+        # The methods that `dataclass` and `namedtuple` generate have no module, and read nothing
+        # but names of Python's.
+        is_closed = code.co_filename == "<string>" and self.called.names_of(code).variables <= {
+            *vars(builtins),
+            "_tuple_new",
+        }
+        return vars(builtins) if is_closed else None
+
+    def _cached_function(self, function: Any) -> None:
+        if is_of(function, FunctionType) and not self.called.is_known(function.__code__):
+            self._globals(function.__code__, function.__globals__)
+
+    def _function(self, function: FunctionType, name: str) -> None:
+        """Adds the defaults, attributes, closure and global variables of a function that ran.
+
+        In the closure of a library's function there may be one of the user's.
+        """
+        code = function.__code__
+        is_own = not self.called.is_known(code)
+        if is_own:
+            self._attributes(vars(function), f"function {function.__qualname__}", is_library=False)
+        if not self.called.has_called(code):
+            return
+        self.met[id(code)] = code
+        of = f"of function {function.__qualname__}"
+        for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if is_own:
+                self.held.read(partial(_OF_CELL, cell), f"variable {key!r} in the closure {of}")
+            self._add(held_in(cell, None), f"variable {key!r} in the closure {of}")
+        if not is_own:
+            return
+        self._note_namespace(code, function.__globals__)
+        self.held.reader(partial(_FUNCTION_STATE, function), f"code or defaults {of}")
+        self._add(function.__defaults__, f"defaults {of}")
+        self._add(function.__kwdefaults__, f"defaults {of}")
+
+    def _note_namespace(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        self.namespaces[id(code)] = namespace
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                self._note_namespace(constant, namespace)
+
+    def _globals(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        """Adds the global variables that code names, and the modules that it imports."""
+        self._note_namespace(code, namespace)
+        names, module = self.called.names_of(code), str(namespace.get("__name__"))
+        self._variables(namespace, names.variables, module)
+        for name in names.modules:
+            package = str(namespace.get("__package__") or "")
+            for full in (name, f"{package}.{name}"):
+                if full in sys.modules:
+                    self._add(sys.modules[full], f"module {full}")
+
+    def _variables(self, namespace: dict[str, Any], names: Iterable[str], module: str) -> None:
+        """Adds variables of a module; of one that is not there, its absence."""
+        present = tuple(name for name in names if name in namespace)
+        absent = frozenset(names).difference(present)
+        self.held.attributes(namespace, present, f"module {module}")
+        if absent:
+            self.held.absent(namespace, absent, f"a variable of module {module}")
+            own = vars(builtins)
+            self.held.attributes(own, tuple(name for name in absent if name in own), "builtins")
+            self.held.absent(own, absent.difference(own), "a name of Python's")
+        for name in present:
+            self._add(namespace[name], f"global variable {name!r} of {module}")
+
+    def _module(self, module: ModuleType) -> None:
+        """Adds the variables of a module that the user's code names.
+
+        Functions and classes of a library are compared by identity.
+        """
+        space, name = vars(module), str(vars(module).get("__name__"))
+        if not rules.is_library(name) and not is_standard(name):
+            everything = frozenset(space) | self.user_names
+            self._variables(space, everything if self.names is None else self.user_names, name)
+            return
+        named = tuple(self.user_names & space.keys())
+        self.held.attributes(space, named, f"module {name}")
+        if self._asks:
+            self.held.absent(space, self.user_names.difference(named), f"a variable of {name}")
+        for key in named:
+            if isinstance(space[key], ModuleType) or not callable(space[key]):
+                self._add(space[key], f"variable {key!r} of module {name}")
