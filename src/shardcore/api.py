@@ -20,9 +20,11 @@ The examples have one model, on a mesh of one device::
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from shardcore import bootstrap
+from shardcore.bootstrap import launching
+from shardcore.domain.errors import RankFailed
 from shardcore.ports.types import KerasModel
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.status import Status
@@ -150,18 +152,29 @@ def explain(model: KerasModel, batch: object, step: str = "train") -> Explanatio
     return explain_model(model, batch, step, _sessions(), StepTracer)
 
 
-def launch(function: Callable[..., ResultT], devices: int, *args: object) -> list[ResultT]:
+def launch(
+    function: Callable[..., ResultT],
+    devices: int,
+    *args: object,
+    start: Literal["fork", "spawn"] | None = None,
+) -> list[ResultT]:
     """Runs `function(*args)` on new ranks of this machine, for a notebook or a plain `python` call.
 
-    The ranks are forked from this process: the function may be one of a notebook's cell. It
-    installs shardcore, sets the distribution and builds the model, as a script for `torchrun`
-    does. A rank computes on one CPU thread, or on its GPU.
+    The function may be one of a notebook's cell. It sets the distribution and builds the model, as
+    a script for `torchrun` does. What the ranks print appears here as they print it.
+
+    On a machine without a GPU, ranks are forked from this process: they have all of it without a
+    copy, and compute on one CPU thread each. Where torch sees a GPU, they are new interpreters,
+    each on its GPU: a forked process could not use one. They take over the function and what it
+    reads, the settings, custom objects and seeds of Keras, the installation of shardcore, and the
+    state of random generators.
 
     Args:
         function: The program of each rank. What it returns is picklable: numbers, arrays, paths of
             files that it saved.
         devices: The number of ranks, one device each.
         *args: The arguments of the function.
+        start: "fork" or "spawn", to start ranks the one way or the other.
 
     Returns:
         What the function returned on each rank, in the order of ranks.
@@ -170,17 +183,18 @@ def launch(function: Callable[..., ResultT], devices: int, *args: object) -> lis
         MeshError: If `devices` is below 1.
         RankFailed: If a rank failed: it has the traceback of that rank. All ranks have ended then;
             so they have after an interrupt.
-        EnvironmentProblem: If this process is a rank itself, or has used CUDA.
+        EnvironmentProblem: If this process is a rank itself, or if new interpreters cannot be sent
+            what the function reads, such as a model: it names the variable.
 
     Example:
         >>> shardcore.launch(lambda base: base + 1, 2, 10)
         [11, 11]
     """
-    from shardcore.adapters.job import forked_ranks
-
-    forked_ranks.check_parent()
-    case = forked_ranks.Case(lambda rank: function(*args), (), None, init=False)
-    return forked_ranks.run(case, devices)
+    __tracebackhide__ = True  # IPython leaves this frame out
+    try:
+        return launching.launch(function, devices, args, start)
+    except RankFailed as failed:  # it has the frames of the rank
+        raise failed.with_traceback(None) from None
 
 
 def _sessions() -> "Sessions":

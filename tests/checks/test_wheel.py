@@ -81,7 +81,7 @@ def test_core_needs_no_torch_and_the_extra_does(wheel: Path) -> None:
     core = {need.split(">")[0] for need in needs if "extra ==" not in need}
     assert core == {"attrs", "pluggy", "rich"}
     extra = {need.split("<")[0].split(">")[0] for need in needs if "extra == 'torch'" in need}
-    assert extra == {"keras", "numpy", "torch"}
+    assert extra == {"cloudpickle", "keras", "numpy", "torch"}
 
 
 def test_wheel_installs_the_command(wheel: Path) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 import attrs
 
 from shardcore import bootstrap
-from shardcore.bootstrap import machines, planning
+from shardcore.bootstrap import launching, machines, planning
 from shardcore.bootstrap.search import search
 from shardcore.bootstrap.search.traces import TraceRequest
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.machines.machine import Machine
+from shardcore.ports.model import LayerFacts
 from shardcore.reporting.ranking import Priced, Ranking
 
 NAME = "auto"
@@ -39,13 +40,23 @@ def plan(model: object, mesh: object, devices: int | None, options: Mapping[str,
     rows = options.get("rows") or rows_of(batch)
     installed = bootstrap.installation() if bootstrap.is_installed() else None
     facts = facts_of(build, None if installed is None else installed.binding.sessions)
-    ranking = search.search(TraceRequest(build, batch, rows), devices, _machine(options), facts)
+    ranking = _search(TraceRequest(build, batch, rows), devices, _machine(options), facts)
     best = _best(ranking)
     planned = planning.plan(best.policy, facts, best.mesh, best.options)  # of all blocks
     is_here = installed is not None and installed.processes.launched == devices
     found = plan_of(facts, joined_mesh(best.mesh) if is_here else best.mesh, best.policy, planned)
     found.ranking = ranking
     return found
+
+
+def _search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFacts) -> Ranking:
+    """Returns the ranking, of another process if one that is forked from this could not trace."""
+    from shardcore.adapters.job import forks
+
+    arguments = (request, devices, machine, facts)
+    if forks.can_compute():
+        return search.search(*arguments)
+    return launching.apart("plan(policy='auto')", search.search, *arguments)
 
 
 def _is_count(value: object) -> bool:

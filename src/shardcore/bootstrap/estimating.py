@@ -1,11 +1,12 @@
-"""The memory of a train step under a plan, from a process that is forked for it."""
+"""The memory of a train step under a plan, from a process that is started for it."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shardcore import bootstrap
+from shardcore.bootstrap import launching
 from shardcore.bootstrap.search.traces import install_again
-from shardcore.domain.errors import PolicyError, ShardcoreError
+from shardcore.domain.errors import PolicyError
 from shardcore.reporting.memory import MemoryReport
 
 if TYPE_CHECKING:
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
 def estimate_memory(plan: "Plan", build: Callable[[], object], batch: object) -> MemoryReport:
     """Returns the memory of a rank in a train step under `plan`.
 
-    The forked process is the first rank of simulated ranks: the process group, the distribution,
-    the names and the seeds of the caller stay as they are.
+    The process that runs it is the first rank of simulated ranks: the process group, the
+    distribution, the names and the seeds of the caller stay as they are.
 
     Raises:
         PolicyError: If an argument is wrong, this process has joined a job, or the model or its
             step fails without values.
         StrategyError: If the model is not compiled, or the batch is none.
     """
-    from shardcore.adapters.job import forked_ranks, process_group
+    from shardcore.adapters.job import process_group
 
     if not hasattr(plan, "distribute"):
         raise PolicyError(f"Expected a plan of shardcore.plan(), got {plan!r}.")
@@ -34,28 +35,23 @@ def estimate_memory(plan: "Plan", build: Callable[[], object], batch: object) ->
         )
     if process_group.has_others():
         raise PolicyError(
-            "The step runs in a process that is forked from this one, which has joined a job: "
+            "The step runs in a process that this one starts, which has joined a job: "
             "estimate before the first DeviceMesh, DataParallel or list_devices(), with a plan "
             "over a shardcore.domain.mesh.Mesh."
         )
-    forked_ranks.check_device("estimate_memory()")
-
-    def work(_rank: int) -> MemoryReport | ShardcoreError:
-        try:
-            install_again({})
-            if not process_group.is_started():
-                bootstrap.simulate(plan.mesh.size)
-            plan.distribute()
-            return _estimate(build, batch, plan.policy)
-        except ShardcoreError as error:
-            return error
-
     # The rules of a plan name layers as the next model of this process will.
-    case = forked_ranks.Case(work, (), None, init=False, keeps_session=True)
-    (found,) = forked_ranks.run(case, 1)
-    if isinstance(found, ShardcoreError):
-        raise found
-    return found
+    return launching.apart("estimate_memory()", _simulate, plan, build, batch)
+
+
+def _simulate(plan: "Plan", build: Callable[[], object], batch: object) -> MemoryReport:
+    """Returns the memory in this process, which becomes a rank of simulated ones."""
+    from shardcore.adapters.job import process_group
+
+    install_again({})
+    if not process_group.is_started():
+        bootstrap.simulate(plan.mesh.size)
+    plan.distribute()
+    return _estimate(build, batch, plan.policy)
 
 
 def _estimate(build: Callable[[], object], batch: object, policy: str) -> MemoryReport:

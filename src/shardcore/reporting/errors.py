@@ -9,6 +9,8 @@ from pathlib import Path
 from traceback import walk_stack
 from types import FrameType, TracebackType
 
+from shardcore.domain.errors import RankFailed
+
 PACKAGE = str(Path(__file__).parents[1])
 LIBRARIES = ("site-packages", "dist-packages", str(Path(logging.__file__).parents[1]), "<frozen")
 # The file name of the code that is generated for captured steps.
@@ -38,9 +40,10 @@ def show_user_frames() -> Callable[[], None]:
 def strip_own_frames(error: BaseException) -> None:
     """Removes the frames of shardcore from the traceback of an error in the user's code.
 
-    The error counts as the user's if the innermost frame outside of libraries is. Any other error
-    keeps its traceback, because it may be a bug of shardcore. So do all while the log is at debug.
-    The same holds for the errors that caused it, which may be a circle.
+    The error counts as the user's if the innermost frame outside of libraries is; the error of a
+    rank that this process reports does too. Any other error keeps its traceback, because it may be
+    a bug of shardcore. So do all while the log is at debug. The same holds for the errors that
+    caused it, which may be a circle.
     """
     stripped: set[int] = set()
     waiting: list[BaseException | None] = [error]
@@ -100,12 +103,16 @@ def _strip(error: BaseException) -> None:
     ours = [each for each in frames if _owner_of(each) in ("shardcore", "user")]
     inner = ours[-1] if ours else None
     debugged = logging.getLogger("shardcore").isEnabledFor(logging.DEBUG)
-    if inner is None or _owner_of(inner) == "shardcore" or debugged:
+    if inner is None or debugged:
+        return
+    if _owner_of(inner) == "shardcore" and not isinstance(error, RankFailed):
         return
     kept = [each for each in frames if _owner_of(each) not in ("shardcore", "python -m")]
     for outer, next_ in pairwise(kept):
         outer.tb_next = next_
-    error.__traceback__ = kept[0]
+    if kept:
+        kept[-1].tb_next = None
+    error.__traceback__ = kept[0] if kept else None
 
 
 def _owner_of(trace: TracebackType) -> str:

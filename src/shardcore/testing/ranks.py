@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+from shardcore.bootstrap import launching
+
 _Result = TypeVar("_Result")
 
 
@@ -41,6 +43,6 @@ def run_ranks(
         >>> run_ranks(lambda rank, base: base + rank, 2, 10, init=False)
         [10, 11]
     """
-    from shardcore.adapters.job import forked_ranks
+    from shardcore.adapters.job.started_ranks import Case
 
-    return forked_ranks.run(forked_ranks.Case(fn, args, timeout, init), world_size)
+    return launching.run_ranks(Case(fn, args, timeout, init), world_size)

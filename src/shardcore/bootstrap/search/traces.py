@@ -1,8 +1,9 @@
 """Steps of a model under several layouts, each traced in a process that is forked for it.
 
-One forked process builds the model, without values and without a distribution. Of it a process is
-forked for each layout: the first rank of simulated ranks, which lays the model out. The process
-group, the names and the seeds of the caller stay as they are.
+This process can be forked: `bootstrap.auto` has another one search where it cannot. One forked
+process builds the model, without values and without a distribution. Of it a process is forked for
+each layout: the first rank of simulated ranks, which lays the model out. The process group, the
+names and the seeds of the caller stay as they are.
 """
 
 import logging
@@ -91,17 +92,16 @@ def steps(
     Jobs that trace the same blocks share a model. Each core traces one job of a model at a time.
 
     Raises:
-        PolicyError: If the model or its step fails without values, or this process cannot be
-            forked for it.
+        PolicyError: If the model or its step fails without values, or this process has joined a
+            job.
     """
-    from shardcore.adapters.job import forked_ranks, process_group
+    from shardcore.adapters.job import process_group
 
     if process_group.is_started():
         raise PolicyError(
             "Policy 'auto' traces steps in processes that are forked from this one, which has "
             "joined a job: call plan() before the first DeviceMesh, DataParallel or list_devices()."
         )
-    forked_ranks.check_device("plan(policy='auto')")
     alike: dict[tuple[Run, ...], list[int]] = {}  # the numbers of jobs that trace the same blocks
     for number, job in enumerate(jobs):
         alike.setdefault(job.runs, []).append(number)
@@ -118,9 +118,10 @@ _Result = TypeVar("_Result")
 def _forked(work: Callable[[int], _Result | ShardcoreError], count: int) -> list[_Result]:
     """Returns what `work` returns, in processes that are forked for it; raises its first error."""
     from shardcore.adapters.job import forked_ranks
+    from shardcore.adapters.job.started_ranks import Case
 
     # The rules of a plan name layers as the next model of this process will.
-    case = forked_ranks.Case(work, (), None, init=False, keeps_session=True)
+    case = Case(work, (), keeps_session=True)
     found: list[_Result] = []
     for each in forked_ranks.run(case, count):
         if isinstance(each, ShardcoreError):

@@ -1,0 +1,258 @@
+"""Ranks that this process has started: what they print, their results, their errors, their end."""
+
+import codecs
+import contextlib
+import math
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import IO, Any, Generic, Protocol, TypeVar
+
+import attrs
+
+from shardcore.domain.errors import RankFailed
+from shardcore.reporting.errors import strip_own_frames
+
+_Result = TypeVar("_Result")
+
+# How long the parent waits for the reports of other ranks after one has failed.
+_GRACE_SECONDS = 0.3
+_CHUNK_BYTES = 1 << 16
+
+
+@attrs.frozen
+class Case(Generic[_Result]):
+    """The work of the ranks.
+
+    Args:
+        function: It is called as `function(rank, *arguments)`, or without the rank.
+        arguments: Its further arguments.
+        timeout: Seconds until all ranks are killed; None for no limit.
+        init: Whether the gloo group is started before.
+        keeps_session: Whether ranks keep the Keras session of this process, with its counts of
+            layer names.
+        passes_rank: Whether the function gets the rank.
+    """
+
+    function: Callable[..., _Result]
+    arguments: tuple[object, ...]
+    timeout: float | None = None
+    init: bool = False
+    keeps_session: bool = False
+    passes_rank: bool = True
+
+    def call(self, rank: int) -> _Result:
+        """Calls the function on a rank."""
+        return self.function(*(rank,) * self.passes_rank, *self.arguments)
+
+
+@attrs.frozen
+class Place:
+    """The environment and the files of the ranks of one call."""
+
+    environment: dict[str, str]
+    folder: Path
+
+    def stacks(self, rank: int) -> Path:
+        """Returns the file to which the rank writes its stacks: on SIGUSR1, and when it crashes."""
+        return self.folder / f"stacks-{rank}"
+
+
+@attrs.frozen
+class Failure:
+    """The error of a rank.
+
+    Args:
+        rank: The rank.
+        at: When it failed, in seconds of the clock of this host.
+        report: What is shown of it.
+    """
+
+    rank: int
+    at: float
+    report: str
+
+    @classmethod
+    def of(cls, rank: int, error: BaseException) -> "Failure":
+        """Returns the failure of `rank` with the frames of the user."""
+        strip_own_frames(error)
+        shown = "".join(traceback.format_exception(error))
+        return cls(rank, time.monotonic(), f"rank {rank} failed:\n{shown}")
+
+
+class RankProcess(Protocol):
+    """A process as `multiprocessing` shows it."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its number."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """Its exit code, the negative number of the signal that ended it; None while it runs."""
+
+    def kill(self) -> None:
+        """Ends it at once."""
+
+    def join(self) -> None:
+        """Waits for its end."""
+
+    def close(self) -> None:
+        """Releases what is kept of it."""
+
+
+class Stream:
+    """A pipe into which a rank prints, and the stream of this process that shows it."""
+
+    def __init__(self, pipe: int, shown: Callable[[], IO[str]]) -> None:
+        self._pipe = pipe
+        self._shown = shown
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def fileno(self) -> int:
+        """Returns the number of the pipe, for `wait`."""
+        return self._pipe
+
+    def show(self) -> bool:
+        """Shows what has come, and returns whether more may come."""
+        printed = os.read(self._pipe, _CHUNK_BYTES)
+        text = self._decoder.decode(printed, final=not printed)
+        if text:
+            self._shown().write(text)
+            self._shown().flush()
+        return bool(printed)
+
+    def close(self) -> None:
+        """Closes the pipe."""
+        os.close(self._pipe)
+
+
+@attrs.frozen
+class Rank:
+    """A rank that runs.
+
+    Args:
+        rank: Its number.
+        process: Its process.
+        pipe: It sends `("result", value)` or `("failure", Failure)`.
+        streams: What it prints, if this process shows it.
+    """
+
+    rank: int
+    process: RankProcess
+    pipe: Connection
+    streams: Sequence[Stream] = ()
+
+
+@contextlib.contextmanager
+def ended(ranks: Sequence[Rank]) -> Iterator[None]:
+    """Opens a context at whose end all ranks are killed and joined: no zombie is left."""
+    try:
+        yield
+    finally:
+        for rank in ranks:
+            rank.process.kill()
+        for rank in ranks:
+            rank.process.join()
+            rank.process.close()
+            rank.pipe.close()
+            for stream in rank.streams:
+                stream.close()
+
+
+@contextlib.contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Opens a context at whose end an interrupt that came meanwhile is raised."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # which gets no interrupts
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
+def flush() -> None:
+    """Writes the text that is buffered."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def collect(timeout: float | None, place: Place, ranks: Sequence[Rank]) -> list[Any]:
+    """Returns the results in the order of ranks, and meanwhile shows what ranks print.
+
+    Raises:
+        RankFailed: If a rank raised, died or did not end in time.
+    """
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    waiting = {rank.pipe: rank for rank in ranks}
+    streams: list[Any] = [stream for rank in ranks for stream in rank.streams]
+    results: dict[int, Any] = {}
+    failures: list[Failure] = []
+    while waiting:
+        left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+        ready = wait([*waiting, *streams], left)
+        if not ready:
+            break
+        _show(streams, ready)
+        for pipe in filter(waiting.__contains__, ready):
+            rank = waiting.pop(pipe)  # type: ignore[call-overload]
+            kind, value = _receive(rank, place)
+            if kind == "result":
+                results[rank.rank] = value
+            else:
+                failures.append(value)
+                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+    while ready := wait(streams, 0):  # what they printed before they ended
+        _show(streams, ready)
+    if failures:
+        failures.sort(key=lambda failure: failure.at)
+        raise RankFailed(failures[0].rank, "\n".join(failure.report for failure in failures))
+    if waiting:
+        raise _timed_out(timeout, place, list(waiting.values()))
+    return [results[rank] for rank in range(len(ranks))]
+
+
+def _show(streams: list[Any], ready: Sequence[object]) -> None:
+    for stream in [stream for stream in streams if stream in ready]:
+        if not stream.show():
+            streams.remove(stream)
+
+
+def _receive(rank: Rank, place: Place) -> tuple[str, Any]:
+    try:
+        kind, value = pickle.loads(rank.pipe.recv_bytes())
+        return kind, value
+    except EOFError:
+        rank.process.join()
+        report = f"rank {rank.rank} ended without a result, exit code {rank.process.exitcode}\n"
+        report += _crashed_at(place.stacks(rank.rank))
+        # Time 0: the errors of the other ranks follow from this one.
+        return "failure", Failure(rank.rank, 0.0, report)
+
+
+def _crashed_at(stacks: Path) -> str:
+    """Returns the stacks of a rank that crashed in C++; without the list of its modules."""
+    return stacks.read_text().partition("\nExtension modules")[0]
+
+
+def _timed_out(timeout: float | None, place: Place, late: list[Rank]) -> RankFailed:
+    for rank in late:
+        assert rank.process.pid is not None
+        os.kill(rank.process.pid, signal.SIGUSR1)
+    time.sleep(_GRACE_SECONDS)
+    stacks = [f"rank {r.rank} was here:\n{place.stacks(r.rank).read_text()}" for r in late]
+    names = ", ".join(str(rank.rank) for rank in late)
+    problem = f"rank {names} did not end within {timeout:g} seconds"
+    return RankFailed(late[0].rank, "\n".join([problem, *stacks]))

@@ -1,0 +1,83 @@
+"""The program of a new interpreter: `python -m shardcore.bootstrap.launched`, by `launch`.
+
+It is the rank that its environment says, takes over what the process that started it has sent,
+runs the function, and sends its result.
+"""
+
+import atexit
+import io
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from shardcore.adapters.launch.new_ranks import RankCall
+
+_LOOK_SECONDS = 0.2
+
+
+def main(words: list[str]) -> NoReturn:
+    """Runs the rank, and waits to be killed.
+
+    A rank that ends breaks the connections of the others, whose errors would hide the first one.
+    """
+    from shardcore.adapters.job import started_ranks
+    from shardcore.adapters.launch.new_ranks import RankCall
+
+    call = RankCall.of(words)
+    arguments = (call.parent, call.folder)
+    watch = threading.Thread(target=_end_with, args=arguments, name="shardcore-parent", daemon=True)
+    watch.start()
+    # An interrupt goes to the parent, which kills the ranks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.set_inheritable(call.pipe, False)
+    _print_as_a_terminal()
+    try:
+        message = _result(call)
+        atexit._run_exitfuncs()  # noqa: SLF001 - as the others wait for this rank at their end
+    except BaseException as error:  # noqa: BLE001 - SystemExit too: the parent reports it
+        message = pickle.dumps(("failure", started_ranks.Failure.of(call.rank, error)))
+    started_ranks.flush()
+    Connection(call.pipe, readable=False).send_bytes(message)
+    watch.join()
+    os._exit(1)
+
+
+def _result(call: "RankCall") -> bytes:
+    import cloudpickle
+
+    from shardcore.adapters.job import forked_ranks
+    from shardcore.bootstrap.sending import Sent
+
+    sent = Sent.read(call.folder)
+    forked_ranks.write_stacks(sent.place.stacks(call.rank))
+    case = sent.take_over()
+    forked_ranks.join_group(case, sent.place)
+    message: bytes = cloudpickle.dumps(("result", case.call(call.rank)))
+    return message
+
+
+def _print_as_a_terminal() -> None:
+    """Has lines, and what ends in a carriage return, be written at once."""
+    for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, io.TextIOWrapper)
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def _end_with(parent: int, folder: Path) -> None:
+    """Ends this process, and those that it started, when its parent has ended."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

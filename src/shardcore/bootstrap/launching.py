@@ -1,0 +1,156 @@
+"""Starts processes of this machine: ranks for `launch`, and one that plans.
+
+A process is forked where it can compute as this one can: it has all of it without a copy. Else it
+is a new interpreter, which gets a copy of what it needs.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import attrs
+
+from shardcore.bootstrap.sending import Sent
+from shardcore.domain.errors import EnvironmentProblem, ShardcoreError
+from shardcore.domain.job import resolve_job
+
+if TYPE_CHECKING:
+    from shardcore.adapters.job.started_ranks import Case
+    from shardcore.adapters.launch.payload import Rules
+
+_Result = TypeVar("_Result")
+StartMethod = Literal["fork", "spawn"]
+
+_REMEDY = (
+    "Build it in the function; to go on with its weights, save it with model.save(path) and load "
+    "that file in the function."
+)
+# Of a process that plans: it computes nothing, and may fork.
+_WITHOUT_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "KERAS_TORCH_DEVICE": "cpu"}
+
+
+def launch(
+    function: Callable[..., _Result],
+    devices: int,
+    arguments: tuple[object, ...],
+    start: StartMethod | None,
+) -> list[_Result]:
+    """Returns what a function returns on new ranks: see `shardcore.launch`."""
+    from shardcore.adapters.job import forked_ranks, forks
+    from shardcore.adapters.job.started_ranks import Case
+
+    _check(start)
+    case = Case(function, arguments, passes_rank=False)
+    if start == "spawn" or (start is None and (forks.has_devices() or not forks.can_compute())):
+        return _spawned("launch()", case, devices, _of_ranks())
+    if start == "fork" and not forks.can_compute():
+        raise EnvironmentProblem(
+            "launch(start='fork') forks this process, and torch was used in it in a way that no "
+            "forked process can go on with: for CUDA, as the import of Keras does, or for a "
+            "backward pass on a host with a GPU. Leave start= out: it starts new interpreters."
+        )
+    return forked_ranks.run(attrs.evolve(case, function=_with_state(function)), devices)
+
+
+def run_ranks(case: "Case[_Result]", world_size: int) -> list[_Result]:
+    """Runs a case on ranks that are forked, or on new interpreters if those could not compute."""
+    from shardcore.adapters.job import forked_ranks, forks
+
+    if forks.can_compute():
+        return forked_ranks.run(case, world_size)
+    return _spawned("run_ranks()", case, world_size, _of_ranks())
+
+
+def apart(call: str, function: Callable[..., _Result], *arguments: object) -> _Result:
+    """Returns what a function returns in a separate process, which uses no device.
+
+    The next layers get the same names there as in this process.
+
+    Args:
+        call: The call that needs it, for an error.
+        function: It computes shapes, and no values. It may fork its process.
+        *arguments: Its arguments.
+
+    Raises:
+        ShardcoreError: What the function raises.
+    """
+    from shardcore.adapters.job import forked_ranks, forks
+    from shardcore.adapters.job.started_ranks import Case
+    from shardcore.adapters.launch.payload import Rules
+
+    work = partial(_result_or_error, function)
+    case = Case(work, arguments, keeps_session=True, passes_rank=False)
+    if forks.can_compute():
+        (result,) = forked_ranks.run(case, 1)
+    else:
+        (result,) = _spawned(call, case, 1, Rules(moves_tensors=True), _WITHOUT_DEVICES)
+    if isinstance(result, ShardcoreError):
+        raise result
+    return result
+
+
+def _result_or_error(
+    function: Callable[..., _Result], *arguments: object
+) -> _Result | ShardcoreError:
+    try:
+        return function(*arguments)
+    except ShardcoreError as error:
+        return error
+
+
+def _spawned(
+    call: str,
+    case: "Case[_Result]",
+    world_size: int,
+    rules: "Rules",
+    environment: Mapping[str, str] | None = None,
+) -> list[_Result]:
+    from shardcore.adapters.job.forked_ranks import place_for
+    from shardcore.adapters.launch import held_memory, new_ranks
+
+    with place_for(world_size) as place:
+        held_memory.release()
+        Sent.write(call, case, place, rules)
+        return new_ranks.run(place, world_size, case.timeout, environment or {})
+
+
+def _of_ranks() -> "Rules":
+    """Returns what ranks may be sent: no part of Keras whose tensors belong to this process."""
+    from shardcore.adapters.launch.payload import Rules
+
+    if "keras" not in sys.modules:
+        return Rules()
+    from shardcore.binding.keras_private.carried import why_not_sent
+
+    return Rules(why_not_sent, _REMEDY)
+
+
+def _with_state(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Returns the function for a forked rank, whose session of Keras is a new one."""
+    if "keras" not in sys.modules:
+        return function
+    from shardcore.binding.keras_private.carried import KerasState
+
+    state = KerasState.now()
+
+    def call(*arguments: object) -> _Result:
+        state.restore()
+        return function(*arguments)
+
+    return call
+
+
+def _check(start: object) -> None:
+    """Refuses another word for `start`, and to start ranks from a rank."""
+    if start not in (None, "fork", "spawn"):
+        raise EnvironmentProblem(
+            f"launch() takes start='fork', start='spawn', or no start=; got start={start!r}."
+        )
+    job = resolve_job(environ=os.environ)
+    if job is not None:
+        raise EnvironmentProblem(
+            f"launch() starts ranks, and this process is rank {job.rank} of {job.world_size} "
+            "already: call the function itself."
+        )
