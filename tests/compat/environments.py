@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # What the tests need beside torch and Keras, in the versions of constraints.txt.
 TOOLS = (
-    *("attrs", "hypothesis", "numpy", "pandas", "pluggy", "pytest", "pytest-xdist", "rich"),
-    "safetensors",
+    *("attrs", "cloudpickle", "hypothesis", "numpy", "pandas", "pluggy", "pytest", "pytest-xdist"),
+    *("rich", "safetensors"),
 )
 
 

@@ -16,9 +16,11 @@ RESULTS = ROOT / "build" / "gpu"
 FIGURES = ROOT / "build" / "bench" / "cuda.json"
 # A warning of a driver or of a library that this machine has is no failure.
 NO_FAILURE = ("-W", "default")
+LAUNCH = "launch"
 BENCH = "bench"
 # The tests of each part.
 PARTS: dict[str, tuple[str, ...]] = {
+    LAUNCH: ("tests/gpu/test_launch.py",),
     "contract": ("tests/distributed/strategies/test_contract.py",),
     "distributed": ("tests/distributed", "-m", "gpu"),
     "counts": tuple(COUNTS),
@@ -26,15 +28,24 @@ PARTS: dict[str, tuple[str, ...]] = {
     BENCH: (),
 }
 # The seconds after which each part is ended: all together are under half an hour.
-LIMITS = {"contract": 240, "distributed": 600, "counts": 300, "layers": 240, BENCH: 240}
+LIMITS = {
+    LAUNCH: 150,
+    "contract": 240,
+    "distributed": 480,
+    "counts": 240,
+    "layers": 240,
+    BENCH: 240,
+}
+# To look for devices must not load CUDA, where tests fork ranks. Who launches ranks from a notebook
+# has not set it, so the part `launch` has not either.
+NO_CUDA_TO_LOOK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def environment() -> dict[str, str]:
     """Returns the variables of the lane, which torch reads when it is imported."""
     return {
         "KERAS_BACKEND": "torch",
-        # To look for devices must not load CUDA: no process that did can fork ranks.
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        **NO_CUDA_TO_LOOK,
         # Float32 is float32: cuDNN would take 10 bits of each factor, and tests compare.
         "NVIDIA_TF32_OVERRIDE": "0",
         # A test of more ranks than there are GPUs.
@@ -68,6 +79,8 @@ def run(chosen: Iterable[str]) -> dict[str, Any]:
 def _tests(part: str) -> dict[str, Any]:
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {**os.environ, **environment(), "PYTHONPATH": os.pathsep.join(paths)}
+    if part == LAUNCH:
+        variables = {name: variables[name] for name in variables.keys() - NO_CUDA_TO_LOOK}
     folder, tests = RESULTS / part, [*NO_FAILURE, *PARTS[part]]
     folder.mkdir(exist_ok=True)
     return outcome(sys.executable, tests, variables, folder, LIMITS[part], _at_a_time())

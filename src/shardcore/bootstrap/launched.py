@@ -68,7 +68,8 @@ def _print_as_a_terminal() -> None:
     """Has lines, and what ends in a carriage return, be written at once."""
     for stream in (sys.stdout, sys.stderr):
         assert isinstance(stream, io.TextIOWrapper)
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+        stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _end_with(parent: int, folder: Path) -> None:

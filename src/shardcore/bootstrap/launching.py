@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import attrs
 
-from shardcore.bootstrap.sending import Sent
+from shardcore.bootstrap.sending import Sent, keras_state
 from shardcore.domain.errors import EnvironmentProblem, ShardcoreError
 from shardcore.domain.job import resolve_job
 
@@ -128,14 +128,17 @@ def _of_ranks() -> "Rules":
 
 
 def _with_state(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Returns the function for a forked rank, whose session of Keras is a new one."""
-    if "keras" not in sys.modules:
-        return function
-    from shardcore.binding.keras_private.carried import KerasState
+    """Returns the function for a forked rank, whose session of Keras is a new one.
 
-    state = KerasState.now()
+    Python seeds its generator anew in a forked process; ranks are to draw the same.
+    """
+    from shardcore.adapters.launch.process_state import ProcessState
+
+    state, keras = ProcessState.now(), keras_state()
 
     def call(*arguments: object) -> _Result:
+        if keras is not None:
+            keras.restore()
         state.restore()
         return function(*arguments)
 

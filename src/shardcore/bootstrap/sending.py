@@ -59,7 +59,7 @@ class Sent:
         from shardcore.adapters.launch import payload, variables
         from shardcore.adapters.launch.process_state import ProcessState
 
-        keras, objects = _of_keras(case.keeps_session)
+        objects = _custom_objects()
         try:
             written = payload.write(place.folder, (objects, case.function, case.arguments), rules)
         except Exception as error:  # whatever the values of the user raise
@@ -77,7 +77,7 @@ class Sent:
             {"PYTHONPATH": os.environ.get("PYTHONPATH")},
             _installed(),
             ProcessState.now(),
-            keras,
+            keras_state(names=case.keeps_session),
             written,
         )
         (place.folder / _FILE).write_bytes(cloudpickle.dumps(sent))
@@ -137,13 +137,22 @@ def _nothing() -> None:
     """Stands for a function that is not read yet."""
 
 
-def _of_keras(names: bool) -> tuple[Any, Any]:
-    """Returns the state and the custom objects of Keras; None for both if it is not loaded."""
+def keras_state(*, names: bool = False) -> Any:
+    """Returns the state of Keras, with its counts of names if asked; None if it is not loaded."""
     if "keras" not in sys.modules:
-        return None, None
-    from shardcore.binding.keras_private.carried import CustomObjects, KerasState
+        return None
+    from shardcore.binding.keras_private.carried import KerasState
 
-    return KerasState.now(names=names), CustomObjects.now()
+    return KerasState.now(names=names)
+
+
+def _custom_objects() -> Any:
+    """Returns the custom objects of Keras; None if it is not loaded."""
+    if "keras" not in sys.modules:
+        return None
+    from shardcore.binding.keras_private.carried import CustomObjects
+
+    return CustomObjects.now()
 
 
 def _installed() -> tuple[str, dict[str, Any]] | None:

@@ -25,6 +25,14 @@ def test_torch_is_asked_for_devices_without_loading_cuda():
     assert parts.environment()["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
 
 
+@pytest.mark.parametrize(("part", "value"), [("launch", None), ("layers", "1")])
+def test_the_part_that_launches_looks_for_devices_as_users_do(monkeypatch, tmp_path, part, value):
+    monkeypatch.setattr(parts, "RESULTS", tmp_path)
+    monkeypatch.setattr(parts, "outcome", lambda python, tests, variables, *_: variables)
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as tests.gpu has set it
+    assert parts._tests(part).get("PYTORCH_NVML_BASED_CUDA_CHECK") == value
+
+
 def test_without_a_gpu_it_prints_a_line_and_succeeds():
     pytest.importorskip("torch")
     command = [sys.executable, "-m", "tests.gpu"]

@@ -20,12 +20,12 @@ def not_sent(
         rules: What may be sent.
         error: What was raised of the values.
     """
-    names = [f"{words}, " for words in _first(values.items(), rules)]
+    words = next(_first(values.items(), rules), "a value")
     is_known = isinstance(error, EnvironmentProblem)
     problem = str(error) if is_known else f"what cannot be pickled ({_said(error)}). {_REMEDY}"
     return EnvironmentProblem(
         f"{call} starts new processes and sends them the function and all that it reads, but "
-        f"{''.join(names) or 'a value '}holds {problem}"
+        f"{words} holds {problem}"
     )
 
 
@@ -49,7 +49,7 @@ def _innermost(words: str, value: Any, rules: payload.Rules, seen: set[int]) -> 
     for function in _functions(value):
         for name, held in _read_by(function):
             if id(held) not in seen and not _can_be_sent(held, rules):
-                inner = f"variable {name!r}, which {function.__name__}() reads"
+                inner = f"variable {name!r}, which {function.__name__}() reads,"
                 return _innermost(inner, held, rules, seen | {id(held)})
     return words
 
