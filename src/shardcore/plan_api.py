@@ -95,8 +95,8 @@ def plan(
 def estimate_memory(plan: "Plan", model: Callable[[], KerasModel], batch: object) -> MemoryReport:
     """Returns the memory that a rank takes in a train step under a plan, before you have devices.
 
-    A process that is forked from this one runs one eager step as the first of simulated ranks, on
-    tensors that have shapes and no values: it needs no room for the model.
+    Another process runs one eager step as the first of simulated ranks, on tensors that have shapes
+    and no values: it needs no room for the model.
 
     Args:
         plan: What `plan` has returned.

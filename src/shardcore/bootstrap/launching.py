@@ -130,7 +130,7 @@ def _of_ranks() -> "Rules":
 def _with_state(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """Returns the function for a forked rank, whose session of Keras is a new one.
 
-    Python seeds its generator anew in a forked process; ranks are to draw the same.
+    Python seeds its generator again in a forked process; ranks are to draw the same.
     """
     from shardcore.adapters.launch.process_state import ProcessState
 

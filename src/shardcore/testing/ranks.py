@@ -17,11 +17,12 @@ def run_ranks(
 ) -> list[_Result]:
     """Runs `fn(rank, *args)` on `world_size` real ranks and returns their results.
 
-    The ranks are forked from this process, so `fn` and `args` may be anything, closures
-    included. Import torch and Keras first, and compute nothing with them in this process:
-    thread pools do not survive a fork. `run_ranks(fn, 1)` is a reference run on one device. In
-    each rank the environment is as `torchrun` sets it, torch uses one thread, Keras has a fresh
-    session, and the rank runs its `atexit` functions after `fn`.
+    The ranks are forked from this process, so `fn` and `args` may be anything, closures included.
+    Import torch and Keras first, and compute nothing with them in this process: thread pools do not
+    survive a fork. Where torch refuses to compute in a forked process, since this one has used a
+    GPU, they are new interpreters, as those of `shardcore.launch`. `run_ranks(fn, 1)` is a
+    reference run on one device. In each rank the environment is as `torchrun` sets it, torch uses
+    one thread, Keras has a fresh session, and the rank runs its `atexit` functions after `fn`.
 
     Args:
         fn: Called as `fn(rank, *args)`; its result must be picklable.
