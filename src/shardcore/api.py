@@ -193,8 +193,8 @@ def launch(
     __tracebackhide__ = True  # IPython leaves this frame out
     try:
         return launching.launch(function, devices, args, start)
-    except RankFailed as failed:  # it has the frames of the rank
-        raise failed.with_traceback(None) from None
+    except (RankFailed, KeyboardInterrupt) as ended:  # our frames say nothing of either
+        raise ended.with_traceback(None) from None
 
 
 def _sessions() -> "Sessions":

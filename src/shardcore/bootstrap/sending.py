@@ -62,12 +62,12 @@ class Sent:
         objects = _custom_objects()
         try:
             written = payload.write(place.folder, (objects, case.function, case.arguments), rules)
-        except Exception as error:  # whatever the values of the user raise
+        except Exception as error:  # noqa: BLE001 - whatever the values of the user raise
             named = {"the function": case.function}
             named |= variables.arguments_of(case.function, case.arguments)
             if objects is not None:
                 named |= {f"custom object {name!r}": of for name, of in objects.by_name.items()}
-            raise variables.not_sent(call, named, rules, error) from error
+            raise variables.not_sent(call, named, rules, error) from None
         sent = Sent(
             attrs.evolve(case, function=_nothing, arguments=()),
             place,

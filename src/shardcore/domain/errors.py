@@ -44,6 +44,10 @@ class RankFailed(ShardcoreError, RuntimeError):  # noqa: N818 - it says what hap
         super().__init__(message)
         self.rank = rank
 
+    def _render_traceback_(self) -> list[str]:
+        """Returns what IPython shows: the frames of the rank, and none of the call that waited."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
 
 class AuditError(ShardcoreError, RuntimeError):
     """An audited step differs from the captured one: its Python read what no guard compares."""

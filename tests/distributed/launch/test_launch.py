@@ -53,6 +53,9 @@ def test_the_error_of_a_rank_comes_once_and_a_further_cell_runs(capfd):
     assert failed.value.rank == 1
     assert str(failed.value).count("ValueError: too few rows") == 1
     assert str(failed.value).count("Traceback") == 1
+    shown = "\n".join(failed.value._render_traceback_())  # by IPython
+    assert shown.startswith("RankFailed: rank 1 failed:\nTraceback")
+    assert "src/shardcore" not in shown
     assert multiprocessing.active_children() == []
     assert capfd.readouterr() == ("", "")
     assert [size for size, _ in shardcore.launch(train, 2)] == [2, 2]
