@@ -44,6 +44,10 @@ class RankFailed(ShardcoreError, RuntimeError):  # noqa: N818 - it says what hap
         super().__init__(message)
         self.rank = rank
 
+    def __reduce__(self) -> tuple[type["RankFailed"], tuple[int, str]]:
+        """Returns how it is pickled: a rank may have started ranks itself."""
+        return type(self), (self.rank, str(self))
+
     def _render_traceback_(self) -> list[str]:
         """Returns what IPython shows: the frames of the rank, and none of the call that waited."""
         return f"{type(self).__name__}: {self}".splitlines()

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shardcore
 from shardcore.adapters.job import forks
@@ -85,10 +84,10 @@ def test_new_interpreters_are_as_forked_ranks_and_their_files_load_in_the_notebo
     np.testing.assert_allclose(new_values, values, rtol=1e-2)  # of bfloat16
 
 
-def of_a_gpu(*shape):
+class OfGpu(torch.Tensor):
     """A tensor that says it is of a GPU."""
-    with FakeTensorMode():
-        return torch.empty(shape, device="cuda")
+
+    device = torch.device("cuda:0")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def of_a_gpu(*shape):
         (lambda: [keras.layers.Dense(2, name="d")], "a layer ('d')", "Build it in the function"),
         (lambda: keras.Variable(1.0, name="v"), "a variable of Keras ('v')", "Build it"),
         (
-            lambda: {"x": of_a_gpu(2)},
+            lambda: {"x": torch.zeros(2).as_subclass(OfGpu)},
             "a tensor on device 'cuda:0'",
             "keras.ops.convert_to_numpy(tensor), or tensor.cpu()",
         ),
@@ -141,8 +140,8 @@ def test_plans_and_estimates_of_another_process_are_those_of_a_fork(monkeypatch)
     search = partial(shardcore.plan, build, policy="auto", devices=2, rows=32)
     batch = np.ones((16, 8), "float32"), torch.ones(16, 4)
     found = []
-    for can_fork in (True, False):
-        monkeypatch.setattr(forks, "can_compute", lambda can_fork=can_fork: can_fork)
+    for can_fork in (forks.can_compute, lambda: False):
+        monkeypatch.setattr(forks, "can_compute", can_fork)
         chosen = search(batch=batch)
         memory = shardcore.estimate_memory(plan, build, batch).to_dict()
         found.append((memory, str(chosen), str(chosen.ranking), list(chosen)))
@@ -170,6 +169,7 @@ def test_a_fork_in_which_torch_refuses_to_compute_is_found(monkeypatch, name):
     seen = torch.device("cuda")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: seen)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     assert forks.can_compute()
     monkeypatch.setattr(name, refused)
     assert not forks.can_compute()

@@ -55,7 +55,7 @@ def _answer(writer: int, has_cuda: bool) -> NoReturn:
     try:
         # A device is not to be started for it, nor a thread of autograd for each device.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        is_refused = (has_cuda and _refuses_cuda()) or _refuses_backward()
+        is_refused = (has_cuda and _refuses_cuda()) or _refuses_backward() or _is_refused_again()
         os.write(writer, _NO if is_refused else _YES)
     finally:
         os._exit(0)
@@ -69,6 +69,18 @@ def _refuses_cuda() -> bool:
     except Exception as error:  # noqa: BLE001 - of no device, which is as asked
         return _OF_A_FORK in str(error)
     return False
+
+
+def _is_refused_again() -> bool:
+    """Returns whether a process that is forked from this one could run no backward pass.
+
+    A build of torch for CUDA counts devices that are not there once there were tensors without
+    values, as `torch.compile` has them: then the pass before has started threads for them.
+    """
+    process = os.fork()
+    if process == 0:
+        os._exit(int(_refuses_backward()))
+    return os.waitpid(process, 0)[1] != 0
 
 
 def _refuses_backward() -> bool:
