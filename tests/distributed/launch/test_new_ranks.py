@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -42,15 +43,20 @@ for _ in range(3):
 
 
 def started(program, folder):
+    """Starts a script, which is killed if it takes a minute."""
     script = folder / "script.py"
     script.write_text(program)
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, script],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=folder,
         start_new_session=True,
     )
+    late = threading.Timer(60, process.kill)
+    late.daemon = True
+    late.start()
+    return process
 
 
 def test_ranks_start_again_after_an_error_and_after_an_interrupt(tmp_path):
