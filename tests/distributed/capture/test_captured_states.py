@@ -1,7 +1,6 @@
 """Steps of a real model go through every transition of `steps.capture`, and through no other."""
 
 import cProfile
-import importlib
 import itertools
 from contextlib import nullcontext
 from unittest import mock
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from shardcore.adapters.capture.running.program import RecordedProgram, TraceCapture
+from shardcore.adapters.capture.trace.trace import Trace
 from shardcore.binding.captured.cache import CacheEntry
 from shardcore.domain.steps.capture import TRANSITIONS, Event, State, TracesDiffer
 from shardcore.testing import run_ranks
@@ -26,7 +26,7 @@ from tests.distributed.capture.steps import (
 )
 
 X, Y = np.ones((8, 4), "float32"), np.arange(8) % 4
-factor = [1.0]  # no guard sees it: no function has its name
+factor = Trace(donated=1.0)  # no guard sees it: it is an object of shardcore
 
 RECORDED, DIFFERED, MATCHED = Event.RECORDED, Event.DIFFERED, Event.MATCHED
 SKIPPED, RAN, CHANGED, REFUSED = Event.SKIPPED, Event.RAN, Event.CHANGED, Event.REFUSED
@@ -43,7 +43,7 @@ class Steered(Spy):
         x = super().call(x) * self.factor
         if not is_real(x):
             return x
-        x = x * getattr(importlib.import_module(__name__), "FACTOR".lower())[0]
+        x = x * factor.donated
         if keras.ops.max(x) > 10:
             generator = torch.Generator(x.device).manual_seed(1)  # a step that makes one is eager
             return x + torch.rand(x.shape, generator=generator, device=x.device)
@@ -55,7 +55,7 @@ def change_attribute(model):
 
 
 def change_unguarded(model):
-    factor[0] += 0.5
+    factor.donated += 0.5
 
 
 # What is done: steps with some rows times a number, and changes between them. What must happen.
@@ -111,7 +111,7 @@ WALKS = {
 
 def walked(actions, jit_compile):
     """The events of the steps, with the states that they met and led to; the numbers of all."""
-    factor[0] = 1.0
+    factor.donated = 1.0
     x = keras.Input((4,))
     model = compiled(
         lambda: keras.Model(x, keras.layers.Dense(4)(Steered()(x))), jit_compile, "sgd"

@@ -50,6 +50,8 @@ def agreed(
     events = {event for event, _, _ in everyone}
     if Event.REFUSED in events:
         return Outcome(Event.REFUSED, reason=next(reason for _, reason, _ in everyone if reason))
+    if Event.SKIPPED in events:
+        return Outcome(Event.SKIPPED)
     if events != {Event.MATCHED}:
         return Outcome(Event.DIFFERED if Event.DIFFERED in events else Event.RECORDED)
     found: dict[str, set[str]] = {}

@@ -197,7 +197,12 @@ class CapturedStep:
                 outputs, trace = self.capture.record(step, tensors, profile, donated)
             reason = self._refusal(entry, trace, session)
 
+            # What a module runs when it is imported, it runs once: the next step shows the rest.
+            is_first_import = bool(reason) and self._called.has_imported
+
             def make(most: RecordedSums | None) -> Outcome:
+                if is_first_import:
+                    return Outcome(Event.SKIPPED)
                 if reason:
                     return Outcome(Event.REFUSED, reason=reason)
                 return self._made(entry, trace, most)
@@ -208,7 +213,9 @@ class CapturedStep:
             self._refuse(entry, outcome.reason)
             return outputs
         entry.after(outcome.event)
-        if outcome.program is None:
+        if outcome.event is Event.SKIPPED:
+            self._called.forget()
+        elif outcome.program is None:
             entry.traces[trace.numbers] = trace
         else:
             entry.traces.pop(trace.numbers, None)

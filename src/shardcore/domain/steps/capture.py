@@ -43,7 +43,8 @@ class Event(Enum):
     """An event of a step."""
 
     SKIPPED = "skipped"
-    """It ran eagerly, unrecorded: a rank is being profiled, or another size has a program."""
+    """It ran eagerly, unrecorded: a rank is being profiled, or imported a module, or another size
+    has a program."""
     RECORDED = "recorded"
     """It was recorded; no earlier trace read the same numbers on the host."""
     DIFFERED = "differed"

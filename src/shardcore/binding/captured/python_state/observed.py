@@ -29,6 +29,7 @@ class ObservedCalls:
     a call of an unknown caller counts as the user's.
     """
 
+    has_imported: bool = attrs.field(default=False, init=False)  # a module, in the last step
     _codes: dict[int, CodeType] = attrs.field(factory=dict, init=False)
     # The user's code; other code and functions of C that something else than a library may have
     # called.
@@ -50,10 +51,13 @@ class ObservedCalls:
     def _note(self, stats: Iterable[Any]) -> None:
         """Adds the functions of a profile."""
         entries = list(stats)
+        self.has_imported = any(
+            getattr(entry.code, "co_name", "") == "<module>" for entry in entries
+        )
         collector = [getattr(callback, "__code__", None) for callback in gc.callbacks]
         by_library: dict[Any, int] = {}
         for entry in entries:
-            if self.is_known(entry.code):
+            if self._is_trusted(entry.code):
                 for call in entry.calls or ():
                     key = _key(call.code)
                     by_library[key] = by_library.get(key, 0) + call.callcount
@@ -66,6 +70,11 @@ class ObservedCalls:
             if entry.callcount > by_library.get(_key(code), 0) or self._is_users(code):
                 self._called_outside[code] = None
 
+    def forget(self) -> None:
+        """Drops all that was noted."""
+        self._codes.clear()
+        self._called_outside.clear()
+
     def module_of(self, code: CodeType) -> str:
         """Returns the name of the module that has the code; empty without one."""
         file = code.co_filename
@@ -75,6 +84,14 @@ class ObservedCalls:
             self._modules |= _names_by_file()
             self._modules.setdefault(file, self._library_of(file))
         return self._modules[file]
+
+    def _is_trusted(self, code: object) -> bool:
+        """Returns whether what code calls is no read of the user's."""
+        if not isinstance(code, CodeType):
+            return True
+        module = self.module_of(code)
+        is_effect = module.partition(".")[0] in rules.EFFECTS
+        return code.co_name == "<module>" or is_effect or rules.is_library(module)
 
     def _library_of(self, file: str) -> str:
         """Returns the library in whose folder a file lies; empty if it lies in none.

@@ -19,6 +19,7 @@ LIBRARIES: Mapping[str, str] = MappingProxyType(
         "shardcore": "its state belongs to a distribution, which a signature names",
         "tensorflow": "Keras' preprocessing asks it whether it is building a graph",
         "torch": "its modes belong to a signature; its generators are recorded",
+        "typing_extensions": "types",
     }
 )
 
@@ -55,6 +56,7 @@ PURE_MODULES: Mapping[str, str] = MappingProxyType(
         "numbers": "abstract numbers",
         "operator": "calls what it is given",
         "posixpath": "text of paths; its questions to the file system are refused by name",
+        "os": "text of paths; the environment is compared; calls of the system are refused by name",
         "pprint": "values to text",
         "re": "matches text",
         "reprlib": "values to text",
@@ -75,6 +77,9 @@ PURE_MODULES: Mapping[str, str] = MappingProxyType(
         "zipimport": "runs once for a module",
     }
 )
+
+# Modules whose calls of C are effects, or happen once.
+EFFECTS = frozenset({"importlib", "linecache", "logging", "threading", "traceback", "warnings"})
 
 # Functions of Python, by module and name, that read what no guard sees.
 REFUSED_FUNCTIONS = frozenset(
