@@ -118,6 +118,7 @@ faults: $(VENV)/.installed
 	$(FAULTS) tests.faults.kills
 	$(FAULTS) tests.faults.saves
 	$(FAULTS) tests.faults.checkpoint_files
+	$(FAULTS) tests.faults.launches
 
 hosts: $(VENV)/.installed
 	$(call headline,two to four hosts that are network namespaces; links and hosts fail: six minutes)

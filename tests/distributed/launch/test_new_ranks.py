@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+_SECONDS = 240  # of a script, the one with fifty launches too
 # Neither torch nor Keras: a program starts in a fifth of a second.
 AGAIN = """
 import os, signal, time, shardcore
@@ -43,7 +44,7 @@ for _ in range(3):
 
 
 def started(program, folder):
-    """Starts a script, which is killed if it takes a minute."""
+    """Starts a script, which is killed if it takes some minutes."""
     script = folder / "script.py"
     script.write_text(program)
     process = subprocess.Popen(
@@ -53,17 +54,19 @@ def started(program, folder):
         cwd=folder,
         start_new_session=True,
     )
-    late = threading.Timer(60, process.kill)
+    late = threading.Timer(_SECONDS, process.kill)
     late.daemon = True
     late.start()
     return process
 
 
-def test_ranks_start_again_after_an_error_and_after_an_interrupt(tmp_path):
-    """The script has no main guard: no rank runs it again."""
-    program, ranks = started(AGAIN, tmp_path), []
-    lines = []
-    for _ in range(3):
+def launch_again(folder, times):
+    """Launches ranks that end, that fail and that are interrupted; none may be left.
+
+    The script has no main guard: no rank runs it again.
+    """
+    program, ranks, lines = started(AGAIN.replace("range(3)", f"range({times})"), folder), [], []
+    for _ in range(times):
         while len(ranks) % 2 or not lines or not lines[-1].isdigit():
             lines.append(_line(program))
             ranks += [int(lines[-1])] if lines[-1].isdigit() else []
@@ -74,13 +77,17 @@ def test_ranks_start_again_after_an_error_and_after_an_interrupt(tmp_path):
     out, err = program.communicate(timeout=30)
     assert (out, err) == (b"", b"")
     assert lines.count("the program starts") == 1
-    assert lines.count("[10, 11]") == 3
+    assert lines.count("[10, 11]") == times
     report = "\n".join(lines)
-    assert report.count("rank 1 failed:\nTraceback") == 3
-    assert report.count("ZeroDivisionError") == 3
-    assert report.count('script.py", line 14, in fails') == 3
-    assert report.count('    return add("RANK") // (int(os.environ["RANK"]) - 1)') == 3
+    assert report.count("rank 1 failed:\nTraceback") == times
+    assert report.count("ZeroDivisionError") == times
+    assert report.count('script.py", line 14, in fails') == times
+    assert report.count('    return add("RANK") // (int(os.environ["RANK"]) - 1)') == times
     assert "shardcore/" not in report
+
+
+def test_ranks_start_again_after_an_error_and_after_an_interrupt(tmp_path):
+    launch_again(tmp_path, 3)
 
 
 def test_no_rank_and_no_file_outlives_a_killed_program(tmp_path):
